@@ -1,0 +1,54 @@
+"""Every error this library raises.
+
+::
+
+    Exception
+    └── DistlockError
+        ├── LockNotAcquired            busy, and we were told not to wait
+        │   └── LockTimeout            busy until the deadline
+        ├── LockLost                   it was ours and is not any more
+        ├── LockNotHeld                released, or never entered here
+        ├── DeadlockDetected           waiting would never have ended
+        ├── UnsupportedOperation       this engine cannot do that
+        └── BackendUnavailable         the engine does not answer; the driver's error is ``__cause__``
+
+Busy, lost and unreachable are three different classes on purpose: a caller skips, aborts or alerts. The docstring of
+a class is its message when none is given.
+"""
+
+from __future__ import annotations
+
+
+class DistlockError(Exception):
+    """A lock operation failed."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message if message is not None else (type(self).__doc__ or "").strip())
+
+
+class LockNotAcquired(DistlockError):
+    """The lock is held by somebody else."""
+
+
+class LockTimeout(LockNotAcquired):
+    """The lock was still held by somebody else at the end of the timeout."""
+
+
+class LockLost(DistlockError):
+    """The lock was lost while it was thought to be held."""
+
+
+class LockNotHeld(DistlockError):
+    """The lock is not held here."""
+
+
+class DeadlockDetected(DistlockError):
+    """Waiting for the lock would have closed a circle of waiters; everything this call had taken was released."""
+
+
+class UnsupportedOperation(DistlockError):
+    """The backend of this alias cannot do that."""
+
+
+class BackendUnavailable(DistlockError):
+    """The lock backend did not answer."""

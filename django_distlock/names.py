@@ -1,0 +1,88 @@
+"""A readable name -> what an engine is sent.
+
+Engines disagree about names: MySQL folds case, MariaDB cuts at a NUL byte, PostgreSQL takes 64 bits, ZooKeeper's client
+dies of a lone surrogate. So no engine ever sees the name itself: it gets a keyed hash of the exact code points, and two
+spellings never meet by accident. The site key keeps two sites on one server apart.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from functools import cached_property
+
+MAX_NAME_LENGTH = 512
+MAX_TEXT_LENGTH = 60
+_PERSON = b"django-distlock"
+_NOT_SLUG = re.compile(r"[^a-z0-9]+")
+
+
+class LockKey:
+    """One lock of one site: ``alias`` and ``name`` as the code spells them, and the forms that engines understand.
+
+    Equal keys have equal ``digest`` (32 bytes).
+    """
+
+    def __init__(self, alias: str, name: str, digest: bytes) -> None:
+        self.alias = alias
+        self.name = name
+        self.digest = digest
+
+    def __repr__(self) -> str:
+        return f"LockKey({self.alias!r}, {self.name!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LockKey) and other.digest == self.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @cached_property
+    def number(self) -> int:
+        """A signed 64-bit integer, for PostgreSQL's advisory locks."""
+        return int.from_bytes(self.digest[:8], "big", signed=True)
+
+    @cached_property
+    def text(self) -> str:
+        """At most 60 lower-case ASCII characters: a readable slug, a hyphen, 160 bits of the hash in base32.
+
+        MySQL compares names without case, so base64 would lose bits.
+        """
+        tail = base64.b32encode(self.digest[:20]).decode("ascii").lower()
+        slug = _NOT_SLUG.sub("-", self.name.lower()).strip("-")[: MAX_TEXT_LENGTH - len(tail) - 1].rstrip("-")
+        return f"{slug}-{tail}" if slug else tail
+
+    @cached_property
+    def path(self) -> str:
+        """One path component of 64 hexadecimal digits."""
+        return self.digest.hex()
+
+
+def validate_name(name: object) -> str:
+    """Return ``name`` if it can name a lock.
+
+    Raises TypeError if it is not a ``str`` (a lazy translation is not: convert it) and ValueError if it is empty or
+    longer than 512 characters.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str, not {type(name).__name__}.")
+    if not name:
+        raise ValueError("name must not be empty.")
+    if len(name) > MAX_NAME_LENGTH:
+        raise ValueError(f"name must have at most {MAX_NAME_LENGTH} characters, not {len(name)}.")
+    return name
+
+
+def derive_key(site_key: str, alias: str, name: str) -> LockKey:
+    """Hash (alias, name) with the site key: keyed BLAKE2b (RFC 7693) over length-prefixed parts.
+
+    The lengths keep ("a", "b:c") and ("a:b", "c") apart; ``surrogatepass`` keeps every ``str`` hashable.
+    """
+    secret = hashlib.blake2b(site_key.encode("utf-8", "surrogatepass")).digest()
+    state = hashlib.blake2b(key=secret, digest_size=32, person=_PERSON)
+    for part in (alias, name):
+        raw = part.encode("utf-8", "surrogatepass")
+        state.update(len(raw).to_bytes(8, "big"))
+        state.update(raw)
+    return LockKey(alias, name, state.digest())

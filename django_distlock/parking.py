@@ -1,0 +1,153 @@
+"""Where threads and tasks wait side by side: one sleeper (Parker) and one first-come mutex (Turnstile).
+
+``threading`` and ``asyncio`` each have their own locks, and neither queues the waiters of the other. A lock session is
+used by both, and so is the queue in front of an engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+
+
+class Parker:
+    """One waiter, asleep until :meth:`wake` or until its time is over. Used once."""
+
+    __slots__ = ("_left", "_mutex", "_signal", "woken")
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._signal: Callable[[], None] | None = None
+        self._left = False
+        self.woken = False
+
+    def wake(self) -> bool:
+        """Wake the waiter. False if it has given up or its event loop is closed: then the next one is to be woken."""
+        with self._mutex:
+            if self._left:
+                return False
+            if self._signal is not None:
+                try:
+                    self._signal()
+                except RuntimeError:  # the event loop is closed: nobody will ever look
+                    self._left = True
+                    return False
+            self.woken = True
+            return True
+
+    def _listen(self, signal: Callable[[], None]) -> bool:
+        with self._mutex:
+            self._signal = signal
+            return self.woken
+
+    def leave(self) -> bool:
+        """Stop waiting. True if it was woken before, so that it owns what it waited for."""
+        with self._mutex:
+            self._left = not self.woken
+            self._signal = None
+            return self.woken
+
+    def park(self, timeout: float) -> bool:
+        """Sleep in this thread for at most ``timeout`` seconds. True if woken.
+
+        After an exception (KeyboardInterrupt) the caller asks :meth:`leave`.
+        """
+        gate = threading.Lock()
+        gate.acquire()
+        if not self._listen(gate.release):
+            gate.acquire(timeout=min(timeout, threading.TIMEOUT_MAX))
+        return self.leave()
+
+    async def apark(self, timeout: float) -> bool:
+        """Sleep in this task for at most ``timeout`` seconds. True if woken."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def signal() -> None:
+            loop.call_soon_threadsafe(_settle, future)
+
+        if not self._listen(signal):
+            timer = loop.call_later(timeout, _settle, future) if timeout <= threading.TIMEOUT_MAX else None
+            try:
+                await future
+            finally:
+                if timer is not None:
+                    timer.cancel()
+        return self.leave()
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class Turnstile:
+    """A mutex that serves threads and tasks in order of arrival, each within its own time."""
+
+    __slots__ = ("_busy", "_guard", "_queue")
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._queue: deque[Parker] = deque()
+        self._busy = False
+
+    def try_acquire(self) -> bool:
+        """Take it if it is free and nobody waits."""
+        with self._guard:
+            if self._busy:
+                return False
+            self._busy = True
+            return True
+
+    def acquire(self, timeout: float) -> bool:
+        """Wait for at most ``timeout`` seconds. True if taken."""
+        parker = self._arrive()
+        if parker is None:
+            return True
+        try:
+            return parker.park(timeout) or self._quit(parker)
+        except BaseException:
+            self._desert(parker)
+            raise
+
+    async def aacquire(self, timeout: float) -> bool:
+        """:meth:`acquire` for a task."""
+        parker = self._arrive()
+        if parker is None:
+            return True
+        try:
+            return await parker.apark(timeout) or self._quit(parker)
+        except BaseException:
+            self._desert(parker)
+            raise
+
+    def release(self) -> None:
+        """Hand it to the first waiter that still waits."""
+        with self._guard:
+            while self._queue:
+                if self._queue.popleft().wake():
+                    return
+            self._busy = False
+
+    def _arrive(self) -> Parker | None:
+        with self._guard:
+            if not self._busy:
+                self._busy = True
+                return None
+            parker = Parker()
+            self._queue.append(parker)
+            return parker
+
+    def _quit(self, parker: Parker) -> bool:
+        with self._guard:
+            if parker in self._queue:
+                self._queue.remove(parker)
+        return False
+
+    def _desert(self, parker: Parker) -> None:
+        if parker.leave():
+            self.release()
+        else:
+            self._quit(parker)

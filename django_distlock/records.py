@@ -1,0 +1,77 @@
+"""The values that cross every boundary: what is asked of an engine, what it gave, what an operator sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from .names import LockKey
+
+Scope = Literal["session", "transaction"]
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Claim:
+    """What is asked of an engine.
+
+    ``ttl`` is in seconds and None where the engine keeps a lock for as long as its session lives. ``token`` is drawn
+    anew for each claim and proves ownership to engines that store it; it is empty for the others. ``scope`` is
+    "transaction" where the lock shall live on the caller's own database connection and die with its transaction.
+    """
+
+    key: LockKey
+    shared: bool = False
+    ttl: float | None = None
+    token: str = ""
+    scope: Scope = "session"
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Grant:
+    """What an engine gave.
+
+    ``acquired_at`` and ``valid_until`` are seconds on the monotonic clock of this process. ``valid_until`` counts from
+    before the request was sent, less drift, and is None without a TTL. ``session`` is the engine's own business.
+    """
+
+    claim: Claim
+    acquired_at: float
+    fence: int | None = None
+    valid_until: float | None = None
+    session: Any = None
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class LockInfo:
+    """What an operator sees of one held lock. ``key`` is what the engine calls it, ``name`` what the code calls it."""
+
+    backend: str
+    key: str
+    name: str | None = None
+    shared: bool = False
+    holder: str | None = None
+    acquired_at: datetime | None = None
+    expires_at: datetime | None = None
+    fence: int | None = None
+    waiters: int | None = None
+    details: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class BackendReport:
+    """The held locks of one alias. A backend that did not answer has ``error`` (the class of the error) and no locks."""
+
+    alias: str
+    backend: str
+    locks: tuple[LockInfo, ...] = ()
+    error: str | None = None
+
+
+def drift(ttl: float) -> float:
+    """Seconds by which a lease is held to be shorter than its TTL: 1 % for clock rates and 2 ms for rounding.
+
+    The allowance of the Redlock description (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/).
+    """
+    return ttl * 0.01 + 0.002

@@ -1,0 +1,155 @@
+"""One flow, two drivers.
+
+A *flow* is a generator that decides and never waits itself: it yields :class:`Call` objects and is sent their results.
+:func:`drive` performs a call as ``target.method(*args)``, :func:`adrive` as ``await target.amethod(*args)``. So each
+decision is written once for threads and for asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, TypeVar
+
+from .records import Claim, Grant
+
+T = TypeVar("T")
+
+
+class Call(NamedTuple):
+    """One step that may block: a method that exists as ``method`` and, for asyncio, as ``"a" + method``."""
+
+    target: Any
+    method: str
+    args: tuple[Any, ...] = ()
+
+
+Flow = Generator[Call, Any, T]
+
+
+def drive(flow: Flow[T]) -> T:
+    """Run ``flow`` to its end in this thread. An exception of a step, KeyboardInterrupt too, is raised in the flow."""
+    try:
+        step = flow.send(None)
+        while True:
+            try:
+                result = getattr(step.target, step.method)(*step.args)
+            except BaseException as error:
+                step = flow.throw(error)
+            else:
+                step = flow.send(result)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+async def adrive(flow: Flow[T]) -> T:
+    """Run ``flow`` to its end in this task.
+
+    Once a step was cancelled, the steps that clean up after it are not: they run to their end, and a further
+    cancellation is remembered. Each of them is bounded in time by its own target.
+    """
+    try:
+        step = flow.send(None)
+        failed = False
+        while True:
+            try:
+                call = getattr(step.target, "a" + step.method)(*step.args)
+                result = await (uninterrupted(call) if failed else call)
+            except BaseException as error:
+                failed = True
+                step = flow.throw(error)
+            else:
+                step = flow.send(result)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    finally:
+        flow.close()
+
+
+async def uninterrupted(awaitable: Any) -> Any:
+    """Wait for ``awaitable`` whatever happens to this task; a cancellation meanwhile is dropped.
+
+    Only for cleaning up under an exception that is raised again anyway.
+    """
+    task = asyncio.ensure_future(awaitable)
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                break
+        except BaseException:
+            break
+    return task.result()
+
+
+class Deadline:
+    """A point on the monotonic clock. ``timeout`` is in seconds; None never ends."""
+
+    __slots__ = ("_clock", "at")
+
+    def __init__(self, timeout: float | None, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.at = math.inf if timeout is None else clock() + timeout
+
+    def left(self) -> float:
+        """Seconds left, never below zero; ``math.inf`` if there is no end."""
+        left = self.at - self._clock()
+        return left if left > 0 else 0.0
+
+
+class Pause:
+    """The waiting itself, as a target for :class:`Call`."""
+
+    @staticmethod
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+
+    @staticmethod
+    async def asleep(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+PAUSE = Pause()
+
+
+def backoff(attempt: int, *, first: float = 0.001, longest: float = 0.05) -> float:
+    """Seconds to sleep before attempt ``attempt + 1``: doubled each time, at most ``longest``, with full jitter.
+
+    Source: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
+    """
+    ceiling = min(longest, first * 2 ** min(attempt, 16))
+    return ceiling * (0.5 + random.random() / 2)  # noqa: S311 - spreads retries, guards no secret
+
+
+def acquire_flow(backend: Any, claim: Claim, deadline: Deadline, clock: Callable[[], float]) -> Flow[Grant | None]:
+    """Ask ``backend`` until it grants ``claim`` or the deadline passes; None if it was busy to the end.
+
+    A grant that arrives after its own validity is given back. Whatever ends the flow, the backend is told that this
+    waiter has left.
+    """
+    attempt = 0
+    try:
+        while True:
+            grant: Grant | None = yield Call(backend, "try_acquire", (claim, deadline.left()))
+            if grant is not None:
+                if grant.valid_until is None or grant.valid_until > clock():
+                    return grant
+                yield Call(backend, "release", (grant,))
+            left = deadline.left()
+            if left <= 0:
+                break
+            yield Call(PAUSE, "sleep", (min(backend.pause(claim, attempt), left),))
+            attempt += 1
+    except GeneratorExit:
+        raise
+    except BaseException:
+        if backend.queues_waiters:
+            yield Call(backend, "withdraw", (claim,))
+        raise
+    if backend.queues_waiters:
+        yield Call(backend, "withdraw", (claim,))
+    return None
