@@ -1,0 +1,1 @@
+"""The demo project: one app per scenario, and the settings the test suite uses as well."""

@@ -1,0 +1,115 @@
+"""DATABASES and DISTLOCK of the demo and of the test suite, from the environment and the private servers' state file.
+
+DB                     sqlite (default), postgres or mariadb: what DATABASES["default"] is
+DISTLOCK_SERVICES      path of the state file that tests/services.py writes (default: .services/state.json)
+DISTLOCK_DEMO_DB       the SQLite file, or the name of the database on the server
+DISTLOCK_TEST_SUFFIX   appended to the names of test databases, so that two test runs can share one machine
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+PROJECT = Path(__file__).resolve().parent
+# Long enough for a queue of writers behind SQLite's single write lock, shorter than the replay's HTTP timeout.
+SQLITE_BUSY_SECONDS = 30
+ENGINES = {"postgres": "django.db.backends.postgresql", "mariadb": "django.db.backends.mysql"}
+
+
+def services() -> dict[str, dict[str, Any]]:
+    """The private servers by name, or an empty mapping when none were started."""
+    path = Path(os.environ.get("DISTLOCK_SERVICES") or PROJECT.parent / ".services" / "state.json")
+    try:
+        state: dict[str, dict[str, Any]] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ImproperlyConfigured(f"{path} is not JSON ({error}); stop and start the servers again.") from error
+    return state
+
+
+def sqlite_database() -> dict[str, Any]:
+    path = Path(os.environ.get("DISTLOCK_DEMO_DB") or PROJECT / "var" / "demo.sqlite3")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    suffix = os.environ.get("DISTLOCK_TEST_SUFFIX", "")
+    return {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": path,
+        "OPTIONS": {
+            "timeout": SQLITE_BUSY_SECONDS,
+            # A deferred transaction that reads first and writes later is refused at once when somebody else has
+            # written in between (SQLITE_BUSY_SNAPSHOT, no busy timeout): https://sqlite.org/isolation.html
+            "transaction_mode": "IMMEDIATE",
+            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+        },
+        # A file, because an in-memory database is out of reach for the other processes of a test.
+        "TEST": {"NAME": path.parent / f"test{suffix}.sqlite3"},
+    }
+
+
+def server_database(name: str, server: dict[str, Any]) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "ENGINE": ENGINES["postgres" if name == "pgbouncer" else name],
+        "NAME": server["name"],
+        "HOST": server["host"],
+        "PORT": str(server["port"]),
+        "USER": server["user"],
+        "PASSWORD": server["password"],
+        "TEST": {"NAME": f"test_{server['name']}{os.environ.get('DISTLOCK_TEST_SUFFIX', '')}"},
+    }
+    if name == "pgbouncer":
+        # The same database by another door: created and dropped once, under the alias "postgres".
+        settings["TEST"] = {"MIRROR": "postgres"}
+        settings["DISABLE_SERVER_SIDE_CURSORS"] = True
+    if name == "mariadb":
+        settings["OPTIONS"] = {"charset": "utf8mb4"}
+        settings["TEST"] |= {"CHARSET": "utf8mb4"}
+    return settings
+
+
+def databases() -> dict[str, dict[str, Any]]:
+    """DATABASES: "default" as DB says, and one alias for each private server that is up."""
+    aliases = {name: server_database(name, server) for name, server in services().items() if name in SERVER_ALIASES}
+    choice = os.environ.get("DB") or "sqlite"
+    if choice == "sqlite":
+        return {"default": sqlite_database(), **aliases}
+    if choice not in ENGINES:
+        raise ImproperlyConfigured(f"DB={choice!r} is unknown; use sqlite, postgres or mariadb.")
+    if choice not in aliases:
+        raise ImproperlyConfigured(f"DB={choice} needs a private server and none is running: run `make services`.")
+    default = {**aliases[choice], "NAME": os.environ.get("DISTLOCK_DEMO_DB") or aliases[choice]["NAME"]}
+    return {"default": default, **aliases}
+
+
+SERVER_ALIASES = ("postgres", "pgbouncer", "mariadb")
+
+# Lock aliases that need a server: lock alias -> (database alias, backend).
+SERVER_LOCKS = {
+    "postgres": ("postgres", "postgres.AdvisoryBackend"),
+    "mysql": ("mariadb", "mysql.NamedLockBackend"),
+    "leasetable_postgres": ("postgres", "leasetable.LeaseTableBackend"),
+    "leasetable_mariadb": ("mariadb", "leasetable.LeaseTableBackend"),
+}
+
+
+def lock_aliases(configured: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """DISTLOCK for these DATABASES: "default" names no backend and so follows DATABASES["default"]."""
+    local = {
+        "default": {},
+        "memory": {"BACKEND": "django_distlock.backends.memory.MemoryBackend"},
+        "leasetable": lock_alias("leasetable.LeaseTableBackend", "default"),
+    }
+    return local | {
+        alias: lock_alias(backend, database)
+        for alias, (database, backend) in SERVER_LOCKS.items()
+        if database in configured
+    }
+
+
+def lock_alias(backend: str, database: str) -> dict[str, Any]:
+    return {"BACKEND": f"django_distlock.backends.{backend}", "OPTIONS": {"database": database}}

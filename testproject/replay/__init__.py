@@ -1,0 +1,1 @@
+"""Fires concurrent sign-ups at a real multi-process server and reports what happened."""

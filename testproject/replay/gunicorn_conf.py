@@ -1,0 +1,21 @@
+"""How the replay and the demo run gunicorn; the sizes come from server.py through the environment."""
+
+from __future__ import annotations
+
+import os
+
+workers = int(os.environ["REPLAY_WORKERS"])
+worker_class = "gthread"
+threads = int(os.environ["REPLAY_THREADS"])
+# A process takes no more connections than it has threads: what it cannot serve at once, another one accepts.
+worker_connections = threads
+keepalive = 0
+timeout = 120
+graceful_timeout = 5
+control_socket_disable = True
+loglevel = "warning"
+
+
+def post_worker_init(worker) -> None:
+    """Tell whoever started the server that this process has loaded the application."""
+    os.write(int(os.environ["REPLAY_READY_FD"]), b"%d\n" % worker.pid)

@@ -1,0 +1,119 @@
+"""A real multi-process server for the demo: gunicorn on the loopback interface."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, Self
+
+ROOT = Path(__file__).resolve().parents[2]
+START_SECONDS = 60
+STOP_SECONDS = 10
+
+
+class ServerError(Exception):
+    """The server could not be started, or died; the message ends with the last lines of its log."""
+
+
+class Server:
+    """gunicorn with `workers` processes of `threads` threads each, ready to serve inside the with-block.
+
+    The application gets this process's environment and so the same database. `port` 0 takes a free one. The socket
+    is opened here and handed over, so no other program can take the port in between.
+    """
+
+    def __init__(self, *, workers: int = 4, threads: int = 40, port: int = 0) -> None:
+        if importlib.util.find_spec("gunicorn") is None:
+            raise ServerError("gunicorn is not installed: `pip install --group demo`, or use `make demo`.")
+        self.workers, self.threads, self.port = workers, threads, port
+        self.pids: frozenset[int] = frozenset()
+        self.process: subprocess.Popen[bytes]
+        self.log: IO[bytes]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def __enter__(self) -> Self:
+        self.log = tempfile.TemporaryFile()
+        with socket.socket() as listener:
+            # A port whose last server has just stopped may be taken again.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(("127.0.0.1", self.port))
+            except OSError as error:
+                raise ServerError(f"Port {self.port} is taken ({error.strerror}); choose another one.") from error
+            listener.listen(256)
+            self.port = listener.getsockname()[1]
+            ready, told = os.pipe()
+            try:
+                self.process = self._start(listener.fileno(), told)
+            finally:
+                os.close(told)
+        try:
+            self.pids = self._wait_until_ready(ready)
+        except BaseException:
+            self._stop()
+            raise
+        finally:
+            os.close(ready)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop()
+
+    def log_tail(self, lines: int = 30) -> str:
+        """The last lines that the server wrote."""
+        self.log.seek(0)
+        return "\n".join(self.log.read().decode(errors="replace").splitlines()[-lines:])
+
+    def wait(self) -> None:
+        """Return when the server has ended."""
+        self.process.wait()
+
+    def _start(self, listener: int, told: int) -> subprocess.Popen[bytes]:
+        sizes = {"REPLAY_WORKERS": str(self.workers), "REPLAY_THREADS": str(self.threads)}
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "gunicorn", "--config", "python:testproject.replay.gunicorn_conf"),
+                *("--bind", f"fd://{listener}", "testproject.wsgi:application"),
+            ],
+            cwd=ROOT,
+            env={**os.environ, **sizes, "REPLAY_READY_FD": str(told)},
+            pass_fds=(listener, told),
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def _wait_until_ready(self, ready: int) -> frozenset[int]:
+        """The process ids of the workers; each writes one line when it has loaded the application."""
+        deadline = time.monotonic() + START_SECONDS
+        received = b""
+        while received.count(b"\n") < self.workers:
+            readable, _, _ = select.select([ready], [], [], max(0, deadline - time.monotonic()))
+            chunk = os.read(ready, 4096) if readable else b""
+            if not chunk:
+                reason = "ended" if readable else f"was not ready after {START_SECONDS} s"
+                raise ServerError(f"The server {reason}. Its log:\n{self.log_tail()}")
+            received += chunk
+        return frozenset(int(line) for line in received.split())
+
+    def _stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                # The workers notice that their parent is gone and end by themselves.
+                self.process.kill()
+                self.process.wait()
+        self.log.close()

@@ -1,0 +1,85 @@
+"""Settings of the demo and of the test suite; the databases and lock aliases are chosen in databases.py.
+
+Environment:
+DB, DISTLOCK_SERVICES, DISTLOCK_DEMO_DB, DISTLOCK_TEST_SUFFIX   see databases.py
+DISTLOCK_ATOMIC_REQUESTS=1        every request in a transaction (ATOMIC_REQUESTS)
+DISTLOCK_SITE_KEY                 the site key; without it `migrate` makes one and keeps it in the database
+DISTLOCK_DEMO_DEBUG=1             Django's debug pages
+DISTLOCK_DEMO_HASH_ITERATIONS     rounds of the password hash: the work between a sign-up's check and its insert
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from testproject.databases import databases, lock_aliases
+
+PROJECT = Path(__file__).resolve().parent
+
+# Protects nothing: the demo listens on the loopback interface and holds made-up accounts.
+SECRET_KEY = "demo-only-" + "not-a-secret" * 4
+DEBUG = os.environ.get("DISTLOCK_DEMO_DEBUG") == "1"
+ALLOWED_HOSTS = ["127.0.0.1", "localhost", "[::1]"]
+
+DATABASES = databases()
+DATABASES["default"]["ATOMIC_REQUESTS"] = os.environ.get("DISTLOCK_ATOMIC_REQUESTS") == "1"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+DISTLOCK = lock_aliases(DATABASES)
+if site_key := os.environ.get("DISTLOCK_SITE_KEY"):
+    DISTLOCK_SITE_KEY = site_key
+
+INSTALLED_APPS = [
+    "django_distlock",
+    "testproject.registration",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_distlock.middleware.LockBusyMiddleware",
+]
+ROOT_URLCONF = "testproject.urls"
+WSGI_APPLICATION = "testproject.wsgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+STATIC_URL = "static/"
+MESSAGE_STORAGE = "django.contrib.messages.storage.cookie.CookieStorage"
+
+# One hasher for sign-ups and for the admin, with its cost as a setting: see registration/hashers.py.
+PASSWORD_HASHERS = ["testproject.registration.hashers.DemoPasswordHasher"]
+PASSWORD_HASH_ITERATIONS = int(os.environ.get("DISTLOCK_DEMO_HASH_ITERATIONS") or 60_000)
+
+LANGUAGE_CODE = "en"
+TIME_ZONE = "UTC"
+USE_TZ = True
+
+# Django mails server errors to nobody when DEBUG is off; here they go to the server's own log.
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"stderr": {"class": "logging.StreamHandler"}},
+    "loggers": {"django.request": {"handlers": ["stderr"], "level": "ERROR", "propagate": False}},
+}

@@ -1,0 +1,11 @@
+"""The demo's pages at the root, the admin beside them."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.urls import include, path
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("", include("testproject.registration.urls")),
+]
