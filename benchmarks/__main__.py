@@ -1,0 +1,141 @@
+"""Run the benchmarks and print their tables: ``python -m benchmarks --help``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import django
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.results import Results
+
+GROUPS = ("postgres", "mysql", "sqlite")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How long to measure."""
+
+    rounds: int  # slices of 25 pairs
+    runs: int  # of every contended entry
+    seconds: float  # of each of these runs
+    growth_rounds: int
+    elsewhere: tuple[int, ...]  # locks held by other processes
+    here: tuple[int, ...] = (1, 100, 900)  # and by the process that measures, below its limit of 1,000
+    tasks: int = 1_000
+
+
+FULL = Scale(rounds=200, runs=3, seconds=2.0, growth_rounds=80, elsewhere=(1, 100, 1_000, 10_000))
+QUICK = Scale(rounds=30, runs=1, seconds=0.5, growth_rounds=20, elsewhere=(1, 100, 1_000))
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Locks side by side, as ratios of a run.")
+    parser.add_argument("--group", action="append", choices=GROUPS, help="only this engine (may be given again)")
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this part (may be given again)")
+    parser.add_argument("--quick", action="store_true", help="a short run: shows that it works, proves little")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="write a plot to FILE")
+    return parser.parse_args(argv)
+
+
+def set_up(directory: str) -> None:
+    """Configure Django, with a SQLite database of the benchmark's own and a site key that needs no table."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
+    os.environ.setdefault("DISTLOCK_SITE_KEY", "benchmarks-0123456789-abcdefghijklmnopqrstuv")
+    os.environ["DISTLOCK_DEMO_DB"] = str(Path(directory) / "benchmarks.sqlite3")
+    os.environ["DB"] = "sqlite"
+    django.setup()
+
+
+def part_uncontended(results: Results, group: str, scale: Scale) -> str:
+    """Measure and show what a pair costs alone."""
+    from benchmarks import report, uncontended
+
+    results.uncontended[group] = uncontended.measure(group, scale.rounds)
+    return report.uncontended(group, results.uncontended[group])
+
+
+def part_contended(results: Results, group: str, scale: Scale) -> str:
+    """Measure and show what competing processes get."""
+    from benchmarks import contended, report
+
+    results.contended[group] = contended.measure(group, scale.runs, scale.seconds)
+    return report.contended(group, results.contended[group])
+
+
+def part_tasks(results: Results, group: str, scale: Scale) -> str:
+    """Measure and show what many tasks of one process get."""
+    from benchmarks import report, tasks
+
+    results.tasks[group] = tasks.measure(group, scale.tasks, scale.seconds)
+    return report.tasks([results.tasks[group]])
+
+
+def part_growth(results: Results, group: str, scale: Scale) -> str:
+    """Measure and show how cost grows with what else is held."""
+    from benchmarks import growth, report
+
+    results.growth[group] = growth.measure(group, scale.growth_rounds, scale.elsewhere, scale.here)
+    return report.growth(group, results.growth[group])
+
+
+PARTS = {
+    "uncontended": part_uncontended,
+    "contended": part_contended,
+    "tasks": part_tasks,
+    "growth": part_growth,
+}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print, write; return 1 if something failed or did not exclude, never because of a time."""
+    from benchmarks import budgets, plot, report
+    from benchmarks.results import Results, environment
+    from benchmarks.servers import SERVERS
+
+    groups = options.group or GROUPS
+    results = Results(environment({group: SERVERS[group].version() for group in groups}))
+    print(report.heading(results), flush=True)
+    for group in groups:
+        for part in options.part or PARTS:
+            try:
+                text = PARTS[part](results, group, QUICK if options.quick else FULL)
+            except Exception:
+                text = f"{group}, {part}: {traceback.format_exc(limit=-4)}"
+                results.broken.append(text)
+            print(f"\n{text}", flush=True)
+    verdicts = budgets.verdicts(results, groups)
+    print("\n" + report.budgets(verdicts))
+    if options.json:
+        plain = results.as_dict() | {"budgets": [dataclasses.asdict(verdict) for verdict in verdicts]}
+        options.json.write_text(json.dumps(plain, indent=1) + "\n")
+    if options.svg:
+        options.svg.write_text(plot.draw(results))
+    failures = results.failures()
+    for failure in failures:
+        print(f"\nFAILED {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run with a directory for SQLite's files that is removed afterwards."""
+    options = arguments(argv)
+    with tempfile.TemporaryDirectory(prefix="distlock-bench-") as directory:
+        set_up(directory)
+        return run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
