@@ -74,14 +74,14 @@ def validate_name(name: object) -> str:
     return name
 
 
-def derive_key(site_key: str, alias: str, name: str) -> LockKey:
-    """Hash (alias, name) with the site key: keyed BLAKE2b (RFC 7693) over length-prefixed parts.
+def derive_key(site_key: str, alias: str, name: str, *parts: str) -> LockKey:
+    """Hash (alias, name, parts) with the site key: keyed BLAKE2b (RFC 7693) over length-prefixed parts.
 
     The lengths keep ("a", "b:c") and ("a:b", "c") apart; ``surrogatepass`` keeps every ``str`` hashable.
     """
     secret = hashlib.blake2b(site_key.encode("utf-8", "surrogatepass")).digest()
     state = hashlib.blake2b(key=secret, digest_size=32, person=_PERSON)
-    for part in (alias, name):
+    for part in (alias, name, *parts):
         raw = part.encode("utf-8", "surrogatepass")
         state.update(len(raw).to_bytes(8, "big"))
         state.update(raw)

@@ -50,6 +50,8 @@ class Backend(ABC):
         self.threads = Threads(alias)
         # Set by the registry: asks the keepalive thread for a tick at that monotonic time at the latest.
         self.wake_at: Callable[[float], None] = _nobody_ticks
+        # Set by the registry: after how many seconds of holding the keepalive thread warns.
+        self.warn_hold_seconds: float | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.alias!r}>"

@@ -1,0 +1,37 @@
+"""Locks for Django: named locks on SQLite, PostgreSQL, MySQL and MariaDB, sync and async."""
+
+from __future__ import annotations
+
+from .exceptions import (
+    BackendUnavailable,
+    DeadlockDetected,
+    DistlockError,
+    LockLost,
+    LockNotAcquired,
+    LockNotHeld,
+    LockTimeout,
+    UnsupportedOperation,
+)
+from .introspection import held_locks
+from .lease import Lease
+from .lock import Lock, advisory_lock
+from .sets import lock_all, semaphore
+
+__all__ = [
+    "BackendUnavailable",
+    "DeadlockDetected",
+    "DistlockError",
+    "Lease",
+    "Lock",
+    "LockLost",
+    "LockNotAcquired",
+    "LockNotHeld",
+    "LockTimeout",
+    "UnsupportedOperation",
+    "advisory_lock",
+    "held_locks",
+    "lock_all",
+    "semaphore",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,151 @@
+"""Locks inside one process, for tests and for single-process programs. Nothing outside the process sees them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ..names import LockKey
+from ..records import Claim, Grant, LockInfo, drift
+from .base import Backend
+
+
+@dataclass(slots=True)
+class Entry:
+    key: LockKey
+    token: str
+    shared: bool
+    fence: int
+    since: float
+    expires: float
+    thread: str
+
+
+class MemoryBackend(Backend):
+    """A dictionary under a mutex, with TTL and fencing like the real ones. It has no options."""
+
+    supports_shared = True
+    supports_ttl = True
+    supports_fencing = True
+    supports_break = True
+    needs_site_key = False
+
+    def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
+        super().__init__(alias, options)
+        self._mutex = threading.Lock()
+        self._entries: dict[bytes, list[Entry]] = {}
+        self._fences: dict[bytes, int] = {}
+
+    def _live(self, digest: bytes, now: float) -> list[Entry]:
+        live = [entry for entry in self._entries.get(digest, ()) if entry.expires > now]
+        if live:
+            self._entries[digest] = live
+        else:
+            self._entries.pop(digest, None)
+        return live
+
+    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        now = time.monotonic()
+        ttl = claim.ttl or 0.0
+        digest = claim.key.digest
+        with self._mutex:
+            live = self._live(digest, now)
+            if any(not (entry.shared and claim.shared) for entry in live if entry.token != claim.token):
+                return None
+            fence = max(self._fences.get(digest, 0) + 1, time.time_ns() // 1000)
+            self._fences[digest] = fence
+            live = [entry for entry in live if entry.token != claim.token]
+            thread = threading.current_thread().name
+            live.append(Entry(claim.key, claim.token, claim.shared, fence, time.time(), now + ttl, thread))
+            self._entries[digest] = live
+        return Grant(claim=claim, fence=fence, acquired_at=now, valid_until=now + ttl - drift(ttl))
+
+    def _find(self, grant: Grant, now: float) -> Entry | None:
+        for entry in self._live(grant.claim.key.digest, now):
+            if entry.token == grant.claim.token:
+                return entry
+        return None
+
+    def release(self, grant: Grant) -> bool:
+        digest = grant.claim.key.digest
+        with self._mutex:
+            entry = self._find(grant, time.monotonic())
+            if entry is None:
+                return False
+            self._entries[digest].remove(entry)
+            if not self._entries[digest]:
+                del self._entries[digest]
+            return True
+
+    def verify(self, grant: Grant) -> bool:
+        with self._mutex:
+            return self._find(grant, time.monotonic()) is not None
+
+    def alive(self, grant: Grant) -> bool:
+        return self.verify(grant)
+
+    def extend(self, grant: Grant, ttl: float) -> Grant | None:
+        now = time.monotonic()
+        with self._mutex:
+            entry = self._find(grant, now)
+            if entry is None:
+                return None
+            entry.expires = now + ttl
+        return Grant(
+            claim=grant.claim, fence=grant.fence, acquired_at=grant.acquired_at, valid_until=now + ttl - drift(ttl)
+        )
+
+    def break_lock(self, info: LockInfo) -> bool:
+        with self._mutex:
+            for digest, entries in list(self._entries.items()):
+                for entry in entries:
+                    if digest.hex() == info.key and entry.fence == info.fence:
+                        entry.expires = 0.0
+                        self._live(digest, time.monotonic())
+                        return True
+        return False
+
+    def inspect(self) -> Iterable[LockInfo]:
+        now, clock = time.monotonic(), time.time()
+        with self._mutex:
+            return [
+                LockInfo(
+                    backend=self.alias,
+                    key=digest.hex(),
+                    name=entry.key.name,
+                    shared=entry.shared,
+                    holder=f"pid {os.getpid()}, {entry.thread}",
+                    acquired_at=datetime.fromtimestamp(entry.since, UTC),
+                    expires_at=datetime.fromtimestamp(clock + entry.expires - now, UTC),
+                    fence=entry.fence,
+                )
+                for digest in list(self._entries)
+                for entry in self._live(digest, now)
+            ]
+
+    async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        return self.try_acquire(claim)
+
+    async def arelease(self, grant: Grant) -> bool:
+        return self.release(grant)
+
+    async def averify(self, grant: Grant) -> bool:
+        return self.verify(grant)
+
+    async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
+        return self.extend(grant, ttl)
+
+    def close(self) -> None:
+        super().close()
+        with self._mutex:
+            self._entries.clear()
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self._mutex = threading.Lock()
+        self._entries = {}

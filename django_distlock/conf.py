@@ -1,0 +1,86 @@
+"""The only reader of ``django.conf.settings``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from .validation import count, seconds
+
+KEYS = ("BACKEND", "TIMEOUT", "TTL", "MAX_HOLD", "MAX_HELD", "WARN_HOLD_SECONDS", "OPTIONS")
+MIN_SITE_KEY_LENGTH = 32
+
+DEFAULT_BACKENDS = {
+    "postgresql": "django_distlock.backends.postgres.AdvisoryBackend",
+    "mysql": "django_distlock.backends.mysql.NamedLockBackend",
+}
+FALLBACK_BACKEND = "django_distlock.backends.leasetable.LeaseTableBackend"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AliasConfig:
+    """One alias of ``DISTLOCK``; times in seconds."""
+
+    alias: str
+    backend: str
+    timeout: float | None = 10.0
+    ttl: float = 30.0
+    max_hold: float | None = None
+    max_held: int = 1000
+    warn_hold_seconds: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def configured() -> Mapping[str, Mapping[str, Any]]:
+    """The setting ``DISTLOCK``; ``{"default": {}}`` if there is none, and always with a "default"."""
+    given = getattr(settings, "DISTLOCK", None) or {}
+    return given if "default" in given else {"default": {}, **given}
+
+
+def default_backend(database: str) -> str:
+    """The backend that fits the engine of a database alias."""
+    if database not in connections.settings:
+        raise ImproperlyConfigured(f"DISTLOCK names the database {database!r}, which is not in DATABASES.")
+    return DEFAULT_BACKENDS.get(connections[database].vendor, FALLBACK_BACKEND)
+
+
+def read_alias(alias: str) -> AliasConfig:
+    """Parse one alias. ImproperlyConfigured if it does not exist or a value is out of range."""
+    aliases = configured()
+    if alias not in aliases:
+        known = ", ".join(repr(name) for name in aliases)
+        raise ImproperlyConfigured(f"There is no lock backend {alias!r} in DISTLOCK. Known: {known}.")
+    entry = aliases[alias]
+    options = dict(entry.get("OPTIONS") or {})
+    backend = entry.get("BACKEND")
+    if backend is None:
+        database = options.setdefault("database", DEFAULT_DB_ALIAS)
+        backend = default_backend(database)
+    try:
+        return AliasConfig(
+            alias=alias,
+            backend=backend,
+            timeout=seconds("TIMEOUT", entry.get("TIMEOUT", 10.0), none=True),
+            ttl=seconds("TTL", entry.get("TTL", 30.0), positive=True) or 30.0,
+            max_hold=seconds("MAX_HOLD", entry.get("MAX_HOLD"), none=True, positive=True),
+            max_held=count("MAX_HELD", entry.get("MAX_HELD", 1000)),
+            warn_hold_seconds=seconds("WARN_HOLD_SECONDS", entry.get("WARN_HOLD_SECONDS"), none=True, positive=True),
+            options=options,
+        )
+    except (TypeError, ValueError) as error:
+        raise ImproperlyConfigured(f"DISTLOCK[{alias!r}]: {error}") from error
+
+
+def site_key_setting() -> str | None:
+    """The setting ``DISTLOCK_SITE_KEY``, or None."""
+    key = getattr(settings, "DISTLOCK_SITE_KEY", None)
+    if key is None or key == "":
+        return None
+    if not isinstance(key, str):
+        raise ImproperlyConfigured(f"DISTLOCK_SITE_KEY must be a str, not {type(key).__name__}.")
+    return key

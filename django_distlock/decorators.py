@@ -1,0 +1,171 @@
+"""The callable faces of a lock: functions, ``async def``, methods, and views with their transactions (R12)."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.db import connections, transaction
+from django.http import HttpRequest
+
+from .templates import Template
+
+if TYPE_CHECKING:
+    from .faces import Face
+
+F = TypeVar("F", bound=Callable[..., Any])
+OnBusy = Literal["raise", "skip"] | Callable[..., Any]
+
+
+def validate_on_busy(on_busy: object) -> Any:
+    """"raise", "skip" or a callable; else ValueError or TypeError."""
+    if on_busy in ("raise", "skip") or callable(on_busy):
+        return on_busy
+    kind = ValueError if isinstance(on_busy, str) else TypeError
+    raise kind(f'on_busy must be "raise", "skip" or a callable, not {on_busy!r}.')
+
+
+class LockedView(set[str]):
+    """``_non_atomic_requests`` of a locked view: Django opens no transaction around it, the innermost lock does.
+
+    Django asks whether an alias is *in* this set; the answer is always yes. The elements are the aliases that the user
+    himself took out with ``non_atomic_requests``.
+    """
+
+    def __contains__(self, alias: object) -> bool:
+        return True
+
+
+def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
+    """Wrap ``function`` so that each call holds ``face``."""
+    _refuse(function)
+    template = Template(face.templates(), function)
+    if iscoroutinefunction(function):
+        return _decorate_async(face, function, template, on_busy)
+    inner = getattr(function, "_non_atomic_requests", None)
+    innermost = not isinstance(inner, LockedView)
+
+    @functools.wraps(function)
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        request = _request(args)
+        call = functools.partial(_call_view, function, request if innermost else None)
+        if request is not None and _is_async_view(request):
+            return _held_async(_recipe(face, template, args, kwargs), call, args, kwargs, on_busy)
+        recipe = _recipe(face, template, args, kwargs)
+        lease = recipe.try_acquire(recipe.timeout) if on_busy != "raise" else recipe.acquire()
+        if lease is None:
+            return _busy(on_busy, args, kwargs)
+        return _run(lease, call, args, kwargs)
+
+    locked._non_atomic_requests = inner if isinstance(inner, LockedView) else LockedView(inner or ())  # type: ignore[attr-defined]
+    return locked  # type: ignore[return-value]
+
+
+def _run(lease: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        result = call(*args, **kwargs)
+    except BaseException:
+        with lease:  # releases, and lets the exception of the body pass
+            raise
+    if inspect.isawaitable(result):
+        return _awaited(lease, result)
+    lease.release()
+    return result
+
+
+async def _awaited(lease: Any, result: Awaitable[Any]) -> Any:
+    async with lease:
+        return await result
+
+
+async def _held_async(
+    recipe: Face[Any], call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], on_busy: OnBusy
+) -> Any:
+    lease = await recipe.aacquire() if on_busy == "raise" else await recipe.atry_acquire(recipe.timeout)
+    if lease is None:
+        result = _busy(on_busy, args, kwargs)
+        return await result if inspect.isawaitable(result) else result
+    async with lease:
+        result = call(*args, **kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+
+def _decorate_async(face: Face[Any], function: F, template: Template, on_busy: OnBusy) -> F:
+    @functools.wraps(function)
+    async def locked(*args: Any, **kwargs: Any) -> Any:
+        recipe = _recipe(face, template, args, kwargs)
+        return await _held_async(recipe, function, args, kwargs, on_busy)
+
+    return markcoroutinefunction(locked)  # type: ignore[return-value]
+
+
+def _recipe(face: Face[Any], template: Template, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Face[Any]:
+    values = template.fill(args, kwargs)
+    return face.formatted(values) if values else face
+
+
+def _busy(on_busy: OnBusy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return on_busy(*args, **kwargs) if callable(on_busy) else None
+
+
+def _request(args: tuple[Any, ...]) -> HttpRequest | None:
+    """The request of a view: its first argument, or the second of a method."""
+    for argument in args[:2]:
+        if isinstance(argument, HttpRequest):
+            return argument
+    return None
+
+
+def _resolved_view(request: HttpRequest) -> Any:
+    match = getattr(request, "resolver_match", None)
+    return None if match is None else match.func
+
+
+def _is_async_view(request: HttpRequest) -> bool:
+    """Does Django await the result? Then ``dispatch`` runs on the event loop and must not wait there."""
+    if not iscoroutinefunction(_resolved_view(request)):
+        return False
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _call_view(function: Callable[..., Any], request: HttpRequest | None, /, *args: Any, **kwargs: Any) -> Any:
+    """Call ``function`` inside the transactions that Django left to us.
+
+    Whether Django did so is asked of the view that it resolved, not of this wrapper: ``method_decorator`` makes a new
+    wrapper for each request, and a plain call by other code opens nothing.
+    """
+    marker = None if request is None else getattr(_resolved_view(request), "_non_atomic_requests", None)
+    if not isinstance(marker, LockedView):
+        return function(*args, **kwargs)
+    excluded = set(marker)
+    with ExitStack() as stack:
+        for alias, settings in connections.settings.items():
+            if settings["ATOMIC_REQUESTS"] and alias not in excluded and not connections[alias].in_atomic_block:
+                stack.enter_context(transaction.atomic(using=alias))
+        return function(*args, **kwargs)
+
+
+def _refuse(function: object) -> None:
+    """TypeError for what a decorator cannot protect."""
+    name = getattr(function, "__qualname__", repr(function))
+    if inspect.isclass(function):
+        raise TypeError(
+            f"{name} is a class; use @method_decorator(advisory_lock(...), name='dispatch') on a class-based view."
+        )
+    if isinstance(function, (classmethod, staticmethod, property)):
+        raise TypeError(f"Put @{type(function).__name__} above the lock, not below it.")
+    if not callable(function):
+        raise TypeError(f"A lock decorates a callable, not {type(function).__name__}; did you mean `with`?")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"{name} is a generator: it would run after the lock is released. Use `with` inside it.")
+
+

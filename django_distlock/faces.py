@@ -1,0 +1,154 @@
+"""What a lock, a set of locks and a semaphore have in common: acquire, with, and the decorator, sync and async.
+
+The objects are recipes: they say what is wanted and how long to wait, and may be module-level constants that many
+threads and tasks use at once. Which context entered which ``with`` is therefore kept here and not on them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Self, TypeVar
+
+from . import context, decorators
+from .exceptions import LockNotAcquired, LockNotHeld, LockTimeout
+from .lease import Releasable
+from .registry import registry
+from .validation import UNSET, Timeout, optional_seconds
+from .waiting import Flow, adrive, drive
+
+L = TypeVar("L", bound=Releasable)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Entries:
+    """The ``with`` blocks that are open now: for each recipe the contexts that entered it, and their leases."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._open: dict[int, tuple[object, list[tuple[object, Any]]]] = {}
+
+    def push(self, recipe: object, lease: Any) -> None:
+        owner = context.current()
+        with self._guard:
+            # the recipe itself is kept beside its id, so that the id is not given to another object meanwhile
+            self._open.setdefault(id(recipe), (recipe, []))[1].append((owner, lease))
+
+    def pop(self, recipe: object) -> Any | None:
+        """The caller's own latest entry, or the only open one (R24); None if there is neither."""
+        owner = context.current()
+        with self._guard:
+            found = self._open.get(id(recipe))
+            if found is None:
+                return None
+            entries = found[1]
+            for index in range(len(entries) - 1, -1, -1):
+                if entries[index][0] is owner:
+                    break
+            else:
+                if len(entries) != 1:
+                    return None
+                index = 0
+            lease = entries.pop(index)[1]
+            if not entries:
+                del self._open[id(recipe)]
+            return lease
+
+
+entries = Entries()
+
+
+class Face(Generic[L]):
+    """The faces of a recipe. Subclasses say how it is acquired (``_flow``) and what is said when it is busy."""
+
+    using: str
+    timeout: Timeout
+    on_busy: decorators.OnBusy = "raise"
+
+    def _flow(self, timeout: float | None) -> Flow[L | None]:
+        """Acquire within ``timeout`` seconds (None: no end); None if busy."""
+        raise NotImplementedError
+
+    def _described(self) -> str:
+        raise NotImplementedError
+
+    def templates(self) -> tuple[str, ...]:
+        """The names that may hold ``{fields}`` when this is used as a decorator."""
+        raise NotImplementedError
+
+    def formatted(self, values: Mapping[str, str]) -> Self:
+        """The same recipe with each name in ``values`` (template -> name) replaced."""
+        raise NotImplementedError
+
+    def _resolve(self, timeout: Timeout) -> float | None:
+        timeout = optional_seconds("timeout", timeout, none=True)
+        if timeout is UNSET:
+            timeout = self.timeout
+        return registry.entry(self.using).config.timeout if timeout is UNSET else timeout
+
+    def _acquire_flow(self, timeout: float | None) -> Flow[L]:
+        lease = yield from self._flow(timeout)
+        if lease is None:
+            raise self._busy(timeout)
+        return lease
+
+    def _busy(self, timeout: float | None) -> LockNotAcquired:
+        if timeout == 0:
+            return LockNotAcquired(f"{self._described()} is held by somebody else.")
+        return LockTimeout(f"{self._described()} was still held by somebody else after {timeout:g} s.")
+
+    def acquire(self, timeout: Timeout = UNSET) -> L:
+        """Wait for at most ``timeout`` seconds and return the Lease.
+
+        0 does not wait, None waits for ever; unset means the timeout given to the lock, else the alias's TIMEOUT.
+        Raises LockNotAcquired (busy, timeout 0), LockTimeout, DeadlockDetected, BackendUnavailable.
+        """
+        return drive(self._acquire_flow(self._resolve(timeout)))
+
+    async def aacquire(self, timeout: Timeout = UNSET) -> L:
+        """:meth:`acquire` for a task. Cancelled, it leaves nothing held."""
+        return await adrive(self._acquire_flow(self._resolve(timeout)))
+
+    def try_acquire(self, timeout: Timeout = 0) -> L | None:
+        """The Lease, or None if it is busy for ``timeout`` seconds (0: do not wait). Other errors are raised."""
+        return drive(self._flow(self._resolve(timeout)))
+
+    async def atry_acquire(self, timeout: Timeout = 0) -> L | None:
+        """:meth:`try_acquire` for a task. Cancelled, it leaves nothing held."""
+        return await adrive(self._flow(self._resolve(timeout)))
+
+    def _refuse_on_busy(self) -> None:
+        if self.on_busy != "raise":
+            raise TypeError("on_busy belongs to the decorator; in a with block use try_acquire() or catch LockNotAcquired.")
+
+    def __enter__(self) -> L:
+        self._refuse_on_busy()
+        lease = drive(self._acquire_flow(self._resolve(UNSET)))
+        entries.push(self, lease)
+        return lease
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        lease = self._entered(kind)
+        if lease is not None:
+            drive(lease._release_flow(kind is None))
+
+    async def __aenter__(self) -> L:
+        self._refuse_on_busy()
+        lease = await adrive(self._acquire_flow(self._resolve(UNSET)))
+        entries.push(self, lease)
+        return lease
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        lease = self._entered(kind)
+        if lease is not None:
+            await adrive(lease._release_flow(kind is None))
+
+    def _entered(self, kind: type[BaseException] | None) -> L | None:
+        lease: L | None = entries.pop(self)
+        if lease is None and kind is None:
+            raise LockNotHeld(f"{self._described()} was not entered by this context.")
+        return lease
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function, a method, an ``async def`` or a view: each call holds the lock while it runs."""
+        return decorators.decorate(self, function, self.on_busy)

@@ -1,0 +1,316 @@
+"""What this process holds and who of this process waits: the registry that stands in front of every engine.
+
+Engines know sessions, not tasks: all tasks on one session would get in. So one context of the process at a time asks
+the engine for an exclusive lock; the others queue here, in order of arrival. Everything below one mutex is bookkeeping
+in memory; nothing blocks under it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+from .exceptions import DeadlockDetected, DistlockError
+from .names import LockKey
+from .parking import Parker
+from .records import Grant
+
+if TYPE_CHECKING:
+    from .backends.base import Backend
+
+
+class State(Enum):
+    WAITING = auto()  # in the queue of this process
+    CLAIMING = auto()  # asking the engine
+    HELD = auto()
+    DEFERRED = auto()  # released by everybody, kept until a transaction ends
+    RELEASING = auto()  # being given back to the engine
+    ENDED = auto()
+
+
+class Holding:
+    """One context's hold of one lock, shared by all Leases of that context."""
+
+    __slots__ = (
+        "backend",
+        "callbacks",
+        "claimed_at",
+        "grant",
+        "key",
+        "leases",
+        "lost",
+        "max_hold",
+        "owner",
+        "parker",
+        "pid",
+        "shared",
+        "state",
+        "transactions",
+        "ttl",
+    )
+
+    def __init__(self, backend: Backend, key: LockKey, owner: object, shared: bool) -> None:
+        self.backend = backend
+        self.key = key
+        self.owner = owner
+        self.shared = shared
+        self.state = State.CLAIMING
+        self.pid = os.getpid()
+        self.claimed_at = time.monotonic()
+        self.parker: Parker | None = None
+        self.grant: Grant | None = None
+        self.leases: set[Any] = set()
+        self.lost: str | None = None
+        self.callbacks: list[Callable[[], None]] = []
+        # the open transactions that must end before the engine may give the lock away
+        self.transactions: set[Any] = set()
+        self.ttl: float | None = None
+        self.max_hold: float | None = None
+
+    def excludes(self, other: Holding) -> bool:
+        """Must the one wait for the other? What a context keeps for its own transaction never stands in its way."""
+        if self.owner is other.owner and self.state is State.DEFERRED:
+            return False
+        return not (self.shared and other.shared)
+
+    # as a target of Call: the wait in the queue of this process
+
+    def park(self, timeout: float) -> bool:
+        assert self.parker is not None
+        return self.parker.park(timeout)
+
+    async def apark(self, timeout: float) -> bool:
+        assert self.parker is not None
+        return await self.parker.apark(timeout)
+
+
+class Slot:
+    __slots__ = ("holders", "queue")
+
+    def __init__(self) -> None:
+        self.holders: list[Holding] = []
+        self.queue: deque[Holding] = deque()
+
+    def admits(self, new: Holding) -> bool:
+        return not any(holder.excludes(new) for holder in self.holders)
+
+
+class Holdings:
+    """All holdings of this process."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._slots: dict[bytes, Slot] = {}
+        self._waiting: dict[object, Holding] = {}
+        self._counts: dict[Backend, int] = {}
+
+    def arrive(
+        self, backend: Backend, key: LockKey, owner: object, shared: bool, *, may_wait: bool, reenter: bool, limit: int
+    ) -> Holding | None:
+        """Ask for a place: a holding that is HELD (re-entry), DEFERRED (to be verified), CLAIMING (ask the engine) or
+        WAITING (park first). None if busy and the caller may not wait, or if it is a re-entry and that is not wanted.
+
+        Raises DeadlockDetected and, at ``limit`` holdings of the backend, DistlockError.
+        """
+        with self._mutex:
+            slot = self._slots.get(key.digest)
+            if slot is not None:
+                mine = self._own(slot, owner)
+                if mine is not None:
+                    if not reenter:
+                        return None
+                    if mine.shared and not shared:
+                        raise DeadlockDetected(
+                            f"{key.name!r} is held shared by this context, which now asks for it exclusively; "
+                            "it would wait for itself. Release the shared lock first, or take it exclusively at once."
+                        )
+                    return mine
+            if self._counts.get(backend, 0) >= limit:
+                raise DistlockError(
+                    f"This process holds {limit} locks of alias {backend.alias!r}, which is its MAX_HELD. "
+                    "Lock something coarser, or raise MAX_HELD in DISTLOCK."
+                )
+            holding = Holding(backend, key, owner, shared)
+            if slot is None or (not slot.queue and slot.admits(holding)):
+                if slot is None:
+                    slot = self._slots[key.digest] = Slot()
+                self._admit(slot, holding)
+                return holding
+            if not may_wait:
+                return None
+            self._refuse_circle(slot, holding)
+            holding.state = State.WAITING
+            holding.parker = Parker()
+            slot.queue.append(holding)
+            self._waiting[owner] = holding
+            return holding
+
+    @staticmethod
+    def _own(slot: Slot, owner: object) -> Holding | None:
+        for holder in slot.holders:
+            if holder.owner is owner and holder.state in (State.HELD, State.DEFERRED):
+                return holder
+        return None
+
+    def _admit(self, slot: Slot, holding: Holding) -> None:
+        holding.state = State.CLAIMING
+        slot.holders.append(holding)
+        self._counts[holding.backend] = self._counts.get(holding.backend, 0) + 1
+
+    def _refuse_circle(self, slot: Slot, new: Holding) -> None:
+        """Walk from waiter to holder to what that holder waits for; back at the start there is a deadlock (R8)."""
+        seen: set[int] = set()
+        pending = self._blockers(slot, new)
+        while pending:
+            blocker = pending.pop()
+            if blocker.owner is new.owner:
+                raise DeadlockDetected(
+                    f"Waiting for {new.key.name!r} would never end: its holder waits, directly or over others, for a "
+                    "lock that this context holds. Take several locks with lock_all()."
+                )
+            if id(blocker.owner) in seen:
+                continue
+            seen.add(id(blocker.owner))
+            waiting = self._waiting.get(blocker.owner)
+            if waiting is not None:
+                pending += self._blockers(self._slots[waiting.key.digest], waiting)
+
+    @staticmethod
+    def _blockers(slot: Slot, waiter: Holding) -> list[Holding]:
+        found = [holder for holder in slot.holders if holder.excludes(waiter)]
+        for ahead in slot.queue:
+            if ahead is waiter:
+                break
+            if ahead.excludes(waiter):
+                found.append(ahead)
+        return found
+
+    def establish(self, holding: Holding, grant: Grant, lease: Any) -> None:
+        """The engine granted it."""
+        with self._mutex:
+            holding.grant = grant
+            holding.state = State.HELD
+            holding.leases.add(lease)
+
+    def enter_again(self, holding: Holding, lease: Any) -> bool:
+        """Count one more Lease of the same context. False if the holding ended meanwhile."""
+        with self._mutex:
+            if holding.state not in (State.HELD, State.DEFERRED) or holding.lost is not None:
+                return False
+            holding.state = State.HELD
+            holding.leases.add(lease)
+            return True
+
+    def leave(self, holding: Holding, lease: Any) -> bool:
+        """One Lease is released. True if it was the last one: the caller now gives the lock back, or defers that."""
+        with self._mutex:
+            holding.leases.discard(lease)
+            if holding.leases or holding.state is not State.HELD:
+                return False
+            holding.state = State.RELEASING
+            return True
+
+    def defer(self, holding: Holding) -> None:
+        """Keep it until its transactions have ended."""
+        with self._mutex:
+            if holding.state is State.RELEASING:
+                holding.state = State.DEFERRED
+
+    def start_release(self, holding: Holding) -> bool:
+        """Its transactions have ended, whoever still has a Lease. False if it is not held any more."""
+        with self._mutex:
+            if holding.state not in (State.HELD, State.DEFERRED):
+                return False
+            holding.state = State.RELEASING
+            return True
+
+    def end(self, holding: Holding) -> bool:
+        """The engine has it back, or never granted it: let the next one of this process ask. False if already ended."""
+        with self._mutex:
+            return self._end(holding)
+
+    def _end(self, holding: Holding) -> bool:
+        if holding.state is State.ENDED:
+            return False
+        slot = self._slots.get(holding.key.digest)
+        was_waiting = holding.state is State.WAITING
+        holding.state = State.ENDED
+        if self._waiting.get(holding.owner) is holding:
+            del self._waiting[holding.owner]
+        if slot is None:
+            return True
+        if was_waiting:
+            if holding in slot.queue:
+                slot.queue.remove(holding)
+        elif holding in slot.holders:
+            self._dismiss(slot, holding)
+        if slot.queue:
+            self._promote(slot)
+        if not slot.holders and not slot.queue:
+            del self._slots[holding.key.digest]
+        return True
+
+    def _dismiss(self, slot: Slot, holding: Holding) -> None:
+        slot.holders.remove(holding)
+        self._counts[holding.backend] -= 1
+
+    def _promote(self, slot: Slot) -> None:
+        while slot.queue and slot.admits(slot.queue[0]):
+            head = slot.queue.popleft()
+            if self._waiting.get(head.owner) is head:
+                del self._waiting[head.owner]
+            self._admit(slot, head)
+            if head.parker is not None and not head.parker.wake():
+                self._dismiss(slot, head)
+                head.state = State.ENDED
+
+    def lose(self, holding: Holding, reason: str) -> bool:
+        """It is not ours any more; the next one of this process may ask. False if that was known or it has ended."""
+        with self._mutex:
+            if holding.lost is not None or holding.state not in (State.HELD, State.DEFERRED, State.RELEASING):
+                return False
+            holding.lost = reason
+            return self._end(holding)
+
+    def renew(self, holding: Holding, grant: Grant) -> bool:
+        """Replace the grant by a renewed one, unless it was released meanwhile."""
+        with self._mutex:
+            if holding.state not in (State.HELD, State.DEFERRED):
+                return False
+            holding.grant = grant
+            return True
+
+    def held(self, backend: Backend | None = None) -> list[Holding]:
+        """The holdings that are held or deferred now."""
+        with self._mutex:
+            return [
+                holding
+                for slot in self._slots.values()
+                for holding in slot.holders
+                if holding.state in (State.HELD, State.DEFERRED) and backend in (None, holding.backend)
+            ]
+
+    def everything(self) -> Iterator[Holding]:
+        """Every holding, without the mutex: for the child of a fork, where another thread may have taken it."""
+        for slot in list(self._slots.values()):
+            yield from list(slot.holders)
+            yield from list(slot.queue)
+
+
+holdings = Holdings()
+
+
+def _forget_parent() -> None:
+    """In the child of a fork nothing is held: what the parent holds is the parent's (R22)."""
+    for holding in holdings.everything():
+        holding.lost = "fork"
+        holding.state = State.ENDED
+    holdings.__init__()  # type: ignore[misc]
+
+
+os.register_at_fork(after_in_child=_forget_parent)

@@ -1,0 +1,36 @@
+"""What is held now, by anybody."""
+
+from __future__ import annotations
+
+import logging
+
+from django.core.exceptions import ImproperlyConfigured
+
+from .exceptions import DistlockError
+from .records import BackendReport
+from .registry import registry
+
+logger = logging.getLogger("django_distlock.introspection")
+
+
+def held_locks(using: str | None = None) -> list[BackendReport]:
+    """The held locks of one alias, or of all: one report per alias.
+
+    A backend that does not answer is data, not an exception: its report has ``error``, the class of the error. The
+    error itself, which may hold an address, goes to the log only.
+    """
+    return [_report(alias) for alias in ([using] if using is not None else registry.aliases())]
+
+
+def _report(alias: str) -> BackendReport:
+    try:
+        backend = registry.entry(alias).backend
+    except ImproperlyConfigured as error:
+        logger.warning("Alias %r: %s", alias, error)
+        return BackendReport(alias=alias, backend="", error=type(error).__name__)
+    name = type(backend).__name__
+    try:
+        return BackendReport(alias=alias, backend=name, locks=tuple(backend.inspect()))
+    except DistlockError as error:
+        logger.warning("The locks of alias %r cannot be listed: %s", alias, error)
+        return BackendReport(alias=alias, backend=name, error=type(error.__cause__ or error).__name__)

@@ -1,0 +1,156 @@
+"""One thread per process that renews leases, looks after lock sessions and notices losses.
+
+It starts with the first lock and ends when there is nothing left to look after.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from . import context
+from .holdings import Holding, holdings
+from .loss import lose
+
+if TYPE_CHECKING:
+    from .backends.base import Backend
+
+logger = logging.getLogger("django_distlock.keepalive")
+
+# Longest sleep while anything is looked after: a session that was killed is noticed within this time.
+TICK = 0.5
+# A lease is renewed when a third of its TTL is over: two more attempts fit before it ends.
+RENEWALS_PER_TTL = 3
+
+
+class Keepalive:
+    """The thread. ``backends`` is asked anew at each tick."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.Lock())
+        self._thread: threading.Thread | None = None
+        self._next = math.inf
+        self._warned: set[int] = set()
+        self.backends: Iterable[Backend] = ()
+
+    @property
+    def running(self) -> bool:
+        """Is the thread there?"""
+        return self._thread is not None
+
+    def ensure(self) -> None:
+        """Start the thread if it is not there."""
+        if self._thread is None:
+            with self._condition:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="distlock-keepalive", daemon=True)
+                    self._next = 0.0
+                    self._thread.start()
+
+    def wake_at(self, when: float) -> None:
+        """Have the next tick at the monotonic time ``when`` at the latest."""
+        if when < self._next:
+            with self._condition:
+                self._next = min(self._next, when)
+                self._condition.notify()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                due = self._tick(time.monotonic())
+            except Exception:
+                logger.exception("The keepalive thread met an error and goes on.")
+                due = time.monotonic() + TICK
+            with self._condition:
+                if due is None:
+                    self._thread = None
+                    return
+                self._next = due
+                while (left := self._next - time.monotonic()) > 0:
+                    self._condition.wait(left)
+
+    def _tick(self, now: float) -> float | None:
+        """Do what is due; the time of the next tick, None if there is nothing to look after."""
+        due: list[float] = []
+        for backend in list(self.backends):
+            try:
+                wanted = backend.tick(now)
+            except Exception:
+                logger.exception("The backend %r could not be looked after.", backend)
+                wanted = now + TICK
+            if wanted is not None:
+                due.append(wanted)
+        held = holdings.held()
+        self._warned &= {id(holding) for holding in held}
+        for holding in held:
+            due.append(self._look_after(holding, now))
+        return min(min(due), now + TICK) if due else None
+
+    def _look_after(self, holding: Holding, now: float) -> float:
+        """Renew it if that is due, notice if it is lost; when to look again."""
+        grant = holding.grant
+        if grant is None:
+            return now + TICK
+        if not holding.backend.alive(grant):
+            lose(holding, "session")
+            return now + TICK
+        self._warn_of_long_hold(holding, now)
+        if grant.valid_until is None or holding.ttl is None:
+            return now + TICK
+        if now >= grant.valid_until:
+            lose(holding, "expired")
+            return now + TICK
+        # the grant counts from when it was asked for: acquired_at is renewed with it
+        renewal = grant.valid_until - holding.ttl + holding.ttl / RENEWALS_PER_TTL
+        if now < renewal:
+            return min(renewal, grant.valid_until)
+        if self._may_renew(holding, now):
+            self._renew(holding)
+        return min(now + max(holding.ttl / 20, 0.01), grant.valid_until)
+
+    @staticmethod
+    def _may_renew(holding: Holding, now: float) -> bool:
+        if holding.max_hold is not None and now >= holding.claimed_at + holding.max_hold:
+            return False
+        return context.alive(holding.owner)
+
+    @staticmethod
+    def _renew(holding: Holding) -> None:
+        assert holding.grant is not None and holding.ttl is not None  # noqa: S101 - the caller looked
+        ttl = holding.ttl
+        if holding.max_hold is not None:
+            ttl = min(ttl, holding.claimed_at + holding.max_hold - time.monotonic())
+            if ttl <= 0:
+                return
+        try:
+            grant = holding.backend.extend(holding.grant, ttl)
+        except Exception as error:  # unreachable is not lost: valid_until decides
+            logger.warning("The lock %r could not be renewed: %s", holding.key.name, error)
+            return
+        if grant is None:
+            lose(holding, "stolen")
+        else:
+            holdings.renew(holding, grant)
+
+    def _warn_of_long_hold(self, holding: Holding, now: float) -> None:
+        limit = holding.backend.warn_hold_seconds
+        if limit is None or now - holding.claimed_at < limit or id(holding) in self._warned:
+            return
+        self._warned.add(id(holding))
+        stack = ""
+        if isinstance(holding.owner, threading.Thread) and holding.owner.ident is not None:
+            frame = sys._current_frames().get(holding.owner.ident)
+            if frame is not None:
+                stack = " Its holder is at:\n" + "".join(traceback.format_stack(frame))
+        logger.warning("The lock %r has been held for %.1f s.%s", holding.key.name, now - holding.claimed_at, stack)
+
+
+keepalive = Keepalive()
+os.register_at_fork(after_in_child=keepalive.__init__)  # type: ignore[misc]

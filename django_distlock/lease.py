@@ -1,0 +1,263 @@
+"""The proof of one holding."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+from . import signals
+from .exceptions import DistlockError, LockLost, LockNotHeld
+from .holdings import Holding, State, holdings
+from .loss import lose
+from .records import Grant
+from .transactions import defer
+from .validation import seconds
+from .waiting import Call, Flow, adrive, drive
+
+logger = logging.getLogger("django_distlock.lease")
+
+
+class Releasable:
+    """``with lease:`` and ``async with lease:`` for whatever can be released."""
+
+    __slots__ = ()
+
+    def _release_flow(self, raising: bool) -> Flow[None]:
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Give it back. Releasing twice is harmless.
+
+        Raises LockLost if it was lost before, unless another exception is on its way already. Inside a transaction
+        the engine keeps the lock until that has ended.
+        """
+        drive(self._release_flow(sys.exc_info()[0] is None))
+
+    async def arelease(self) -> None:
+        """:meth:`release` for a task."""
+        await adrive(self._release_flow(sys.exc_info()[0] is None))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        drive(self._release_flow(kind is None))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        await adrive(self._release_flow(kind is None))
+
+
+class Lease(Releasable):
+    """One acquire's own handle on a lock that is held; released once, by any thread or task.
+
+    A Lease that is dropped without a release keeps the lock.
+    """
+
+    __slots__ = ("__weakref__", "_holding", "_released")
+
+    def __init__(self, holding: Holding) -> None:
+        self._holding = holding
+        self._released = False
+
+    def __repr__(self) -> str:
+        state = "lost" if self.lost else "held" if self.held else "released"
+        return f"<Lease {self.name!r} on {self.using!r}: {state}>"
+
+    @property
+    def name(self) -> str:
+        """The name as the code spells it."""
+        return self._holding.key.name
+
+    @property
+    def using(self) -> str:
+        """The alias."""
+        return self._holding.backend.alias
+
+    @property
+    def shared(self) -> bool:
+        """Is it held together with other readers?"""
+        return self._holding.shared
+
+    @property
+    def _grant(self) -> Grant:
+        grant = self._holding.grant
+        assert grant is not None  # noqa: S101 - a Lease is handed out only once there is a grant
+        return grant
+
+    @property
+    def fence(self) -> int:
+        """The fencing token: an integer that is higher than that of every earlier holder of this name.
+
+        Source: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html. UnsupportedOperation where
+        the engine gives none.
+        """
+        fence = self._grant.fence
+        if fence is None:
+            raise self._holding.backend.unsupported("give a fencing token")
+        return fence
+
+    @property
+    def valid_until(self) -> float | None:
+        """The end of the lease in seconds of ``time.monotonic()``; None where the lock has no TTL.
+
+        It moves on with each renewal.
+        """
+        return self._grant.valid_until
+
+    @property
+    def lost(self) -> bool:
+        """Was the lock lost, as far as this process can know without asking the engine?"""
+        holding = self._holding
+        if holding.lost is not None or holding.pid != os.getpid():
+            return True
+        if self._released or holding.state is State.ENDED:
+            return False
+        grant = self._grant
+        if grant.valid_until is not None and time.monotonic() >= grant.valid_until:
+            return lose(holding, "expired") or holding.lost is not None
+        if not holding.backend.alive(grant):
+            return lose(holding, "session") or holding.lost is not None
+        return False
+
+    @property
+    def held(self) -> bool:
+        """Is it held, neither released nor lost nor ended with its transaction?"""
+        return not (self._released or self._holding.state is State.ENDED or self.lost)
+
+    def ensure_held(self) -> None:
+        """Raise LockLost if the lock was lost, LockNotHeld if it was released or has ended with its transaction."""
+        if self.lost:
+            raise LockLost(self._lost_message())
+        if self._released or self._holding.state is State.ENDED:
+            raise LockNotHeld(f"The lease of {self.name!r} has been released.")
+
+    def on_lost(self, callback: Callable[[Lease], object]) -> None:
+        """Have ``callback(lease)`` called once if the lock is lost; at once if it is lost already.
+
+        It runs in whatever thread notices, most often the keepalive thread. An exception in it is logged.
+        """
+        holding = self._holding
+        if self.lost:
+            callback(self)
+        else:
+            holding.callbacks.append(lambda: self._released or callback(self))
+
+    def extend(self, ttl: float) -> None:
+        """Let the lease live for ``ttl`` seconds from now, and renew it by as much from here on.
+
+        Raises LockLost if it was not ours any more, UnsupportedOperation where locks have no TTL.
+        """
+        drive(self._extend_flow(ttl))
+
+    async def aextend(self, ttl: float) -> None:
+        """:meth:`extend` for a task."""
+        await adrive(self._extend_flow(ttl))
+
+    def _extend_flow(self, ttl: float) -> Flow[None]:
+        ttl = seconds("ttl", ttl, positive=True) or 0.0
+        holding = self._holding
+        if not holding.backend.supports_ttl:
+            raise holding.backend.unsupported("extend a lease: its locks have no TTL")
+        self.ensure_held()
+        grant: Grant | None = yield Call(holding.backend, "extend", (self._grant, ttl))
+        if grant is None:
+            lose(holding, "stolen")
+            raise LockLost(self._lost_message())
+        holding.ttl = ttl
+        holdings.renew(holding, grant)
+
+    def _lost_message(self) -> str:
+        reason = self._holding.lost or "it belongs to the parent of this process"
+        return f"The lock {self.name!r} of alias {self.using!r} was lost ({reason})."
+
+    def _release_flow(self, raising: bool) -> Flow[None]:
+        holding = self._holding
+        if self._released or holding.pid != os.getpid():
+            return
+        lost = self.lost
+        self._released = True
+        if lost:
+            self._report(LockLost(self._lost_message()), raising)
+        elif holdings.leave(holding, self) and not defer(holding):
+            error = yield from give_back(holding)
+            if error is not None:
+                self._report(error, raising)
+
+    def _report(self, error: DistlockError, raising: bool) -> None:
+        if raising:
+            raise error
+        logger.warning("%s Not raised, because another exception is on its way.", error)
+
+
+def give_back(holding: Holding) -> Flow[DistlockError | None]:
+    """Release at the engine, then let the next one of this process ask. Returns what went wrong with the release."""
+    try:
+        released = yield Call(holding.backend, "release", (holding.grant,))
+        if not released:
+            lose(holding, "stolen")
+    except DistlockError as error:
+        lose(holding, "unreachable")
+        return error
+    finally:
+        holdings.end(holding)
+    if not released:
+        return LockLost(f"The lock {holding.key.name!r} of alias {holding.backend.alias!r} was lost before its release.")
+    signals.send_held(signals.lock_released, holding)
+    return None
+
+
+class LeaseSet(Releasable):
+    """The Leases of one :func:`lock_all`, in the order in which they were acquired."""
+
+    __slots__ = ("leases",)
+
+    def __init__(self, leases: list[Lease]) -> None:
+        self.leases = tuple(leases)
+
+    def __repr__(self) -> str:
+        return f"<LeaseSet {[lease.name for lease in self.leases]!r}>"
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self.leases)
+
+    def __len__(self) -> int:
+        return len(self.leases)
+
+    def __getitem__(self, name: str) -> Lease:
+        """The lease of one name."""
+        for lease in self.leases:
+            if lease.name == name:
+                return lease
+        raise KeyError(name)
+
+    @property
+    def lost(self) -> bool:
+        """Was any of them lost?"""
+        return any(lease.lost for lease in self.leases)
+
+    def ensure_held(self) -> None:
+        """Raise LockLost for the first one that was lost."""
+        for lease in self.leases:
+            lease.ensure_held()
+
+    def _release_flow(self, raising: bool) -> Flow[None]:
+        yield from release_all(self.leases, raising)
+
+
+def release_all(leases: Any, raising: bool) -> Flow[None]:
+    """Release in reverse order; all of them, then raise the first error."""
+    first: DistlockError | None = None
+    for lease in reversed(leases):
+        try:
+            yield from lease._release_flow(True)
+        except DistlockError as error:
+            first = first or error
+    if first is not None and raising:
+        raise first

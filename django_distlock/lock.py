@@ -1,0 +1,209 @@
+"""The recipe of a lock: what is wanted, and how long to wait for it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Self
+
+from . import context, decorators, signals
+from .faces import Face
+from .holdings import Holding, State, holdings
+from .keepalive import keepalive
+from .lease import Lease
+from .loss import lose
+from .names import validate_name
+from .records import Claim, Grant
+from .registry import Entry, registry
+from .sitekey import site_key
+from .transactions import bind, choose_scope, open_transactions, warn_of_stale_snapshot
+from .validation import UNSET, Timeout, optional_seconds
+from .waiting import Call, Deadline, Flow, acquire_flow
+
+
+class Lock(Face[Lease]):
+    """A named lock. Make it with :func:`advisory_lock`; one object may be used by any number of contexts at once."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        using: str = "default",
+        timeout: Timeout = UNSET,
+        ttl: Timeout = UNSET,
+        max_hold: Timeout = UNSET,
+        shared: bool = False,
+        on_busy: decorators.OnBusy = "raise",
+    ) -> None:
+        self.name = validate_name(name)
+        self.using = validate_alias(using)
+        self.timeout = optional_seconds("timeout", timeout, none=True)
+        self.ttl = optional_seconds("ttl", ttl, positive=True)
+        self.max_hold = optional_seconds("max_hold", max_hold, none=True, positive=True)
+        if not isinstance(shared, bool):
+            raise TypeError(f"shared must be a bool, not {type(shared).__name__}.")
+        self.shared = shared
+        self.on_busy = decorators.validate_on_busy(on_busy)
+
+    def __repr__(self) -> str:
+        return f"<Lock {self.name!r} on {self.using!r}{' shared' if self.shared else ''}>"
+
+    def _described(self) -> str:
+        return f"The lock {self.name!r} of alias {self.using!r}"
+
+    def templates(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def formatted(self, values: Mapping[str, str]) -> Self:
+        return type(self)(
+            values.get(self.name, self.name),
+            using=self.using,
+            timeout=self.timeout,
+            ttl=self.ttl,
+            max_hold=self.max_hold,
+            shared=self.shared,
+            on_busy=self.on_busy,
+        )
+
+    def _flow(self, timeout: float | None) -> Flow[Lease | None]:
+        started = time.monotonic()
+        lease = yield from lock_flow(self, (self.name,), timeout)
+        if lease is None:
+            signals.send(
+                signals.lock_timed_out,
+                registry.entry(self.using).backend,
+                self.name,
+                wait=time.monotonic() - started,
+            )
+        return lease
+
+
+def validate_alias(using: object) -> str:
+    """TypeError if ``using`` is not a str."""
+    if not isinstance(using, str):
+        raise TypeError(f"using must be a str, the alias in DISTLOCK, not {type(using).__name__}.")
+    return using
+
+
+def lock_flow(lock: Lock, parts: tuple[str, ...], timeout: float | None, *, reenter: bool = True) -> Flow[Lease | None]:
+    """Acquire one lock for the calling context: re-entry, the queue of this process, then the engine."""
+    started = time.monotonic()
+    deadline = Deadline(timeout, time.monotonic)
+    entry = registry.entry(lock.using)
+    backend = entry.backend
+    if lock.shared or lock.ttl is not UNSET or lock.max_hold is not UNSET:
+        _refuse_unsupported(lock, entry)
+    if not entry.ready:
+        yield Call(site_key, "load")
+    key = entry.key(*parts)
+    owner = context.current()
+    while True:
+        holding = holdings.arrive(
+            backend, key, owner, lock.shared, may_wait=timeout != 0, reenter=reenter, limit=entry.config.max_held
+        )
+        if holding is None:
+            return None
+        lease = Lease(holding)
+        if holding.state is State.HELD:
+            if not lease.lost and holdings.enter_again(holding, lease):
+                return lease
+        elif holding.state is State.DEFERRED:
+            if (yield from _verified(holding, lease)):
+                return lease
+        elif (yield from _claimed(lock, entry, holding, lease, deadline)):
+            signals.send_held(signals.lock_acquired, holding, wait=time.monotonic() - started)
+            return lease
+        else:
+            return None
+
+
+def _refuse_unsupported(lock: Lock, entry: Entry) -> None:
+    backend = entry.backend
+    if lock.shared and not backend.supports_shared:
+        raise backend.unsupported("share a lock")
+    if not backend.supports_ttl:
+        for argument in ("ttl", "max_hold"):
+            if getattr(lock, argument) is not UNSET:
+                raise backend.unsupported(f"give a lock a {argument}: it is held for as long as its session lives")
+
+
+def _verified(holding: Holding, lease: Lease) -> Flow[bool]:
+    """Re-entry of a lock that is only kept for a transaction: the engine is asked again (R11)."""
+    held = yield Call(holding.backend, "verify", (holding.grant,))
+    if not held:
+        lose(holding, "stolen")
+    return bool(held) and holdings.enter_again(holding, lease)
+
+
+def _claimed(lock: Lock, entry: Entry, holding: Holding, lease: Lease, deadline: Deadline) -> Flow[bool]:
+    """Wait for the turn in this process, then ask the engine. Whatever happens, nothing stays behind but a holding."""
+    backend = entry.backend
+    grant: Grant | None = None
+    try:
+        if holding.parker is not None and not (yield Call(holding, "park", (deadline.left(),))):
+            holdings.end(holding)
+            return False
+        keepalive.ensure()
+        opened = open_transactions()
+        claim = _claim(lock, entry, holding, choose_scope(backend, opened) if opened else "session")
+        grant = yield from acquire_flow(backend, claim, deadline, time.monotonic)
+        if grant is None:
+            holdings.end(holding)
+            return False
+        holdings.establish(holding, grant, lease)
+        if opened:
+            bind(holding, opened)
+    except GeneratorExit:
+        holdings.end(holding)
+        raise
+    except BaseException:
+        if grant is not None:
+            yield Call(backend, "release", (grant,))
+        holdings.end(holding)
+        raise
+    if holding.ttl is not None:
+        keepalive.wake_at(grant.acquired_at + holding.ttl / 3)
+    if opened:
+        warn_of_stale_snapshot(lock.name, grant.claim.scope, getattr(grant.session, "isolation", None), opened)
+    return True
+
+
+def _claim(lock: Lock, entry: Entry, holding: Holding, scope: str) -> Claim:
+    if not entry.backend.supports_ttl:
+        return Claim(key=holding.key, shared=lock.shared, scope=scope)  # type: ignore[arg-type]
+    config = entry.config
+    holding.ttl = config.ttl if lock.ttl is UNSET else lock.ttl
+    holding.max_hold = config.max_hold if lock.max_hold is UNSET else lock.max_hold
+    if holding.max_hold is not None and holding.ttl is not None:
+        holding.ttl = min(holding.ttl, holding.max_hold)
+    return Claim(key=holding.key, shared=lock.shared, ttl=holding.ttl, token=secrets.token_hex(16))
+
+
+def advisory_lock(
+    name: str,
+    *,
+    using: str = "default",
+    timeout: Timeout = UNSET,
+    ttl: Timeout = UNSET,
+    max_hold: Timeout = UNSET,
+    shared: bool = False,
+    on_busy: decorators.OnBusy = "raise",
+) -> Lock:
+    """A named lock: ``with advisory_lock("report"):``, ``@advisory_lock("register")``, ``advisory_lock("x").acquire()``.
+
+    :param name: 1 to 512 characters. In a decorator ``{fields}`` are filled from the arguments of the call.
+    :param using: the alias in ``DISTLOCK``.
+    :param timeout: seconds to wait; 0 does not wait, None waits for ever; unset: the alias's TIMEOUT (10 s).
+    :param ttl: seconds that the lease lives without renewal, where the engine has a TTL; it is renewed while held.
+    :param max_hold: seconds after which renewal ends.
+    :param shared: readers together, writers alone.
+    :param on_busy: for decorators: "raise", "skip" (return None without calling), or a callable that is called with
+        the same arguments and whose result is returned.
+
+    Bad input raises ValueError or TypeError at once; what the engine cannot do raises UnsupportedOperation at the
+    first acquire.
+    """
+    return Lock(
+        name, using=using, timeout=timeout, ttl=ttl, max_hold=max_hold, shared=shared, on_busy=on_busy
+    )

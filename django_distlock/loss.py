@@ -1,0 +1,24 @@
+"""A lock was lost: forget it, and tell whoever asked to be told (R17)."""
+
+from __future__ import annotations
+
+import logging
+
+from . import signals
+from .holdings import Holding, holdings
+
+logger = logging.getLogger("django_distlock.loss")
+
+
+def lose(holding: Holding, reason: str) -> bool:
+    """Mark ``holding`` as lost and tell the callbacks, the signal and the log. False if that was known."""
+    if not holdings.lose(holding, reason):
+        return False
+    logger.warning("The lock %r of alias %r was lost: %s.", holding.key.name, holding.backend.alias, reason)
+    for callback in holding.callbacks:
+        try:
+            callback()
+        except Exception:
+            logger.exception("A callback for the loss of the lock %r failed.", holding.key.name)
+    signals.send_held(signals.lock_lost, holding, reason=reason)
+    return True

@@ -1,0 +1,142 @@
+"""alias -> backend, once per process and for all its threads.
+
+Django's ``BaseConnectionHandler`` keeps an object per thread; a set of lock sessions per thread is wrong here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from .backends.base import Backend
+from .conf import AliasConfig, configured, read_alias
+from .holdings import holdings
+from .keepalive import keepalive
+from .names import LockKey, derive_key
+from .sitekey import site_key
+
+logger = logging.getLogger("django_distlock.registry")
+
+CACHED_KEYS = 4096
+
+
+class Entry:
+    """One alias: its configuration, its backend, and the keys of the names used lately."""
+
+    __slots__ = ("_keys", "backend", "config")
+
+    def __init__(self, config: AliasConfig, backend: Backend) -> None:
+        self.config = config
+        self.backend = backend
+        self._keys: dict[tuple[str, ...], LockKey] = {}
+
+    @property
+    def ready(self) -> bool:
+        """Can keys be made without asking for the site key first?"""
+        return not self.backend.needs_site_key or site_key.pinned is not None
+
+    def key(self, *parts: str) -> LockKey:
+        """The key of a name; further parts tell the slots of a semaphore apart."""
+        key = self._keys.get(parts)
+        if key is None:
+            if len(self._keys) >= CACHED_KEYS:
+                self._keys.clear()
+            secret = (site_key.pinned or "") if self.backend.needs_site_key else ""
+            key = self._keys[parts] = derive_key(secret, self.config.alias, *parts)
+        return key
+
+
+class Registry:
+    """The backends of ``DISTLOCK``, made when first used."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._entries: dict[str, Entry] = {}
+
+    def entry(self, alias: str) -> Entry:
+        """ImproperlyConfigured if the alias is not in ``DISTLOCK`` or its backend cannot be imported."""
+        entry = self._entries.get(alias)
+        if entry is None:
+            with self._guard:
+                entry = self._entries.get(alias) or self._make(alias)
+        return entry
+
+    def _make(self, alias: str) -> Entry:
+        if not isinstance(alias, str):
+            raise TypeError(f"using must be a str, the alias in DISTLOCK, not {type(alias).__name__}.")
+        config = read_alias(alias)
+        try:
+            factory = import_string(config.backend)
+        except ImportError as error:
+            raise ImproperlyConfigured(f"DISTLOCK[{alias!r}]: cannot import {config.backend!r}: {error}") from error
+        backend: Backend = factory(alias, config.options)
+        backend.wake_at = keepalive.wake_at
+        backend.warn_hold_seconds = config.warn_hold_seconds
+        entry = self._entries[alias] = Entry(config, backend)
+        return entry
+
+    def backends(self) -> Iterator[Backend]:
+        """The backends made so far."""
+        return iter([entry.backend for entry in list(self._entries.values())])
+
+    def aliases(self) -> list[str]:
+        """Every alias of ``DISTLOCK``."""
+        return list(configured())
+
+    def close(self) -> None:
+        """Close every session and thread. What is still held is lost for its holders; the backends may be used again."""
+        for backend in self.backends():
+            backend.close()
+
+    def reset(self) -> None:
+        """:meth:`close`, and read the settings anew at the next use."""
+        with self._guard:
+            entries, self._entries = list(self._entries.values()), {}
+        for entry in entries:
+            for holding in holdings.held(entry.backend):
+                holdings.lose(holding, "settings changed")
+            try:
+                entry.backend.close()
+            except Exception:
+                logger.exception("The backend of alias %r could not be closed.", entry.config.alias)
+
+    def after_fork(self) -> None:
+        """In the child: the sessions are the parent's."""
+        self._guard = threading.Lock()
+        for backend in self.backends():
+            backend.after_fork()
+
+
+class _Backends:
+    """What the keepalive thread looks after, asked anew at each tick."""
+
+    def __iter__(self) -> Iterator[Backend]:
+        return registry.backends()
+
+
+registry = Registry()
+keepalive.backends = _Backends()
+
+
+def _after_fork() -> None:
+    registry.after_fork()
+    keepalive.backends = _Backends()
+
+
+def _settings_changed(*, setting: str, **kwargs: Any) -> None:
+    if setting in ("DISTLOCK", "DATABASES"):
+        registry.reset()
+    elif setting == "DISTLOCK_SITE_KEY":
+        registry.reset()
+        site_key.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+setting_changed.connect(_settings_changed, dispatch_uid="django_distlock.registry")

@@ -1,0 +1,138 @@
+"""Several locks at once, and several holders at once."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Mapping
+from typing import Self
+
+from .faces import Face
+from .lease import Lease, LeaseSet, release_all
+from .lock import Lock, lock_flow, validate_alias
+from .validation import UNSET, Timeout, count, optional_seconds
+from .waiting import PAUSE, Call, Deadline, Flow, backoff
+
+
+class LockSet(Face[LeaseSet]):
+    """Several locks at once, all or nothing. Make it with :func:`lock_all`."""
+
+    def __init__(
+        self,
+        names: Iterable[str | Lock],
+        *,
+        using: str = "default",
+        timeout: Timeout = UNSET,
+        ttl: Timeout = UNSET,
+        shared: bool = False,
+    ) -> None:
+        if isinstance(names, str):
+            raise TypeError("names must be an iterable of names, not one str; for one lock use advisory_lock().")
+        self.using = validate_alias(using)
+        self.timeout = optional_seconds("timeout", timeout, none=True)
+        locks: dict[tuple[str, str], Lock] = {}
+        for name in names:
+            lock = name if isinstance(name, Lock) else Lock(name, using=using, ttl=ttl, shared=shared)
+            identity = (lock.using, lock.name)
+            # asked for both ways, the exclusive one covers the other
+            if identity not in locks or locks[identity].shared:
+                locks[identity] = lock
+        if not locks:
+            raise ValueError("names must not be empty.")
+        # everybody takes them in one order, across aliases: two callers can then not wait for each other (R9)
+        self.locks = tuple(locks[identity] for identity in sorted(locks))
+
+    def __repr__(self) -> str:
+        return f"<LockSet {[lock.name for lock in self.locks]!r}>"
+
+    def _described(self) -> str:
+        return "One of the locks " + ", ".join(repr(lock.name) for lock in self.locks)
+
+    def templates(self) -> tuple[str, ...]:
+        return tuple(lock.name for lock in self.locks)
+
+    def formatted(self, values: Mapping[str, str]) -> Self:
+        return type(self)([lock.formatted(values) for lock in self.locks], using=self.using, timeout=self.timeout)
+
+    def _flow(self, timeout: float | None) -> Flow[LeaseSet | None]:
+        deadline = Deadline(timeout, time.monotonic)
+        taken: list[Lease] = []
+        try:
+            for lock in self.locks:
+                left = None if timeout is None else deadline.left()
+                lease = yield from lock._flow(left)
+                if lease is None:
+                    yield from release_all(taken, False)
+                    return None
+                taken.append(lease)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield from release_all(taken, False)
+            raise
+        return LeaseSet(taken)
+
+
+class Semaphore(Face[Lease]):
+    """At most ``limit`` holders at once. Make it with :func:`semaphore`.
+
+    It is made of ``limit`` slot locks; waiters try them in random order and are not served in order of arrival. Unlike
+    a lock it is not re-entrant: each acquire takes a slot of its own.
+    """
+
+    def __init__(
+        self, name: str, limit: int, *, using: str = "default", timeout: Timeout = UNSET, ttl: Timeout = UNSET
+    ) -> None:
+        self._lock = Lock(name, using=using, timeout=timeout, ttl=ttl)
+        self.name, self.using, self.timeout = self._lock.name, self._lock.using, self._lock.timeout
+        self.limit = count("limit", limit)
+
+    def __repr__(self) -> str:
+        return f"<Semaphore {self.name!r} of {self.limit} on {self.using!r}>"
+
+    def _described(self) -> str:
+        return f"Each of the {self.limit} slots of the semaphore {self.name!r} of alias {self.using!r}"
+
+    def templates(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def formatted(self, values: Mapping[str, str]) -> Self:
+        name = values.get(self.name, self.name)
+        return type(self)(name, self.limit, using=self.using, timeout=self.timeout, ttl=self._lock.ttl)
+
+    def _flow(self, timeout: float | None) -> Flow[Lease | None]:
+        deadline = Deadline(timeout, time.monotonic)
+        attempt = 0
+        while True:
+            for slot in random.sample(range(self.limit), self.limit):
+                lease = yield from lock_flow(self._lock, (self.name, "semaphore", str(slot)), 0, reenter=False)
+                if lease is not None:
+                    return lease
+            left = deadline.left()
+            if left <= 0:
+                return None
+            yield Call(PAUSE, "sleep", (min(backoff(attempt, first=0.004), left),))
+            attempt += 1
+
+
+def lock_all(
+    names: Iterable[str | Lock],
+    *,
+    using: str = "default",
+    timeout: Timeout = UNSET,
+    ttl: Timeout = UNSET,
+    shared: bool = False,
+) -> LockSet:
+    """Several locks at once, all or nothing, within one timeout.
+
+    They are taken in one canonical order, so that two callers with the same names cannot deadlock. A name may also be a
+    :class:`Lock`, which keeps its own alias and mode.
+    """
+    return LockSet(names, using=using, timeout=timeout, ttl=ttl, shared=shared)
+
+
+def semaphore(
+    name: str, limit: int, *, using: str = "default", timeout: Timeout = UNSET, ttl: Timeout = UNSET
+) -> Semaphore:
+    """At most ``limit`` holders of ``name`` at once. Everybody must give the same limit."""
+    return Semaphore(name, limit, using=using, timeout=timeout, ttl=ttl)

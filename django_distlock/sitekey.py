@@ -1,0 +1,62 @@
+"""Where the site key comes from: the setting, else one row that ``migrate`` made in the default database.
+
+Lock names are global to a server (MySQL's GET_LOCK even across databases), so two sites with one name must not meet,
+and a guest on the server must not guess a name. Each process pins what it read: a key that changed under running
+processes would end exclusion between them without a word.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from asgiref.sync import sync_to_async
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
+
+from .conf import site_key_setting
+from .exceptions import BackendUnavailable
+
+TABLE = "django_distlock_sitekey"
+
+
+class SiteKey:
+    """The site key of this process, read once."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self.pinned: str | None = None
+
+    def load(self) -> str:
+        """Return the key. BackendUnavailable, naming the two cures, if there is neither setting nor row."""
+        if self.pinned is None:
+            key = site_key_setting() or _read()
+            with self._guard:
+                self.pinned = self.pinned or key
+        return self.pinned
+
+    async def aload(self) -> str:
+        """:meth:`load` for a task; the row is read in Django's thread for the ORM."""
+        return self.pinned or await sync_to_async(self.load)()
+
+    def forget(self) -> None:
+        """Read anew at the next use: the settings changed."""
+        self.pinned = None
+
+
+def _read() -> str:
+    """The row, read through Django's connection of this thread."""
+    cures = (
+        f"Run `python manage.py migrate`, which makes it in the table {TABLE} of the {DEFAULT_DB_ALIAS!r} database, "
+        "or set DISTLOCK_SITE_KEY."
+    )
+    try:
+        with connections[DEFAULT_DB_ALIAS].cursor() as cursor:
+            cursor.execute(f"SELECT site_key FROM {TABLE} WHERE id = 1")  # noqa: S608 - a constant
+            row = cursor.fetchone()
+    except DatabaseError as error:
+        raise BackendUnavailable(f"The site key of django-distlock could not be read. {cures}") from error
+    if row is None:
+        raise BackendUnavailable(f"There is no site key for django-distlock. {cures}")
+    return str(row[0])
+
+
+site_key = SiteKey()

@@ -1,0 +1,96 @@
+"""Lock names with ``{fields}`` that are filled from the arguments of a call."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from string import Formatter
+from typing import Any
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Template:
+    """The names of one decorated function.
+
+    A field is the name of an argument, with a dotted path into it if wanted: ``{pk}``, ``{request.user.pk}``. A step of
+    the path is an attribute or, failing that, a key. ``{{`` and ``}}`` stand for braces. Raises ValueError for anything
+    else, and for a field that the signature does not have.
+    """
+
+    def __init__(self, names: Sequence[str], function: Callable[..., Any]) -> None:
+        self._parsed = {name: _parse(name) for name in names if "{" in name or "}" in name}
+        self._signature: inspect.Signature | None = None
+        if self._parsed:
+            self._signature = _signature(function)
+            self._check(function)
+
+    def _check(self, function: Callable[..., Any]) -> None:
+        """Fields against the signature, unless it takes anything: then the call will tell."""
+        assert self._signature is not None  # noqa: S101 - set by the caller
+        parameters = self._signature.parameters
+        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return
+        known = [name for name, parameter in parameters.items() if parameter.kind not in _VARIADIC]
+        for name, parts in self._parsed.items():
+            for _, path in parts:
+                if path and path[0] not in known:
+                    raise ValueError(
+                        f"The lock name {name!r} has the field {{{'.'.join(path)}}}, but "
+                        f"{getattr(function, '__qualname__', function)!r} has no argument {path[0]!r}; "
+                        f"it has {', '.join(known) or 'none'}."
+                    )
+
+    def fill(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, str]:
+        """template -> name, for one call; empty if no name has fields. TypeError if a field cannot be found."""
+        if not self._parsed:
+            return {}
+        assert self._signature is not None  # noqa: S101 - set together with _parsed
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        values = dict(bound.arguments)
+        for parameter in self._signature.parameters.values():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                values.update(values.pop(parameter.name))
+        return {
+            name: "".join(text + (_follow(name, path, values) if path else "") for text, path in parts)
+            for name, parts in self._parsed.items()
+        }
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of what is really called: a partial made by ``method_decorator`` has ``self`` bound already."""
+    if isinstance(function, functools.partial):
+        return inspect.signature(functools.partial(function.func, *function.args, **function.keywords))
+    return inspect.signature(function)
+
+
+def _parse(name: str) -> list[tuple[str, tuple[str, ...]]]:
+    parts: list[tuple[str, tuple[str, ...]]] = []
+    try:
+        parsed = list(Formatter().parse(name))
+    except ValueError as error:
+        raise ValueError(f"The lock name {name!r} is no template: {error}. Write {{{{ and }}}} for braces.") from error
+    for text, field, spec, conversion in parsed:
+        path = tuple(field.split(".")) if field is not None else ()
+        if field is not None and (spec or conversion or not all(step.isidentifier() for step in path)):
+            raise ValueError(
+                f"The lock name {name!r} has the field {{{field}}}; a field is the name of an argument with a dotted "
+                "path, without index, format or conversion."
+            )
+        parts.append((text, path))
+    return parts
+
+
+def _follow(name: str, path: tuple[str, ...], values: Mapping[str, Any]) -> str:
+    try:
+        value = values[path[0]]
+        for step in path[1:]:
+            try:
+                value = getattr(value, step)
+            except AttributeError:
+                value = value[step]
+    except (KeyError, TypeError, IndexError) as error:
+        raise TypeError(f"The lock name {name!r} needs {{{'.'.join(path)}}}, which this call does not have.") from error
+    return str(value)

@@ -1,0 +1,216 @@
+"""What a transaction does to a lock: what was written under it is committed before the next holder gets in (R11-R15).
+
+``on_commit`` is not enough for that: it misses rollbacks, failed commits, closed and killed connections. So for as long
+as something is kept for a transaction, ``commit``, ``rollback``, ``close``, ``set_autocommit`` and
+``savepoint_rollback`` are wrapped on that one connection object.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from .holdings import Holding, holdings
+from .loss import lose
+from .records import Scope
+
+logger = logging.getLogger("django_distlock.transactions")
+
+STALE_LEVELS = frozenset({"REPEATABLE READ", "SERIALIZABLE", "SNAPSHOT"})
+_WRAPPED = ("commit", "rollback", "close", "set_autocommit", "savepoint_rollback")
+
+
+class StaleSnapshotWarning(RuntimeWarning):
+    """A lock was taken inside a transaction that may read data from before the lock was granted."""
+
+
+def in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Is a transaction open on ``connection``: ``atomic()``, or autocommit switched off by hand?"""
+    return connection.in_atomic_block or (connection.connection is not None and not connection.autocommit)
+
+
+def open_transactions() -> list[BaseDatabaseWrapper]:
+    """The connections of this thread that are inside a transaction."""
+    return [connection for connection in connections.all(initialized_only=True) if in_transaction(connection)]
+
+
+def choose_scope(backend: Any, opened: list[BaseDatabaseWrapper]) -> Scope:
+    """On the caller's own connection only if its transaction is the only one that counts."""
+    if backend.supports_transaction_scope and len(opened) == 1 and opened[0].alias == backend.database:
+        return "transaction"
+    return "session"
+
+
+class TransactionWatch:
+    """Tells holdings when the transaction of one connection has ended."""
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self.connection = connection
+        self.holdings: list[Holding] = []
+        self.wrappers: dict[str, Callable[..., Any]] = {}
+        for name in _WRAPPED:
+            wrapper = getattr(self, f"_wrap_{name}")(getattr(connection, name))
+            self.wrappers[name] = wrapper
+            setattr(connection, name, wrapper)
+        connection._distlock_watch = self  # type: ignore[attr-defined]
+
+    @classmethod
+    def of(cls, connection: BaseDatabaseWrapper) -> TransactionWatch:
+        """The watch on ``connection``, installed if there is none."""
+        watch = getattr(connection, "_distlock_watch", None)
+        return watch if watch is not None else cls(connection)
+
+    def add(self, holding: Holding) -> None:
+        if self not in holding.transactions:
+            holding.transactions.add(self)
+            self.holdings.append(holding)
+
+    def _wrap_commit(self, original: Callable[[], Any]) -> Callable[[], Any]:
+        def commit() -> None:
+            original()
+            self.finish()
+
+        return commit
+
+    def _wrap_rollback(self, original: Callable[[], Any]) -> Callable[[], Any]:
+        def rollback() -> None:
+            original()
+            self.finish()
+
+        return rollback
+
+    def _wrap_close(self, original: Callable[[], Any]) -> Callable[[], Any]:
+        def close() -> None:
+            closed = True
+            try:
+                original()
+                # closing an in-memory SQLite database does nothing, and the transaction goes on
+                closed = self.connection.connection is None or self.connection.closed_in_transaction
+            finally:
+                if closed:
+                    self.finish()
+
+        return close
+
+    def _wrap_set_autocommit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def set_autocommit(*args: Any, **kwargs: Any) -> None:
+            original(*args, **kwargs)
+            if not in_transaction(self.connection):
+                self.finish()
+
+        return set_autocommit
+
+    def _wrap_savepoint_rollback(self, original: Callable[[str], Any]) -> Callable[[str], Any]:
+        def savepoint_rollback(sid: str) -> None:
+            original(sid)
+            self.recheck()
+
+        return savepoint_rollback
+
+    def finish(self) -> None:
+        """The transaction has ended, one way or the other."""
+        self._uninstall()
+        ended, self.holdings = self.holdings, []
+        for holding in ended:
+            holding.transactions.discard(self)
+            if not holding.transactions:
+                _give_back(holding)
+
+    def _uninstall(self) -> None:
+        attributes = self.connection.__dict__
+        if attributes.get("_distlock_watch") is self:
+            del attributes["_distlock_watch"]
+        for name, wrapper in self.wrappers.items():
+            # somebody may have wrapped our wrapper; it then stays, and finds nothing to do
+            if attributes.get(name) is wrapper:
+                del attributes[name]
+
+    def recheck(self) -> None:
+        """ROLLBACK TO a savepoint freed the transaction-scoped locks taken after it (R15): ask which are left."""
+        scoped = [holding for holding in self.holdings if _scope(holding) == "transaction"]
+        if not scoped:
+            return
+        try:
+            left = scoped[0].backend.still_held(self.connection, [holding.key for holding in scoped])  # type: ignore[attr-defined]
+        except Exception:
+            logger.exception("Could not ask which locks a rolled back savepoint has freed; all count as lost.")
+            left = set()
+        for holding in scoped:
+            if holding.key not in left:
+                self.holdings.remove(holding)
+                holding.transactions.discard(self)
+                lose(holding, "savepoint")
+
+
+def _scope(holding: Holding) -> Scope:
+    return holding.grant.claim.scope if holding.grant is not None else "session"
+
+
+def _give_back(holding: Holding) -> None:
+    """The last transaction that a holding was kept for has ended. Never raises: the transaction is over."""
+    if not holdings.start_release(holding):
+        return
+    try:
+        if _scope(holding) == "transaction":
+            return  # its transaction took it along
+        assert holding.grant is not None
+        if not holding.backend.release(holding.grant):
+            lose(holding, "stolen")
+    except Exception:
+        logger.exception("The lock %r could not be given back after its transaction.", holding.key.name)
+        lose(holding, "unreachable")
+    finally:
+        holdings.end(holding)
+
+
+def bind(holding: Holding, opened: Iterable[BaseDatabaseWrapper]) -> None:
+    """Keep ``holding`` until each of these transactions has ended."""
+    for connection in opened:
+        TransactionWatch.of(connection).add(holding)
+
+
+def defer(holding: Holding) -> bool:
+    """The last Lease was released: True if the lock is kept because a transaction is still open."""
+    if _scope(holding) == "session":
+        bind(holding, open_transactions())
+    if not holding.transactions:
+        return False
+    holdings.defer(holding)
+    return True
+
+
+def warn_of_stale_snapshot(name: str, scope: Scope, reported: str | None, opened: list[BaseDatabaseWrapper]) -> None:
+    """R13: the snapshot of such a transaction can be older than the lock. Warns with the name and the fix."""
+    for connection in opened:
+        level = reported if scope == "transaction" else isolation_level(connection)
+        if level in STALE_LEVELS:
+            warnings.warn(
+                f"The lock {name!r} was taken inside a {level} transaction on {connection.alias!r}. What the "
+                "transaction reads may be older than the lock: its snapshot is taken before the lock is granted. Take "
+                "the lock before atomic(), or use READ COMMITTED.",
+                StaleSnapshotWarning,
+                stacklevel=_frames_of_this_package(),
+            )
+
+
+def _frames_of_this_package() -> int:
+    """The ``stacklevel`` at which the user's own code begins."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("django_distlock."):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def isolation_level(connection: BaseDatabaseWrapper) -> str | None:
+    """The isolation level as settings gave it, in capitals; None if that is not known."""
+    level = getattr(connection, "isolation_level", None)
+    if level is None:
+        return None
+    return str(getattr(level, "name", level)).replace("_", " ").upper()
+

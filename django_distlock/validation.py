@@ -1,0 +1,62 @@
+"""Bad input fails at once, with an error that names the argument."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import Final, Literal
+
+# Longest time that is taken, in seconds: 10 years. Beyond it somebody passed milliseconds or a timestamp.
+LONGEST = 10 * 366 * 86400.0
+
+
+class Unset(Enum):
+    """The type of :data:`UNSET`."""
+
+    UNSET = "UNSET"
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final = Unset.UNSET
+Timeout = float | None | Literal[Unset.UNSET]
+
+
+def seconds(argument: str, value: object, *, none: bool = False, positive: bool = False) -> float | None:
+    """Return ``value`` as a float of seconds.
+
+    TypeError if it is no number (a bool is none), ValueError if it is negative, NaN, infinite or beyond ten years, or
+    zero where ``positive``. None passes only where ``none`` is true.
+    """
+    if value is None and none:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        allowed = "a number of seconds or None" if none else "a number of seconds"
+        raise TypeError(f"{argument} must be {allowed}, not {type(value).__name__}.")
+    if math.isnan(value) or math.isinf(value):
+        hint = " Use None to wait for ever." if none else ""
+        raise ValueError(f"{argument} must be finite, not {value}.{hint}")
+    if positive and value <= 0:
+        raise ValueError(f"{argument} must be above zero, not {value}.")
+    if value < 0:
+        raise ValueError(f"{argument} must not be negative, not {value}.")
+    if value > LONGEST:
+        raise ValueError(f"{argument} must be at most {LONGEST:.0f} seconds (ten years), not {value}.")
+    return float(value)
+
+
+def optional_seconds(argument: str, value: object, *, none: bool = False, positive: bool = False) -> Timeout:
+    """:func:`seconds`, but UNSET passes."""
+    if value is UNSET:
+        return UNSET
+    return seconds(argument, value, none=none, positive=positive)
+
+
+def count(argument: str, value: object) -> int:
+    """Return ``value`` if it is an int above zero."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{argument} must be an int, not {type(value).__name__}.")
+    if value < 1:
+        raise ValueError(f"{argument} must be above zero, not {value}.")
+    return value
