@@ -2,23 +2,87 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SERVICES := $(BIN)/python -m tests.services
+# For targets that should not create a virtualenv first.
+ANY_PYTHON = $(or $(wildcard $(BIN)/python),$(PYTHON))
+
+# What the demo runs on, whether it goes on serving, and where the servers come from.
+DB ?= sqlite
+SERVE ?= 1
+COMPOSE ?=
+ARGS ?=
+
+ifeq ($(filter sqlite postgres mariadb,$(DB)),)
+$(error DB=$(DB) is not one of: sqlite postgres mariadb)
+endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv
+.PHONY: help venv demo test chaos bench services services-down services-status packages lint format docs wheel clean
+.DELETE_ON_ERROR:
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## /\1\t/' | expand -t 18
+	@sed -nE 's/^([a-z-]+):.*  ## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+demo: $(VENV)/group-demo-$(DB).stamp  ## replay and serve the demo: DB=sqlite|postgres|mariadb, SERVE=0 ends after the replay
+	@DB=$(DB) $(if $(filter sqlite,$(DB)),,$(SERVICES) run) \
+	  $(BIN)/python testproject/manage.py demo $(if $(filter 0,$(SERVE)),--no-serve)
+
+test: $(VENV)/group-test.stamp  ## the whole suite on private servers; ARGS="-k name" goes to pytest
+	@$(SERVICES) run $(BIN)/python -m pytest $(ARGS)
+
+chaos: $(VENV)/group-test.stamp  ## faults at random, for an hour or more
+	@$(SERVICES) run $(BIN)/python -m pytest -m chaos --timeout 7200 $(ARGS)
+
+bench: $(VENV)/group-bench.stamp  ## side by side with the peers and the bare drivers; ARGS="--group postgres"
+	@$(SERVICES) run $(BIN)/python -m benchmarks $(ARGS)
+
+services: $(VENV)/pip.stamp  ## install and start private servers; COMPOSE=mariadb|mysql takes containers instead
+	@$(if $(COMPOSE),$(SERVICES) compose $(filter mariadb mysql,$(COMPOSE)),\
+	  $(BIN)/python -m tests.services_packages servers && $(SERVICES) up)
+
+services-down:  ## stop them and remove their data
+	@$(ANY_PYTHON) -m tests.services down
+
+services-status:  ## what runs, and where
+	@$(ANY_PYTHON) -m tests.services status
+
+lint: $(VENV)/group-lint.stamp  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m mypy
+
+format: $(VENV)/group-lint.stamp  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/group-docs.stamp  ## build the documentation into docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
+wheel: $(VENV)/pip.stamp  ## build the wheel into dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+venv: $(VENV)/group-test.stamp $(VENV)/group-lint.stamp  ## .venv with what tests and linters need
+
+clean: services-down  ## stop the servers and remove everything that was made, .venv included
+	rm -rf $(VENV) .services .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist docs/_build testproject/var
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- set-up: one stamp for each thing installed, so that a second run installs nothing
 
 $(VENV)/pip.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "django-distlock needs Python 3.11 or newer; name one: make PYTHON=python3.13 ..." >&2; exit 1; }
+	@$(PYTHON) -m tests.services_packages venv
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'  # the first one that knows dependency groups
 	@touch $@
 
-# One stamp for each dependency group: a second run installs nothing.
 $(VENV)/group-%.stamp: $(VENV)/pip.stamp pyproject.toml
 	$(BIN)/python -m pip install --quiet --group $* --editable .
 	@touch $@
 
-venv: $(VENV)/group-test.stamp $(VENV)/group-lint.stamp  ## .venv with what tests and linters need
+# What these groups need beside Python: the servers, and a compiler for mysqlclient.
+$(VENV)/group-test.stamp $(VENV)/group-bench.stamp $(VENV)/group-demo-postgres.stamp $(VENV)/group-demo-mariadb.stamp: \
+  | packages
+packages: $(VENV)/pip.stamp
+	@$(BIN)/python -m tests.services_packages servers mysqlclient

@@ -50,7 +50,7 @@ def containers_down(state: dict[str, Any]) -> None:
     """Remove the containers that `containers_up` made; servers of any other origin are left alone."""
     engines = {server["engine"] for server in state.values() if "container" in server}
     for engine in engines:
-        _run(engine, "compose", "--profile", "*", "down", "--volumes")
+        _run(engine, "compose", "down", "--volumes")
 
 
 def control_container(server: dict[str, Any], verb: str) -> None:
@@ -73,8 +73,12 @@ def _container_engine() -> str:
 
 
 def _run(engine: str, *arguments: str, password: str = "") -> str:
-    # compose reads the file's variables on every call and refuses to go on without them
-    environment = {**os.environ, "COMPOSE_FILE": str(COMPOSE_FILE), "DISTLOCK_SERVICES_PASSWORD": password or "unused"}
+    environment = {
+        **os.environ,
+        "COMPOSE_FILE": str(COMPOSE_FILE),
+        "COMPOSE_PROFILES": "mariadb,mysql",  # `up` names its services, all other commands mean whatever runs
+        "DISTLOCK_SERVICES_PASSWORD": password or "unused",  # a call that creates nothing insists on one too
+    }
     done = subprocess.run([engine, *arguments], env=environment, capture_output=True, text=True, timeout=600)
     if done.returncode:
         raise ServicesError(f"{engine} {' '.join(arguments)} failed: {(done.stderr or done.stdout).strip()}")

@@ -125,6 +125,10 @@ class Postgres(Engine):
         )  # fmt: skip
         password.unlink()
 
+    def configure(self) -> None:
+        # Left by a crash.  The process is dead, but while init has not reaped it PostgreSQL would believe it alive.
+        self.data.joinpath("postmaster.pid").unlink(missing_ok=True)
+
     def command(self) -> list[str]:
         settings = {**POSTGRES_SETTINGS, "port": str(self.server["port"])}
         options = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
@@ -160,7 +164,7 @@ class Pgbouncer(Engine):
             "max_client_conn": 500,
             "default_pool_size": 20,
             "ignore_startup_parameters": "extra_float_digits",
-            "server_idle_timeout": 2,  # DROP DATABASE waits 5 s at most for other sessions to leave
+            "server_idle_timeout": 1,  # DROP DATABASE waits 5 s at most for other sessions to leave
             "server_login_retry": 1,  # default 15 s: that long it would refuse after a restart of PostgreSQL
         }
         lines = [f"{key} = {value}" for key, value in settings.items()]

@@ -1,0 +1,102 @@
+"""Install by apt, as root, whatever of these is missing.
+
+    python -m tests.services_packages [venv] [servers] [mysqlclient]
+
+`venv`: for a Debian Python that cannot make virtualenvs.  `servers`: the database servers, unless DISTLOCK_SERVICES
+names some that run already.  `mysqlclient`: what it takes to compile that driver.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.services import is_external
+from tests.services_engines import ENGINES
+from tests.services_process import ServicesError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+POLICY = Path("/usr/sbin/policy-rc.d")
+POLICY_ASIDE = POLICY.with_name("policy-rc.d.before-distlock")
+
+
+def missing(wanted: Sequence[str]) -> set[str]:
+    """The Debian packages that are wanted and not there."""
+    found: dict[str, object] = {}
+    if "venv" in wanted:
+        found["python3-venv"] = _imports("ensurepip")
+    if "servers" in wanted and not is_external():
+        found |= {package: None for engine in ENGINES.values() for package in engine.missing().values()}
+    if "mysqlclient" in wanted and not _imports("MySQLdb"):
+        found |= {
+            "gcc": shutil.which("gcc"),
+            "libc6-dev": Path("/usr/include/stdio.h").exists(),
+            "python3-dev": Path(sysconfig.get_path("include"), "Python.h").exists(),
+            "pkg-config": shutil.which("pkg-config"),
+            "libmariadb-dev": shutil.which("mariadb_config"),
+        }
+    return {package for package, present in found.items() if not present}
+
+
+def install(packages: Collection[str]) -> None:
+    """apt-get install, with nothing started: the tests run servers of their own."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise ServicesError(
+            f"missing, by their Debian names: {' '.join(sorted(packages))}\n"
+            "As root on Debian or Ubuntu the same command installs them.  "
+            "Database servers may also come as containers: make services COMPOSE=mariadb"
+        )
+    print(f"installing {' '.join(sorted(packages))}", file=sys.stderr, flush=True)
+    with _no_service_starts():
+        _apt_get("update", "--quiet=2")
+        _apt_get("install", "--quiet=2", "--yes", "--no-install-recommends", *sorted(packages))
+
+
+def _apt_get(*arguments: str) -> None:
+    """Silent unless it fails: what a test run prints last, and all it prints, is about tests."""
+    done = subprocess.run(
+        ["apt-get", "-o", "DPkg::Lock::Timeout=300", *arguments],
+        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    if done.returncode:
+        raise ServicesError(f"apt-get {arguments[0]} failed:\n{(done.stderr + done.stdout)[-3000:].strip()}")
+
+
+@contextmanager
+def _no_service_starts() -> Iterator[None]:
+    """Debian packages ask policy-rc.d whether to start their service; 101 means no.  What stood there comes back."""
+    if POLICY.exists() and not POLICY_ASIDE.exists():
+        POLICY.rename(POLICY_ASIDE)
+    POLICY.write_text("#!/bin/sh\nexit 101\n")
+    POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        if POLICY_ASIDE.exists():
+            POLICY_ASIDE.replace(POLICY)
+        else:
+            POLICY.unlink()
+
+
+def _imports(module: str) -> bool:
+    return subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True).returncode == 0
+
+
+if __name__ == "__main__":
+    try:
+        if packages := missing(sys.argv[1:]):
+            install(packages)
+    except ServicesError as error:
+        sys.exit(f"services: {error}")
