@@ -97,7 +97,8 @@ def down() -> None:
     """Stop every private server by its recorded process and remove its data."""
     with exclusive():
         if is_external():
-            containers_down(read_json(state_path()))
+            if containers_down(read_json(state_path())):
+                state_path().unlink()
             return
         processes = read_json(processes_path())
         for name in reversed(ENGINES):

@@ -46,11 +46,12 @@ def containers_up(known: dict[str, Any], database: str) -> dict[str, Any]:
     }
 
 
-def containers_down(state: dict[str, Any]) -> None:
-    """Remove the containers that `containers_up` made; servers of any other origin are left alone."""
+def containers_down(state: dict[str, Any]) -> bool:
+    """Remove the containers that `containers_up` made; whether there were any.  Other servers are left alone."""
     engines = {server["engine"] for server in state.values() if "container" in server}
     for engine in engines:
         _run(engine, "compose", "down", "--volumes")
+    return bool(engines)
 
 
 def control_container(server: dict[str, Any], verb: str) -> None:
