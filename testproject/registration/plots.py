@@ -8,7 +8,7 @@ from typing import Any
 WIDTH = 340
 ROW = 46
 # Room right of the longest bar for its figure.
-FIGURE = 90
+FIGURE = 125
 
 
 @dataclass(frozen=True, slots=True)

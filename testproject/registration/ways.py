@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """`slug` is the URL's part; `prevents` says whether one account per address is promised.
+    """One way to register.
 
-    `lock_name` is the name of the advisory lock that a sign-up takes, with {key} for the case-folded address.
+    `slug` is its part of the URL, `code` what stands above or in its view; `prevents` says whether it promises one
+    account per address. `lock_name` is the advisory lock that a sign-up takes, {key} being the case-folded address.
     """
 
     slug: str
     title: str
+    code: str
     summary: str
     prevents: bool
     lock_name: str | None = None
@@ -26,28 +28,31 @@ class Way:
 NONE = Way(
     "none",
     "No lock",
+    "",
     "Check, hash the password, insert. Two requests that both check before either inserts make two accounts.",
     prevents=False,
 )
 TABLE = Way(
     "table",
     "Table lock",
-    "LOCK TABLE around check and insert. It stops the race, and on PostgreSQL and MariaDB it also stops everybody "
-    "who only reads the table: log-ins wait too.",
+    "LOCK TABLE",
+    "The table locked around check and insert. It stops the race, and on PostgreSQL and MariaDB it also stops "
+    "everybody who only reads the table: log-ins wait too.",
     prevents=True,
 )
 ADVISORY = Way(
     "advisory",
     "Advisory lock",
-    '@advisory_lock("register") on the view. Registrations go one at a time; nobody else waits.',
+    '@advisory_lock("register")',
+    "One name for all registrations: they go one at a time, and nobody else waits.",
     prevents=True,
     lock_name="register",
 )
 PER_EMAIL = Way(
     "advisory-per-email",
     "Advisory lock per address",
-    '@advisory_lock("register:{sign_up.key}") on the view. Only registrations of the same address wait for each '
-    "other; different addresses go side by side.",
+    '@advisory_lock("register:{sign_up.key}")',
+    "One name per address: only registrations of the same address wait for each other.",
     prevents=True,
     lock_name="register:{key}",
 )

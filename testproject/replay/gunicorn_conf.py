@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 
 workers = int(os.environ["REPLAY_WORKERS"])
 worker_class = "gthread"
@@ -14,6 +16,16 @@ timeout = 120
 graceful_timeout = 5
 control_socket_disable = True
 loglevel = "warning"
+
+
+def on_starting(server) -> None:
+    """Stop when the process that started this server is gone, however it went: nobody is left who would."""
+
+    def watch() -> None:
+        os.read(int(os.environ["REPLAY_LIFELINE_FD"]), 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def post_worker_init(worker) -> None:

@@ -73,7 +73,7 @@ class Phase:
             addresses=addresses,
             accounts=sum(made),
             duplicates=sum(count - 1 for count in made),
-            statuses=dict(Counter(str(answer.status) for answer in sign_ups)),
+            statuses=dict(sorted(Counter(str(answer.status) for answer in sign_ups).items())),
             errors=sorted({f"{answer.status} {answer.error}".strip() for answer in failed}),
             processes=len({answer.process for answer in sign_ups} - {None}),
             seconds=round(seconds := span(sign_ups), 3),
@@ -94,8 +94,10 @@ def is_failure(answer: Answer, expected: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayResult:
-    """One way's outcome; `log_in_while_held` is None where there is no lock to try a log-in under, or it could not be tried (see
-    `proof_problem`).
+    """One way's outcome.
+
+    `log_in_while_held` is None where there is no lock to log in under, or where it could not be tried: then
+    `proof_problem` says why.
     """
 
     slug: str

@@ -26,14 +26,19 @@ class ServerError(Exception):
 class Server:
     """gunicorn with `workers` processes of `threads` threads each, ready to serve inside the with-block.
 
-    The application gets this process's environment and so the same database. `port` 0 takes a free one. The socket
-    is opened here and handed over, so no other program can take the port in between.
+    The application gets this process's environment and so the same database. `port` 0 takes a free one; with
+    `or_any_port` a taken port is replaced by a free one, else it is a ServerError. The server ends with the
+    with-block, and also when this process dies without leaving it. What it logs is kept for `log_tail`, or goes to
+    this process's own output with `show_log`.
     """
 
-    def __init__(self, *, workers: int = 4, threads: int = 40, port: int = 0) -> None:
+    def __init__(
+        self, *, workers: int = 4, threads: int = 40, port: int = 0, or_any_port: bool = False, show_log: bool = False
+    ) -> None:
         if importlib.util.find_spec("gunicorn") is None:
             raise ServerError("gunicorn is not installed: `pip install --group demo`, or use `make demo`.")
-        self.workers, self.threads, self.port = workers, threads, port
+        self.workers, self.threads, self.port, self.or_any_port = workers, threads, port, or_any_port
+        self.show_log = show_log
         self.pids: frozenset[int] = frozenset()
         self.process: subprocess.Popen[bytes]
         self.log: IO[bytes]
@@ -44,20 +49,14 @@ class Server:
 
     def __enter__(self) -> Self:
         self.log = tempfile.TemporaryFile()
-        with socket.socket() as listener:
-            # A port whose last server has just stopped may be taken again.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind(("127.0.0.1", self.port))
-            except OSError as error:
-                raise ServerError(f"Port {self.port} is taken ({error.strerror}); choose another one.") from error
-            listener.listen(256)
+        # The server's end of the lifeline is readable only once this process is gone: see gunicorn_conf.py.
+        lifeline, self._lifeline = os.pipe()
+        ready, told = os.pipe()
+        with self._listener() as listener:
             self.port = listener.getsockname()[1]
-            ready, told = os.pipe()
-            try:
-                self.process = self._start(listener.fileno(), told)
-            finally:
-                os.close(told)
+            self.process = self._start(listener.fileno(), told, lifeline)
+        os.close(told)
+        os.close(lifeline)
         try:
             self.pids = self._wait_until_ready(ready)
         except BaseException:
@@ -79,19 +78,42 @@ class Server:
         """Return when the server has ended."""
         self.process.wait()
 
-    def _start(self, listener: int, told: int) -> subprocess.Popen[bytes]:
-        sizes = {"REPLAY_WORKERS": str(self.workers), "REPLAY_THREADS": str(self.threads)}
+    def _listener(self) -> socket.socket:
+        """A listening socket, opened here and handed over, so that no other program can take the port in between."""
+        listener = socket.socket()
+        # A port whose last server has just stopped may be taken again.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            try:
+                listener.bind(("127.0.0.1", self.port))
+            except OSError as error:
+                if not self.or_any_port:
+                    raise ServerError(f"Port {self.port}: {error.strerror}; choose another one.") from error
+                listener.bind(("127.0.0.1", 0))
+            listener.listen(256)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    def _start(self, listener: int, told: int, lifeline: int) -> subprocess.Popen[bytes]:
+        given = {
+            "REPLAY_WORKERS": str(self.workers),
+            "REPLAY_THREADS": str(self.threads),
+            "REPLAY_READY_FD": str(told),
+            "REPLAY_LIFELINE_FD": str(lifeline),
+        }
         return subprocess.Popen(
             [
                 *(sys.executable, "-m", "gunicorn", "--config", "python:testproject.replay.gunicorn_conf"),
                 *("--bind", f"fd://{listener}", "testproject.wsgi:application"),
             ],
             cwd=ROOT,
-            env={**os.environ, **sizes, "REPLAY_READY_FD": str(told)},
-            pass_fds=(listener, told),
+            env={**os.environ, **given},
+            pass_fds=(listener, told, lifeline),
             stdin=subprocess.DEVNULL,
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
+            stdout=None if self.show_log else self.log,
+            stderr=None if self.show_log else subprocess.STDOUT,
         )
 
     def _wait_until_ready(self, ready: int) -> frozenset[int]:
@@ -116,4 +138,5 @@ class Server:
                 # The workers notice that their parent is gone and end by themselves.
                 self.process.kill()
                 self.process.wait()
+        os.close(self._lifeline)
         self.log.close()

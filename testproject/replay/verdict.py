@@ -62,7 +62,7 @@ def table(replay: Replay) -> str:
 
 
 def figures(phase: Phase) -> tuple[str, ...]:
-    answers = " ".join(f"{status}:{count}" for status, count in sorted(phase.statuses.items()))
+    answers = " ".join(f"{status}:{count}" for status, count in phase.statuses.items())
     return (
         str(phase.accounts),
         str(phase.duplicates),

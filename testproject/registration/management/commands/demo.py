@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.management import call_command
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from testproject.replay.server import Server, ServerError
+
+DEFAULT_PORT = 8000
+USER = "demo"
+
+
+class Command(BaseCommand):
+    help = "Prepare the demo's database, replay the registration race, say what happened, then serve the demo."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--no-serve", action="store_true", help="stop after the replay; exit status as of `replay`")
+        parser.add_argument("--port", type=int, help=f"default: {DEFAULT_PORT}, or a free one if that is taken")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        call_command("migrate", interactive=False, verbosity=0)
+        password = reset_superuser()
+        failure = self.replay()
+        if options["no_serve"]:
+            if failure:
+                raise failure
+            return
+        if failure:
+            self.stderr.write(self.style.ERROR(f"The replay did not go as promised:\n{failure}"))
+        try:
+            self.serve(options["port"], password)
+        except ServerError as error:
+            raise CommandError(str(error)) from error
+
+    def replay(self) -> CommandError | None:
+        """The replay's own command; a failed one is kept, because the page that shows it can still be served."""
+        self.stdout.write("Replaying the registration race against a real server:")
+        try:
+            call_command("replay", stdout=self.stdout, stderr=self.stderr)
+        except CommandError as error:
+            return error
+        return None
+
+    def serve(self, port: int | None, password: str) -> None:
+        with Server(port=port or DEFAULT_PORT, or_any_port=port is None, show_log=True) as server:
+            self.stdout.write(
+                f"\nDemo:   {server.url}\nAdmin:  {server.url}admin/   user {USER}, password {password}\n"
+                "Control-C stops the server."
+            )
+            self.stdout.flush()
+            try:
+                server.wait()
+            except KeyboardInterrupt:
+                self.stdout.write("\nStopped.")
+                return
+            raise CommandError("The server ended by itself; its log above says why.")
+
+
+def reset_superuser() -> str:
+    """Give the demo's superuser a fresh random password, and return it: it is printed here and stored nowhere."""
+    password = secrets.token_urlsafe(9)
+    user, _ = get_user_model().objects.get_or_create(username=USER, defaults={"is_staff": True, "is_superuser": True})
+    user.set_password(password)
+    user.save()
+    return password

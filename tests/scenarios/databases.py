@@ -1,0 +1,94 @@
+"""Databases of their own for the demo's server processes: made, migrated, dropped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.services import load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND_SECONDS = 110
+
+
+@contextmanager
+def demo_database(engine: str, folder: Path) -> Iterator[dict[str, str]]:
+    """A migrated database for the demo on this engine; yields the environment that points to it."""
+    name = f"distlock_scenario_{os.getpid()}"
+    with scratch_database(engine, name):
+        environment = {"DB": engine, "DISTLOCK_DEMO_DB": str(folder / "demo.sqlite3") if engine == "sqlite" else name}
+        manage("migrate", "--verbosity=0", environment=environment).check_returncode()
+        yield environment
+
+
+@contextmanager
+def scratch_database(engine: str, name: str) -> Iterator[None]:
+    """An empty database on the private server; SQLite makes its file by itself."""
+    if engine == "sqlite":
+        yield
+        return
+    execute = {"postgres": execute_postgres, "mariadb": execute_mariadb}[engine]
+    drop = f"DROP DATABASE IF EXISTS {name}"
+    execute(drop)
+    execute(f"CREATE DATABASE {name}")
+    try:
+        yield
+    finally:
+        # Without FORCE: a session that the demo's processes left open must make this fail.
+        execute(drop)
+
+
+def execute_postgres(statement: str) -> None:
+    import psycopg
+
+    server = load()["postgres"]
+    with psycopg.connect(
+        host=server["host"],
+        port=server["port"],
+        user=server["user"],
+        password=server["password"],
+        dbname=server["name"],
+        autocommit=True,
+    ) as connection:
+        connection.execute(statement)
+
+
+def execute_mariadb(statement: str) -> None:
+    import MySQLdb
+
+    server = load()["mariadb"]
+    connection = MySQLdb.connect(
+        host=server["host"], port=int(server["port"]), user=server["user"], password=server["password"]
+    )
+    try:
+        connection.query(statement)
+        connection.store_result()
+    finally:
+        connection.close()
+
+
+def manage(*arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run the demo's manage.py; its output is shown with a failing test."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "testproject" / "manage.py", *arguments],
+        env=demo_environment(environment),
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_SECONDS,
+        check=False,
+    )
+    print(done.stderr)
+    return done
+
+
+def demo_environment(environment: dict[str, str]) -> dict[str, str]:
+    """This process's environment without the settings that the demo reads, and with these."""
+    ours = ("DB", "DISTLOCK_DEMO_DB", "DISTLOCK_ATOMIC_REQUESTS", "DISTLOCK_SITE_KEY", "DJANGO_SETTINGS_MODULE")
+    return {key: value for key, value in os.environ.items() if key not in ours} | environment

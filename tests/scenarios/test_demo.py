@@ -1,0 +1,92 @@
+"""The demo command as a person runs it."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from .databases import ROOT, demo_environment, manage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(90)
+SERVING_SECONDS = 60
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """`manage.py demo` on an empty SQLite file, started from another directory."""
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "testproject" / "manage.py", "demo"],
+        cwd=tmp_path,
+        env=demo_environment({"DB": "sqlite", "DISTLOCK_DEMO_DB": str(tmp_path / "demo.sqlite3")}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    # Ends the reading below when the demo hangs.
+    deadline = threading.Timer(SERVING_SECONDS, process.kill)
+    deadline.start()
+    try:
+        yield process
+    finally:
+        deadline.cancel()
+        process.kill()
+        process.communicate()
+
+
+def test_the_demo_replays_and_serves_until_interrupted(demo: subprocess.Popen[str]) -> None:
+    output = ""
+    for line in demo.stdout:
+        output += line
+        if "Control-C" in line:
+            break
+    print(output)
+    assert re.search(r"No lock: 200 identical sign-ups made \d+ accounts, \d+ too many", output)
+    for way in ("Table lock", "Advisory lock", "Advisory lock per address"):
+        assert f"{way}: 200 identical sign-ups made 1 account." in output
+    assert "user demo, password" in output
+    address = re.search(r"^Demo: +(\S+)$", output, re.MULTILINE).group(1)
+    assert "The latest replay" in get(address, "/")
+    assert "Log in" in get(address, "/admin/login/")
+    assert "color-scheme" in get(address, "/static/registration/demo.css")
+    demo.send_signal(signal.SIGINT)
+    assert demo.wait(30) == 0
+
+
+def get(address: str, path: str) -> str:
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=10)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        body = response.read().decode()
+    finally:
+        connection.close()
+    assert response.status == 200, body
+    return body
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "message"),
+    [
+        ({"DB": "oracle"}, ["check"], "use sqlite, postgres or mariadb"),
+        ({"DB": "postgres", "DISTLOCK_SERVICES": "/nonexistent/state.json"}, ["check"], "make services"),
+        ({}, ["replay", "--ways=advisory,queue"], "unknown way queue; choose from none, table, advisory"),
+    ],
+)
+def test_bad_input_names_the_cure(
+    tmp_path: Path, environment: dict[str, str], arguments: list[str], message: str
+) -> None:
+    done = manage(*arguments, environment={"DISTLOCK_DEMO_DB": str(tmp_path / "demo.sqlite3")} | environment)
+    assert done.returncode != 0
+    assert message in done.stderr
