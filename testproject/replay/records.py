@@ -65,7 +65,7 @@ class Phase:
         cls, sign_ups: Sequence[Answer], log_ins: Sequence[Answer], counts: Iterable[int], *, addresses: int
     ) -> Self:
         """`counts` is the number of accounts of each address that has any."""
-        made = list(counts)
+        made, seconds = list(counts), span(sign_ups)
         failed = [answer for answer in sign_ups if is_failure(answer, (201, 409, 503))]
         failed += [answer for answer in log_ins if is_failure(answer, (200,))]
         return cls(
@@ -76,7 +76,7 @@ class Phase:
             statuses=dict(sorted(Counter(str(answer.status) for answer in sign_ups).items())),
             errors=sorted({f"{answer.status} {answer.error}".strip() for answer in failed}),
             processes=len({answer.process for answer in sign_ups} - {None}),
-            seconds=round(seconds := span(sign_ups), 3),
+            seconds=round(seconds, 3),
             per_second=round(len(sign_ups) / seconds, 1),
             sign_ups=Times.of(sign_ups),
             log_ins=Times.of(log_ins),
