@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from .validation import count, seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 KEYS = ("BACKEND", "TIMEOUT", "TTL", "MAX_HOLD", "MAX_HELD", "WARN_HOLD_SECONDS", "OPTIONS")
 MIN_SITE_KEY_LENGTH = 32

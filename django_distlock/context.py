@@ -19,10 +19,12 @@ import asyncio
 import sys
 import threading
 import time
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import AsyncToSync, SyncToAsync
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 _WORKER = SyncToAsync.thread_handler.__code__
 _AWAITER = SyncToAsync.__call__.__code__

@@ -23,7 +23,7 @@ OnBusy = Literal["raise", "skip"] | Callable[..., Any]
 
 
 def validate_on_busy(on_busy: object) -> Any:
-    """"raise", "skip" or a callable; else ValueError or TypeError."""
+    """ "raise", "skip" or a callable; else ValueError or TypeError."""
     if on_busy in ("raise", "skip") or callable(on_busy):
         return on_busy
     kind = ValueError if isinstance(on_busy, str) else TypeError
@@ -167,5 +167,3 @@ def _refuse(function: object) -> None:
         raise TypeError(f"A lock decorates a callable, not {type(function).__name__}; did you mean `with`?")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(f"{name} is a generator: it would run after the lock is released. Use `with` inside it.")
-
-

@@ -119,7 +119,9 @@ class Face(Generic[L]):
 
     def _refuse_on_busy(self) -> None:
         if self.on_busy != "raise":
-            raise TypeError("on_busy belongs to the decorator; in a with block use try_acquire() or catch LockNotAcquired.")
+            raise TypeError(
+                "on_busy belongs to the decorator; in a with block use try_acquire() or catch LockNotAcquired."
+            )
 
     def __enter__(self) -> L:
         self._refuse_on_busy()

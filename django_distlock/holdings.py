@@ -9,95 +9,18 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from .exceptions import DeadlockDetected, DistlockError
-from .names import LockKey
+from .holding import Holding, Slot, State, closes_circle
 from .parking import Parker
-from .records import Grant
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .backends.base import Backend
-
-
-class State(Enum):
-    WAITING = auto()  # in the queue of this process
-    CLAIMING = auto()  # asking the engine
-    HELD = auto()
-    DEFERRED = auto()  # released by everybody, kept until a transaction ends
-    RELEASING = auto()  # being given back to the engine
-    ENDED = auto()
-
-
-class Holding:
-    """One context's hold of one lock, shared by all Leases of that context."""
-
-    __slots__ = (
-        "backend",
-        "callbacks",
-        "claimed_at",
-        "grant",
-        "key",
-        "leases",
-        "lost",
-        "max_hold",
-        "owner",
-        "parker",
-        "pid",
-        "shared",
-        "state",
-        "transactions",
-        "ttl",
-    )
-
-    def __init__(self, backend: Backend, key: LockKey, owner: object, shared: bool) -> None:
-        self.backend = backend
-        self.key = key
-        self.owner = owner
-        self.shared = shared
-        self.state = State.CLAIMING
-        self.pid = os.getpid()
-        self.claimed_at = time.monotonic()
-        self.parker: Parker | None = None
-        self.grant: Grant | None = None
-        self.leases: set[Any] = set()
-        self.lost: str | None = None
-        self.callbacks: list[Callable[[], None]] = []
-        # the open transactions that must end before the engine may give the lock away
-        self.transactions: set[Any] = set()
-        self.ttl: float | None = None
-        self.max_hold: float | None = None
-
-    def excludes(self, other: Holding) -> bool:
-        """Must the one wait for the other? What a context keeps for its own transaction never stands in its way."""
-        if self.owner is other.owner and self.state is State.DEFERRED:
-            return False
-        return not (self.shared and other.shared)
-
-    # as a target of Call: the wait in the queue of this process
-
-    def park(self, timeout: float) -> bool:
-        assert self.parker is not None
-        return self.parker.park(timeout)
-
-    async def apark(self, timeout: float) -> bool:
-        assert self.parker is not None
-        return await self.parker.apark(timeout)
-
-
-class Slot:
-    __slots__ = ("holders", "queue")
-
-    def __init__(self) -> None:
-        self.holders: list[Holding] = []
-        self.queue: deque[Holding] = deque()
-
-    def admits(self, new: Holding) -> bool:
-        return not any(holder.excludes(new) for holder in self.holders)
+    from .names import LockKey
+    from .records import Grant
 
 
 class Holdings:
@@ -108,6 +31,7 @@ class Holdings:
         self._slots: dict[bytes, Slot] = {}
         self._waiting: dict[object, Holding] = {}
         self._counts: dict[Backend, int] = {}
+        self._owned: dict[object, int] = {}  # holdings per context
 
     def arrive(
         self, backend: Backend, key: LockKey, owner: object, shared: bool, *, may_wait: bool, reenter: bool, limit: int
@@ -161,34 +85,15 @@ class Holdings:
         holding.state = State.CLAIMING
         slot.holders.append(holding)
         self._counts[holding.backend] = self._counts.get(holding.backend, 0) + 1
+        self._owned[holding.owner] = self._owned.get(holding.owner, 0) + 1
 
     def _refuse_circle(self, slot: Slot, new: Holding) -> None:
-        """Walk from waiter to holder to what that holder waits for; back at the start there is a deadlock (R8)."""
-        seen: set[int] = set()
-        pending = self._blockers(slot, new)
-        while pending:
-            blocker = pending.pop()
-            if blocker.owner is new.owner:
-                raise DeadlockDetected(
-                    f"Waiting for {new.key.name!r} would never end: its holder waits, directly or over others, for a "
-                    "lock that this context holds. Take several locks with lock_all()."
-                )
-            if id(blocker.owner) in seen:
-                continue
-            seen.add(id(blocker.owner))
-            waiting = self._waiting.get(blocker.owner)
-            if waiting is not None:
-                pending += self._blockers(self._slots[waiting.key.digest], waiting)
-
-    @staticmethod
-    def _blockers(slot: Slot, waiter: Holding) -> list[Holding]:
-        found = [holder for holder in slot.holders if holder.excludes(waiter)]
-        for ahead in slot.queue:
-            if ahead is waiter:
-                break
-            if ahead.excludes(waiter):
-                found.append(ahead)
-        return found
+        """R8. Who holds nothing closes no circle, which spares a long queue the search."""
+        if new.owner in self._owned and closes_circle(new, slot, self._waiting, self._slots):
+            raise DeadlockDetected(
+                f"Waiting for {new.key.name!r} would never end: its holder waits, directly or over others, for a "
+                "lock that this context holds. Take several locks with lock_all()."
+            )
 
     def establish(self, holding: Holding, grant: Grant, lease: Any) -> None:
         """The engine granted it."""
@@ -258,6 +163,11 @@ class Holdings:
     def _dismiss(self, slot: Slot, holding: Holding) -> None:
         slot.holders.remove(holding)
         self._counts[holding.backend] -= 1
+        left = self._owned[holding.owner] - 1
+        if left:
+            self._owned[holding.owner] = left
+        else:
+            del self._owned[holding.owner]
 
     def _promote(self, slot: Slot) -> None:
         while slot.queue and slot.admits(slot.queue[0]):

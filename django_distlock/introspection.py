@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from django.core.exceptions import ImproperlyConfigured
 
 from .exceptions import DistlockError
-from .records import BackendReport
-from .registry import registry
+from .records import BackendReport, LockInfo
+from .registry import Entry, registry
 
 logger = logging.getLogger("django_distlock.introspection")
 
@@ -24,13 +25,20 @@ def held_locks(using: str | None = None) -> list[BackendReport]:
 
 def _report(alias: str) -> BackendReport:
     try:
-        backend = registry.entry(alias).backend
+        entry = registry.entry(alias)
     except ImproperlyConfigured as error:
         logger.warning("Alias %r: %s", alias, error)
         return BackendReport(alias=alias, backend="", error=type(error).__name__)
+    backend = entry.backend
     name = type(backend).__name__
     try:
-        return BackendReport(alias=alias, backend=name, locks=tuple(backend.inspect()))
+        locks = tuple(_named(entry, info) for info in backend.inspect())
+        return BackendReport(alias=alias, backend=name, locks=locks)
     except DistlockError as error:
         logger.warning("The locks of alias %r cannot be listed: %s", alias, error)
         return BackendReport(alias=alias, backend=name, error=type(error.__cause__ or error).__name__)
+
+
+def _named(entry: Entry, info: LockInfo) -> LockInfo:
+    """An engine that keeps only a hash: give it the name, if this process knows it."""
+    return info if info.name is not None else replace(info, name=entry.known_name(info.key))

@@ -12,15 +12,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from . import context
-from .holdings import Holding, holdings
+from .holdings import holdings
 from .loss import lose
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .backends.base import Backend
+    from .holding import Holding
 
 logger = logging.getLogger("django_distlock.keepalive")
 
@@ -123,7 +125,8 @@ class Keepalive:
 
     @staticmethod
     def _renew(holding: Holding) -> None:
-        assert holding.grant is not None and holding.ttl is not None  # noqa: S101 - the caller looked
+        assert holding.grant is not None
+        assert holding.ttl is not None
         ttl = holding.ttl
         if holding.max_hold is not None:
             ttl = min(ttl, holding.claimed_at + holding.max_hold - time.monotonic())

@@ -6,17 +6,21 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from . import signals
 from .exceptions import DistlockError, LockLost, LockNotHeld
-from .holdings import Holding, State, holdings
+from .holding import Holding, State
+from .holdings import holdings
 from .loss import lose
-from .records import Grant
 from .transactions import defer
 from .validation import seconds
 from .waiting import Call, Flow, adrive, drive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .records import Grant
 
 logger = logging.getLogger("django_distlock.lease")
 
@@ -122,7 +126,7 @@ class Lease(Releasable):
         grant = self._grant
         if grant.valid_until is not None and time.monotonic() >= grant.valid_until:
             return lose(holding, "expired") or holding.lost is not None
-        if not holding.backend.alive(grant):
+        if not holding.backend.look(grant):
             return lose(holding, "session") or holding.lost is not None
         return False
 
@@ -181,9 +185,8 @@ class Lease(Releasable):
         holding = self._holding
         if self._released or holding.pid != os.getpid():
             return
-        lost = self.lost
         self._released = True
-        if lost:
+        if holding.lost is not None:
             self._report(LockLost(self._lost_message()), raising)
         elif holdings.leave(holding, self) and not defer(holding):
             error = yield from give_back(holding)
@@ -208,7 +211,9 @@ def give_back(holding: Holding) -> Flow[DistlockError | None]:
     finally:
         holdings.end(holding)
     if not released:
-        return LockLost(f"The lock {holding.key.name!r} of alias {holding.backend.alias!r} was lost before its release.")
+        return LockLost(
+            f"The lock {holding.key.name!r} of alias {holding.backend.alias!r} was lost before its release."
+        )
     signals.send_held(signals.lock_released, holding)
     return None
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from . import context, decorators, signals
 from .faces import Face
-from .holdings import Holding, State, holdings
+from .holding import Holding, State
+from .holdings import holdings
 from .keepalive import keepalive
 from .lease import Lease
 from .loss import lose
@@ -20,6 +20,9 @@ from .sitekey import site_key
 from .transactions import bind, choose_scope, open_transactions, warn_of_stale_snapshot
 from .validation import UNSET, Timeout, optional_seconds
 from .waiting import Call, Deadline, Flow, acquire_flow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Lock(Face[Lease]):
@@ -204,6 +207,4 @@ def advisory_lock(
     Bad input raises ValueError or TypeError at once; what the engine cannot do raises UnsupportedOperation at the
     first acquire.
     """
-    return Lock(
-        name, using=using, timeout=timeout, ttl=ttl, max_hold=max_hold, shared=shared, on_busy=on_busy
-    )
+    return Lock(name, using=using, timeout=timeout, ttl=ttl, max_hold=max_hold, shared=shared, on_busy=on_busy)

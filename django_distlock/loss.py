@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from . import signals
-from .holdings import Holding, holdings
+from .holdings import holdings
+
+if TYPE_CHECKING:
+    from .holding import Holding
 
 logger = logging.getLogger("django_distlock.loss")
 

@@ -8,19 +8,22 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from .backends.base import Backend
 from .conf import AliasConfig, configured, read_alias
 from .holdings import holdings
 from .keepalive import keepalive
 from .names import LockKey, derive_key
 from .sitekey import site_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .backends.base import Backend
 
 logger = logging.getLogger("django_distlock.registry")
 
@@ -51,6 +54,13 @@ class Entry:
             secret = (site_key.pinned or "") if self.backend.needs_site_key else ""
             key = self._keys[parts] = derive_key(secret, self.config.alias, *parts)
         return key
+
+    def known_name(self, key: str) -> str | None:
+        """The name of a key as the engine calls it, if this process used it lately."""
+        for known in list(self._keys.values()):
+            if key in (str(known.number), known.text, known.path):
+                return known.name
+        return None
 
 
 class Registry:

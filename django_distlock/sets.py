@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Mapping
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from .faces import Face
 from .lease import Lease, LeaseSet, release_all
 from .lock import Lock, lock_flow, validate_alias
 from .validation import UNSET, Timeout, count, optional_seconds
 from .waiting import PAUSE, Call, Deadline, Flow, backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 
 class LockSet(Face[LeaseSet]):

@@ -14,11 +14,12 @@ A receiver that fails is logged by Django and changes nothing. Re-entries send n
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.dispatch import Signal
 
-from .holdings import Holding
+if TYPE_CHECKING:
+    from .holding import Holding
 
 lock_acquired = Signal()
 lock_released = Signal()

@@ -10,15 +10,20 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import connections
-from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .holdings import Holding, holdings
+from .holdings import holdings
 from .loss import lose
-from .records import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from .holding import Holding
+    from .records import Scope
 
 logger = logging.getLogger("django_distlock.transactions")
 
@@ -213,4 +218,3 @@ def isolation_level(connection: BaseDatabaseWrapper) -> str | None:
     if level is None:
         return None
     return str(getattr(level, "name", level)).replace("_", " ").upper()
-

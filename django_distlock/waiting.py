@@ -12,9 +12,10 @@ import math
 import random
 import time
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from .records import Claim, Grant
+if TYPE_CHECKING:
+    from .records import Claim, Grant
 
 T = TypeVar("T")
 

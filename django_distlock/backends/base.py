@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from django.core.checks import CheckMessage
+from django_distlock.exceptions import UnsupportedOperation
+from django_distlock.waiting import backoff
 
-from ..exceptions import UnsupportedOperation
-from ..records import Claim, Grant, LockInfo
-from ..waiting import backoff
 from .threads import Threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from django.core.checks import CheckMessage
+
+    from django_distlock.records import Claim, Grant, LockInfo
 
 
 def _nobody_ticks(when: float) -> None:
@@ -79,6 +83,10 @@ class Backend(ABC):
     def alive(self, grant: Grant) -> bool:
         """What this process knows of ``grant`` without asking: False if it is lost."""
         return True
+
+    def look(self, grant: Grant) -> bool:
+        """:meth:`alive`, after a look at the socket if there is one; still no round trip."""
+        return self.alive(grant)
 
     def pause(self, claim: Claim, attempt: int) -> float:
         """Seconds to sleep before the next attempt at ``claim``."""

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..names import LockKey
-from ..records import Claim, Grant, LockInfo, drift
+from django_distlock.records import Claim, Grant, LockInfo, drift
+
 from .base import Backend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from django_distlock.names import LockKey
 
 
 @dataclass(slots=True)

@@ -2,17 +2,58 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import math
 import os
 import select
 import socket
+import time
 
 
 def readable(fd: int, timeout: float) -> bool:
     """Wait for at most ``timeout`` seconds (``math.inf``: for ever) until ``fd`` has something to read, or its end."""
+    return _poll(fd, select.POLLIN, timeout)
+
+
+def _poll(fd: int, events: int, timeout: float) -> bool:
     poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(None if timeout == float("inf") else max(0.0, timeout) * 1000))
+    poll.register(fd, events)
+    # rounded up: a poll that comes back early would be taken for the deadline
+    return bool(poll.poll(None if timeout == math.inf else math.ceil(max(0.0, timeout) * 1000)))
+
+
+class Ready:
+    """Waiting for a socket, as a target for :class:`~django_distlock.waiting.Call`."""
+
+    @staticmethod
+    def poll(fd: int, write: bool, until: float) -> bool:
+        """Wait until ``fd`` can be read (or written); False at the monotonic time ``until``."""
+        return _poll(fd, select.POLLOUT if write else select.POLLIN, until - time.monotonic())
+
+    @staticmethod
+    async def apoll(fd: int, write: bool, until: float) -> bool:
+        """:meth:`poll` for a task."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
+        (loop.add_writer if write else loop.add_reader)(fd, _settle, future, True)
+        timer = None
+        if until != math.inf:
+            timer = loop.call_later(max(0.0, until - time.monotonic()), _settle, future, False)
+        try:
+            return await future
+        finally:
+            (loop.remove_writer if write else loop.remove_reader)(fd)
+            if timer is not None:
+                timer.cancel()
+
+
+READY = Ready()
+
+
+def _settle(future: asyncio.Future[bool], value: bool) -> None:
+    if not future.done():
+        future.set_result(value)
 
 
 def shut(fd: int) -> None:

@@ -1,0 +1,245 @@
+"""PostgreSQL's advisory locks (https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS).
+
+Outside a transaction a lock belongs to a dedicated session; inside ``atomic()`` it is taken on the caller's own
+connection and dies with the transaction it protects: no session more, and safe behind a transaction pooler.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, connections
+
+from django_distlock.exceptions import DeadlockDetected
+from django_distlock.records import Claim, Grant, LockInfo
+from django_distlock.waiting import Call, Flow, adrive, drive
+
+from . import sockets
+from .sessionlocks import LEAST_PATIENCE, SessionLockBackend
+from .sessions import GRACE, STATEMENT_LIMIT, SessionDead, StatementTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from django_distlock.names import LockKey
+
+try:
+    from .postgres_session import (
+        DEADLOCK_DETECTED,
+        LOCK_NOT_AVAILABLE,
+        QUERY_CANCELED,
+        PostgresSession,
+        open_session,
+    )
+except ImportError as error:
+    raise ImproperlyConfigured(
+        "The PostgreSQL lock backend needs psycopg 3: pip install 'django-distlock[postgres]'."
+    ) from error
+
+_NUMBER = "((classid::bigint << 32) | objid::bigint)"
+_OURS = (
+    "locktype = 'advisory' AND objsubid = 1"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+LIST = f"""
+SELECT {_NUMBER}, granted, mode, pid, application_name, client_addr, usename,
+       extract(epoch FROM state_change), extract(epoch FROM xact_start)
+FROM pg_locks LEFT JOIN pg_stat_activity USING (pid)
+WHERE {_OURS.replace("database", "pg_locks.database", 1)}
+"""  # noqa: S608 - constants
+MINE = f"SELECT {_NUMBER} FROM pg_locks WHERE {_OURS} AND granted AND pid = pg_backend_pid()"  # noqa: S608 - constants
+TRY = "SELECT {}(%s), upper(current_setting('transaction_isolation'))"
+
+
+class TransactionSession:
+    """Where a transaction-scoped lock lives: the caller's connection."""
+
+    __slots__ = ("connection", "dead", "isolation", "raw")
+
+    def __init__(self, connection: BaseDatabaseWrapper, isolation: str) -> None:
+        self.connection = connection
+        self.raw: Any = connection.connection
+        self.isolation = isolation
+        self.dead: str | None = None
+
+    def look(self) -> None:
+        if self.connection.connection is not self.raw or self.raw.closed:
+            self.dead = "the connection was closed"
+
+
+class AdvisoryBackend(SessionLockBackend[PostgresSession]):
+    """OPTIONS: ``database`` (the alias whose transaction counts), ``session_database`` (the alias whose parameters the
+    dedicated sessions use; a direct one behind a pooler), ``wait_sessions`` (default 8)."""
+
+    supports_shared = True
+    supports_transaction_scope = True
+
+    def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
+        super().__init__(alias, options)
+        self._guard = threading.Lock()
+        self._guarded: dict[int, tuple[float, int]] = {}
+
+    def _connect(self, waits: bool, until: float) -> Flow[PostgresSession]:
+        connection = connections[self.session_database]
+        if connection.vendor != "postgresql":
+            raise ImproperlyConfigured(
+                f"DISTLOCK[{self.alias!r}]: the database {self.session_database!r} is {connection.vendor}, "
+                "not PostgreSQL."
+            )
+        try:
+            return (yield from open_session(self.alias, connection.get_connection_params(), waits, until))
+        except SessionDead as error:
+            raise self._unavailable(error) from error
+
+    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        if claim.scope == "transaction":
+            return self._in_transaction(claim, wait)
+        return drive(self._acquire(claim, wait))
+
+    async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        return await adrive(self._acquire(claim, wait))
+
+    def release(self, grant: Grant) -> bool:
+        # its transaction takes it along
+        return True if grant.claim.scope == "transaction" else drive(self._release(grant))
+
+    async def arelease(self, grant: Grant) -> bool:
+        return True if grant.claim.scope == "transaction" else await adrive(self._release(grant))
+
+    def verify(self, grant: Grant) -> bool:
+        if grant.claim.scope == "transaction":
+            return self._in_transaction(grant.claim, 0) is not None
+        return drive(self._verify(grant))
+
+    async def averify(self, grant: Grant) -> bool:
+        return await adrive(self._verify(grant))
+
+    def _stop_waiting(self, session: PostgresSession) -> Flow[None]:
+        """Have the server cancel the wait; closing the socket would leave the waiter in the queue for a while."""
+        until = time.monotonic() + STATEMENT_LIMIT / 2
+        try:
+            other = yield from self.sessions.shared(until)
+            if not (yield Call(other.turnstile, "acquire", (STATEMENT_LIMIT / 2,))):
+                raise StatementTimeout
+            try:
+                yield Call(other, "execute", (b"cancel", b"%d" % session.conn.backend_pid, until))
+            finally:
+                other.turnstile.release()
+            yield from session.settle(until)
+            yield Call(session, "execute", (b"free_all", b"", until))
+        except Exception:
+            session.kill("a wait was cancelled")
+
+    # on the caller's connection
+
+    def _in_transaction(self, claim: Claim, wait: float) -> Grant | None:
+        connection = connections[self.database]
+        asked = time.monotonic()
+        function = "pg_try_advisory_xact_lock_shared" if claim.shared else "pg_try_advisory_xact_lock"
+        try:
+            with self._guarding(connection, asked + max(wait, LEAST_PATIENCE) + GRACE), connection.cursor() as cursor:
+                cursor.execute(TRY.format(function), [claim.key.number])
+                granted, isolation = cursor.fetchone()
+                if not granted and wait > 0:
+                    granted = self._wait_in_transaction(cursor, claim, asked + wait)
+        except DatabaseError as error:
+            raise self._unavailable(error) from error
+        if not granted:
+            return None
+        return Grant(claim=claim, acquired_at=asked, session=TransactionSession(connection, isolation))
+
+    def _wait_in_transaction(self, cursor: Any, claim: Claim, until: float) -> bool:
+        """In the queue, behind a savepoint: an error would abort the caller's transaction (and rolling back to it frees
+        a lock that was granted just before the timeout)."""
+        left = 0 if until == math.inf else max(1, math.ceil((until - time.monotonic()) * 1000))
+        function = "pg_advisory_xact_lock_shared" if claim.shared else "pg_advisory_xact_lock"
+        cursor.execute("SAVEPOINT distlock_wait")
+        try:
+            cursor.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)", [str(left)])
+            before = cursor.fetchone()[0]
+            cursor.execute(f"SELECT {function}(%s)", [claim.key.number])
+            # it would outlive the savepoint
+            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
+        except DatabaseError as error:
+            cursor.execute("ROLLBACK TO SAVEPOINT distlock_wait")
+            cursor.execute("RELEASE SAVEPOINT distlock_wait")
+            code = getattr(error.__cause__, "sqlstate", None)
+            if code == DEADLOCK_DETECTED:
+                raise DeadlockDetected from error
+            if code not in (LOCK_NOT_AVAILABLE, QUERY_CANCELED):
+                raise
+            return False
+        cursor.execute("RELEASE SAVEPOINT distlock_wait")
+        return True
+
+    @contextmanager
+    def _guarding(self, connection: BaseDatabaseWrapper, until: float) -> Iterator[None]:
+        """Have the keepalive thread end the caller's connection if the server hangs beyond the deadline (R5)."""
+        connection.ensure_connection()
+        if until == math.inf:
+            yield
+            return
+        me = threading.get_ident()
+        self._guarded[me] = (until, connection.connection.pgconn.socket)
+        self.wake_at(until)
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._guarded.pop(me, None)
+
+    def still_held(self, connection: BaseDatabaseWrapper, keys: Iterable[LockKey]) -> set[LockKey]:
+        """Which of ``keys`` the transaction of ``connection`` holds."""
+        with connection.cursor() as cursor:
+            cursor.execute(MINE)
+            numbers = {row[0] for row in cursor.fetchall()}
+        return {key for key in keys if key.number in numbers}
+
+    def tick(self, now: float) -> float | None:
+        due = super().tick(now)
+        with self._guard:
+            for until, fd in list(self._guarded.values()):
+                if now >= until:
+                    sockets.shut(fd)
+                due = min(due or math.inf, max(until, now + GRACE))
+        return due
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self._guard = threading.Lock()
+        self._guarded = {}
+
+    # for operators
+
+    def inspect(self) -> Iterable[LockInfo]:
+        return drive(self._inspect())
+
+    def _inspect(self) -> Flow[list[LockInfo]]:
+        rows = yield from self._listing(LIST.encode())
+        waiters = Counter(row[0] for row in rows if row[1] == "f")
+        return [
+            LockInfo(
+                backend=self.alias,
+                key=number,
+                shared=mode == "ShareLock",
+                holder=f"{user} at {address or 'local'}, server process {pid}, {application}",
+                acquired_at=_moment(began if application != "distlock" else None),
+                waiters=waiters[number],
+                details={"pid": pid, "application_name": application or "", "last_statement": since or ""},
+            )
+            for number, granted, mode, pid, application, address, user, since, began in rows
+            if granted == "t"
+        ]
+
+
+def _moment(epoch: str | None) -> datetime | None:
+    return None if epoch is None else datetime.fromtimestamp(float(epoch), UTC)

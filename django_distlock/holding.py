@@ -1,0 +1,123 @@
+"""One context's hold of one lock, the queue for it inside this process, and the search for deadlocks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .backends.base import Backend
+    from .names import LockKey
+    from .parking import Parker
+    from .records import Grant
+
+
+class State(Enum):
+    WAITING = auto()  # in the queue of this process
+    CLAIMING = auto()  # asking the engine
+    HELD = auto()
+    DEFERRED = auto()  # released by everybody, kept until a transaction ends
+    RELEASING = auto()  # being given back to the engine
+    ENDED = auto()
+
+
+class Holding:
+    """One context's hold of one lock, shared by all Leases of that context."""
+
+    __slots__ = (
+        "backend",
+        "callbacks",
+        "claimed_at",
+        "grant",
+        "key",
+        "leases",
+        "lost",
+        "max_hold",
+        "owner",
+        "parker",
+        "pid",
+        "shared",
+        "state",
+        "transactions",
+        "ttl",
+    )
+
+    def __init__(self, backend: Backend, key: LockKey, owner: object, shared: bool) -> None:
+        self.backend = backend
+        self.key = key
+        self.owner = owner
+        self.shared = shared
+        self.state = State.CLAIMING
+        self.pid = os.getpid()
+        self.claimed_at = time.monotonic()
+        self.parker: Parker | None = None
+        self.grant: Grant | None = None
+        self.leases: set[Any] = set()
+        self.lost: str | None = None
+        self.callbacks: list[Callable[[], None]] = []
+        # the open transactions that must end before the engine may give the lock away
+        self.transactions: set[Any] = set()
+        self.ttl: float | None = None
+        self.max_hold: float | None = None
+
+    def excludes(self, other: Holding) -> bool:
+        """Must the one wait for the other? What a context keeps for its own transaction never stands in its way."""
+        if self.owner is other.owner and self.state is State.DEFERRED:
+            return False
+        return not (self.shared and other.shared)
+
+    # as a target of Call: the wait in the queue of this process
+
+    def park(self, timeout: float) -> bool:
+        assert self.parker is not None
+        return self.parker.park(timeout)
+
+    async def apark(self, timeout: float) -> bool:
+        assert self.parker is not None
+        return await self.parker.apark(timeout)
+
+
+class Slot:
+    __slots__ = ("holders", "queue")
+
+    def __init__(self) -> None:
+        self.holders: list[Holding] = []
+        self.queue: deque[Holding] = deque()
+
+    def admits(self, new: Holding) -> bool:
+        return not any(holder.excludes(new) for holder in self.holders)
+
+    def blockers(self, waiter: Holding) -> list[Holding]:
+        """Whom ``waiter`` waits for: the holders, and those who came before it."""
+        found = [holder for holder in self.holders if holder.excludes(waiter)]
+        for ahead in self.queue:
+            if ahead is waiter:
+                break
+            if ahead.excludes(waiter):
+                found.append(ahead)
+        return found
+
+
+def closes_circle(new: Holding, slot: Slot, waiting: Mapping[object, Holding], slots: Mapping[bytes, Slot]) -> bool:
+    """Would ``new``, at the end of the queue of ``slot``, wait for itself? Walk from waiter to holder to what that
+    holder waits for."""
+    seen: set[int] = set()
+    pending = [(slot, new)]
+    while pending:
+        here, waiter = pending.pop()
+        for blocker in here.blockers(waiter):
+            if blocker.owner is new.owner:
+                return True
+            beyond = waiting.get(blocker.owner)
+            if beyond is None or id(beyond) in seen:
+                continue
+            seen.add(id(beyond))
+            there = slots[beyond.key.digest]
+            if there is not here:  # those ahead in one queue wait for nobody that this waiter does not wait for
+                pending.append((there, beyond))
+    return False
