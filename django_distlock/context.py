@@ -57,6 +57,7 @@ def current() -> object:
 def _of_task(task: asyncio.Task[Any]) -> object:
     """The task itself, or the caller of async_to_sync if that made it."""
     coroutine: Any = task.get_coro()
+    candidate: Any
     for candidate in (coroutine, getattr(coroutine, "cr_await", None)):
         if getattr(candidate, "cr_code", None) is _BRIDGE and candidate.cr_frame is not None:
             return _of_bridge(candidate.cr_frame.f_locals["call_result"]) or task

@@ -13,7 +13,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.db import connections, transaction
 from django.http import HttpRequest
 
-from .templates import Template
+from .nametemplates import Template
 
 if TYPE_CHECKING:
     from .faces import Face

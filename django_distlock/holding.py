@@ -59,7 +59,7 @@ class Holding:
         self.grant: Grant | None = None
         self.leases: set[Any] = set()
         self.lost: str | None = None
-        self.callbacks: list[Callable[[], None]] = []
+        self.callbacks: list[Callable[[], object]] = []
         # the open transactions that must end before the engine may give the lock away
         self.transactions: set[Any] = set()
         self.ttl: float | None = None
@@ -74,12 +74,10 @@ class Holding:
     # as a target of Call: the wait in the queue of this process
 
     def park(self, timeout: float) -> bool:
-        assert self.parker is not None
-        return self.parker.park(timeout)
+        return self.parker is None or self.parker.park(timeout)
 
     async def apark(self, timeout: float) -> bool:
-        assert self.parker is not None
-        return await self.parker.apark(timeout)
+        return self.parker is None or await self.parker.apark(timeout)
 
 
 class Slot:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from .backends.base import Backend
     from .holding import Holding
+    from .records import Grant
 
 logger = logging.getLogger("django_distlock.keepalive")
 
@@ -114,7 +115,7 @@ class Keepalive:
         if now < renewal:
             return min(renewal, grant.valid_until)
         if self._may_renew(holding, now):
-            self._renew(holding)
+            self._renew(holding, grant, holding.ttl)
         return min(now + max(holding.ttl / 20, 0.01), grant.valid_until)
 
     @staticmethod
@@ -124,23 +125,20 @@ class Keepalive:
         return context.alive(holding.owner)
 
     @staticmethod
-    def _renew(holding: Holding) -> None:
-        assert holding.grant is not None
-        assert holding.ttl is not None
-        ttl = holding.ttl
+    def _renew(holding: Holding, grant: Grant, ttl: float) -> None:
         if holding.max_hold is not None:
             ttl = min(ttl, holding.claimed_at + holding.max_hold - time.monotonic())
             if ttl <= 0:
                 return
         try:
-            grant = holding.backend.extend(holding.grant, ttl)
+            renewed = holding.backend.extend(grant, ttl)
         except Exception as error:  # unreachable is not lost: valid_until decides
             logger.warning("The lock %r could not be renewed: %s", holding.key.name, error)
             return
-        if grant is None:
+        if renewed is None:
             lose(holding, "stolen")
         else:
-            holdings.renew(holding, grant)
+            holdings.renew(holding, renewed)
 
     def _warn_of_long_hold(self, holding: Holding, now: float) -> None:
         limit = holding.backend.warn_hold_seconds

@@ -151,7 +151,7 @@ class Lease(Releasable):
         if self.lost:
             callback(self)
         else:
-            holding.callbacks.append(lambda: self._released or callback(self))
+            holding.callbacks.append(lambda: None if self._released else callback(self))
 
     def extend(self, ttl: float) -> None:
         """Let the lease live for ``ttl`` seconds from now, and renew it by as much from here on.

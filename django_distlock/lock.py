@@ -193,7 +193,7 @@ def advisory_lock(
     shared: bool = False,
     on_busy: decorators.OnBusy = "raise",
 ) -> Lock:
-    """A named lock: ``with advisory_lock("report"):``, ``@advisory_lock("register")``, ``advisory_lock("x").acquire()``.
+    """A named lock: ``with advisory_lock("x"):``, ``@advisory_lock("x")``, ``advisory_lock("x").acquire()``.
 
     :param name: 1 to 512 characters. In a decorator ``{fields}`` are filled from the arguments of the call.
     :param using: the alias in ``DISTLOCK``.

@@ -63,7 +63,7 @@ class LockInfo:
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class BackendReport:
-    """The held locks of one alias. A backend that did not answer has ``error`` (the class of the error) and no locks."""
+    """The held locks of one alias. A backend that did not answer has no locks and ``error``, the class of the error."""
 
     alias: str
     backend: str

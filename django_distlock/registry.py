@@ -101,7 +101,7 @@ class Registry:
         return list(configured())
 
     def close(self) -> None:
-        """Close every session and thread. What is still held is lost for its holders; the backends may be used again."""
+        """Close every session and thread. What is still held is lost; the backends may be used again."""
         for backend in self.backends():
             backend.close()
 

@@ -162,10 +162,10 @@ def _give_back(holding: Holding) -> None:
     if not holdings.start_release(holding):
         return
     try:
-        if _scope(holding) == "transaction":
+        grant = holding.grant
+        if grant is None or grant.claim.scope == "transaction":
             return  # its transaction took it along
-        assert holding.grant is not None
-        if not holding.backend.release(holding.grant):
+        if not holding.backend.release(grant):
             lose(holding, "stolen")
     except Exception:
         logger.exception("The lock %r could not be given back after its transaction.", holding.key.name)

@@ -122,7 +122,7 @@ def backoff(attempt: int, *, first: float = 0.001, longest: float = 0.05) -> flo
 
     Source: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
     """
-    ceiling = min(longest, first * 2 ** min(attempt, 16))
+    ceiling = min(longest, first * float(2 ** min(attempt, 16)))
     return ceiling * (0.5 + random.random() / 2)  # noqa: S311 - spreads retries, guards no secret
 
 

@@ -92,10 +92,10 @@ class Backend(ABC):
         """Seconds to sleep before the next attempt at ``claim``."""
         return backoff(attempt)
 
-    def withdraw(self, claim: Claim) -> None:
+    def withdraw(self, claim: Claim) -> None:  # noqa: B027 - nothing to forget is a fair answer
         """The waiter of ``claim`` has gone: forget its place in the queue."""
 
-    def interrupt(self, claim: Claim) -> None:
+    def interrupt(self, claim: Claim) -> None:  # noqa: B027 - an engine that never waits has nothing to end
         """End a :meth:`try_acquire` of ``claim`` that waits in another thread."""
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:

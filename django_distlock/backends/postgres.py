@@ -19,11 +19,11 @@ from django.db import DatabaseError, connections
 
 from django_distlock.exceptions import DeadlockDetected
 from django_distlock.records import Claim, Grant, LockInfo
-from django_distlock.waiting import Call, Flow, adrive, drive
+from django_distlock.waiting import Flow, adrive, drive
 
 from . import sockets
+from .session import GRACE, SessionDead
 from .sessionlocks import LEAST_PATIENCE, SessionLockBackend
-from .sessions import GRACE, STATEMENT_LIMIT, SessionDead, StatementTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -122,22 +122,6 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     async def averify(self, grant: Grant) -> bool:
         return await adrive(self._verify(grant))
-
-    def _stop_waiting(self, session: PostgresSession) -> Flow[None]:
-        """Have the server cancel the wait; closing the socket would leave the waiter in the queue for a while."""
-        until = time.monotonic() + STATEMENT_LIMIT / 2
-        try:
-            other = yield from self.sessions.shared(until)
-            if not (yield Call(other.turnstile, "acquire", (STATEMENT_LIMIT / 2,))):
-                raise StatementTimeout
-            try:
-                yield Call(other, "execute", (b"cancel", b"%d" % session.conn.backend_pid, until))
-            finally:
-                other.turnstile.release()
-            yield from session.settle(until)
-            yield Call(session, "execute", (b"free_all", b"", until))
-        except Exception:
-            session.kill("a wait was cancelled")
 
     # on the caller's connection
 

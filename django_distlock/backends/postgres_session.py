@@ -1,7 +1,7 @@
 """One dedicated PostgreSQL session, on libpq's own calls.
 
-Since the session is ours, psycopg's cursor layer is left out: ``pgconn.exec_prepared`` costs 0.72 of it and releases the
-GIL while it waits. One socket serves threads and tasks alike, because the turnstile lets one statement in at a time.
+Since the session is ours, psycopg's cursor layer is left out: ``pgconn.exec_prepared`` costs 0.72 of it and releases
+the GIL while it waits. One socket serves threads and tasks alike, because the turnstile lets one statement in at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from psycopg.conninfo import make_conninfo
 from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
 from django_distlock.waiting import Call, Flow, adrive, drive
 
-from .sessions import GRACE, STATEMENT_LIMIT, TICK, ServerError, Session, SessionDead, StatementTimeout
+from .session import GRACE, STATEMENT_LIMIT, TICK, ServerError, Session, SessionDead, StatementTimeout
 from .sockets import READY
 
 if TYPE_CHECKING:
@@ -119,6 +119,10 @@ class PostgresSession(Session):
     @property
     def fd(self) -> int:
         return self.conn.socket  # type: ignore[no-any-return]
+
+    @property
+    def server_id(self) -> int:
+        return int(self.conn.backend_pid)
 
     def disconnect(self) -> None:
         self.conn.finish()
@@ -246,7 +250,6 @@ class PostgresSession(Session):
             self._orphan(None)
 
     def settle(self, until: float) -> Flow[None]:
-        """Wait for the orphaned reply, if there is one, and clean up after it."""
         while self.orphaned_at is not None:
             if self._complete():
                 self._clean_up()
@@ -270,10 +273,11 @@ class PostgresSession(Session):
 
     def lock(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
         value = b"%d" % key.number
-        if not shared:
-            return (yield Call(self, "execute", (b"try_x", value, until, (b"free_x", value)))) == b"t"
-        name = b"join_s" if key.digest in self.held else b"try_s"
-        return (yield Call(self, "execute", (name, value, until, (b"free_s", value)))) == b"t"
+        name, undo = b"try_x", b"free_x"
+        if shared:
+            name, undo = b"join_s" if key.digest in self.held else b"try_s", b"free_s"
+        got = yield Call(self, "execute", (name, value, until, (undo, value)))
+        return bool(got == b"t")
 
     def wait(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
         value = b"%d" % key.number
@@ -283,7 +287,7 @@ class PostgresSession(Session):
             yield Call(self, "execute", (name, value, until + GRACE, undo))
         except ServerError as error:
             # lock_timeout can fire after the grant (826 of 30,298 in a race with it), so: whatever came first
-            yield Call(self, "execute", (b"free_all", b"", max(until, time.monotonic()) + GRACE))
+            yield from self.clear(max(until, time.monotonic()) + GRACE)
             if error.code == DEADLOCK_DETECTED:
                 raise DeadlockDetected from error
             if error.code not in (LOCK_NOT_AVAILABLE, QUERY_CANCELED):
@@ -301,10 +305,17 @@ class PostgresSession(Session):
 
     def unlock(self, key: LockKey, shared: bool) -> Flow[bool]:
         name = b"free_s" if shared else b"free_x"
-        return (yield Call(self, "execute", (name, b"%d" % key.number, _far()))) == b"t"
+        freed = yield Call(self, "execute", (name, b"%d" % key.number, _far()))
+        return bool(freed == b"t")
 
     def ping(self, until: float) -> Flow[None]:
         yield Call(self, "execute", (b"ping", b"", until))
+
+    def cancel(self, other: Session, until: float) -> Flow[None]:
+        yield Call(self, "execute", (b"cancel", b"%d" % other.server_id, until))
+
+    def clear(self, until: float) -> Flow[None]:
+        yield Call(self, "execute", (b"free_all", b"", until))
 
 
 def _far() -> float:

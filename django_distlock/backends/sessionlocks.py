@@ -15,7 +15,8 @@ from django_distlock.records import Claim, Grant
 from django_distlock.waiting import Call, Flow, drive
 
 from .base import Backend
-from .sessions import STATEMENT_LIMIT, ServerError, Session, SessionDead, Sessions, StatementTimeout
+from .session import GRACE, STATEMENT_LIMIT, ServerError, Session, SessionDead, StatementTimeout
+from .sessions import Sessions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -136,14 +137,21 @@ class SessionLockBackend(Backend, Generic[S]):
 
     def _wait(self, claim: Claim, until: float) -> Flow[Grant | None]:
         """In the engine's queue, on a session of our own; None at the deadline, or if all such sessions are taken."""
-        session = yield from self.sessions.lend(until)
+        try:
+            # a wait of a millisecond is too short to connect in: let the session come for the next one
+            session = yield from self.sessions.lend(max(until, time.monotonic() + GRACE))
+        except StatementTimeout:
+            return None
         if session is None:
             return (yield from self._try(claim, time.monotonic() + LEAST_PATIENCE))
         asked = time.monotonic()
         granted = False
+        if asked >= until:
+            self.sessions.give_back(session)
+            return None
         yield Call(session.turnstile, "acquire", (math.inf,))
         try:
-            granted = yield from session.wait(claim.key, claim.shared, until)
+            granted = yield from self._wait_on(session, claim, until)
             if granted:
                 session.note(claim.key)
                 return Grant(claim=claim, acquired_at=asked, session=session)
@@ -166,10 +174,29 @@ class SessionLockBackend(Backend, Generic[S]):
             if not granted:
                 self.sessions.give_back(session)
 
+    def _wait_on(self, session: S, claim: Claim, until: float) -> Flow[bool]:
+        return (yield from session.wait(claim.key, claim.shared, until))
+
     def _stop_waiting(self, session: S) -> Flow[None]:
-        """The wait was interrupted: leave nothing held and nobody in the queue."""
-        session.kill("a wait was cancelled")
-        yield from ()
+        """The wait was interrupted. Have the server end it: closing the socket would leave the waiter in the queue for
+        a while, and perhaps get it the lock."""
+        until = time.monotonic() + STATEMENT_LIMIT / 2
+        try:
+            yield from self._cancel(session)
+            yield from session.settle(until)
+            yield from session.clear(until)
+        except Exception:
+            session.kill("a wait was cancelled")
+
+    def _cancel(self, session: S) -> Flow[None]:
+        until = time.monotonic() + STATEMENT_LIMIT / 2
+        other = yield from self.sessions.shared(until)
+        if not (yield Call(other.turnstile, "acquire", (STATEMENT_LIMIT / 2,))):
+            raise StatementTimeout
+        try:
+            yield from other.cancel(session, until)
+        finally:
+            other.turnstile.release()
 
     def _release(self, grant: Grant) -> Flow[bool]:
         session: S = grant.session
@@ -209,18 +236,25 @@ class SessionLockBackend(Backend, Generic[S]):
         finally:
             session.turnstile.release()
 
-    def _listing(self, sql: Any) -> Flow[list[list[str | None]]]:
-        """All rows of a query, on the shared session."""
-        until = time.monotonic() + STATEMENT_LIMIT
+    def _shared_session(self) -> Flow[S]:
         try:
-            session = yield from self.sessions.shared(until)
+            return (yield from self.sessions.shared(time.monotonic() + STATEMENT_LIMIT))
+        except (SessionDead, StatementTimeout) as error:
+            raise self._unavailable(error) from error
+
+    def _listing(self, sql: bytes) -> Flow[list[Any]]:
+        """All rows of a query on the shared session. ServerError if the server refuses it."""
+        until = time.monotonic() + STATEMENT_LIMIT
+        session = yield from self._shared_session()
+        try:
             if not (yield Call(session.turnstile, "acquire", (STATEMENT_LIMIT,))):
                 raise StatementTimeout
             try:
-                return (yield Call(session, "query", (sql, until)))
+                rows: list[Any] = yield Call(session, "query", (sql, until))
+                return rows
             finally:
                 session.turnstile.release()
-        except (SessionDead, ServerError, StatementTimeout) as error:
+        except (SessionDead, StatementTimeout) as error:
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: BaseException) -> BackendUnavailable:

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class DistlockConfig(AppConfig):
+    name = "django_distlock"
+    verbose_name = _("Distributed locks")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        # registers the system checks
+        from . import checks  # noqa: F401

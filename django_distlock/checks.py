@@ -1,0 +1,124 @@
+"""System checks: what can be known without a connection. ``manage.py check --tag distlock``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from django.utils.module_loading import import_string
+
+from .backends.base import Backend
+from .conf import KEYS, MIN_SITE_KEY_LENGTH, read_alias, site_key_setting
+
+if TYPE_CHECKING:
+    from django.apps import AppConfig
+
+
+@register("distlock")
+def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """DISTLOCK and DISTLOCK_SITE_KEY."""
+    found = _check_site_key()
+    given = getattr(settings, "DISTLOCK", {})
+    if not isinstance(given, Mapping):
+        return [*found, Error("DISTLOCK must be a dict: alias -> settings.", id="distlock.E001")]
+    for alias in given if "default" in given else ["default", *given]:
+        found += _check_alias(alias, given.get(alias, {}))
+    return found
+
+
+def _check_alias(alias: str, entry: Any) -> list[CheckMessage]:
+    where = f"DISTLOCK[{alias!r}]"
+    if not isinstance(entry, Mapping):
+        return [Error(f"{where} must be a dict.", id="distlock.E001")]
+    found: list[CheckMessage] = [
+        Error(
+            f"{where} has the unknown key {key!r}.",
+            hint=f"Known keys: {', '.join(KEYS)}. What belongs to the engine goes into OPTIONS.",
+            id="distlock.E002",
+        )
+        for key in entry
+        if key not in KEYS
+    ]
+    try:
+        config = read_alias(alias)
+        factory = import_string(config.backend)
+    except ImproperlyConfigured as error:
+        return [*found, Error(str(error), id="distlock.E003")]
+    except ImportError as error:
+        return [*found, Error(f"{where}: cannot import the backend {config.backend!r}: {error}", id="distlock.E003")]
+    if not (isinstance(factory, type) and issubclass(factory, Backend)):
+        return [*found, Error(f"{where}: {config.backend!r} is no subclass of Backend.", id="distlock.E003")]
+    return [*found, *_check_options(where, factory, config.options), *_check_ttl(where, factory, entry)]
+
+
+def _check_options(where: str, factory: type[Backend], options: Mapping[str, Any]) -> list[CheckMessage]:
+    known = ", ".join(sorted(factory.option_names)) or "none"
+    found: list[CheckMessage] = [
+        Error(
+            f"{where}: {factory.__name__} has no option {option!r}.",
+            hint=f"Its options: {known}.",
+            id="distlock.E004",
+        )
+        for option in options
+        if option not in factory.option_names and option != "database"
+    ]
+    for option in ("database", "session_database"):
+        alias = options.get(option)
+        if alias is not None and alias not in connections.settings:
+            found.append(
+                Error(f"{where}: OPTIONS[{option!r}] is {alias!r}, which is not in DATABASES.", id="distlock.E005")
+            )
+    return found
+
+
+def _check_ttl(where: str, factory: type[Backend], entry: Mapping[str, Any]) -> list[CheckMessage]:
+    if factory.supports_ttl:
+        return []
+    return [
+        Error(
+            f"{where}: {factory.__name__} has no {key}: its locks live as long as their session.",
+            hint=f"Remove {key}.",
+            id="distlock.E006",
+        )
+        for key in ("TTL", "MAX_HOLD")
+        if key in entry
+    ]
+
+
+def _check_site_key() -> list[CheckMessage]:
+    try:
+        key = site_key_setting()
+    except ImproperlyConfigured as error:
+        return [Error(str(error), id="distlock.E007")]
+    if key is not None and len(key) < MIN_SITE_KEY_LENGTH:
+        return [
+            Warning(
+                f"DISTLOCK_SITE_KEY has fewer than {MIN_SITE_KEY_LENGTH} characters.",
+                hint="Make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'",
+                id="distlock.W001",
+            )
+        ]
+    return []
+
+
+@register("distlock")
+def check_isolation(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Isolation levels under which reads can be older than the lock (R13)."""
+    found: list[CheckMessage] = []
+    for alias, parameters in connections.settings.items():
+        level = (parameters.get("OPTIONS") or {}).get("isolation_level")
+        name = str(getattr(level, "name", level)).replace("_", " ").upper()
+        if name in ("REPEATABLE READ", "SERIALIZABLE"):
+            found.append(
+                Warning(
+                    f"The database {alias!r} runs its transactions at {name}: reads under a lock that was taken "
+                    "inside a transaction may be older than the lock.",
+                    hint="Take locks before atomic(), or use READ COMMITTED.",
+                    id="distlock.W002",
+                )
+            )
+    return found

@@ -1,0 +1,65 @@
+"""An answer for people and programs that met a busy lock."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.template.loader import render_to_string
+from django.utils.translation import gettext as _
+
+from .exceptions import LockNotAcquired
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+class LockBusyMiddleware:
+    """Turns a :class:`~django_distlock.LockNotAcquired` that leaves a view into ``503 Service Unavailable``.
+
+    With ``Retry-After`` (seconds), a small page for browsers (template ``django_distlock/busy.html``) and
+    ``application/problem+json`` (RFC 9457) for clients that prefer JSON. Other errors of locks, a backend that is down
+    above all, stay errors.
+    """
+
+    sync_capable = True
+    async_capable = True
+    # Seconds after which a client may try again.
+    retry_after = 2.0
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]) -> None:
+        self.get_response = get_response
+        if iscoroutinefunction(get_response):
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+        return self.get_response(request)
+
+    def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
+        """The answer for a busy lock; None leaves every other exception alone."""
+        if not isinstance(exception, LockNotAcquired):
+            return None
+        title = _("Busy")
+        detail = _("Somebody else is doing the same thing right now. Please try again in a moment.")
+        retry_after = max(1, math.ceil(self.retry_after))
+        response: HttpResponse
+        if _prefers_json(request):
+            response = JsonResponse(
+                {"type": "about:blank", "title": title, "status": 503, "detail": detail},
+                status=503,
+                content_type="application/problem+json",
+            )
+        else:
+            context = {"title": title, "detail": detail, "retry_after": retry_after}
+            response = HttpResponse(render_to_string("django_distlock/busy.html", context, request), status=503)
+        response["Retry-After"] = str(retry_after)
+        response["Cache-Control"] = "no-store"
+        response["Vary"] = "Accept"
+        return response
+
+
+def _prefers_json(request: HttpRequest) -> bool:
+    preferred = request.get_preferred_type(["text/html", "application/json", "application/problem+json"])
+    return preferred is None or preferred != "text/html"
