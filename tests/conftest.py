@@ -1,0 +1,90 @@
+"""Shared by all tests: a site key, the databases without a flush after each test, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.db import connections
+
+from tests.matrix import MATRIX, Entry
+
+SITE_KEY = "a-site-key-for-the-tests-only-0123456789abcdef"
+os.environ["DISTLOCK_SITE_KEY"] = SITE_KEY
+settings.DISTLOCK_SITE_KEY = SITE_KEY
+
+PATIENCE = 10.0  # seconds
+
+
+@pytest.fixture
+def databases(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """Every test database, open to threads and other processes, without a transaction around the test and without the
+    flush after it: who writes rows deletes them."""
+    with django_db_blocker.unblock():
+        yield
+        connections.close_all()
+
+
+@pytest.fixture(params=MATRIX, ids=lambda entry: entry.using)
+def entry(request: pytest.FixtureRequest, databases: None) -> Entry:
+    """Each backend of the matrix in turn."""
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def using(entry: Entry) -> str:
+    """The lock alias of each backend in turn."""
+    return entry.using
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A lock name of the test's own: locks are seen by other runs on the same server."""
+    return f"{request.node.nodeid}-{os.getpid()}-{time.monotonic_ns()}"[-500:]
+
+
+def eventually(condition: Any, message: str, patience: float = PATIENCE) -> None:
+    """Poll until ``condition()`` is true; fail with ``message`` after ``patience`` seconds."""
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline, message
+        time.sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test no lock is held, no lock session is open and none of our threads runs."""
+    yield
+    from django_distlock.holdings import holdings
+    from django_distlock.registry import registry
+
+    held = holdings.held()
+    registry.close()
+    for holding in held:
+        holdings.end(holding)
+    assert not held, f"still held: {[holding.key.name for holding in held]}"
+    assert not list(holdings.everything()), "somebody still waits or claims"
+    eventually(lambda: not _sessions(), f"lock sessions are open: {_sessions()}")
+    eventually(lambda: not _threads(), f"threads are left: {_threads()}")
+
+
+def _sessions() -> list[Any]:
+    from django_distlock.registry import registry
+
+    return [
+        session for backend in registry.backends() if hasattr(backend, "sessions") for session in backend.sessions.all()
+    ]
+
+
+def _threads() -> list[str]:
+    """Ours, but for the keepalive thread, which ends by itself when it finds nothing to look after."""
+    return [
+        thread.name
+        for thread in threading.enumerate()
+        if thread.name.startswith("distlock-") and thread.name != "distlock-keepalive"
+    ]

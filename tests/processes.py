@@ -1,0 +1,119 @@
+"""Other processes that take part in a test: a function of a test module, run in a fresh interpreter on the same test
+databases, with lines of JSON both ways.
+
+    with Child(hold, "postgres", "name") as child:      # def hold(link, using, name): ...
+        assert child.hear() == "held"
+        child.say("release")
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from django.db import connections
+
+ROOT = Path(__file__).resolve().parent.parent
+PATIENCE = 30.0  # seconds
+
+
+class Child:
+    """A process that runs ``function(link, *args)``; ended at the end of the block whatever happened."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any, env: dict[str, str] | None = None) -> None:
+        names = {alias: str(connections[alias].settings_dict["NAME"]) for alias in connections}
+        self.killed = False
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.child", f"{function.__module__}:{function.__qualname__}", json.dumps(args)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **(env or {}), "DISTLOCK_CHILD_DATABASES": json.dumps(names)},
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._errors: list[str] = []
+        self._readers = [
+            threading.Thread(target=self._read_lines, daemon=True),
+            threading.Thread(target=self._read_errors, daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read_lines(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        self._errors.extend(self.process.stderr)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def hear(self, timeout: float = PATIENCE) -> Any:
+        """The next thing that the child says; fails if it ends or is silent for ``timeout`` seconds."""
+        try:
+            line = self._lines.get(timeout=timeout)
+        except queue.Empty:
+            raise AssertionError(f"The child was silent for {timeout} s. {''.join(self._errors)}") from None
+        if line is None:
+            self.process.wait(PATIENCE)
+            self._readers[1].join(PATIENCE)
+            raise AssertionError(f"The child ended with {self.process.returncode}. {''.join(self._errors)}")
+        return json.loads(line)
+
+    def say(self, value: Any = None) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(value) + "\n")
+        self.process.stdin.flush()
+
+    def signal(self, number: int) -> None:
+        self.killed = self.killed or number == signal.SIGKILL
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until the process is gone."""
+        self.signal(signal.SIGKILL)
+        self.process.wait(PATIENCE)
+
+    def finish(self) -> None:
+        """Wait for the end of the function; fails if it failed."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(PATIENCE)
+        self._readers[1].join(PATIENCE)
+        assert self.killed or self.process.returncode == 0, "".join(self._errors)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            if kind is None and not self.killed:
+                self.finish()
+        finally:
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGCONT)
+                self.process.kill()
+                self.process.wait(PATIENCE)
+            for reader in self._readers:
+                reader.join(PATIENCE)
+            for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+                if stream is not None and not stream.closed:
+                    try:
+                        stream.close()
+                    except BrokenPipeError:
+                        pass
