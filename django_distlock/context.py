@@ -42,12 +42,11 @@ def current() -> object:
 
     A thread, a task, or an object that lives as long as one call of ``sync_to_async``.
     """
-    try:
+    # asyncio.current_task() would raise and catch an error where no event loop runs
+    if asyncio._get_running_loop() is not None:
         task = asyncio.current_task()
-    except RuntimeError:
-        task = None
-    if task is not None:
-        return _of_task(task)
+        if task is not None:
+            return _of_task(task)
     # asgiref leaves this mark on every thread on which it ever ran something; elsewhere no frame need be looked at
     if getattr(SyncToAsync.threadlocal, "main_event_loop_pid", None) is None:
         return threading.current_thread()

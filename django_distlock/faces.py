@@ -29,30 +29,26 @@ class Entries:
         self._open: dict[int, tuple[object, list[tuple[object, Any]]]] = {}
 
     def push(self, recipe: object, lease: Any) -> None:
-        owner = context.current()
+        owner = lease.owner
         with self._guard:
             # the recipe itself is kept beside its id, so that the id is not given to another object meanwhile
             self._open.setdefault(id(recipe), (recipe, []))[1].append((owner, lease))
 
     def pop(self, recipe: object) -> Any | None:
         """The caller's own latest entry, or the only open one (R24); None if there is neither."""
-        owner = context.current()
         with self._guard:
             found = self._open.get(id(recipe))
             if found is None:
                 return None
             entries = found[1]
+            if len(entries) == 1:
+                del self._open[id(recipe)]
+                return entries[0][1]
+            owner = context.current()
             for index in range(len(entries) - 1, -1, -1):
                 if entries[index][0] is owner:
-                    break
-            else:
-                if len(entries) != 1:
-                    return None
-                index = 0
-            lease = entries.pop(index)[1]
-            if not entries:
-                del self._open[id(recipe)]
-            return lease
+                    return entries.pop(index)[1]
+            return None
 
 
 entries = Entries()
@@ -69,6 +65,10 @@ class Face(Generic[L]):
         """Acquire within ``timeout`` seconds (None: no end); None if busy."""
         raise NotImplementedError
 
+    def _at_once(self) -> L | None:
+        """Acquire what is free, in this thread and without a flow; None: the flow sees to it."""
+        return None
+
     def _described(self) -> str:
         raise NotImplementedError
 
@@ -81,9 +81,7 @@ class Face(Generic[L]):
         raise NotImplementedError
 
     def _resolve(self, timeout: Timeout) -> float | None:
-        timeout = optional_seconds("timeout", timeout, none=True)
-        if timeout is UNSET:
-            timeout = self.timeout
+        timeout = self.timeout if timeout is UNSET else optional_seconds("timeout", timeout, none=True)
         return registry.entry(self.using).config.timeout if timeout is UNSET else timeout
 
     def _acquire_flow(self, timeout: float | None) -> Flow[L]:
@@ -103,7 +101,12 @@ class Face(Generic[L]):
         0 does not wait, None waits for ever; unset means the timeout given to the lock, else the alias's TIMEOUT.
         Raises LockNotAcquired (busy, timeout 0), LockTimeout, DeadlockDetected, BackendUnavailable.
         """
-        return drive(self._acquire_flow(self._resolve(timeout)))
+        timeout = self._resolve(timeout)
+        if timeout != 0:
+            lease = self._at_once()
+            if lease is not None:
+                return lease
+        return drive(self._acquire_flow(timeout))
 
     async def aacquire(self, timeout: Timeout = UNSET) -> L:
         """:meth:`acquire` for a task. Cancelled, it leaves nothing held."""
@@ -125,14 +128,14 @@ class Face(Generic[L]):
 
     def __enter__(self) -> L:
         self._refuse_on_busy()
-        lease = drive(self._acquire_flow(self._resolve(UNSET)))
+        lease = self.acquire()
         entries.push(self, lease)
         return lease
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         lease = self._entered(kind)
         if lease is not None:
-            drive(lease._release_flow(kind is None))
+            lease._release(kind is None)
 
     async def __aenter__(self) -> L:
         self._refuse_on_busy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from enum import Enum, auto
@@ -15,6 +14,10 @@ if TYPE_CHECKING:
     from .names import LockKey
     from .parking import Parker
     from .records import Grant
+
+
+# Why the child of a fork has lost what its parent holds.
+FORKED = "it belongs to the parent of this process"
 
 
 class State(Enum):
@@ -40,7 +43,6 @@ class Holding:
         "max_hold",
         "owner",
         "parker",
-        "pid",
         "shared",
         "state",
         "transactions",
@@ -53,7 +55,6 @@ class Holding:
         self.owner = owner
         self.shared = shared
         self.state = State.CLAIMING
-        self.pid = os.getpid()
         self.claimed_at = time.monotonic()
         self.parker: Parker | None = None
         self.grant: Grant | None = None

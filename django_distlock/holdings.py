@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from .exceptions import DeadlockDetected, DistlockError
-from .holding import Holding, Slot, State, closes_circle
+from .holding import FORKED, Holding, Slot, State, closes_circle
 from .parking import Parker
 
 if TYPE_CHECKING:
@@ -72,6 +72,17 @@ class Holdings:
             holding.parker = Parker()
             slot.queue.append(holding)
             self._waiting[owner] = holding
+            return holding
+
+    def claim(self, backend: Backend, key: LockKey, owner: object, limit: int) -> Holding | None:
+        """A holding that is CLAIMING if nobody of this process has or wants the lock; else None. :meth:`arrive` for the
+        most frequent case."""
+        with self._mutex:
+            if key.digest in self._slots or self._counts.get(backend, 0) >= limit:
+                return None
+            holding = Holding(backend, key, owner, False)
+            slot = self._slots[key.digest] = Slot()
+            self._admit(slot, holding)
             return holding
 
     @staticmethod
@@ -218,7 +229,7 @@ holdings = Holdings()
 def _forget_parent() -> None:
     """In the child of a fork nothing is held: what the parent holds is the parent's (R22)."""
     for holding in holdings.everything():
-        holding.lost = "fork"
+        holding.lost = FORKED
         holding.state = State.ENDED
     holdings.__init__()  # type: ignore[misc]
 

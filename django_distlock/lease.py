@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
 from . import signals
 from .exceptions import DistlockError, LockLost, LockNotHeld
-from .holding import Holding, State
+from .holding import FORKED, Holding, State
 from .holdings import holdings
 from .loss import lose
 from .transactions import defer
@@ -33,13 +32,16 @@ class Releasable:
     def _release_flow(self, raising: bool) -> Flow[None]:
         raise NotImplementedError
 
+    def _release(self, raising: bool) -> None:
+        drive(self._release_flow(raising))
+
     def release(self) -> None:
         """Give it back. Releasing twice is harmless.
 
         Raises LockLost if it was lost before, unless another exception is on its way already. Inside a transaction
         the engine keeps the lock until that has ended.
         """
-        drive(self._release_flow(sys.exc_info()[0] is None))
+        self._release(sys.exc_info()[0] is None)
 
     async def arelease(self) -> None:
         """:meth:`release` for a task."""
@@ -49,7 +51,7 @@ class Releasable:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        drive(self._release_flow(kind is None))
+        self._release(kind is None)
 
     async def __aenter__(self) -> Self:
         return self
@@ -73,6 +75,11 @@ class Lease(Releasable):
     def __repr__(self) -> str:
         state = "lost" if self.lost else "held" if self.held else "released"
         return f"<Lease {self.name!r} on {self.using!r}: {state}>"
+
+    @property
+    def owner(self) -> object:
+        """The context that acquired it."""
+        return self._holding.owner
 
     @property
     def name(self) -> str:
@@ -119,7 +126,7 @@ class Lease(Releasable):
     def lost(self) -> bool:
         """Was the lock lost, as far as this process can know without asking the engine?"""
         holding = self._holding
-        if holding.lost is not None or holding.pid != os.getpid():
+        if holding.lost is not None:
             return True
         if self._released or holding.state is State.ENDED:
             return False
@@ -178,25 +185,45 @@ class Lease(Releasable):
         holdings.renew(holding, grant)
 
     def _lost_message(self) -> str:
-        reason = self._holding.lost or "it belongs to the parent of this process"
-        return f"The lock {self.name!r} of alias {self.using!r} was lost ({reason})."
+        return f"The lock {self.name!r} of alias {self.using!r} was lost ({self._holding.lost})."
+
+    def _release(self, raising: bool) -> None:
+        holding = self._holding
+        if self._leaves(raising) and not _freed_now(holding):
+            error = drive(give_back(holding))
+            if error is not None:
+                self._report(error, raising)
 
     def _release_flow(self, raising: bool) -> Flow[None]:
+        if self._leaves(raising):
+            error = yield from give_back(self._holding)
+            if error is not None:
+                self._report(error, raising)
+
+    def _leaves(self, raising: bool) -> bool:
+        """Mark it as released. True if the engine is to be told now: it was the last one, and no transaction is open."""
         holding = self._holding
-        if self._released or holding.pid != os.getpid():
-            return
+        if self._released or holding.lost == FORKED:
+            return False
         self._released = True
         if holding.lost is not None:
             self._report(LockLost(self._lost_message()), raising)
-        elif holdings.leave(holding, self) and not defer(holding):
-            error = yield from give_back(holding)
-            if error is not None:
-                self._report(error, raising)
+            return False
+        return holdings.leave(holding, self) and not defer(holding)
 
     def _report(self, error: DistlockError, raising: bool) -> None:
         if raising:
             raise error
         logger.warning("%s Not raised, because another exception is on its way.", error)
+
+
+def _freed_now(holding: Holding) -> bool:
+    grant = holding.grant
+    if grant is None or not holding.backend.free_now(grant):
+        return False
+    holdings.end(holding)
+    signals.send_held(signals.lock_released, holding)
+    return True
 
 
 def give_back(holding: Holding) -> Flow[DistlockError | None]:
@@ -241,6 +268,11 @@ class LeaseSet(Releasable):
             if lease.name == name:
                 return lease
         raise KeyError(name)
+
+    @property
+    def owner(self) -> object:
+        """The context that acquired them."""
+        return self.leases[0].owner
 
     @property
     def lost(self) -> bool:

@@ -69,6 +69,33 @@ class Lock(Face[Lease]):
             on_busy=self.on_busy,
         )
 
+    def _at_once(self) -> Lease | None:
+        if self.shared or self.ttl is not UNSET or self.max_hold is not UNSET:
+            return None
+        entry = registry.entry(self.using)
+        if not (entry.supports_now and entry.ready) or open_transactions():
+            return None
+        backend = entry.backend
+        keepalive.ensure()
+        holding = holdings.claim(backend, entry.key(self.name), context.current(), entry.config.max_held)
+        if holding is None:
+            return None
+        grant: Grant | None = None
+        try:
+            grant = backend.take_now(entry.claim(holding.key))
+            if grant is None:
+                holdings.end(holding)
+                return None
+            lease = Lease(holding)
+            holdings.establish(holding, grant, lease)
+        except BaseException:
+            if grant is not None:
+                backend.release(grant)
+            holdings.end(holding)
+            raise
+        signals.send_held(signals.lock_acquired, holding, wait=0.0)
+        return lease
+
     def _flow(self, timeout: float | None) -> Flow[Lease | None]:
         started = time.monotonic()
         lease = yield from lock_flow(self, (self.name,), timeout)

@@ -14,16 +14,17 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
+from .backends.base import Backend
 from .conf import AliasConfig, configured, read_alias
 from .holdings import holdings
 from .keepalive import keepalive
 from .names import LockKey, derive_key
+from .records import Claim
 from .sitekey import site_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .backends.base import Backend
 
 logger = logging.getLogger("django_distlock.registry")
 
@@ -33,12 +34,15 @@ CACHED_KEYS = 4096
 class Entry:
     """One alias: its configuration, its backend, and the keys of the names used lately."""
 
-    __slots__ = ("_keys", "backend", "config")
+    __slots__ = ("_claims", "_keys", "backend", "config", "supports_now")
 
     def __init__(self, config: AliasConfig, backend: Backend) -> None:
         self.config = config
         self.backend = backend
         self._keys: dict[tuple[str, ...], LockKey] = {}
+        self._claims: dict[bytes, Claim] = {}
+        # only engines whose claims are all alike take the short cut: a token would have to be drawn for each
+        self.supports_now = type(backend).take_now is not Backend.take_now
 
     @property
     def ready(self) -> bool:
@@ -54,6 +58,15 @@ class Entry:
             secret = (site_key.pinned or "") if self.backend.needs_site_key else ""
             key = self._keys[parts] = derive_key(secret, self.config.alias, *parts)
         return key
+
+    def claim(self, key: LockKey) -> Claim:
+        """The claim of an exclusive lock without TTL, which is always the same."""
+        claim = self._claims.get(key.digest)
+        if claim is None:
+            if len(self._claims) >= CACHED_KEYS:
+                self._claims.clear()
+            claim = self._claims[key.digest] = Claim(key=key)
+        return claim
 
     def known_name(self, key: str) -> str | None:
         """The name of a key as the engine calls it, if this process used it lately."""

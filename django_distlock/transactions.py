@@ -7,12 +7,15 @@ as something is kept for a transaction, ``commit``, ``rollback``, ``close``, ``s
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
+from django.db.backends.signals import connection_created
 
 from .holdings import holdings
 from .loss import lose
@@ -40,9 +43,38 @@ def in_transaction(connection: BaseDatabaseWrapper) -> bool:
     return connection.in_atomic_block or (connection.connection is not None and not connection.autocommit)
 
 
+class _Connections(threading.local):
+    """Django's connections of this thread, looked up anew whenever any thread has connected: a connection that never
+    connected is in no transaction, and the look-up costs more than all the rest of an acquire."""
+
+    seen = -1
+    known: tuple[BaseDatabaseWrapper, ...] = ()
+
+
+_connections = _Connections()
+_connected = itertools.count(1)
+_latest = 0
+
+
+def _note_connection(**kwargs: Any) -> None:
+    global _latest  # a number that only rises
+    _latest = next(_connected)
+
+
+connection_created.connect(_note_connection, dispatch_uid="django_distlock.transactions")
+
+
 def open_transactions() -> list[BaseDatabaseWrapper]:
     """The connections of this thread that are inside a transaction."""
-    return [connection for connection in connections.all(initialized_only=True) if in_transaction(connection)]
+    here = _connections
+    if here.seen != _latest:
+        here.seen = _latest
+        here.known = tuple(connections.all(initialized_only=True))
+    return [  # in_transaction(), spelt out: this is asked at every acquire and every release
+        connection
+        for connection in here.known
+        if connection.in_atomic_block or (connection.connection is not None and not connection.autocommit)
+    ]
 
 
 def choose_scope(backend: Any, opened: list[BaseDatabaseWrapper]) -> Scope:

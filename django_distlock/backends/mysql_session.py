@@ -147,13 +147,15 @@ class MySQLSession(Session):
 
     def query(self, sql: bytes, until: float, undo: bytes | None = None, *, waits: bool = False) -> Any:
         """All rows."""
-        now = time.monotonic()
-        conn = self.conn
-        if waits or self.orphaned_at is not None or until - now <= STATEMENT_LIMIT + 2 * TICK:
+        if waits or self.orphaned_at is not None or until - time.monotonic() <= STATEMENT_LIMIT + 2 * TICK:
             return drive(self._query(sql, until, undo))
-        self.started = now  # the watchdog ends it if it hangs
+        return self._query_now(sql)
+
+    def _query_now(self, sql: bytes) -> Any:
+        """In this thread, by one blocking call of the client; the watchdog ends it if it hangs."""
+        self.started = time.monotonic()
         try:
-            _mysql.connection.query(conn, sql)
+            _mysql.connection.query(self.conn, sql)
             return self._rows()
         except MySQLdb.Error as error:
             raise self._sorted(error) from error
@@ -248,6 +250,13 @@ class MySQLSession(Session):
                 return bool(got == 1)
             yield from self.unlock(key, shared)  # NULL is an error, and only 1 means acquired
         raise ServerError(0, "GET_LOCK returned NULL three times.")
+
+    def lock_now(self, key: LockKey, shared: bool) -> bool:
+        name = key.text.encode()
+        return bool(self._query_now(b"SELECT GET_LOCK('%s', 0)" % name)[0][0] == 1)
+
+    def unlock_now(self, key: LockKey, shared: bool) -> bool:
+        return bool(self._query_now(b"SELECT RELEASE_LOCK('%s')" % key.text.encode())[0][0] == 1)
 
     def wait(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
         name = key.text.encode()

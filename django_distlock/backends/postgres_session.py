@@ -1,7 +1,8 @@
 """One dedicated PostgreSQL session, on libpq's own calls.
 
 Since the session is ours, psycopg's cursor layer is left out: ``pgconn.exec_prepared`` costs 0.72 of it and releases
-the GIL while it waits. One socket serves threads and tasks alike, because the turnstile lets one statement in at a time.
+the GIL while it waits. One socket serves threads and tasks alike, because the turnstile lets one statement in at a
+time.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ STATEMENTS = {
     b"ping": b"SELECT true",
     b"cancel": b"SELECT pg_cancel_backend($1)",
 }
+_TUPLES_OK = pq.ExecStatus.TUPLES_OK
 _WAITS = frozenset({b"wait_x", b"wait_s"})
 # The session is ours: a timeout that an administrator set for applications would end it, or a wait.
 SETTINGS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
@@ -133,16 +135,27 @@ class PostgresSession(Session):
         ``undo`` is the statement that takes back a grant whose reply nobody waits for any more. Raises SessionDead,
         ServerError, StatementTimeout.
         """
-        now = time.monotonic()
-        if self.orphaned_at is not None or statement in _WAITS or until - now <= STATEMENT_LIMIT + 2 * TICK:
+        if (
+            self.orphaned_at is not None
+            or statement in _WAITS
+            or until - time.monotonic() <= STATEMENT_LIMIT + 2 * TICK
+        ):
             return drive(self._statement(statement, value, until, undo))
+        return self._execute_now(statement, value)
+
+    def _execute_now(self, statement: bytes, value: bytes) -> bytes:
+        """In this thread, by one blocking call of libpq; the watchdog ends it if it hangs."""
         conn = self.conn
-        self.started = now  # the watchdog ends it if it hangs
+        self.started = time.monotonic()
         try:
             if statement not in self._prepared:
                 self._read(conn.prepare(statement, STATEMENTS[statement]))
                 self._prepared.add(statement)
-            return self._read(conn.exec_prepared(statement, (value,) if value else None))
+            result = conn.exec_prepared(statement, (value,) if value else None)
+            if result.status == _TUPLES_OK:
+                self.replied_at = self.started
+                return result.get_value(0, 0) or b""
+            return self._read(result)
         except OperationalError as error:
             raise self._died(error) from error
         finally:
@@ -271,13 +284,24 @@ class PostgresSession(Session):
 
     # locks
 
-    def lock(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
+    def _lock(self, key: LockKey, shared: bool) -> tuple[bytes, bytes, tuple[bytes, bytes]]:
+        """The statement, its value, and what takes it back."""
         value = b"%d" % key.number
-        name, undo = b"try_x", b"free_x"
-        if shared:
-            name, undo = b"join_s" if key.digest in self.held else b"try_s", b"free_s"
-        got = yield Call(self, "execute", (name, value, until, (undo, value)))
+        if not shared:
+            return b"try_x", value, (b"free_x", value)
+        return b"join_s" if key.digest in self.held else b"try_s", value, (b"free_s", value)
+
+    def lock(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
+        statement, value, undo = self._lock(key, shared)
+        got = yield Call(self, "execute", (statement, value, until, undo))
         return bool(got == b"t")
+
+    def lock_now(self, key: LockKey, shared: bool) -> bool:
+        statement, value, _ = self._lock(key, shared)
+        return self._execute_now(statement, value) == b"t"
+
+    def unlock_now(self, key: LockKey, shared: bool) -> bool:
+        return self._execute_now(b"free_s" if shared else b"free_x", b"%d" % key.number) == b"t"
 
     def wait(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
         value = b"%d" % key.number

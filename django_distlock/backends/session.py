@@ -93,6 +93,14 @@ class Session(ABC):
         """Take the lock if it is free."""
 
     @abstractmethod
+    def lock_now(self, key: LockKey, shared: bool) -> bool:
+        """:meth:`lock` in this thread, under the eyes of the watchdog."""
+
+    @abstractmethod
+    def unlock_now(self, key: LockKey, shared: bool) -> bool:
+        """:meth:`unlock` in this thread, under the eyes of the watchdog."""
+
+    @abstractmethod
     def wait(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
         """Wait for the lock until the monotonic time ``until``; on a session that holds nothing."""
 

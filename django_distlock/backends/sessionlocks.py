@@ -57,6 +57,44 @@ class SessionLockBackend(Backend, Generic[S]):
     def release(self, grant: Grant) -> bool:
         return drive(self._release(grant))
 
+    def take_now(self, claim: Claim) -> Grant | None:
+        session = self.sessions.ready()
+        if session is None:
+            return None
+        try:
+            if claim.key.digest in self._hot:
+                return None
+            asked = time.monotonic()
+            if not session.lock_now(claim.key, claim.shared):
+                return None
+            session.note(claim.key)
+            return Grant(claim=claim, acquired_at=asked, session=session)
+        except (SessionDead, ServerError):
+            return None  # asked again, with the care of _acquire
+        except BaseException:
+            drive(self._undo_try(session, claim))
+            raise
+        finally:
+            session.turnstile.release()
+
+    def free_now(self, grant: Grant) -> bool:
+        session: S = grant.session
+        if session.dead is not None or session.orphaned_at is not None or not session.turnstile.try_acquire():
+            return False
+        freed = False
+        try:
+            freed = session.unlock_now(grant.claim.key, grant.claim.shared)
+        except (SessionDead, ServerError):
+            return False  # asked again, with the care of _release
+        finally:
+            if freed:
+                session.forget(grant.claim.key)
+                session.used_at = time.monotonic()
+            session.turnstile.release()
+        if (session.waits or session.retired) and not session.held:
+            self.sessions.give_back(session)
+        return freed
+
     def verify(self, grant: Grant) -> bool:
         return drive(self._verify(grant))
 
@@ -101,7 +139,8 @@ class SessionLockBackend(Backend, Generic[S]):
                 raise StatementTimeout
             try:
                 if session.dead is None:
-                    return (yield from self._try_on(session, claim, until))
+                    limit = time.monotonic() + STATEMENT_LIMIT
+                    return (yield from self._try_on(session, claim, min(until, limit)))
             except SessionDead:
                 if not attempts:
                     raise

@@ -43,6 +43,16 @@ class Sessions(Generic[S]):
         self._lent: set[S] = set()
         self._places = 0
 
+    def ready(self) -> S | None:
+        """The shared session with its turnstile taken, if it is there and nobody uses it."""
+        session = self._shared
+        if session is None or session.dead is not None or not session.turnstile.try_acquire():
+            return None
+        if session.dead is None and session.orphaned_at is None:
+            return session
+        session.turnstile.release()
+        return None
+
     def shared(self, until: float) -> Flow[S]:
         """The shared session, opened if need be. StatementTimeout if the deadline passes first."""
         session = self._shared
