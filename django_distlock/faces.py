@@ -65,7 +65,7 @@ class Face(Generic[L]):
         """Acquire within ``timeout`` seconds (None: no end); None if busy."""
         raise NotImplementedError
 
-    def _at_once(self) -> L | None:
+    def _at_once(self, timeout: float | None) -> L | None:
         """Acquire what is free, in this thread and without a flow; None: the flow sees to it."""
         return None
 
@@ -102,10 +102,9 @@ class Face(Generic[L]):
         Raises LockNotAcquired (busy, timeout 0), LockTimeout, DeadlockDetected, BackendUnavailable.
         """
         timeout = self._resolve(timeout)
-        if timeout != 0:
-            lease = self._at_once()
-            if lease is not None:
-                return lease
+        lease = self._at_once(timeout)
+        if lease is not None:
+            return lease
         return drive(self._acquire_flow(timeout))
 
     async def aacquire(self, timeout: Timeout = UNSET) -> L:
@@ -121,13 +120,11 @@ class Face(Generic[L]):
         return await adrive(self._flow(self._resolve(timeout)))
 
     def _refuse_on_busy(self) -> None:
-        if self.on_busy != "raise":
-            raise TypeError(
-                "on_busy belongs to the decorator; in a with block use try_acquire() or catch LockNotAcquired."
-            )
+        raise TypeError("on_busy belongs to the decorator; in a with block use try_acquire() or catch LockNotAcquired.")
 
     def __enter__(self) -> L:
-        self._refuse_on_busy()
+        if self.on_busy != "raise":
+            self._refuse_on_busy()
         lease = self.acquire()
         entries.push(self, lease)
         return lease
@@ -138,7 +135,8 @@ class Face(Generic[L]):
             lease._release(kind is None)
 
     async def __aenter__(self) -> L:
-        self._refuse_on_busy()
+        if self.on_busy != "raise":
+            self._refuse_on_busy()
         lease = await adrive(self._acquire_flow(self._resolve(UNSET)))
         entries.push(self, lease)
         return lease

@@ -30,8 +30,7 @@ class Holdings:
         self._mutex = threading.Lock()
         self._slots: dict[bytes, Slot] = {}
         self._waiting: dict[object, Holding] = {}
-        self._counts: dict[Backend, int] = {}
-        self._owned: dict[object, int] = {}  # holdings per context
+        self._total = 0
 
     def arrive(
         self, backend: Backend, key: LockKey, owner: object, shared: bool, *, may_wait: bool, reenter: bool, limit: int
@@ -54,7 +53,7 @@ class Holdings:
                             "it would wait for itself. Release the shared lock first, or take it exclusively at once."
                         )
                     return mine
-            if self._counts.get(backend, 0) >= limit:
+            if self._total >= limit and self._count(backend) >= limit:
                 raise DistlockError(
                     f"This process holds {limit} locks of alias {backend.alias!r}, which is its MAX_HELD. "
                     "Lock something coarser, or raise MAX_HELD in DISTLOCK."
@@ -78,7 +77,7 @@ class Holdings:
         """A holding that is CLAIMING if nobody of this process has or wants the lock; else None. :meth:`arrive` for the
         most frequent case."""
         with self._mutex:
-            if key.digest in self._slots or self._counts.get(backend, 0) >= limit:
+            if key.digest in self._slots or self._total >= limit:
                 return None
             holding = Holding(backend, key, owner, False)
             slot = self._slots[key.digest] = Slot()
@@ -95,23 +94,31 @@ class Holdings:
     def _admit(self, slot: Slot, holding: Holding) -> None:
         holding.state = State.CLAIMING
         slot.holders.append(holding)
-        self._counts[holding.backend] = self._counts.get(holding.backend, 0) + 1
-        self._owned[holding.owner] = self._owned.get(holding.owner, 0) + 1
+        self._total += 1
+
+    def _dismiss(self, slot: Slot, holding: Holding) -> None:
+        slot.holders.remove(holding)
+        self._total -= 1
+
+    def _count(self, backend: Backend) -> int:
+        return sum(holder.backend is backend for slot in self._slots.values() for holder in slot.holders)
+
+    def _holds_something(self, owner: object) -> bool:
+        return any(holder.owner is owner for slot in self._slots.values() for holder in slot.holders)
 
     def _refuse_circle(self, slot: Slot, new: Holding) -> None:
         """R8. Who holds nothing closes no circle, which spares a long queue the search."""
-        if new.owner in self._owned and closes_circle(new, slot, self._waiting, self._slots):
+        if self._holds_something(new.owner) and closes_circle(new, slot, self._waiting, self._slots):
             raise DeadlockDetected(
                 f"Waiting for {new.key.name!r} would never end: its holder waits, directly or over others, for a "
                 "lock that this context holds. Take several locks with lock_all()."
             )
 
     def establish(self, holding: Holding, grant: Grant, lease: Any) -> None:
-        """The engine granted it."""
-        with self._mutex:
-            holding.grant = grant
-            holding.state = State.HELD
-            holding.leases.add(lease)
+        """The engine granted it. Without the mutex: only the claimant itself leaves the state CLAIMING, and last."""
+        holding.grant = grant
+        holding.leases.add(lease)
+        holding.state = State.HELD
 
     def enter_again(self, holding: Holding, lease: Any) -> bool:
         """Count one more Lease of the same context. False if the holding ended meanwhile."""
@@ -170,25 +177,6 @@ class Holdings:
         if not slot.holders and not slot.queue:
             del self._slots[holding.key.digest]
         return True
-
-    def _dismiss(self, slot: Slot, holding: Holding) -> None:
-        slot.holders.remove(holding)
-        self._counts[holding.backend] -= 1
-        left = self._owned[holding.owner] - 1
-        if left:
-            self._owned[holding.owner] = left
-        else:
-            del self._owned[holding.owner]
-
-    def _promote(self, slot: Slot) -> None:
-        while slot.queue and slot.admits(slot.queue[0]):
-            head = slot.queue.popleft()
-            if self._waiting.get(head.owner) is head:
-                del self._waiting[head.owner]
-            self._admit(slot, head)
-            if head.parker is not None and not head.parker.wake():
-                self._dismiss(slot, head)
-                head.state = State.ENDED
 
     def lose(self, holding: Holding, reason: str) -> bool:
         """It is not ours any more; the next one of this process may ask. False if that was known or it has ended."""

@@ -201,7 +201,7 @@ class Lease(Releasable):
                 self._report(error, raising)
 
     def _leaves(self, raising: bool) -> bool:
-        """Mark it as released. True if the engine is to be told now: it was the last one, and no transaction is open."""
+        """Mark it as released. True if the engine is to be told now: the last one, and no transaction is open."""
         holding = self._holding
         if self._released or holding.lost == FORKED:
             return False
@@ -222,7 +222,8 @@ def _freed_now(holding: Holding) -> bool:
     if grant is None or not holding.backend.free_now(grant):
         return False
     holdings.end(holding)
-    signals.send_held(signals.lock_released, holding)
+    if signals.lock_released.receivers:
+        signals.send_held(signals.lock_released, holding)
     return True
 
 

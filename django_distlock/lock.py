@@ -48,6 +48,7 @@ class Lock(Face[Lease]):
             raise TypeError(f"shared must be a bool, not {type(shared).__name__}.")
         self.shared = shared
         self.on_busy = decorators.validate_on_busy(on_busy)
+        self._special = shared or self.ttl is not UNSET or self.max_hold is not UNSET
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r} on {self.using!r}{' shared' if self.shared else ''}>"
@@ -69,8 +70,8 @@ class Lock(Face[Lease]):
             on_busy=self.on_busy,
         )
 
-    def _at_once(self) -> Lease | None:
-        if self.shared or self.ttl is not UNSET or self.max_hold is not UNSET:
+    def _at_once(self, timeout: float | None) -> Lease | None:
+        if self._special or timeout == 0:
             return None
         entry = registry.entry(self.using)
         if not (entry.supports_now and entry.ready) or open_transactions():
@@ -93,7 +94,8 @@ class Lock(Face[Lease]):
                 backend.release(grant)
             holdings.end(holding)
             raise
-        signals.send_held(signals.lock_acquired, holding, wait=0.0)
+        if signals.lock_acquired.receivers:
+            signals.send_held(signals.lock_acquired, holding, wait=time.monotonic() - grant.acquired_at)
         return lease
 
     def _flow(self, timeout: float | None) -> Flow[Lease | None]:
@@ -122,7 +124,7 @@ def lock_flow(lock: Lock, parts: tuple[str, ...], timeout: float | None, *, reen
     deadline = Deadline(timeout, time.monotonic)
     entry = registry.entry(lock.using)
     backend = entry.backend
-    if lock.shared or lock.ttl is not UNSET or lock.max_hold is not UNSET:
+    if lock._special:
         _refuse_unsupported(lock, entry)
     if not entry.ready:
         yield Call(site_key, "load")

@@ -54,6 +54,16 @@ class LockKey:
         return f"{slug}-{tail}" if slug else tail
 
     @cached_property
+    def text_bytes(self) -> bytes:
+        """:attr:`text`, as bytes."""
+        return self.text.encode("ascii")
+
+    @cached_property
+    def number_bytes(self) -> bytes:
+        """:attr:`number` in decimal, as bytes."""
+        return b"%d" % self.number
+
+    @cached_property
     def path(self) -> str:
         """One path component of 64 hexadecimal digits."""
         return self.digest.hex()

@@ -7,6 +7,7 @@ used by both, and so is the queue in front of an engine.
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections import deque
 from typing import TYPE_CHECKING
@@ -87,22 +88,20 @@ def _settle(future: asyncio.Future[None]) -> None:
 
 
 class Turnstile:
-    """A mutex that serves threads and tasks in order of arrival, each within its own time."""
+    """A mutex that serves threads and tasks in order of arrival, each within its own time.
 
-    __slots__ = ("_busy", "_guard", "_queue")
+    A free one costs no more than a ``threading.Lock``. Somebody who comes in the moment of a hand-over may get in
+    before the first in the queue, once.
+    """
+
+    __slots__ = ("_guard", "_lock", "_queue", "try_acquire")
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._queue: deque[Parker] = deque()
-        self._busy = False
-
-    def try_acquire(self) -> bool:
-        """Take it if it is free and nobody waits."""
-        with self._guard:
-            if self._busy:
-                return False
-            self._busy = True
-            return True
+        # take it if it is free
+        self.try_acquire: Callable[[], bool] = functools.partial(self._lock.acquire, False)
 
     def acquire(self, timeout: float) -> bool:
         """Wait for at most ``timeout`` seconds. True if taken."""
@@ -128,19 +127,27 @@ class Turnstile:
 
     def release(self) -> None:
         """Hand it to the first waiter that still waits."""
+        if not self._queue:
+            self._lock.release()
+            # somebody may have queued between the two lines; if it was taken meanwhile, its next release sees to that
+            if not self._queue or not self._lock.acquire(False):
+                return
         with self._guard:
             while self._queue:
                 if self._queue.popleft().wake():
                     return
-            self._busy = False
+            self._lock.release()
 
     def _arrive(self) -> Parker | None:
         with self._guard:
-            if not self._busy:
-                self._busy = True
+            if not self._queue and self._lock.acquire(False):
                 return None
             parker = Parker()
             self._queue.append(parker)
+            # it may have been released just before the queue had anybody in it
+            if len(self._queue) == 1 and self._lock.acquire(False):
+                self._queue.clear()
+                return None
             return parker
 
     def _quit(self, parker: Parker) -> bool:

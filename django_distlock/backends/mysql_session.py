@@ -23,6 +23,9 @@ from .sockets import READY, readable
 if TYPE_CHECKING:
     from django_distlock.names import LockKey
 
+# the C client's own call, without MySQLdb's conversion of its argument
+_query = _mysql.connection.query
+
 DEADLOCKS = frozenset({1213, 3058})  # MariaDB, MySQL
 # KILL QUERY, lock wait timeout, and the limits on a statement's time of MariaDB and of MySQL
 INTERRUPTIONS = frozenset({1317, 1205, 1969, 3024})
@@ -153,10 +156,12 @@ class MySQLSession(Session):
 
     def _query_now(self, sql: bytes) -> Any:
         """In this thread, by one blocking call of the client; the watchdog ends it if it hangs."""
-        self.started = time.monotonic()
+        self.started = self.replied_at = time.monotonic()
+        conn = self.conn
         try:
-            _mysql.connection.query(self.conn, sql)
-            return self._rows()
+            _query(conn, sql)
+            result = conn.store_result()
+            return result.fetch_row(0) if result is not None else ()
         except MySQLdb.Error as error:
             raise self._sorted(error) from error
         finally:
@@ -236,7 +241,7 @@ class MySQLSession(Session):
     # locks
 
     def lock(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
-        name = key.text.encode()
+        name = key.text_bytes
         for _ in range(3):
             try:
                 got = yield Call(
@@ -252,14 +257,13 @@ class MySQLSession(Session):
         raise ServerError(0, "GET_LOCK returned NULL three times.")
 
     def lock_now(self, key: LockKey, shared: bool) -> bool:
-        name = key.text.encode()
-        return bool(self._query_now(b"SELECT GET_LOCK('%s', 0)" % name)[0][0] == 1)
+        return bool(self._query_now(b"SELECT GET_LOCK('%s', 0)" % key.text_bytes)[0][0] == 1)
 
     def unlock_now(self, key: LockKey, shared: bool) -> bool:
-        return bool(self._query_now(b"SELECT RELEASE_LOCK('%s')" % key.text.encode())[0][0] == 1)
+        return bool(self._query_now(b"SELECT RELEASE_LOCK('%s')" % key.text_bytes)[0][0] == 1)
 
     def wait(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
-        name = key.text.encode()
+        name = key.text_bytes
         seconds = min(until - time.monotonic(), LONGEST_WAIT)
         # MySQL rounds to whole seconds: there it waits longer than asked, and the session is dropped at the deadline
         told = b"%.4f" % max(0.0, seconds) if self.mariadb else b"%d" % math.ceil(max(0.0, seconds))
@@ -282,7 +286,7 @@ class MySQLSession(Session):
 
     def unlock(self, key: LockKey, shared: bool) -> Flow[bool]:
         until = time.monotonic() + STATEMENT_LIMIT + 3 * TICK
-        freed = yield Call(self, "execute", (b"SELECT RELEASE_LOCK('%s')" % key.text.encode(), until))
+        freed = yield Call(self, "execute", (b"SELECT RELEASE_LOCK('%s')" % key.text_bytes, until))
         return bool(freed == 1)
 
     def ping(self, until: float) -> Flow[None]:

@@ -146,14 +146,13 @@ class PostgresSession(Session):
     def _execute_now(self, statement: bytes, value: bytes) -> bytes:
         """In this thread, by one blocking call of libpq; the watchdog ends it if it hangs."""
         conn = self.conn
-        self.started = time.monotonic()
+        self.started = self.replied_at = time.monotonic()
         try:
             if statement not in self._prepared:
                 self._read(conn.prepare(statement, STATEMENTS[statement]))
                 self._prepared.add(statement)
             result = conn.exec_prepared(statement, (value,) if value else None)
             if result.status == _TUPLES_OK:
-                self.replied_at = self.started
                 return result.get_value(0, 0) or b""
             return self._read(result)
         except OperationalError as error:
@@ -286,7 +285,7 @@ class PostgresSession(Session):
 
     def _lock(self, key: LockKey, shared: bool) -> tuple[bytes, bytes, tuple[bytes, bytes]]:
         """The statement, its value, and what takes it back."""
-        value = b"%d" % key.number
+        value = key.number_bytes
         if not shared:
             return b"try_x", value, (b"free_x", value)
         return b"join_s" if key.digest in self.held else b"try_s", value, (b"free_s", value)
@@ -301,10 +300,10 @@ class PostgresSession(Session):
         return self._execute_now(statement, value) == b"t"
 
     def unlock_now(self, key: LockKey, shared: bool) -> bool:
-        return self._execute_now(b"free_s" if shared else b"free_x", b"%d" % key.number) == b"t"
+        return self._execute_now(b"free_s" if shared else b"free_x", key.number_bytes) == b"t"
 
     def wait(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
-        value = b"%d" % key.number
+        value = key.number_bytes
         name, undo = (b"wait_s", (b"free_s", value)) if shared else (b"wait_x", (b"free_x", value))
         yield from self._set_lock_timeout(until)
         try:
@@ -329,7 +328,7 @@ class PostgresSession(Session):
 
     def unlock(self, key: LockKey, shared: bool) -> Flow[bool]:
         name = b"free_s" if shared else b"free_x"
-        freed = yield Call(self, "execute", (name, b"%d" % key.number, _far()))
+        freed = yield Call(self, "execute", (name, key.number_bytes, _far()))
         return bool(freed == b"t")
 
     def ping(self, until: float) -> Flow[None]:

@@ -1,0 +1,65 @@
+"""What is kept in the database: the site key, and the lease table with its queue.
+
+The models are for reading. The backends write with statements of their own, on sessions of their own.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+
+from .tables import AsciiField
+
+
+class SiteKey(models.Model):
+    """One row: the key that every lock name of this site is hashed with. It is never shown."""
+
+    id = models.SmallIntegerField(primary_key=True)
+    site_key = models.CharField(max_length=128)
+
+    class Meta:
+        managed = False
+        db_table = "django_distlock_sitekey"
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return "site key"
+
+
+class LeaseRow(models.Model):
+    """The latest lease of one name; free if ``expires_at`` is over. Times are microseconds since 1970 by the clock of
+    the database, so that no time zone matters. Not on SQLite, where leases have a file of their own."""
+
+    digest = AsciiField(primary_key=True, max_length=64)
+    alias = AsciiField(max_length=255)
+    name = models.TextField()
+    token = AsciiField(max_length=64)
+    fence = models.BigIntegerField()
+    acquired_at = models.BigIntegerField()
+    expires_at = models.BigIntegerField()
+    holder = AsciiField(max_length=255)
+
+    class Meta:
+        managed = False
+        db_table = "django_distlock_lease"
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class LeaseTicket(models.Model):
+    """The place of one waiter in the queue for a lease; it is passed over if ``seen`` is long ago."""
+
+    token = AsciiField(primary_key=True, max_length=64)
+    digest = AsciiField(max_length=64)
+    arrived = models.BigIntegerField()
+    seen = models.BigIntegerField()
+
+    class Meta:
+        managed = False
+        db_table = "django_distlock_ticket"
+        default_permissions = ()
+        indexes = (models.Index(fields=["digest", "arrived"], name="distlock_ticket_queue"),)
+
+    def __str__(self) -> str:
+        return self.digest

@@ -1,0 +1,110 @@
+"""Tables that ``flush`` leaves alone, and the migration operation that makes them.
+
+``manage.py flush`` and every ``TransactionTestCase`` empty the tables of managed models. A site key made anew, or leases
+gone from under their holders, would end exclusion between running processes without a word. So these models are
+unmanaged, and a migration operation of our own creates their tables.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.db import DatabaseError, models, router, transaction
+from django.db.migrations.operations.base import Operation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from django.apps.registry import Apps
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+    from django.db.migrations.state import ProjectState
+
+
+class AsciiField(models.CharField):  # type: ignore[type-arg]  # not subscriptable at run time
+    """Text of ASCII characters, compared byte by byte: an index entry is as small as it can be.
+
+    PostgreSQL gets the long spelling of varchar: for the short one Django adds an index for LIKE to each unique column.
+    """
+
+    def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
+        if connection.vendor == "postgresql":
+            return f'character varying({self.max_length}) COLLATE "C"'
+        if connection.vendor == "mysql":
+            return f"varchar({self.max_length}) CHARACTER SET ascii COLLATE ascii_bin"
+        return super().db_type(connection)
+
+
+class CreateKeptTable(Operation):
+    """Create the table of an unmanaged model, or drop it on the way back.
+
+    A table that exists already is left as it is, so that two ``migrate`` at the same time both succeed. ``unless_vendor``
+    names the databases that do without the table.
+    """
+
+    reversible = True
+
+    def __init__(self, name: str, unless_vendor: Sequence[str] = ()) -> None:
+        self.name = name
+        self.unless_vendor = tuple(unless_vendor)
+
+    def state_forwards(self, app_label: str, state: ProjectState) -> None:
+        """The model itself is in the state by ``CreateModel``."""
+
+    def database_forwards(
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
+    ) -> None:
+        model = self._model(app_label, schema_editor, to_state)
+        if model is None:
+            return
+        connection = schema_editor.connection
+        if schema_editor.collect_sql:
+            schema_editor.create_model(model)
+            return
+        # Tried first and asked later: on SQLite a transaction that has read cannot write once another process has.
+        try:
+            with transaction.atomic(using=connection.alias, savepoint=connection.features.can_rollback_ddl):
+                schema_editor.create_model(model)
+        except DatabaseError:
+            if not _exists(connection, model):
+                raise
+
+    def database_backwards(
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
+    ) -> None:
+        model = self._model(app_label, schema_editor, to_state)
+        if model is not None and (schema_editor.collect_sql or _exists(schema_editor.connection, model)):
+            schema_editor.delete_model(model)
+
+    def _model(
+        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, state: ProjectState
+    ) -> type[models.Model] | None:
+        """The model, unless its table is not wanted on this database."""
+        connection = schema_editor.connection
+        if connection.vendor in self.unless_vendor:
+            return None
+        if not router.allow_migrate(connection.alias, app_label, model_name=self.name.lower()):
+            return None
+        apps: Apps = state.apps
+        return apps.get_model(app_label, self.name)
+
+    def describe(self) -> str:
+        return f"Create the table of {self.name}, which flush leaves alone"
+
+    @property
+    def migration_name_fragment(self) -> str:
+        return f"kept_{self.name.lower()}"
+
+
+def _exists(connection: BaseDatabaseWrapper, model: type[models.Model]) -> bool:
+    with connection.cursor() as cursor:
+        names: Any = connection.introspection.table_names(cursor)
+    return connection.introspection.identifier_converter(model._meta.db_table) in names
