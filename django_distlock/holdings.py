@@ -178,6 +178,16 @@ class Holdings:
             del self._slots[holding.key.digest]
         return True
 
+    def _promote(self, slot: Slot) -> None:
+        while slot.queue and slot.admits(slot.queue[0]):
+            head = slot.queue.popleft()
+            if self._waiting.get(head.owner) is head:
+                del self._waiting[head.owner]
+            self._admit(slot, head)
+            if head.parker is not None and not head.parker.wake():
+                self._dismiss(slot, head)
+                head.state = State.ENDED
+
     def lose(self, holding: Holding, reason: str) -> bool:
         """It is not ours any more; the next one of this process may ask. False if that was known or it has ended."""
         with self._mutex:
