@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from typing import TYPE_CHECKING, Self
 
@@ -17,6 +16,7 @@ from .names import validate_name
 from .records import Claim, Grant
 from .registry import Entry, registry
 from .sitekey import site_key
+from .tokens import new_token
 from .transactions import bind, choose_scope, open_transactions, warn_of_stale_snapshot
 from .validation import UNSET, Timeout, optional_seconds
 from .waiting import Call, Deadline, Flow, acquire_flow
@@ -209,7 +209,7 @@ def _claim(lock: Lock, entry: Entry, holding: Holding, scope: str) -> Claim:
     holding.max_hold = config.max_hold if lock.max_hold is UNSET else lock.max_hold
     if holding.max_hold is not None and holding.ttl is not None:
         holding.ttl = min(holding.ttl, holding.max_hold)
-    return Claim(key=holding.key, shared=lock.shared, ttl=holding.ttl, token=secrets.token_hex(16))
+    return Claim(key=holding.key, shared=lock.shared, ttl=holding.ttl, token=new_token())
 
 
 def advisory_lock(

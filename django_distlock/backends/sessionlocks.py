@@ -62,9 +62,9 @@ class SessionLockBackend(Backend, Generic[S]):
         if session is None:
             return None
         try:
-            if claim.key.digest in self._hot:
-                return None
             asked = time.monotonic()
+            if self._hot and self._is_hot(claim.key.digest, asked):
+                return None
             if not session.lock_now(claim.key, claim.shared):
                 return None
             session.note(claim.key)
@@ -113,7 +113,7 @@ class SessionLockBackend(Backend, Generic[S]):
         until = now + max(wait, LEAST_PATIENCE)
         digest = claim.key.digest
         try:
-            if wait <= 0 or self._hot.get(digest, 0.0) < now:
+            if wait <= 0 or not self._is_hot(digest, now):
                 grant = yield from self._try(claim, until)
                 if grant is not None or wait <= 0:
                     return grant
@@ -128,6 +128,13 @@ class SessionLockBackend(Backend, Generic[S]):
             ) from error
         except (SessionDead, ServerError) as error:
             raise self._unavailable(error) from (error.__cause__ or error)
+
+    def _is_hot(self, digest: bytes, now: float) -> bool:
+        """Was it busy a moment ago?"""
+        until = self._hot.get(digest, 0.0)
+        if until < now:
+            self._hot.pop(digest, None)
+        return until >= now
 
     def _try(self, claim: Claim, until: float) -> Flow[Grant | None]:
         """On the shared session, which may turn out to be dead: then once more on a new one."""
