@@ -51,31 +51,32 @@ class Keepalive:
     def ensure(self) -> None:
         """Start the thread if it is not there."""
         if self._thread is None:
-            with self._condition:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="distlock-keepalive", daemon=True)
-                    self._next = 0.0
-                    self._thread.start()
+            self.wake_at(time.monotonic())
 
     def wake_at(self, when: float) -> None:
-        """Have the next tick at the monotonic time ``when`` at the latest."""
-        if when < self._next:
+        """Have the next tick at the monotonic time ``when`` at the latest; starts the thread if it is not there."""
+        if self._thread is None or when < self._next:
             with self._condition:
                 self._next = min(self._next, when)
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="distlock-keepalive", daemon=True)
+                    self._thread.start()
                 self._condition.notify()
 
     def _run(self) -> None:
         while True:
+            with self._condition:
+                self._next = math.inf  # whoever asks while the tick runs may have come too late for it
             try:
                 due = self._tick(time.monotonic())
             except Exception:
                 logger.exception("The keepalive thread met an error and goes on.")
                 due = time.monotonic() + TICK
             with self._condition:
-                if due is None:
+                self._next = min(self._next, math.inf if due is None else due)
+                if self._next == math.inf:
                     self._thread = None
                     return
-                self._next = due
                 while (left := self._next - time.monotonic()) > 0:
                     self._condition.wait(left)
 

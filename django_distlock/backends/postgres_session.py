@@ -19,7 +19,7 @@ from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
 from django_distlock.waiting import Call, Flow, adrive, drive
 
 from .session import GRACE, STATEMENT_LIMIT, TICK, ServerError, Session, SessionDead, StatementTimeout
-from .sockets import READY
+from .sockets import READY, readable
 
 if TYPE_CHECKING:
     from django_distlock.names import LockKey
@@ -120,7 +120,10 @@ class PostgresSession(Session):
 
     @property
     def fd(self) -> int:
-        return self.conn.socket  # type: ignore[no-any-return]
+        try:
+            return int(self.conn.socket)
+        except OperationalError:  # libpq has closed it, and its number may be somebody else's by now
+            return -1
 
     @property
     def server_id(self) -> int:
@@ -277,9 +280,9 @@ class PostgresSession(Session):
         self._orphan(None)
 
     def unexpected(self) -> None:
-        self._complete()  # a notice, a changed parameter, or the end
-        if self.conn.status == pq.ConnStatus.BAD:
-            self.kill("the server ended the session")
+        # a notice, a changed parameter, or the end, of which libpq tells only after the server's last words
+        while readable(self.fd, 0):
+            self._complete()
 
     # locks
 

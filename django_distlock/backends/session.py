@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -65,7 +66,7 @@ class Session(ABC):
     @property
     @abstractmethod
     def fd(self) -> int:
-        """The descriptor of the socket."""
+        """The descriptor of the socket; -1 if the driver has closed it."""
 
     @property
     @abstractmethod
@@ -169,7 +170,8 @@ class Session(ABC):
     def check(self) -> None:
         """:meth:`look`, by whoever has the turnstile."""
         if self.dead is None and self.orphaned_at is None and sockets.readable(self.fd, 0):
-            self.unexpected()
+            with contextlib.suppress(SessionDead):  # it has noted that by itself
+                self.unexpected()
 
     def tick(self, now: float) -> None:
         """Watchdog and heartbeat; called by the keepalive thread."""

@@ -15,7 +15,7 @@ from django_distlock.records import Claim, Grant
 from django_distlock.waiting import Call, Flow, drive
 
 from .base import Backend
-from .session import GRACE, STATEMENT_LIMIT, ServerError, Session, SessionDead, StatementTimeout
+from .session import GRACE, STATEMENT_LIMIT, TICK, ServerError, Session, SessionDead, StatementTimeout
 from .sessions import Sessions
 
 if TYPE_CHECKING:
@@ -44,7 +44,11 @@ class SessionLockBackend(Backend, Generic[S]):
         super().__init__(alias, options)
         self.database: str = options.get("database", DEFAULT_DB_ALIAS)
         self.session_database: str = options.get("session_database", self.database)
-        self.sessions: Sessions[S] = Sessions(self._connect, options.get("wait_sessions", WAIT_SESSIONS))
+        self.sessions: Sessions[S] = Sessions(
+            self._connect,
+            options.get("wait_sessions", WAIT_SESSIONS),
+            lambda: self.wake_at(time.monotonic() + TICK),
+        )
         self._hot: dict[bytes, float] = {}
 
     def _connect(self, waits: bool, until: float) -> Flow[S]:

@@ -31,11 +31,13 @@ S = TypeVar("S", bound=Session)
 
 
 class Sessions(Generic[S]):
-    """The sessions of one alias. ``connect(waits, until)`` is a flow that opens one."""
+    """The sessions of one alias. ``connect(waits, until)`` is a flow that opens one; ``opened()`` is called when there
+    is one more to look after."""
 
-    def __init__(self, connect: Callable[[bool, float], Flow[S]], waiters: int) -> None:
+    def __init__(self, connect: Callable[[bool, float], Flow[S]], waiters: int, opened: Callable[[], object]) -> None:
         self._connect = connect
         self._limit = waiters
+        self._opened = opened
         self._mutex = threading.Lock()
         self._opening = Turnstile()
         self._shared: S | None = None
@@ -68,6 +70,7 @@ class Sessions(Generic[S]):
                 session = yield from self._connect(False, until)
                 with self._mutex:
                     self._shared = session
+                self._opened()
             return session
         finally:
             self._opening.release()
@@ -94,6 +97,7 @@ class Sessions(Generic[S]):
             raise
         with self._mutex:
             self._lent.add(session)
+        self._opened()
         return session
 
     def give_back(self, session: S) -> None:
@@ -174,4 +178,4 @@ class Sessions(Generic[S]):
         for session in [self._shared, *self._idle, *self._lent]:
             if session is not None:
                 session.silence()
-        self.__init__(self._connect, self._limit)  # type: ignore[misc]
+        self.__init__(self._connect, self._limit, self._opened)  # type: ignore[misc]

@@ -17,6 +17,8 @@ def readable(fd: int, timeout: float) -> bool:
 
 
 def _poll(fd: int, events: int, timeout: float) -> bool:
+    if fd < 0:  # closed by its driver: reading it tells
+        return True
     poll = select.poll()
     poll.register(fd, events)
     # rounded up: a poll that comes back early would be taken for the deadline
@@ -61,7 +63,7 @@ def shut(fd: int) -> None:
 
     Done on a duplicate, so that the driver keeps its own descriptor and closes it itself.
     """
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as duplicate:
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as duplicate:  # OSError: closed already
         duplicate.shutdown(socket.SHUT_RDWR)
 
 
@@ -71,6 +73,8 @@ def silence(fd: int) -> None:
     The child shares the socket with its parent. A driver that closes it politely says goodbye on the wire, and the
     server then ends the parent's session with all its locks.
     """
+    if fd < 0:
+        return
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, fd)
