@@ -46,13 +46,18 @@ def nearest_rank(ordered: Sequence[float], share: float) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """One burst of sign-ups through one way."""
+    """One burst of sign-ups through one way.
+
+    `duplicates` are accounts beyond the first of an address; `failed` counts the sign-ups and log-ins without a proper
+    answer, and `errors` has each kind of failure once; `processes` is how many server processes answered.
+    """
 
     requests: int
     addresses: int
     accounts: int
     duplicates: int
     statuses: dict[str, int]
+    failed: int
     errors: list[str]
     processes: int
     seconds: float
@@ -74,6 +79,7 @@ class Phase:
             accounts=sum(made),
             duplicates=sum(count - 1 for count in made),
             statuses=dict(sorted(Counter(str(answer.status) for answer in sign_ups).items())),
+            failed=len(failed),
             errors=sorted({f"{answer.status} {answer.error}".strip() for answer in failed}),
             processes=len({answer.process for answer in sign_ups} - {None}),
             seconds=round(seconds, 3),

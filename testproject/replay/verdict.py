@@ -39,7 +39,7 @@ def shows_nothing(way: WayResult) -> bool:
 
 def phase_problems(way: WayResult, phase: Phase) -> Iterator[str]:
     if phase.errors:
-        yield f"failed requests: {', '.join(phase.errors)}."
+        yield f"{count(phase.failed, 'failed request')}: {', '.join(phase.errors)}."
     if way.prevents and phase.duplicates:
         yield f"{phase.duplicates} duplicate accounts."
     # A sign-up that was told to come back later (503) is the only excuse for an address without an account.
@@ -50,7 +50,7 @@ def phase_problems(way: WayResult, phase: Phase) -> Iterator[str]:
 
 def table(replay: Replay) -> str:
     """The figures as a table for a terminal."""
-    header = ("way", "sign-ups", "accounts", "duplicates", "answers", "errors", "sign-up ms", "log-in ms", "per s")
+    header = ("way", "sign-ups", "accounts", "duplicates", "answers", "failed", "sign-up ms", "log-in ms", "per s")
     rows = [header]
     for way in replay.ways:
         for name, phase in (("identical", way.identical), ("distinct", way.distinct)):
@@ -67,7 +67,7 @@ def figures(phase: Phase) -> tuple[str, ...]:
         str(phase.accounts),
         str(phase.duplicates),
         answers,
-        str(len(phase.errors)),
+        str(phase.failed),
         f"p50 {phase.sign_ups.p50} p99 {phase.sign_ups.p99}",
         f"p50 {phase.log_ins.p50} p99 {phase.log_ins.p99}",
         str(phase.per_second),
@@ -80,6 +80,7 @@ def story(replay: Replay) -> Iterator[str]:
         phase = way.identical
         made = f"{phase.requests} identical sign-ups made {count(phase.accounts, 'account')}"
         extra = f", {phase.duplicates} too many" if phase.duplicates else ""
+        extra += f"; {count(phase.failed, 'request')} failed" if phase.failed else ""
         yield f"{way.title}: {made}{extra}.{log_in_sentence(way)}"
     if not race_is_possible(replay.engine, replay.atomic_requests):
         yield (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -12,11 +12,34 @@ import pytest
 from .databases import demo_database, manage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class Replayed(Protocol):
     def __call__(self, engine: str, *, atomic: bool) -> tuple[int, dict[str, Any]]: ...
+
+
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Call the function once for each set of arguments and remember a failure as well.
+
+    Else every test that looks at a replay that hangs would wait for it again.
+    """
+
+    @cache
+    def outcome(*args: Any, **kwargs: Any) -> tuple[Any, Exception | None]:
+        try:
+            return function(*args, **kwargs), None
+        except Exception as error:
+            return None, error
+
+    @wraps(function)
+    def remembered(*args: Any, **kwargs: Any) -> Any:
+        result, error = outcome(*args, **kwargs)
+        if error is not None:
+            raise error
+        return result
+
+    return remembered
 
 
 @pytest.fixture(scope="session")
@@ -24,11 +47,11 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replayed]:
     """Exit status and figures of `manage.py replay`: 200 identical sign-ups per way against 4 server processes."""
     with ExitStack() as databases:
 
-        @cache
+        @once
         def database(engine: str) -> dict[str, str]:
             return databases.enter_context(demo_database(engine, tmp_path_factory.mktemp(engine)))
 
-        @cache
+        @once
         def replay(engine: str, *, atomic: bool) -> tuple[int, dict[str, Any]]:
             environment = database(engine) | {"DISTLOCK_ATOMIC_REQUESTS": "1" if atomic else "0"}
             done = manage("replay", "--identical=200", "--distinct=0", "--json", environment=environment)

@@ -44,16 +44,16 @@ def test_a_duplicate_under_a_lock() -> None:
 
 
 def test_a_server_error() -> None:
-    assert verdict(identical=identical(201, 500)) == ["advisory, identical sign-ups: failed requests: 500."]
+    assert verdict(identical=identical(201, 500)) == ["advisory, identical sign-ups: 1 failed request: 500."]
 
 
 def test_no_answer_at_all() -> None:
-    broken = replace(GOOD, errors=["0 TimeoutError()"])
-    assert verdict(identical=broken) == ["advisory, identical sign-ups: failed requests: 0 TimeoutError()."]
+    broken = replace(GOOD, failed=1, errors=["0 TimeoutError()"])
+    assert verdict(identical=broken) == ["advisory, identical sign-ups: 1 failed request: 0 TimeoutError()."]
 
 
 def test_a_failed_log_in() -> None:
-    assert verdict(identical=identical(201, log_in=500)) == ["advisory, identical sign-ups: failed requests: 500."]
+    assert verdict(identical=identical(201, log_in=500)) == ["advisory, identical sign-ups: 1 failed request: 500."]
 
 
 def test_a_lost_sign_up_is_excused_only_by_a_503() -> None:

@@ -4,8 +4,9 @@ import json
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import connection
 
-from testproject.registration.models import ReplayRun
+from testproject.registration.models import Account, ReplayRun
 from testproject.registration.ways import WAYS
 from testproject.replay.crowd import CrowdError
 from testproject.replay.run import Plan, replay, ways_named
@@ -29,6 +30,10 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         quiet = options["json"]
+        if Account._meta.db_table not in connection.introspection.table_names():
+            raise CommandError(
+                f"The {connection.display_name} database has no tables yet: run `python testproject/manage.py migrate`."
+            )
         try:
             plan = Plan(
                 ways=ways_named(options["ways"].split(",")),
