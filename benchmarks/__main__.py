@@ -8,7 +8,6 @@ import json
 import os
 import sys
 import tempfile
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,6 +101,7 @@ PARTS = {
 def run(options: argparse.Namespace) -> int:
     """Measure, print, write; return 1 if something failed or did not exclude, never because of a time."""
     from benchmarks import budgets, plot, report
+    from benchmarks.failures import reason
     from benchmarks.results import Results, environment
     from benchmarks.servers import SERVERS
 
@@ -112,8 +112,8 @@ def run(options: argparse.Namespace) -> int:
         for part in options.part or PARTS:
             try:
                 text = PARTS[part](results, group, QUICK if options.quick else FULL)
-            except Exception:
-                text = f"{group}, {part}: {traceback.format_exc(limit=-4)}"
+            except Exception as error:
+                text = f"{group}, {part}: {reason(error)}"
                 results.broken.append(text)
             print(f"\n{text}", flush=True)
     verdicts = budgets.verdicts(results, groups)

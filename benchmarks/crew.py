@@ -8,13 +8,13 @@ import multiprocessing
 import os
 import tempfile
 import time
-import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import django
 
 from benchmarks.entries import find
+from benchmarks.failures import reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,9 +86,9 @@ def work(group: str, pipe: Connection, barrier: Barrier, path: str) -> None:
                 compete(entry.cycle, memoryview(bytearray(8 * WORDS)).cast("q"), WARM_UP)
                 barrier.wait(PATIENCE)
                 pipe.send(compete(entry.cycle, words, seconds))
-            except Exception:
+            except Exception as error:
                 barrier.abort()
-                pipe.send(traceback.format_exc(limit=-4))
+                pipe.send(reason(error))
             finally:
                 with contextlib.suppress(Exception):
                     entry.close()

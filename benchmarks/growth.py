@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import statistics
-import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import django
 
 from benchmarks.entries import GROUPS
 from benchmarks.entries.ours import Ours, close_backends
+from benchmarks.failures import reason
 from benchmarks.pinning import pinned
 from benchmarks.servers import SERVERS
 from benchmarks.uncontended import PAIRS, WARM_UP
@@ -49,8 +49,8 @@ def hold(pipe: Connection, alias: str, first: int, count: int) -> None:
     try:
         leases = [advisory_lock(f"other-{number}", using=alias).acquire() for number in range(first, first + count)]
         pipe.send(len(leases))
-    except Exception:
-        pipe.send(traceback.format_exc(limit=-4))
+    except Exception as error:
+        pipe.send(reason(error))
     pipe.recv()
     close_backends()
 
@@ -104,7 +104,7 @@ def measure(group: str, rounds: int, elsewhere: tuple[int, ...], here: tuple[int
                     with holding(server.lock_alias, row.held):
                         row.median_us, row.ratio = compare(bare, ours, rounds)
                 except Exception as error:
-                    row.error = f"{type(error).__name__}: {error}"
+                    row.error = reason(error)
                 else:
                     row.against_fewest = row.ratio / (rows[0].ratio or row.ratio)
             results += rows

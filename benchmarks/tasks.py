@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import time
-import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import django
 
+from benchmarks.failures import reason
 from benchmarks.servers import SERVERS
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ async def crowd(alias: str, crowd: Crowd) -> None:
             async with advisory_lock("bench-crowd", using=alias, timeout=PATIENCE):
                 await room.visit(number)
         except Exception as error:
-            errors[f"{type(error).__name__}: {error}"[:200]] += 1
+            errors[reason(error)] += 1
 
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
@@ -113,8 +113,8 @@ def work(pipe: Connection, group: str, tasks: int, seconds: float) -> None:
     try:
         pipe.send("ready")
         asyncio.run(both(SERVERS[group].lock_alias, result, seconds))
-    except Exception:
-        result.error = traceback.format_exc(limit=-4)
+    except Exception as error:
+        result.error = reason(error)
     pipe.send(result)
     pipe.recv()
 
@@ -128,6 +128,8 @@ def measure(group: str, tasks: int, seconds: float) -> Crowd:
     theirs.close()
     sessions = threads = 0
     try:
+        if not pipe.poll(PATIENCE):
+            return Crowd(group, tasks, error=f"not ready after {PATIENCE:g} s")
         pipe.recv()
         deadline = time.monotonic() + seconds + PATIENCE
         while not pipe.poll(SAMPLE_EVERY):

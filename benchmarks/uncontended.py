@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from benchmarks.entries import GROUPS
+from benchmarks.failures import reason
 from benchmarks.pinning import pinned
 from benchmarks.servers import SERVERS
 
@@ -52,7 +53,7 @@ def opened(entries: Iterable[type[Entry]], stack: contextlib.ExitStack, failed: 
             stack.callback(entry.close)
             entry.slice(1)
         except Exception as error:
-            failed[kind.label] = f"{type(error).__name__}: {error}"
+            failed[kind.label] = reason(error)
         else:
             ready.append(entry)
     return ready

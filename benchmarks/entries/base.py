@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LOCK_NAME = "bench"
+# for entries inside one transaction, where a name taken twice would be a re-entry
+LOCK_NAMES = tuple(f"{LOCK_NAME}-{number}" for number in range(25))
 
 
 def nothing() -> None:

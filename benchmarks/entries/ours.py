@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, ClassVar
 
 from django.db import connections, transaction
 
-from benchmarks.entries.base import LOCK_NAME, AsyncEntry, Entry
+from benchmarks.entries.base import LOCK_NAME, LOCK_NAMES, AsyncEntry, Entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +73,13 @@ class OursInAtomic(Ours):
 
     def around(self) -> AbstractContextManager[object]:
         """Open the transaction for the whole slice."""
+        self.names = itertools.cycle(LOCK_NAMES)
         return transaction.atomic(using=self.database)
+
+    def cycle(self, body: Callable[[], object]) -> None:
+        """Hold the next of the names until the commit."""
+        with self.advisory_lock(next(self.names), using=self.alias):
+            body()
 
 
 class OursWholeTransaction(Ours):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from django.db import connections, transaction
 
 from benchmarks.entries import ours
-from benchmarks.entries.base import LOCK_NAME, Entry
+from benchmarks.entries.base import LOCK_NAME, LOCK_NAMES, Entry
 from benchmarks.entries.peers import Tooz
 from benchmarks.servers import Postgres
 
@@ -51,11 +52,12 @@ class BareInTransaction(Bare):
 
     def around(self) -> AbstractContextManager[object]:
         """Open the transaction for the whole slice."""
+        self.keys = itertools.cycle(range(KEY, KEY + len(LOCK_NAMES)))
         return self.connection.transaction()
 
     def cycle(self, body: Callable[[], object]) -> None:
-        """Take a lock that the commit frees."""
-        self.cursor.execute("SELECT pg_advisory_xact_lock(%s)", (KEY,))
+        """Take the next of the locks, which the commit frees."""
+        self.cursor.execute("SELECT pg_advisory_xact_lock(%s)", (next(self.keys),))
         self.cursor.fetchone()
         body()
 
@@ -116,11 +118,12 @@ class PgLockInAtomic(PgLock):
 
     def around(self) -> AbstractContextManager[object]:
         """Open the transaction for the whole slice."""
+        self.names = itertools.cycle(LOCK_NAMES)
         return transaction.atomic(using=DATABASE)
 
     def cycle(self, body: Callable[[], object]) -> None:
         """Use the functional form: the peer's context manager refuses an open transaction."""
-        self.advisory(LOCK_NAME, xact=True, using=DATABASE).acquire()
+        self.advisory(next(self.names), xact=True, using=DATABASE).acquire()
         body()
 
 
