@@ -8,17 +8,19 @@ because every child task inherits a copy. What identifies a context is
   ends in this very call;
 * in a task that ``async_to_sync`` made: whoever called ``async_to_sync``.
 
-If the awaiting task cannot be found, the call is a context of its own. The search reads three names inside asgiref
-(``SyncToAsync.thread_handler``, ``AsyncToSync.main_wrap`` and their arguments); tests pin them against asgiref's lowest
-and newest version.
+If the awaiting task cannot be found, the call is a context of its own. The search reads three functions inside asgiref
+(``SyncToAsync.thread_handler``, ``AsyncToSync.main_wrap`` and the ``new_loop_wrap`` around it) and their arguments;
+tests pin them against asgiref's lowest and newest version.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
 import time
+from collections.abc import AsyncGenerator, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import AsyncToSync, SyncToAsync
@@ -30,6 +32,9 @@ _WORKER = SyncToAsync.thread_handler.__code__
 _AWAITER = SyncToAsync.__call__.__code__
 _BRIDGE = AsyncToSync.main_wrap.__code__
 _CALLER = AsyncToSync.__call__.__code__
+_LOOP = next(const for const in _CALLER.co_consts if getattr(const, "co_name", "") == "new_loop_wrap")
+
+_WRAPPERS = frozenset({"coroutine_wrapper", "async_generator_asend", "async_generator_athrow", "anext_awaitable"})
 
 # Looks, a tenth of a millisecond apart, for a task that is just about to wait for its worker.
 _PATIENCE = 2000
@@ -56,10 +61,11 @@ def current() -> object:
 def _of_task(task: asyncio.Task[Any]) -> object:
     """The task itself, or the caller of async_to_sync if that made it."""
     coroutine: Any = task.get_coro()
-    candidate: Any
-    for candidate in (coroutine, getattr(coroutine, "cr_await", None)):
-        if getattr(candidate, "cr_code", None) is _BRIDGE and candidate.cr_frame is not None:
-            return _of_bridge(candidate.cr_frame.f_locals["call_result"]) or task
+    # the first coroutine of an event loop that async_to_sync started; what it awaits is not to be seen while it runs
+    if getattr(coroutine, "cr_code", None) is _LOOP and coroutine.cr_frame is not None:
+        coroutine = coroutine.cr_frame.f_locals["awaitable"]
+    if getattr(coroutine, "cr_code", None) is _BRIDGE and coroutine.cr_frame is not None:
+        return _of_bridge(coroutine.cr_frame.f_locals["call_result"]) or task
     return task
 
 
@@ -126,7 +132,20 @@ def _resting(loop: asyncio.AbstractEventLoop, child: object) -> asyncio.Task[Any
                 and link.cr_frame.f_locals.get("child") is child
             ):
                 return task
-            link = getattr(link, "cr_await", None) or getattr(link, "gi_yieldfrom", None)
+            link = _awaited_by(link)
+    return None
+
+
+def _awaited_by(link: Any) -> Any:
+    """What a coroutine or a generator waits for; None if it cannot be told."""
+    for attribute in ("cr_await", "gi_yieldfrom", "ag_await"):
+        if hasattr(link, attribute):
+            return getattr(link, attribute)
+    # the step of an asynchronous generator, or the result of __await__: they do not say what they wrap
+    if type(link).__name__ in _WRAPPERS:
+        for referent in gc.get_referents(link):
+            if isinstance(referent, (Coroutine, AsyncGenerator)):
+                return referent
     return None
 
 

@@ -7,6 +7,7 @@ threads and tasks use at once. Which context entered which ``with`` is therefore
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Self, TypeVar
 
@@ -61,8 +62,8 @@ class Face(Generic[L]):
     timeout: Timeout
     on_busy: decorators.OnBusy = "raise"
 
-    def _flow(self, timeout: float | None) -> Flow[L | None]:
-        """Acquire within ``timeout`` seconds (None: no end); None if busy."""
+    def _flow(self, timeout: float | None, start: float) -> Flow[L | None]:
+        """Acquire within ``timeout`` seconds (None: no end) of the monotonic time ``start``; None if busy."""
         raise NotImplementedError
 
     def _at_once(self, timeout: float | None) -> L | None:
@@ -84,8 +85,8 @@ class Face(Generic[L]):
         timeout = self.timeout if timeout is UNSET else optional_seconds("timeout", timeout, none=True)
         return registry.entry(self.using).config.timeout if timeout is UNSET else timeout
 
-    def _acquire_flow(self, timeout: float | None) -> Flow[L]:
-        lease = yield from self._flow(timeout)
+    def _acquire_flow(self, timeout: float | None, start: float) -> Flow[L]:
+        lease = yield from self._flow(timeout, start)
         if lease is None:
             raise self._busy(timeout)
         return lease
@@ -102,22 +103,23 @@ class Face(Generic[L]):
         Raises LockNotAcquired (busy, timeout 0), LockTimeout, DeadlockDetected, BackendUnavailable.
         """
         timeout = self._resolve(timeout)
+        start = time.monotonic()
         lease = self._at_once(timeout)
         if lease is not None:
             return lease
-        return drive(self._acquire_flow(timeout))
+        return drive(self._acquire_flow(timeout, start))
 
     async def aacquire(self, timeout: Timeout = UNSET) -> L:
         """:meth:`acquire` for a task. Cancelled, it leaves nothing held."""
-        return await adrive(self._acquire_flow(self._resolve(timeout)))
+        return await adrive(self._acquire_flow(self._resolve(timeout), time.monotonic()))
 
     def try_acquire(self, timeout: Timeout = 0) -> L | None:
         """The Lease, or None if it is busy for ``timeout`` seconds (0: do not wait). Other errors are raised."""
-        return drive(self._flow(self._resolve(timeout)))
+        return drive(self._flow(self._resolve(timeout), time.monotonic()))
 
     async def atry_acquire(self, timeout: Timeout = 0) -> L | None:
         """:meth:`try_acquire` for a task. Cancelled, it leaves nothing held."""
-        return await adrive(self._flow(self._resolve(timeout)))
+        return await adrive(self._flow(self._resolve(timeout), time.monotonic()))
 
     def _refuse_on_busy(self) -> None:
         raise TypeError("on_busy belongs to the decorator; in a with block use try_acquire() or catch LockNotAcquired.")
@@ -137,7 +139,7 @@ class Face(Generic[L]):
     async def __aenter__(self) -> L:
         if self.on_busy != "raise":
             self._refuse_on_busy()
-        lease = await adrive(self._acquire_flow(self._resolve(UNSET)))
+        lease = await self.aacquire()
         entries.push(self, lease)
         return lease
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Self
 
@@ -83,7 +84,7 @@ class Lock(Face[Lease]):
             return None
         grant: Grant | None = None
         try:
-            grant = backend.take_now(entry.claim(holding.key))
+            grant = backend.take_now(entry.claim(holding.key), math.inf if timeout is None else timeout)
             if grant is None:
                 holdings.end(holding)
                 return None
@@ -98,15 +99,14 @@ class Lock(Face[Lease]):
             signals.send_held(signals.lock_acquired, holding, wait=time.monotonic() - grant.acquired_at)
         return lease
 
-    def _flow(self, timeout: float | None) -> Flow[Lease | None]:
-        started = time.monotonic()
-        lease = yield from lock_flow(self, (self.name,), timeout)
+    def _flow(self, timeout: float | None, start: float) -> Flow[Lease | None]:
+        lease = yield from lock_flow(self, (self.name,), timeout, start)
         if lease is None:
             signals.send(
                 signals.lock_timed_out,
                 registry.entry(self.using).backend,
                 self.name,
-                wait=time.monotonic() - started,
+                wait=time.monotonic() - start,
             )
         return lease
 
@@ -118,10 +118,11 @@ def validate_alias(using: object) -> str:
     return using
 
 
-def lock_flow(lock: Lock, parts: tuple[str, ...], timeout: float | None, *, reenter: bool = True) -> Flow[Lease | None]:
+def lock_flow(
+    lock: Lock, parts: tuple[str, ...], timeout: float | None, start: float, *, reenter: bool = True
+) -> Flow[Lease | None]:
     """Acquire one lock for the calling context: re-entry, the queue of this process, then the engine."""
-    started = time.monotonic()
-    deadline = Deadline(timeout, time.monotonic)
+    deadline = Deadline(timeout, time.monotonic, start)
     entry = registry.entry(lock.using)
     backend = entry.backend
     if lock._special:
@@ -144,7 +145,7 @@ def lock_flow(lock: Lock, parts: tuple[str, ...], timeout: float | None, *, reen
             if (yield from _verified(holding, lease)):
                 return lease
         elif (yield from _claimed(lock, entry, holding, lease, deadline)):
-            signals.send_held(signals.lock_acquired, holding, wait=time.monotonic() - started)
+            signals.send_held(signals.lock_acquired, holding, wait=time.monotonic() - start)
             return lease
         else:
             return None

@@ -56,13 +56,13 @@ class LockSet(Face[LeaseSet]):
     def formatted(self, values: Mapping[str, str]) -> Self:
         return type(self)([lock.formatted(values) for lock in self.locks], using=self.using, timeout=self.timeout)
 
-    def _flow(self, timeout: float | None) -> Flow[LeaseSet | None]:
-        deadline = Deadline(timeout, time.monotonic)
+    def _flow(self, timeout: float | None, start: float) -> Flow[LeaseSet | None]:
+        deadline = Deadline(timeout, time.monotonic, start)
         taken: list[Lease] = []
         try:
             for lock in self.locks:
                 left = None if timeout is None else deadline.left()
-                lease = yield from lock._flow(left)
+                lease = yield from lock._flow(left, time.monotonic())
                 if lease is None:
                     yield from release_all(taken, False)
                     return None
@@ -102,12 +102,13 @@ class Semaphore(Face[Lease]):
         name = values.get(self.name, self.name)
         return type(self)(name, self.limit, using=self.using, timeout=self.timeout, ttl=self._lock.ttl)
 
-    def _flow(self, timeout: float | None) -> Flow[Lease | None]:
-        deadline = Deadline(timeout, time.monotonic)
+    def _flow(self, timeout: float | None, start: float) -> Flow[Lease | None]:
+        deadline = Deadline(timeout, time.monotonic, start)
         attempt = 0
         while True:
             for slot in random.sample(range(self.limit), self.limit):
-                lease = yield from lock_flow(self._lock, (self.name, "semaphore", str(slot)), 0, reenter=False)
+                parts = (self.name, "semaphore", str(slot))
+                lease = yield from lock_flow(self._lock, parts, 0, time.monotonic(), reenter=False)
                 if lease is not None:
                     return lease
             left = deadline.left()

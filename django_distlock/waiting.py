@@ -88,13 +88,13 @@ async def uninterrupted(awaitable: Any) -> Any:
 
 
 class Deadline:
-    """A point on the monotonic clock. ``timeout`` is in seconds; None never ends."""
+    """A point on the monotonic clock: ``timeout`` seconds after ``start`` (now); None never ends."""
 
     __slots__ = ("_clock", "at")
 
-    def __init__(self, timeout: float | None, clock: Callable[[], float]) -> None:
+    def __init__(self, timeout: float | None, clock: Callable[[], float], start: float | None = None) -> None:
         self._clock = clock
-        self.at = math.inf if timeout is None else clock() + timeout
+        self.at = math.inf if timeout is None else (clock() if start is None else start) + timeout
 
     def left(self) -> float:
         """Seconds left, never below zero; ``math.inf`` if there is no end."""

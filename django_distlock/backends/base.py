@@ -76,10 +76,10 @@ class Backend(ABC):
     def inspect(self) -> Iterable[LockInfo]:
         """The locks that are held now, by anybody."""
 
-    def take_now(self, claim: Claim) -> Grant | None:
-        """Take a free lock in this thread with one statement and nothing to wait for, if that is possible; else None.
+    def take_now(self, claim: Claim, wait: float) -> Grant | None:
+        """Take the lock in this thread with one statement on a session at hand, if that is possible; else None.
 
-        Only a short cut for the most frequent case: after None the caller asks :meth:`try_acquire`.
+        Only a short cut for the most frequent cases: after None the caller asks :meth:`try_acquire`.
         """
         return None
 

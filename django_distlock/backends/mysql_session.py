@@ -1,36 +1,28 @@
-"""One dedicated MySQL or MariaDB session, on the C client's own calls, and everything in which the two servers differ.
-
-The driver has no asyncio of its own: tasks come here through the backend's private threads.
-"""
+"""One dedicated MySQL or MariaDB session: how it is opened, the locks on it, and everything in which the two servers
+differ."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import MySQLdb
-from MySQLdb import _mysql
 
 from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
 from django_distlock.waiting import Call, Flow, drive
 
+from .mysql_line import MySQLLine
 from .session import GRACE, STATEMENT_LIMIT, TICK, ServerError, Session, SessionDead, StatementTimeout
-from .sockets import READY, readable
+from .sockets import READY
 
 if TYPE_CHECKING:
     from django_distlock.names import LockKey
 
-# the C client's own call, without MySQLdb's conversion of its argument
-_query = _mysql.connection.query
-
 DEADLOCKS = frozenset({1213, 3058})  # MariaDB, MySQL
 # KILL QUERY, lock wait timeout, and the limits on a statement's time of MariaDB and of MySQL
 INTERRUPTIONS = frozenset({1317, 1205, 1969, 3024})
-# server shutdown, connection killed (MariaDB), disconnected for inactivity (MySQL); 2000-2999 are the client's own
-ENDS = frozenset({1053, 1927, 4031})
 # MySQL waits for ever if told -1, MariaDB returns NULL at once: for both it is a wait of finite length, repeated.
 LONGEST_WAIT = 3600
 # The server frees the locks of a session that was silent for its wait_timeout; ours is at least this, seconds.
@@ -86,26 +78,8 @@ def _connect(parameters: dict[str, Any], until: float) -> Any:
     return outcome[0]
 
 
-class MySQLSession(Session):
-    """``execute`` is the target of Call; the rest are flows."""
-
-    def __init__(self, conn: Any, waits: bool) -> None:
-        super().__init__(waits)
-        self.conn = conn
-        self.mariadb = "mariadb" in conn.get_server_info().lower()
-        self._undo: bytes | None = None
-
-    @property
-    def fd(self) -> int:
-        return int(self.conn.fileno())
-
-    @property
-    def server_id(self) -> int:
-        return int(self.conn.thread_id())
-
-    def disconnect(self) -> None:
-        with contextlib.suppress(MySQLdb.Error):
-            self.conn.close()
+class MySQLSession(MySQLLine):
+    """The locks: flows, and what can be done at once in this thread."""
 
     def prepare(self, alias: str, until: float) -> Flow[None]:
         """Refuse what would silently lock nothing, and take our own timeouts."""
@@ -140,106 +114,6 @@ class MySQLSession(Session):
                 "cluster. Use leasetable.LeaseTableBackend there."
             )
 
-    # statements
-
-    def execute(self, sql: bytes, until: float, undo: bytes | None = None, *, waits: bool = False) -> Any:
-        """The first column of the first row. ``undo`` takes back a grant whose reply nobody waits for any more.
-        SessionDead, ServerError, StatementTimeout."""
-        rows = self.query(sql, until, undo, waits=waits)
-        return rows[0][0] if rows else None
-
-    def query(self, sql: bytes, until: float, undo: bytes | None = None, *, waits: bool = False) -> Any:
-        """All rows."""
-        if waits or self.orphaned_at is not None or until - time.monotonic() <= STATEMENT_LIMIT + 2 * TICK:
-            return drive(self._query(sql, until, undo))
-        return self._query_now(sql)
-
-    def _query_now(self, sql: bytes) -> Any:
-        """In this thread, by one blocking call of the client; the watchdog ends it if it hangs."""
-        self.started = self.replied_at = time.monotonic()
-        conn = self.conn
-        try:
-            _query(conn, sql)
-            result = conn.store_result()
-            return result.fetch_row(0) if result is not None else ()
-        except MySQLdb.Error as error:
-            raise self._sorted(error) from error
-        finally:
-            self.started = None
-
-    def _query(self, sql: bytes, until: float, undo: bytes | None) -> Flow[Any]:
-        yield from self.settle(until)
-        self._send(sql)
-        try:
-            if not (yield Call(READY, "poll", (self.fd, False, until))):
-                raise StatementTimeout
-        except BaseException:  # nobody waits for the reply any more
-            self._orphan(undo)
-            raise
-        return self._receive()
-
-    def _send(self, sql: bytes) -> None:
-        try:
-            self.conn.send_query(sql)
-        except MySQLdb.Error as error:
-            raise self._sorted(error) from error
-
-    def _receive(self) -> Any:
-        try:
-            self.conn.read_query_result()
-            return self._rows()
-        except MySQLdb.Error as error:
-            raise self._sorted(error) from error
-
-    def _rows(self) -> Any:
-        result = self.conn.store_result()
-        self.replied_at = time.monotonic()
-        return () if result is None else result.fetch_row(0)
-
-    def _sorted(self, error: Any) -> SessionDead | ServerError:
-        code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
-        message = str(error.args[-1]) if error.args else type(error).__name__
-        if code in ENDS or 2000 <= code < 3000 or isinstance(error, MySQLdb.InterfaceError):
-            self.kill("the server ended the session")
-            return SessionDead(message)
-        return ServerError(code, message)
-
-    # replies that nobody waits for
-
-    def _orphan(self, undo: bytes | None) -> None:
-        self._undo = undo
-        self.orphaned_at = time.monotonic()
-
-    def _clean_up(self) -> None:
-        undo, self._undo = self._undo, None
-        self.orphaned_at = None
-        try:
-            rows = self._receive()
-        except ServerError:
-            rows = ()
-        if undo is not None and rows and rows[0][0] == 1:
-            self._send(undo)
-            self._orphan(None)
-
-    def settle(self, until: float) -> Flow[None]:
-        while self.orphaned_at is not None:
-            if not (yield Call(READY, "poll", (self.fd, False, until))):
-                raise StatementTimeout
-            self._clean_up()
-
-    def collect(self) -> None:
-        while self.orphaned_at is not None and readable(self.fd, 0):
-            self._clean_up()
-
-    def beat(self) -> None:
-        self._send(b"SELECT 1")
-        self._orphan(None)
-
-    def unexpected(self) -> None:
-        self.kill("the server ended the session")  # the server says nothing unasked but goodbye
-
-    # locks
-
     def lock(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
         name = key.text_bytes
         for _ in range(3):
@@ -264,10 +138,7 @@ class MySQLSession(Session):
 
     def wait(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
         name = key.text_bytes
-        seconds = min(until - time.monotonic(), LONGEST_WAIT)
-        # MySQL rounds to whole seconds: there it waits longer than asked, and the session is dropped at the deadline
-        told = b"%.4f" % max(0.0, seconds) if self.mariadb else b"%d" % math.ceil(max(0.0, seconds))
-        sql = b"SELECT GET_LOCK('%s', %s)" % (name, told)
+        sql = b"SELECT GET_LOCK('%s', %s)" % (name, self._wait_seconds(until))
         got = None
         try:
             got = yield Call(self, "wait_for", (sql, until + GRACE, b"SELECT RELEASE_LOCK('%s')" % name))
@@ -279,6 +150,32 @@ class MySQLSession(Session):
         if got is None:
             yield Call(self, "execute", (b"SELECT RELEASE_LOCK('%s')" % name, max(until, time.monotonic()) + GRACE))
         return bool(got == 1)
+
+    def wait_now(self, key: LockKey, shared: bool, until: float) -> bool:
+        name = key.text_bytes
+        conn = self.conn
+        try:
+            conn.send_query(b"SELECT GET_LOCK('%s', %s)" % (name, self._wait_seconds(until)))
+            self._orphan(None)  # until the reply is here, an exception leaves it behind
+            if not READY.poll(conn.fileno(), False, until + GRACE):
+                self.kill("a wait was cut off")
+                raise StatementTimeout
+            self.orphaned_at = None
+            conn.read_query_result()
+            got = conn.store_result().fetch_row(0)[0][0]
+        except MySQLdb.Error as error:
+            problem = self._sorted(error)
+            if isinstance(problem, SessionDead):
+                raise problem from error
+            got = None
+        if got is None:
+            drive(self.clear(max(until, time.monotonic()) + GRACE))
+        return bool(got == 1)
+
+    def _wait_seconds(self, until: float) -> bytes:
+        """MySQL rounds to whole seconds: there it waits longer, and the session is dropped at the deadline."""
+        seconds = max(0.0, min(until - time.monotonic(), LONGEST_WAIT))
+        return b"%.4f" % seconds if self.mariadb else b"%d" % math.ceil(seconds)
 
     def wait_for(self, sql: bytes, until: float, undo: bytes) -> Any:
         """:meth:`execute` for a statement that the watchdog must leave alone."""

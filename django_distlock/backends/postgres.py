@@ -10,7 +10,6 @@ import math
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +22,11 @@ from django_distlock.waiting import Flow, adrive, drive
 
 from . import sockets
 from .session import GRACE, SessionDead
-from .sessionlocks import LEAST_PATIENCE, SessionLockBackend
+from .sessionacquire import LEAST_PATIENCE
+from .sessionlocks import SessionLockBackend
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -57,7 +57,7 @@ FROM pg_locks LEFT JOIN pg_stat_activity USING (pid)
 WHERE {_OURS.replace("database", "pg_locks.database", 1)}
 """  # noqa: S608 - constants
 MINE = f"SELECT {_NUMBER} FROM pg_locks WHERE {_OURS} AND granted AND pid = pg_backend_pid()"  # noqa: S608 - constants
-TRY = "SELECT {}(%s), upper(current_setting('transaction_isolation'))"
+TRY = "SELECT %s(%d), current_setting('transaction_isolation')"
 
 
 class TransactionSession:
@@ -68,7 +68,7 @@ class TransactionSession:
     def __init__(self, connection: BaseDatabaseWrapper, isolation: str) -> None:
         self.connection = connection
         self.raw: Any = connection.connection
-        self.isolation = isolation
+        self.isolation = isolation.upper()
         self.dead: str | None = None
 
     def look(self) -> None:
@@ -126,17 +126,26 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
     # on the caller's connection
 
     def _in_transaction(self, claim: Claim, wait: float) -> Grant | None:
+        """Through Django's own cursor: the caller's connection, its wrappers and its debugging are his."""
         connection = connections[self.database]
         asked = time.monotonic()
         function = "pg_try_advisory_xact_lock_shared" if claim.shared else "pg_try_advisory_xact_lock"
+        me = threading.get_ident()
         try:
-            with self._guarding(connection, asked + max(wait, LEAST_PATIENCE) + GRACE), connection.cursor() as cursor:
-                cursor.execute(TRY.format(function), [claim.key.number])
+            connection.ensure_connection()
+            self._watch_over(me, connection, asked + max(wait, LEAST_PATIENCE) + GRACE)
+            with connection.cursor() as cursor:
+                # an integer of our own making, spelt out: binding it would cost a quarter of the statement
+                cursor.execute(TRY % (function, claim.key.number))
                 granted, isolation = cursor.fetchone()
                 if not granted and wait > 0:
                     granted = self._wait_in_transaction(cursor, claim, asked + wait)
         except DatabaseError as error:
             raise self._unavailable(error) from error
+        finally:
+            if me in self._guarded:
+                with self._guard:
+                    del self._guarded[me]
         if not granted:
             return None
         return Grant(claim=claim, acquired_at=asked, session=TransactionSession(connection, isolation))
@@ -165,21 +174,11 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         cursor.execute("RELEASE SAVEPOINT distlock_wait")
         return True
 
-    @contextmanager
-    def _guarding(self, connection: BaseDatabaseWrapper, until: float) -> Iterator[None]:
+    def _watch_over(self, me: int, connection: BaseDatabaseWrapper, until: float) -> None:
         """Have the keepalive thread end the caller's connection if the server hangs beyond the deadline (R5)."""
-        connection.ensure_connection()
-        if until == math.inf:
-            yield
-            return
-        me = threading.get_ident()
-        self._guarded[me] = (until, connection.connection.pgconn.socket)
-        self.wake_at(until)
-        try:
-            yield
-        finally:
-            with self._guard:
-                self._guarded.pop(me, None)
+        if until != math.inf:
+            self._guarded[me] = (until, connection.connection.pgconn.socket)
+            self.wake_at(until)
 
     def still_held(self, connection: BaseDatabaseWrapper, keys: Iterable[LockKey]) -> set[LockKey]:
         """Which of ``keys`` the transaction of ``connection`` holds."""

@@ -102,6 +102,11 @@ class Session(ABC):
         """:meth:`unlock` in this thread, under the eyes of the watchdog."""
 
     @abstractmethod
+    def wait_now(self, key: LockKey, shared: bool, until: float) -> bool:
+        """:meth:`wait` in this thread, if that takes one statement. False, and nothing held: it would have taken more,
+        or the lock was busy to the end. StatementTimeout: the session is dead."""
+
+    @abstractmethod
     def wait(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
         """Wait for the lock until the monotonic time ``until``; on a session that holds nothing."""
 

@@ -55,6 +55,18 @@ class Sessions(Generic[S]):
         session.turnstile.release()
         return None
 
+    def ready_to_wait(self) -> S | None:
+        """A session to wait on with its turnstile taken, if one is idle."""
+        with self._mutex:
+            if not self._idle:
+                return None
+            session = self._idle[-1]
+            if session.dead is not None or session.orphaned_at is not None or not session.turnstile.try_acquire():
+                return None
+            self._idle.pop()
+            self._lent.add(session)
+            return session
+
     def shared(self, until: float) -> Flow[S]:
         """The shared session, opened if need be. StatementTimeout if the deadline passes first."""
         session = self._shared

@@ -1,0 +1,144 @@
+"""Statements on one dedicated MySQL or MariaDB session, by the C client's own calls.
+
+The driver has no asyncio of its own: tasks come here through the backend's private threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import MySQLdb
+from MySQLdb import _mysql
+
+from django_distlock.waiting import Call, Flow, drive
+
+from .session import STATEMENT_LIMIT, TICK, ServerError, Session, SessionDead, StatementTimeout
+from .sockets import READY, readable
+
+# the C client's own call, without MySQLdb's conversion of its argument
+_query = _mysql.connection.query
+
+# server shutdown, connection killed (MariaDB), disconnected for inactivity (MySQL); 2000-2999 are the client's own
+ENDS = frozenset({1053, 1927, 4031})
+
+
+class MySQLLine(Session):
+    """``execute`` is the target of Call; the rest are flows."""
+
+    def __init__(self, conn: Any, waits: bool) -> None:
+        super().__init__(waits)
+        self.conn = conn
+        self.mariadb = "mariadb" in conn.get_server_info().lower()
+        self._undo: bytes | None = None
+
+    @property
+    def fd(self) -> int:
+        return int(self.conn.fileno())
+
+    @property
+    def server_id(self) -> int:
+        return int(self.conn.thread_id())
+
+    def disconnect(self) -> None:
+        with contextlib.suppress(MySQLdb.Error):
+            self.conn.close()
+
+    # statements
+
+    def execute(self, sql: bytes, until: float, undo: bytes | None = None, *, waits: bool = False) -> Any:
+        """The first column of the first row. ``undo`` takes back a grant whose reply nobody waits for any more.
+        SessionDead, ServerError, StatementTimeout."""
+        rows = self.query(sql, until, undo, waits=waits)
+        return rows[0][0] if rows else None
+
+    def query(self, sql: bytes, until: float, undo: bytes | None = None, *, waits: bool = False) -> Any:
+        """All rows."""
+        if waits or self.orphaned_at is not None or until - time.monotonic() <= STATEMENT_LIMIT + 2 * TICK:
+            return drive(self._query(sql, until, undo))
+        return self._query_now(sql)
+
+    def _query_now(self, sql: bytes) -> Any:
+        """In this thread, by one blocking call of the client; the watchdog ends it if it hangs."""
+        self.started = self.replied_at = time.monotonic()
+        conn = self.conn
+        try:
+            _query(conn, sql)
+            result = conn.store_result()
+            return result.fetch_row(0) if result is not None else ()
+        except MySQLdb.Error as error:
+            raise self._sorted(error) from error
+        finally:
+            self.started = None
+
+    def _query(self, sql: bytes, until: float, undo: bytes | None) -> Flow[Any]:
+        yield from self.settle(until)
+        self._send(sql)
+        try:
+            if not (yield Call(READY, "poll", (self.fd, False, until))):
+                raise StatementTimeout
+        except BaseException:  # nobody waits for the reply any more
+            self._orphan(undo)
+            raise
+        return self._receive()
+
+    def _send(self, sql: bytes) -> None:
+        try:
+            self.conn.send_query(sql)
+        except MySQLdb.Error as error:
+            raise self._sorted(error) from error
+
+    def _receive(self) -> Any:
+        try:
+            self.conn.read_query_result()
+            return self._rows()
+        except MySQLdb.Error as error:
+            raise self._sorted(error) from error
+
+    def _rows(self) -> Any:
+        result = self.conn.store_result()
+        self.replied_at = time.monotonic()
+        return () if result is None else result.fetch_row(0)
+
+    def _sorted(self, error: Any) -> SessionDead | ServerError:
+        code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+        message = str(error.args[-1]) if error.args else type(error).__name__
+        if code in ENDS or 2000 <= code < 3000 or isinstance(error, MySQLdb.InterfaceError):
+            self.kill("the server ended the session")
+            return SessionDead(message)
+        return ServerError(code, message)
+
+    # replies that nobody waits for
+
+    def _orphan(self, undo: bytes | None) -> None:
+        self._undo = undo
+        self.orphaned_at = time.monotonic()
+
+    def _clean_up(self) -> None:
+        undo, self._undo = self._undo, None
+        self.orphaned_at = None
+        try:
+            rows = self._receive()
+        except ServerError:
+            rows = ()
+        if undo is not None and rows and rows[0][0] == 1:
+            self._send(undo)
+            self._orphan(None)
+
+    def settle(self, until: float) -> Flow[None]:
+        while self.orphaned_at is not None:
+            if not (yield Call(READY, "poll", (self.fd, False, until))):
+                raise StatementTimeout
+            self._clean_up()
+
+    def collect(self) -> None:
+        while self.orphaned_at is not None and readable(self.fd, 0):
+            self._clean_up()
+
+    def beat(self) -> None:
+        self._send(b"SELECT 1")
+        self._orphan(None)
+
+    def unexpected(self) -> None:
+        self.kill("the server ended the session")  # the server says nothing unasked but goodbye

@@ -1,0 +1,220 @@
+"""How a lock of a session is acquired: which session it is asked for on, and what happens when a statement is
+interrupted, times out, or finds the session dead.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from django.db import DEFAULT_DB_ALIAS
+
+from django_distlock.exceptions import BackendUnavailable
+from django_distlock.records import Grant
+from django_distlock.waiting import Call, Flow, drive
+
+from .base import Backend
+from .session import GRACE, STATEMENT_LIMIT, TICK, ServerError, Session, SessionDead, StatementTimeout
+from .sessions import Sessions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from django_distlock.records import Claim
+
+S = TypeVar("S", bound=Session)
+
+# Sessions of one process and alias on which busy locks are waited for and then held.
+WAIT_SESSIONS = 8
+# A name that was busy is waited for without trying first, for this many seconds: under contention a hand-over then
+# costs two statements, like the bare driver's.
+HOT = 1.0
+# A caller that does not wait still grants the server this long to say so; seconds.
+LEAST_PATIENCE = 0.5
+
+
+class SessionAcquire(Backend, Generic[S]):
+    """The acquiring half of :class:`~django_distlock.backends.sessionlocks.SessionLockBackend`."""
+
+    def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
+        super().__init__(alias, options)
+        self.database: str = options.get("database", DEFAULT_DB_ALIAS)
+        self.session_database: str = options.get("session_database", self.database)
+        self.sessions: Sessions[S] = Sessions(
+            self._connect,
+            options.get("wait_sessions", WAIT_SESSIONS),
+            lambda: self.wake_at(time.monotonic() + TICK),
+        )
+        self._hot: dict[bytes, float] = {}
+
+    def _connect(self, waits: bool, until: float) -> Flow[S]:
+        """Open a session by the monotonic time ``until``; BackendUnavailable, StatementTimeout."""
+        raise NotImplementedError
+
+    def take_now(self, claim: Claim, wait: float) -> Grant | None:
+        asked = time.monotonic()
+        hot = bool(self._hot) and self._is_hot(claim.key.digest, asked)
+        session = self.sessions.ready_to_wait() if hot else self.sessions.ready()
+        if session is None:
+            return None
+        grant: Grant | None = None
+        try:
+            if hot:
+                taken = session.wait_now(claim.key, claim.shared, asked + wait)
+            else:
+                taken = session.lock_now(claim.key, claim.shared)
+            if taken:
+                session.note(claim.key)
+                grant = Grant(claim=claim, acquired_at=asked, session=session)
+            return grant
+        except (SessionDead, ServerError, StatementTimeout):
+            return None  # asked again, with the care of _acquire
+        except BaseException:
+            drive(self._stop_waiting(session) if hot else self._undo_try(session, claim))
+            raise
+        finally:
+            session.turnstile.release()
+            if hot and grant is None:
+                self.sessions.give_back(session)
+
+    def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
+        now = time.monotonic()
+        until = now + max(wait, LEAST_PATIENCE)
+        digest = claim.key.digest
+        try:
+            if wait <= 0 or not self._is_hot(digest, now):
+                grant = yield from self._try(claim, until)
+                if grant is not None or wait <= 0:
+                    return grant
+                if len(self._hot) >= 1000:
+                    self._hot.clear()
+                self._hot[digest] = now + HOT
+            return (yield from self._wait(claim, now + wait))
+        except StatementTimeout as error:
+            seconds = time.monotonic() - now
+            raise BackendUnavailable(
+                f"The server of alias {self.alias!r} did not answer within {seconds:.2f} s."
+            ) from error
+        except (SessionDead, ServerError) as error:
+            raise self._unavailable(error) from (error.__cause__ or error)
+
+    def _is_hot(self, digest: bytes, now: float) -> bool:
+        """Was it busy a moment ago?"""
+        until = self._hot.get(digest, 0.0)
+        if until < now:
+            self._hot.pop(digest, None)
+        return until >= now
+
+    def _try(self, claim: Claim, until: float) -> Flow[Grant | None]:
+        """On the shared session, which may turn out to be dead: then once more on a new one."""
+        attempts = 3
+        while True:
+            attempts -= 1
+            session = yield from self.sessions.shared(until)
+            if not (yield Call(session.turnstile, "acquire", (max(0.0, until - time.monotonic()),))):
+                raise StatementTimeout
+            try:
+                if session.dead is None:
+                    limit = time.monotonic() + STATEMENT_LIMIT
+                    return (yield from self._try_on(session, claim, min(until, limit)))
+            except SessionDead:
+                if not attempts:
+                    raise
+            finally:
+                session.turnstile.release()
+            if not attempts:
+                raise SessionDead(session.dead)
+
+    def _try_on(self, session: S, claim: Claim, until: float) -> Flow[Grant | None]:
+        asked = time.monotonic()
+        try:
+            granted = yield from session.lock(claim.key, claim.shared, until)
+            if not granted:
+                return None
+            session.note(claim.key)
+            return Grant(claim=claim, acquired_at=asked, session=session)
+        except (SessionDead, ServerError, StatementTimeout, GeneratorExit):
+            raise  # nothing was granted, or the session cleans up when the reply comes
+        except BaseException:
+            yield from self._undo_try(session, claim)
+            raise
+
+    def _undo_try(self, session: S, claim: Claim) -> Flow[None]:
+        """The attempt was interrupted and may have been granted (R7)."""
+        if claim.shared and session.held.get(claim.key.digest):
+            self.sessions.retire(session)  # one reader too many, perhaps: the server does not tell the count
+            return
+        session.held.pop(claim.key.digest, None)
+        try:
+            yield from session.unlock(claim.key, claim.shared)
+        except (SessionDead, ServerError, StatementTimeout):
+            session.kill("an interrupted statement could not be undone")
+
+    def _wait(self, claim: Claim, until: float) -> Flow[Grant | None]:
+        """In the engine's queue, on a session of our own; None at the deadline, or if all such sessions are taken."""
+        try:
+            # a wait of a millisecond is too short to connect in: let the session come for the next one
+            session = yield from self.sessions.lend(max(until, time.monotonic() + GRACE))
+        except StatementTimeout:
+            return None
+        if session is None:
+            return (yield from self._try(claim, time.monotonic() + LEAST_PATIENCE))
+        asked = time.monotonic()
+        granted = False
+        if asked >= until:
+            self.sessions.give_back(session)
+            return None
+        yield Call(session.turnstile, "acquire", (math.inf,))
+        try:
+            granted = yield from self._wait_on(session, claim, until)
+            if granted:
+                session.note(claim.key)
+                return Grant(claim=claim, acquired_at=asked, session=session)
+            return None
+        except SessionDead:
+            return None  # asked again, on a new one
+        except (StatementTimeout, GeneratorExit):
+            session.kill("a wait was cut off")
+            return None
+        except ServerError:
+            session.kill("a wait failed")
+            raise
+        except BaseException:
+            granted = False
+            session.held.clear()
+            yield from self._stop_waiting(session)
+            raise
+        finally:
+            session.turnstile.release()
+            if not granted:
+                self.sessions.give_back(session)
+
+    def _wait_on(self, session: S, claim: Claim, until: float) -> Flow[bool]:
+        return (yield from session.wait(claim.key, claim.shared, until))
+
+    def _stop_waiting(self, session: S) -> Flow[None]:
+        """The wait was interrupted. Have the server end it: closing the socket would leave the waiter in the queue for
+        a while, and perhaps get it the lock."""
+        until = time.monotonic() + STATEMENT_LIMIT / 2
+        try:
+            yield from self._cancel(session)
+            yield from session.settle(until)
+            yield from session.clear(until)
+        except Exception:
+            session.kill("a wait was cancelled")
+
+    def _cancel(self, session: S) -> Flow[None]:
+        until = time.monotonic() + STATEMENT_LIMIT / 2
+        other = yield from self.sessions.shared(until)
+        if not (yield Call(other.turnstile, "acquire", (STATEMENT_LIMIT / 2,))):
+            raise StatementTimeout
+        try:
+            yield from other.cancel(session, until)
+        finally:
+            other.turnstile.release()
+
+    def _unavailable(self, error: BaseException) -> BackendUnavailable:
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
+        return BackendUnavailable(f"The lock session of alias {self.alias!r} failed: {reason}")
