@@ -32,7 +32,8 @@ _WORKER = SyncToAsync.thread_handler.__code__
 _AWAITER = SyncToAsync.__call__.__code__
 _BRIDGE = AsyncToSync.main_wrap.__code__
 _CALLER = AsyncToSync.__call__.__code__
-_LOOP = next(const for const in _CALLER.co_consts if getattr(const, "co_name", "") == "new_loop_wrap")
+# since asgiref 3.9; before, the event loop was given main_wrap itself
+_LOOP = next((const for const in _CALLER.co_consts if getattr(const, "co_name", "") == "new_loop_wrap"), object())
 
 _WRAPPERS = frozenset({"coroutine_wrapper", "async_generator_asend", "async_generator_athrow", "anext_awaitable"})
 
