@@ -1,0 +1,71 @@
+"""The contract, run for every backend, with threads and with tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_distlock.registry import registry
+from tests.conformance.actors import Actor, Face
+from tests.conformance.rivals import Neighbour, Rival, serve
+from tests.matrix import Entry
+from tests.processes import Child
+
+
+@pytest.fixture(params=["sync", "async"])
+def face(request: pytest.FixtureRequest, nothing_left: None) -> Iterator[Face]:
+    """Threads, then tasks."""
+    face = Face(request.param)
+    yield face
+    face.close()
+
+
+@pytest.fixture
+def me(face: Face) -> Actor:
+    return face.actor()
+
+
+@pytest.fixture
+def other(face: Face) -> Actor:
+    """Another context of this process."""
+    return face.actor()
+
+
+@pytest.fixture(scope="session")
+def resident_rival(django_db_setup: None) -> Iterator[Rival]:
+    with Child(serve) as child:
+        rival = Rival(child)
+        yield rival
+        rival.dismiss()
+
+
+@pytest.fixture
+def rival(entry: Entry, request: pytest.FixtureRequest, nothing_left: None) -> Iterator[Any]:
+    """Somebody else: another process, or other threads where a lock is not seen outside the process."""
+    rival = request.getfixturevalue("resident_rival") if entry.processes else Neighbour()
+    yield rival
+    rival.reset()
+
+
+@pytest.fixture(scope="session")
+def second_resident(django_db_setup: None) -> Iterator[Rival]:
+    with Child(serve) as child:
+        rival = Rival(child)
+        yield rival
+        rival.dismiss()
+
+
+@pytest.fixture
+def second_rival(entry: Entry, request: pytest.FixtureRequest, nothing_left: None) -> Iterator[Any]:
+    """One more process."""
+    rival = request.getfixturevalue("second_resident") if entry.processes else Neighbour()
+    yield rival
+    rival.reset()
+
+
+@pytest.fixture
+def backend(using: str) -> Any:
+    """The backend behind the alias."""
+    return registry.entry(using).backend
