@@ -27,13 +27,16 @@ class Entries:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._open: dict[int, tuple[object, list[tuple[object, Any]]]] = {}
+        # the recipe itself is kept beside its id, so that the id is not given to another object meanwhile
+        self._open: dict[int, tuple[object, list[Any]]] = {}
 
     def push(self, recipe: object, lease: Any) -> None:
-        owner = lease.owner
         with self._guard:
-            # the recipe itself is kept beside its id, so that the id is not given to another object meanwhile
-            self._open.setdefault(id(recipe), (recipe, []))[1].append((owner, lease))
+            found = self._open.get(id(recipe))
+            if found is None:
+                self._open[id(recipe)] = (recipe, [lease])
+            else:
+                found[1].append(lease)
 
     def pop(self, recipe: object) -> Any | None:
         """The caller's own latest entry, or the only open one (R24); None if there is neither."""
@@ -41,14 +44,14 @@ class Entries:
             found = self._open.get(id(recipe))
             if found is None:
                 return None
-            entries = found[1]
+            entries: list[Any] = found[1]
             if len(entries) == 1:
                 del self._open[id(recipe)]
-                return entries[0][1]
+                return entries[0]
             owner = context.current()
             for index in range(len(entries) - 1, -1, -1):
-                if entries[index][0] is owner:
-                    return entries.pop(index)[1]
+                if entries[index].owner is owner:
+                    return entries.pop(index)
             return None
 
 

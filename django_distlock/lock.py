@@ -42,13 +42,16 @@ class Lock(Face[Lease]):
     ) -> None:
         self.name = validate_name(name)
         self.using = validate_alias(using)
-        self.timeout = optional_seconds("timeout", timeout, none=True)
-        self.ttl = optional_seconds("ttl", ttl, positive=True)
-        self.max_hold = optional_seconds("max_hold", max_hold, none=True, positive=True)
+        # locks are often made where they are used: what was not given is not validated
+        self.timeout = timeout if timeout is UNSET else optional_seconds("timeout", timeout, none=True)
+        self.ttl = ttl if ttl is UNSET else optional_seconds("ttl", ttl, positive=True)
+        self.max_hold = (
+            max_hold if max_hold is UNSET else optional_seconds("max_hold", max_hold, none=True, positive=True)
+        )
         if not isinstance(shared, bool):
             raise TypeError(f"shared must be a bool, not {type(shared).__name__}.")
         self.shared = shared
-        self.on_busy = decorators.validate_on_busy(on_busy)
+        self.on_busy = on_busy if on_busy == "raise" else decorators.validate_on_busy(on_busy)
         self._special = shared or self.ttl is not UNSET or self.max_hold is not UNSET
 
     def __repr__(self) -> str:

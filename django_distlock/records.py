@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,9 +30,8 @@ class Claim:
     scope: Scope = "session"
 
 
-@dataclass(slots=True, kw_only=True, frozen=True)
-class Grant:
-    """What an engine gave.
+class Grant(NamedTuple):
+    """What an engine gave; a tuple, because one is made for every acquire.
 
     ``acquired_at`` and ``valid_until`` are seconds on the monotonic clock of this process. ``valid_until`` counts from
     before the request was sent, less drift, and is None without a TTL. ``session`` is the engine's own business.

@@ -39,7 +39,12 @@ class StaleSnapshotWarning(RuntimeWarning):
 
 
 def in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """Is a transaction open on ``connection``: ``atomic()``, or autocommit switched off by hand?"""
+    """Is a transaction open on ``connection``: ``atomic()``, or autocommit switched off by hand?
+
+    Closed inside its block, a connection has none any more; Django leaves the block only later, without a word.
+    """
+    if connection.closed_in_transaction:
+        return False
     return connection.in_atomic_block or (connection.connection is not None and not connection.autocommit)
 
 
@@ -66,6 +71,11 @@ connection_created.connect(_note_connection, dispatch_uid="django_distlock.trans
 
 def open_transactions() -> list[BaseDatabaseWrapper]:
     """The connections of this thread that are inside a transaction."""
+    if asyncio._get_running_loop() is not None:
+        # Django keeps other connections for async code of the same thread, and lets nobody use them there
+        if not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+            return []
+        return [connection for connection in connections.all(initialized_only=True) if in_transaction(connection)]
     here = _connections
     if here.seen != _latest:
         here.seen = _latest
@@ -73,7 +83,8 @@ def open_transactions() -> list[BaseDatabaseWrapper]:
     return [  # in_transaction(), spelt out: this is asked at every acquire and every release
         connection
         for connection in here.known
-        if connection.in_atomic_block or (connection.connection is not None and not connection.autocommit)
+        if (connection.in_atomic_block or (connection.connection is not None and not connection.autocommit))
+        and not connection.closed_in_transaction
     ]
 
 
@@ -91,6 +102,8 @@ class TransactionWatch:
         self.connection = connection
         self.holdings: list[Holding] = []
         self.wrappers: dict[str, Callable[..., Any]] = {}
+        # what others have put in the place of the methods: test suites, tracing
+        self.replaced = {name: connection.__dict__[name] for name in _WRAPPED if name in connection.__dict__}
         for name in _WRAPPED:
             wrapper = getattr(self, f"_wrap_{name}")(getattr(connection, name))
             self.wrappers[name] = wrapper
@@ -124,13 +137,11 @@ class TransactionWatch:
 
     def _wrap_close(self, original: Callable[[], Any]) -> Callable[[], Any]:
         def close() -> None:
-            closed = True
             try:
                 original()
-                # closing an in-memory SQLite database does nothing, and the transaction goes on
-                closed = self.connection.connection is None or self.connection.closed_in_transaction
             finally:
-                if closed:
+                # refused to another thread, or on an in-memory SQLite database, it closes nothing
+                if self.connection.connection is None or self.connection.closed_in_transaction:
                     self.finish()
 
         return close
@@ -154,10 +165,14 @@ class TransactionWatch:
         """The transaction has ended, one way or the other."""
         self._uninstall()
         ended, self.holdings = self.holdings, []
-        for holding in ended:
-            holding.transactions.discard(self)
-            if not holding.transactions:
-                _give_back(holding)
+        with ExitStack() as stack:  # Ctrl-C in the midst of one does not keep the others
+            for holding in reversed(ended):
+                stack.callback(self._let_go, holding)
+
+    def _let_go(self, holding: Holding) -> None:
+        holding.transactions.discard(self)
+        if not holding.transactions:
+            _give_back(holding)
 
     def _uninstall(self) -> None:
         attributes = self.connection.__dict__
@@ -166,7 +181,10 @@ class TransactionWatch:
         for name, wrapper in self.wrappers.items():
             # somebody may have wrapped our wrapper; it then stays, and finds nothing to do
             if attributes.get(name) is wrapper:
-                del attributes[name]
+                if name in self.replaced:
+                    attributes[name] = self.replaced[name]
+                else:
+                    del attributes[name]
 
     def recheck(self) -> None:
         """ROLLBACK TO a savepoint freed the transaction-scoped locks taken after it (R15): ask which are left."""
@@ -194,16 +212,16 @@ def _give_back(holding: Holding) -> None:
     if not holdings.start_release(holding):
         return
     try:
-        grant = holding.grant
-        if grant is None or grant.claim.scope == "transaction":
-            return  # its transaction took it along
-        if not holding.backend.release(grant):
+        # a lock of the scope of its transaction was taken along by that
+        if _scope(holding) == "session" and not holding.backend.release(holding.grant):
             lose(holding, "stolen")
     except Exception:
         logger.exception("The lock %r could not be given back after its transaction.", holding.key.name)
         lose(holding, "unreachable")
     finally:
         holdings.end(holding)
+    if holding.lost is None:
+        signals.send_held(signals.lock_released, holding)
 
 
 def bind(holding: Holding, opened: Iterable[BaseDatabaseWrapper]) -> None:
@@ -214,11 +232,16 @@ def bind(holding: Holding, opened: Iterable[BaseDatabaseWrapper]) -> None:
 
 def defer(holding: Holding) -> bool:
     """The last Lease was released: True if the lock is kept because a transaction is still open."""
+    opened = open_transactions()
+    if not opened and not holding.transactions:
+        return False
     if _scope(holding) == "session":
-        bind(holding, open_transactions())
+        bind(holding, opened)
     if not holding.transactions:
         return False
     holdings.defer(holding)
+    if not holding.transactions:  # the last one ended meanwhile in another thread, which left the release to us
+        _give_back(holding)
     return True
 
 
