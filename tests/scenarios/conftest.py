@@ -55,6 +55,7 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replayed]:
         def replay(engine: str, *, atomic: bool) -> tuple[int, dict[str, Any]]:
             environment = database(engine) | {"DISTLOCK_ATOMIC_REQUESTS": "1" if atomic else "0"}
             done = manage("replay", "--identical=200", "--distinct=0", "--json", environment=environment)
+            assert done.stdout, f"The replay broke off with exit status {done.returncode}:\n{done.stderr}"
             return done.returncode, json.loads(done.stdout)
 
         yield replay

@@ -30,10 +30,6 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         quiet = options["json"]
-        if Account._meta.db_table not in connection.introspection.table_names():
-            raise CommandError(
-                f"The {connection.display_name} database has no tables yet: run `python testproject/manage.py migrate`."
-            )
         try:
             plan = Plan(
                 ways=ways_named(options["ways"].split(",")),
@@ -41,6 +37,7 @@ class Command(BaseCommand):
                 distinct=max(0, options["distinct"]),
                 rounds=options["rounds"],
             )
+            require_tables()
             result, log = replay(plan, tell=self.stderr.write if quiet else self.stdout.write)
         except (ValueError, ServerError, CrowdError) as error:
             raise CommandError(str(error)) from error
@@ -52,6 +49,13 @@ class Command(BaseCommand):
             self.stdout.write("\n".join(story(result)))
         if result.problems:
             raise CommandError("\n".join([*result.problems, log]).strip())
+
+
+def require_tables() -> None:
+    if Account._meta.db_table not in connection.introspection.table_names():
+        raise CommandError(
+            f"The {connection.display_name} database has no tables yet: run `python testproject/manage.py migrate`."
+        )
 
 
 def positive(text: str) -> int:
