@@ -6,6 +6,7 @@ threads and tasks use at once. Which context entered which ``with`` is therefore
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -55,7 +56,14 @@ class Entries:
             return None
 
 
+    def after_fork(self) -> None:
+        """In the child: another thread of the parent may have had the mutex. The open blocks stay, so that leaving one
+        is harmless."""
+        self._guard = threading.Lock()
+
+
 entries = Entries()
+os.register_at_fork(after_in_child=entries.after_fork)
 
 
 class Face(Generic[L]):

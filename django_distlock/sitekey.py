@@ -7,6 +7,7 @@ processes would end exclusion between them without a word.
 
 from __future__ import annotations
 
+import os
 import threading
 
 from asgiref.sync import sync_to_async
@@ -59,4 +60,9 @@ def _read() -> str:
     return str(row[0])
 
 
+def _after_fork() -> None:
+    site_key._guard = threading.Lock()
+
+
 site_key = SiteKey()
+os.register_at_fork(after_in_child=_after_fork)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 # A session without locks is closed after this time; seconds.
 IDLE = 5.0
+# Locks on one shared session; then another is opened. PostgreSQL walks all locks of a session at the end of each of its
+# transactions, so that with 900 of them a statement takes twice as long.
+LOCKS_PER_SESSION = 128
 
 S = TypeVar("S", bound=Session)
 
@@ -43,6 +46,8 @@ class Sessions(Generic[S]):
         self._shared: S | None = None
         self._idle: list[S] = []
         self._lent: set[S] = set()
+        self._retired: set[S] = set()  # take no new locks
+        self._doomed: set[S] = set()  # to be closed as soon as nobody uses them
         self._places = 0
 
     def ready(self) -> S | None:
@@ -50,7 +55,7 @@ class Sessions(Generic[S]):
         session = self._shared
         if session is None or session.dead is not None or not session.turnstile.try_acquire():
             return None
-        if session.dead is None and session.orphaned_at is None:
+        if session.dead is None and session.orphaned_at is None and len(session.held) < LOCKS_PER_SESSION:
             return session
         session.turnstile.release()
         return None
@@ -71,7 +76,9 @@ class Sessions(Generic[S]):
         """The shared session, opened if need be. StatementTimeout if the deadline passes first."""
         session = self._shared
         if session is not None and session.dead is None:
-            return session
+            if len(session.held) < LOCKS_PER_SESSION:
+                return session
+            self.retire(session)
         if not (yield Call(self._opening, "acquire", (max(0.0, until - time.monotonic()),))):
             raise StatementTimeout
         try:
@@ -92,12 +99,11 @@ class Sessions(Generic[S]):
         with self._mutex:
             while self._idle:
                 session = self._idle.pop()
-                session.check()
+                self._lent.add(session)
                 if session.dead is None:
-                    self._lent.add(session)
                     return session
-                self._places -= 1
-                session.close()
+                self._forget(session)
+                self._doomed.add(session)
             if self._places >= self._limit:
                 return None
             self._places += 1
@@ -113,66 +119,80 @@ class Sessions(Generic[S]):
         return session
 
     def give_back(self, session: S) -> None:
-        """A session that was lent and holds nothing any more; a dead one is dropped."""
+        """A session that holds nothing any more: to be used again, or closed if it is dead or retired."""
         session.used_at = time.monotonic()
         with self._mutex:
-            if session not in self._lent:
-                return
-            self._lent.remove(session)
-            if session.dead is None and not session.retired:
+            if session in self._lent and session.dead is None:
+                self._lent.remove(session)
                 self._idle.append(session)
                 return
-            self._places -= 1
-        session.close()
+        self.drop(session)
 
     def drop(self, session: S) -> None:
-        """Close a session whatever it holds."""
+        """End a session whatever it holds. It is closed when nobody is in the middle of a statement on it: closing it
+        under a thread that reads from it would crash the driver."""
         session.kill(session.dead or "closed")
         with self._mutex:
-            if session is self._shared:
-                self._shared = None
-            if session in self._lent:
-                self._lent.remove(session)
-                self._places -= 1
-        session.close()
+            self._forget(session)
+            self._doomed.add(session)
+        self._bury()
+
+    def _forget(self, session: S) -> None:
+        if session is self._shared:
+            self._shared = None
+        self._retired.discard(session)
+        if session in self._idle:
+            self._idle.remove(session)
+            self._places -= 1
+        elif session in self._lent:
+            self._lent.remove(session)
+            self._places -= 1
+
+    def _bury(self) -> None:
+        with self._mutex:
+            doomed = list(self._doomed)
+        for session in doomed:
+            if session.turnstile.try_acquire():
+                try:
+                    session.close()
+                finally:
+                    session.turnstile.release()
+                with self._mutex:
+                    self._doomed.discard(session)
 
     def retire(self, session: S) -> None:
-        """Take no new locks on ``session``; it is closed when its last one is released."""
+        """Take no new locks on the shared session; it is closed when its last one is released."""
         with self._mutex:
-            session.retired = True
             if session is self._shared:
+                session.retired = True
                 self._shared = None
-                self._lent.add(session)
-                self._places += 1
+                self._retired.add(session)
 
     def all(self) -> list[S]:
         """Every session that is open, or was until somebody noticed its end."""
         with self._mutex:
             shared = [self._shared] if self._shared is not None else []
-            return [*shared, *self._idle, *self._lent]
+            return [*shared, *self._idle, *self._lent, *self._retired, *self._doomed]
 
     def tick(self, now: float) -> float | None:
-        """Look after each session, and close those that were idle for too long."""
+        """Look after each session; close those that are dead, and those that were idle for too long."""
+        self._bury()
         for session in self.all():
             session.tick(now)
-            if not session.held and now - session.used_at >= IDLE:
+            if session.dead is not None:
+                self.drop(session)
+            elif not session.held and now - session.used_at >= IDLE:
                 self._close_idle(session)
         return now + TICK if self.all() else None
 
     def _close_idle(self, session: S) -> None:
-        if session in self._lent or not session.turnstile.try_acquire():
+        if not session.turnstile.try_acquire():
             return
         try:
             with self._mutex:
-                if session.held or session.orphaned_at is not None:
+                if session.held or session.orphaned_at is not None or session in self._lent:
                     return
-                if session is self._shared:
-                    self._shared = None
-                elif session in self._idle:
-                    self._idle.remove(session)
-                    self._places -= 1
-                else:
-                    return
+                self._forget(session)
             session.close()
         finally:
             session.turnstile.release()
@@ -181,13 +201,10 @@ class Sessions(Generic[S]):
         """Close all of them; what they hold is lost."""
         for session in self.all():
             self.drop(session)
-        with self._mutex:
-            self._idle.clear()
-            self._places = 0
 
     def abandon(self) -> None:
         """In the child of a fork: the sessions are the parent's, who must not notice."""
-        for session in [self._shared, *self._idle, *self._lent]:
+        for session in [self._shared, *self._idle, *self._lent, *self._retired, *self._doomed]:
             if session is not None:
                 session.silence()
         self.__init__(self._connect, self._limit, self._opened)  # type: ignore[misc]
