@@ -7,16 +7,20 @@ as something is kept for a transaction, ``commit``, ``rollback``, ``close``, ``s
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
+import os
 import sys
 import threading
 import warnings
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 from django.db.backends.signals import connection_created
 
+from . import signals
 from .holdings import holdings
 from .loss import lose
 
@@ -103,9 +107,13 @@ class TransactionWatch:
         self.holdings: list[Holding] = []
         self.wrappers: dict[str, Callable[..., Any]] = {}
         # what others have put in the place of the methods: test suites, tracing
-        self.replaced = {name: connection.__dict__[name] for name in _WRAPPED if name in connection.__dict__}
+        self.replaced: dict[str, Any] = {}
         for name in _WRAPPED:
+            present = connection.__dict__.get(name)
+            if present is not None and getattr(present, "_distlock", None) is not True:
+                self.replaced[name] = present
             wrapper = getattr(self, f"_wrap_{name}")(getattr(connection, name))
+            wrapper._distlock = True
             self.wrappers[name] = wrapper
             setattr(connection, name, wrapper)
         connection._distlock_watch = self  # type: ignore[attr-defined]
@@ -212,8 +220,9 @@ def _give_back(holding: Holding) -> None:
     if not holdings.start_release(holding):
         return
     try:
+        grant = holding.grant
         # a lock of the scope of its transaction was taken along by that
-        if _scope(holding) == "session" and not holding.backend.release(holding.grant):
+        if grant is not None and grant.claim.scope == "session" and not holding.backend.release(grant):
             lose(holding, "stolen")
     except Exception:
         logger.exception("The lock %r could not be given back after its transaction.", holding.key.name)

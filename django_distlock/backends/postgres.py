@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +107,8 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         return drive(self._acquire(claim, wait))
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        if claim.scope == "transaction":  # Django's connections are not for tasks
+            claim = replace(claim, scope="session")
         return await adrive(self._acquire(claim, wait))
 
     def release(self, grant: Grant) -> bool:
@@ -116,12 +119,14 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         return True if grant.claim.scope == "transaction" else await adrive(self._release(grant))
 
     def verify(self, grant: Grant) -> bool:
-        if grant.claim.scope == "transaction":
+        if grant.claim.scope != "transaction":
+            return drive(self._verify(grant))
+        if grant.session.connection is connections[self.database]:
             return self._in_transaction(grant.claim, 0) is not None
-        return drive(self._verify(grant))
+        return self.look(grant)  # asked in the name of a thread that waits, and whose connection is its own
 
     async def averify(self, grant: Grant) -> bool:
-        return await adrive(self._verify(grant))
+        return self.look(grant) if grant.claim.scope == "transaction" else await adrive(self._verify(grant))
 
     # on the caller's connection
 
