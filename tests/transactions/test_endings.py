@@ -1,0 +1,22 @@
+"""R11: whatever ends the transaction, the lock taken inside it is free then, not before, and once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.transactions import ways
+
+if TYPE_CHECKING:
+    from tests.transactions.world import World
+
+
+@pytest.mark.parametrize("way", ways.WAYS, ids=lambda way: way.__name__)
+def test_r11_rival_is_out_before_the_end_and_in_after_it(world: World, way: ways.Way) -> None:
+    if way is ways.failed_commit and world.alias == "mariadb":
+        way = ways.killed  # no constraint is looked at by its COMMIT; a COMMIT that fails there has lost the server
+    seen = way(world)
+    world.check_rival_came_in(seen)
+    world.check_returned_once(transaction_scope=world.using == "postgres" and way not in ways.SESSION_SCOPE)
+    world.check_rival_keeps_it()
