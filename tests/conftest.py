@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.db import connections
+from django.test.utils import setup_databases, teardown_databases
 
 from tests.matrix import MATRIX, Entry
 
@@ -19,6 +20,25 @@ os.environ["DISTLOCK_SITE_KEY"] = SITE_KEY
 settings.DISTLOCK_SITE_KEY = SITE_KEY
 
 PATIENCE = 10.0  # seconds
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(
+    django_test_environment: None, django_db_blocker: Any, django_db_keepdb: bool, django_db_createdb: bool
+) -> Iterator[None]:
+    """A test database for every alias. pytest-django makes only those that a ``django_db`` mark names, and tests
+    without the mark would run on the real ones."""
+    with django_db_blocker.unblock():
+        made = setup_databases(
+            verbosity=0,
+            interactive=False,
+            keepdb=django_db_keepdb and not django_db_createdb,
+            serialized_aliases=set(),
+        )
+    yield
+    if not django_db_keepdb:
+        with django_db_blocker.unblock():
+            teardown_databases(made, verbosity=0)
 
 
 @pytest.fixture
