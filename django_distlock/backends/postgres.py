@@ -59,6 +59,15 @@ WHERE {_OURS.replace("database", "pg_locks.database", 1)}
 """  # noqa: S608 - constants
 MINE = f"SELECT {_NUMBER} FROM pg_locks WHERE {_OURS} AND granted AND pid = pg_backend_pid()"  # noqa: S608 - constants
 TRY = "SELECT %s(%d), current_setting('transaction_isolation')"
+# Without parameters the server takes several statements at once. The caller's lock_timeout is put back explicitly: what
+# was set after a savepoint outlives its release.
+WAIT = """SAVEPOINT distlock_wait;
+SELECT set_config('distlock.lock_timeout', current_setting('lock_timeout'), true),
+       set_config('lock_timeout', '%d', true);
+SELECT %s(%d);
+RELEASE SAVEPOINT distlock_wait;
+SELECT set_config('lock_timeout', current_setting('distlock.lock_timeout'), true),
+       current_setting('transaction_isolation')"""
 
 
 class TransactionSession:
@@ -134,50 +143,58 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         """Through Django's own cursor: the caller's connection, its wrappers and its debugging are his."""
         connection = connections[self.database]
         asked = time.monotonic()
-        function = "pg_try_advisory_xact_lock_shared" if claim.shared else "pg_try_advisory_xact_lock"
         me = threading.get_ident()
         try:
             connection.ensure_connection()
             self._watch_over(me, connection, asked + max(wait, LEAST_PATIENCE) + GRACE)
             with connection.cursor() as cursor:
-                # an integer of our own making, spelt out: binding it would cost a quarter of the statement
-                cursor.execute(TRY % (function, claim.key.number))
-                granted, isolation = cursor.fetchone()
-                if not granted and wait > 0:
-                    granted = self._wait_in_transaction(cursor, claim, asked + wait)
+                isolation = None
+                if wait <= 0 or not self._is_hot(claim.key.digest, asked):
+                    isolation = self._try_in_transaction(cursor, claim)
+                    if isolation is None:
+                        self._heat(claim.key.digest, asked)
+                if isolation is None and wait > 0:
+                    isolation = self._wait_in_transaction(cursor, claim, asked + wait)
         except DatabaseError as error:
             raise self._unavailable(error) from error
         finally:
             if me in self._guarded:
                 with self._guard:
                     del self._guarded[me]
-        if not granted:
+        if isolation is None:
             return None
         return Grant(claim=claim, acquired_at=asked, session=TransactionSession(connection, isolation))
 
-    def _wait_in_transaction(self, cursor: Any, claim: Claim, until: float) -> bool:
-        """In the queue, behind a savepoint: an error would abort the caller's transaction (and rolling back to it frees
-        a lock that was granted just before the timeout)."""
+    @staticmethod
+    def _try_in_transaction(cursor: Any, claim: Claim) -> str | None:
+        """The isolation level of the transaction if the lock was free."""
+        function = "pg_try_advisory_xact_lock_shared" if claim.shared else "pg_try_advisory_xact_lock"
+        # an integer of our own making, spelt out: binding it would cost a quarter of the statement
+        cursor.execute(TRY % (function, claim.key.number))
+        granted, isolation = cursor.fetchone()
+        return isolation if granted else None
+
+    @staticmethod
+    def _wait_in_transaction(cursor: Any, claim: Claim, until: float) -> str | None:
+        """In the queue, within one round trip, behind a savepoint: an error would abort the caller's transaction.
+
+        Rolling back to the savepoint also frees a lock that was granted just before the timeout.
+        """
         left = 0 if until == math.inf else max(1, math.ceil((until - time.monotonic()) * 1000))
         function = "pg_advisory_xact_lock_shared" if claim.shared else "pg_advisory_xact_lock"
-        cursor.execute("SAVEPOINT distlock_wait")
         try:
-            cursor.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)", [str(left)])
-            before = cursor.fetchone()[0]
-            cursor.execute(f"SELECT {function}(%s)", [claim.key.number])
-            # it would outlive the savepoint
-            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
+            cursor.execute(WAIT % (left, function, claim.key.number))
         except DatabaseError as error:
-            cursor.execute("ROLLBACK TO SAVEPOINT distlock_wait")
-            cursor.execute("RELEASE SAVEPOINT distlock_wait")
+            cursor.execute("ROLLBACK TO SAVEPOINT distlock_wait; RELEASE SAVEPOINT distlock_wait")
             code = getattr(error.__cause__, "sqlstate", None)
             if code == DEADLOCK_DETECTED:
                 raise DeadlockDetected from error
             if code not in (LOCK_NOT_AVAILABLE, QUERY_CANCELED):
                 raise
-            return False
-        cursor.execute("RELEASE SAVEPOINT distlock_wait")
-        return True
+            return None
+        while cursor.nextset():
+            pass
+        return str(cursor.fetchone()[1])
 
     def _watch_over(self, me: int, connection: BaseDatabaseWrapper, until: float) -> None:
         """Have the keepalive thread end the caller's connection if the server hangs beyond the deadline (R5)."""

@@ -30,6 +30,7 @@ WAIT_SESSIONS = 8
 # A name that was busy is waited for without trying first, for this many seconds: under contention a hand-over then
 # costs two statements, like the bare driver's.
 HOT = 1.0
+HOT_NAMES = 1000
 # A caller that does not wait still grants the server this long to say so; seconds.
 LEAST_PATIENCE = 0.5
 
@@ -87,9 +88,7 @@ class SessionAcquire(Backend, Generic[S]):
                 grant = yield from self._try(claim, until)
                 if grant is not None or wait <= 0:
                     return grant
-                if len(self._hot) >= 1000:
-                    self._hot.clear()
-                self._hot[digest] = now + HOT
+                self._heat(digest, now)
             return (yield from self._wait(claim, now + wait))
         except StatementTimeout as error:
             seconds = time.monotonic() - now
@@ -98,6 +97,12 @@ class SessionAcquire(Backend, Generic[S]):
             ) from error
         except (SessionDead, ServerError) as error:
             raise self._unavailable(error) from (error.__cause__ or error)
+
+    def _heat(self, digest: bytes, now: float) -> None:
+        """It was busy just now."""
+        if len(self._hot) >= HOT_NAMES:
+            self._hot.clear()
+        self._hot[digest] = now + HOT
 
     def _is_hot(self, digest: bytes, now: float) -> bool:
         """Was it busy a moment ago?"""
