@@ -14,11 +14,12 @@ from .keepalive import keepalive
 from .lease import Lease
 from .loss import lose
 from .names import validate_name
+from .opentransactions import open_transactions
 from .records import Claim, Grant
 from .registry import Entry, registry
 from .sitekey import site_key
 from .tokens import new_token
-from .transactions import bind, choose_scope, open_transactions, warn_of_stale_snapshot
+from .transactions import bind, choose_scope, warn_of_stale_snapshot
 from .validation import UNSET, Timeout, optional_seconds
 from .waiting import Call, Deadline, Flow, acquire_flow
 

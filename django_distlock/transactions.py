@@ -7,8 +7,6 @@ as something is kept for a transaction, ``commit``, ``rollback``, ``close``, ``s
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import logging
 import os
 import sys
@@ -17,12 +15,10 @@ import warnings
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections
-from django.db.backends.signals import connection_created
-
 from . import signals
 from .holdings import holdings
 from .loss import lose
+from .opentransactions import in_transaction, open_transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,59 +33,20 @@ logger = logging.getLogger("django_distlock.transactions")
 STALE_LEVELS = frozenset({"REPEATABLE READ", "SERIALIZABLE", "SNAPSHOT"})
 _WRAPPED = ("commit", "rollback", "close", "set_autocommit", "savepoint_rollback")
 
+# A task binds locks to the connection of the thread that waits for it, which may run something else meanwhile.
+_watching = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _watching
+    _watching = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
 
 class StaleSnapshotWarning(RuntimeWarning):
     """A lock was taken inside a transaction that may read data from before the lock was granted."""
-
-
-def in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """Is a transaction open on ``connection``: ``atomic()``, or autocommit switched off by hand?
-
-    Closed inside its block, a connection has none any more; Django leaves the block only later, without a word.
-    """
-    if connection.closed_in_transaction:
-        return False
-    return connection.in_atomic_block or (connection.connection is not None and not connection.autocommit)
-
-
-class _Connections(threading.local):
-    """Django's connections of this thread, looked up anew whenever any thread has connected: a connection that never
-    connected is in no transaction, and the look-up costs more than all the rest of an acquire."""
-
-    seen = -1
-    known: tuple[BaseDatabaseWrapper, ...] = ()
-
-
-_connections = _Connections()
-_connected = itertools.count(1)
-_latest = 0
-
-
-def _note_connection(**kwargs: Any) -> None:
-    global _latest  # a number that only rises
-    _latest = next(_connected)
-
-
-connection_created.connect(_note_connection, dispatch_uid="django_distlock.transactions")
-
-
-def open_transactions() -> list[BaseDatabaseWrapper]:
-    """The connections of this thread that are inside a transaction."""
-    if asyncio._get_running_loop() is not None:
-        # Django keeps other connections for async code of the same thread, and lets nobody use them there
-        if not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
-            return []
-        return [connection for connection in connections.all(initialized_only=True) if in_transaction(connection)]
-    here = _connections
-    if here.seen != _latest:
-        here.seen = _latest
-        here.known = tuple(connections.all(initialized_only=True))
-    return [  # in_transaction(), spelt out: this is asked at every acquire and every release
-        connection
-        for connection in here.known
-        if (connection.in_atomic_block or (connection.connection is not None and not connection.autocommit))
-        and not connection.closed_in_transaction
-    ]
 
 
 def choose_scope(backend: Any, opened: list[BaseDatabaseWrapper]) -> Scope:
@@ -119,15 +76,15 @@ class TransactionWatch:
         connection._distlock_watch = self  # type: ignore[attr-defined]
 
     @classmethod
-    def of(cls, connection: BaseDatabaseWrapper) -> TransactionWatch:
-        """The watch on ``connection``, installed if there is none."""
-        watch = getattr(connection, "_distlock_watch", None)
-        return watch if watch is not None else cls(connection)
-
-    def add(self, holding: Holding) -> None:
-        if self not in holding.transactions:
-            holding.transactions.add(self)
-            self.holdings.append(holding)
+    def add(cls, connection: BaseDatabaseWrapper, holding: Holding) -> None:
+        """Keep ``holding`` until the transaction of ``connection`` has ended."""
+        with _watching:
+            watch: TransactionWatch = getattr(connection, "_distlock_watch", None) or cls(connection)
+            if watch not in holding.transactions:
+                holding.transactions.add(watch)
+                watch.holdings.append(holding)
+        if not in_transaction(connection):  # it is another thread's, and has ended meanwhile
+            watch.finish()
 
     def _wrap_commit(self, original: Callable[[], Any]) -> Callable[[], Any]:
         def commit() -> None:
@@ -171,8 +128,9 @@ class TransactionWatch:
 
     def finish(self) -> None:
         """The transaction has ended, one way or the other."""
-        self._uninstall()
-        ended, self.holdings = self.holdings, []
+        with _watching:
+            self._uninstall()
+            ended, self.holdings = self.holdings, []
         with ExitStack() as stack:  # Ctrl-C in the midst of one does not keep the others
             for holding in reversed(ended):
                 stack.callback(self._let_go, holding)
@@ -236,7 +194,7 @@ def _give_back(holding: Holding) -> None:
 def bind(holding: Holding, opened: Iterable[BaseDatabaseWrapper]) -> None:
     """Keep ``holding`` until each of these transactions has ended."""
     for connection in opened:
-        TransactionWatch.of(connection).add(holding)
+        TransactionWatch.add(connection, holding)
 
 
 def defer(holding: Holding) -> bool:

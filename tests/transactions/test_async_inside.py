@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import AsyncToSync, async_to_sync, sync_to_async
 from django.db import connections, transaction
 
 from django_distlock import advisory_lock
@@ -189,3 +189,30 @@ def test_r11_transaction_on_the_event_loop(one_world: World, face: str, monkeypa
     run_in_thread(lambda: asyncio.run(cell()))
     world.check_rival_came_in(1)
     world.check_returned_once(transaction_scope=face == "sync" and world.using == "postgres")
+
+
+def test_r11_names_inside_asgiref_that_are_read() -> None:
+    """From the oldest asgiref that Django allows to the newest: how a task finds the thread that waits for it."""
+
+    async def look() -> list[object]:
+        executor = AsyncToSync.executors.current  # type: ignore[attr-defined]
+        return [executor._work_thread, executor._broken]
+
+    async def outlive() -> asyncio.Task[list[object]]:
+        return asyncio.create_task(later())
+
+    async def later() -> list[object]:
+        await over.wait()
+        return await look()
+
+    async def main() -> list[object]:
+        task = await sync_to_async(async_to_sync(outlive))()
+        over.set()
+        return await task
+
+    def work() -> None:
+        assert async_to_sync(look)() == [threading.current_thread(), False]
+
+    run_in_thread(work)
+    over = asyncio.Event()
+    assert run_in_thread(lambda: asyncio.run(main()))[1] is True, "nobody waits for that task any more"

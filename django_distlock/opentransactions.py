@@ -1,0 +1,91 @@
+"""Which transactions are open around the caller: those of its thread or, in a task, of the thread that waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import AsyncToSync
+from django.db import connections
+from django.db.backends.signals import connection_created
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+
+def in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Is a transaction open on ``connection``: ``atomic()``, or autocommit switched off by hand?
+
+    Closed inside its block, a connection has none any more; Django leaves the block only later, without a word.
+    """
+    if connection.closed_in_transaction:
+        return False
+    return connection.in_atomic_block or (connection.connection is not None and not connection.autocommit)
+
+
+class _Connections(threading.local):
+    """Django's connections of this thread, looked up anew whenever any thread has connected: a connection that never
+    connected is in no transaction, and the look-up costs more than all the rest of an acquire."""
+
+    seen = -1
+    known: tuple[BaseDatabaseWrapper, ...] = ()
+
+
+_connections = _Connections()
+_guard = threading.Lock()
+_all: weakref.WeakSet[BaseDatabaseWrapper] = weakref.WeakSet()
+_connected = itertools.count(1)
+_latest = 0
+
+
+def _note_connection(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
+    global _latest  # a number that only rises
+    with _guard:
+        _all.add(connection)
+    _latest = next(_connected)
+
+
+def _after_fork() -> None:
+    global _guard
+    _guard = threading.Lock()
+
+
+connection_created.connect(_note_connection, dispatch_uid="django_distlock.opentransactions")
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def open_transactions() -> list[BaseDatabaseWrapper]:
+    """The connections of the caller that are inside a transaction."""
+    if asyncio._get_running_loop() is not None:
+        return _around_task()
+    here = _connections
+    if here.seen != _latest:
+        here.seen = _latest
+        here.known = tuple(connections.all(initialized_only=True))
+    return [  # in_transaction(), spelt out: this is asked at every acquire and every release
+        connection
+        for connection in here.known
+        if (connection.in_atomic_block or (connection.connection is not None and not connection.autocommit))
+        and not connection.closed_in_transaction
+    ]
+
+
+def _around_task() -> list[BaseDatabaseWrapper]:
+    """A task has no connections of its own. What it does with the ORM runs, if some thread waits for it in
+    ``async_to_sync``, in that thread and in its transactions.
+
+    Two more names inside asgiref, pinned by tests like those of context.py.
+    """
+    executor = getattr(AsyncToSync.executors, "current", None)
+    if executor is not None and not executor._broken:
+        thread = executor._work_thread.ident
+        with _guard:
+            found = [connection for connection in _all if getattr(connection, "_thread_ident", None) == thread]
+        return [connection for connection in found if in_transaction(connection)]
+    if os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):  # Django keeps other connections for the async code of a thread
+        return [connection for connection in connections.all(initialized_only=True) if in_transaction(connection)]
+    return []
