@@ -1,0 +1,54 @@
+"""What other processes do in these tests; run by tests.processes.Child."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from django_distlock import advisory_lock
+
+
+def hold(link: Any, using: str, *names: str) -> None:
+    """Hold all names until told."""
+    leases = [advisory_lock(name, using=using).acquire() for name in names]
+    link.say("held")
+    link.hear()
+    for lease in leases:
+        lease.release()
+    link.say("released")
+
+
+def wait(link: Any, using: str, names: list[str], each: int) -> None:
+    """``each`` threads wait for each name; says so once they all got it, one after the other."""
+
+    def one(name: str) -> None:
+        with advisory_lock(name, using=using, timeout=30):
+            pass
+
+    threads = [threading.Thread(target=one, args=(name,)) for name in names for _ in range(each)]
+    for thread in threads:
+        thread.start()
+    link.say("started")
+    for thread in threads:
+        thread.join()
+    link.say("done")
+
+
+def alternate(link: Any, using: str, name: str, times: int) -> None:
+    """Acquire and release ``times`` times whenever told, in competition with others."""
+    lock = advisory_lock(name, using=using, timeout=30)
+    link.say("ready")
+    while link.hear() != "end":
+        for _ in range(times):
+            with lock:
+                pass
+        link.say("done")
+
+
+def share_and_write(link: Any, using: str, name: str) -> None:
+    """Wait for the exclusive lock and say when it came, on the clock that all processes share."""
+    link.say("asking")
+    with advisory_lock(name, using=using, timeout=30):
+        link.say(time.monotonic())
+        link.hear()

@@ -1,0 +1,7 @@
+"""The proxy of the fault tests also counts round trips."""
+
+from __future__ import annotations
+
+from tests.faults.conftest import proxied
+
+__all__ = ["proxied"]

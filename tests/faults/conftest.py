@@ -1,0 +1,58 @@
+"""Faults need a server that may be hurt: a proxy in front of the private one, or a server of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from tests.faults.proxy import Proxy
+
+DATABASES = {"postgres": "postgres", "mysql": "mariadb"}  # lock alias -> database alias
+BACKENDS = {
+    "postgres": "django_distlock.backends.postgres.AdvisoryBackend",
+    "mysql": "django_distlock.backends.mysql.NamedLockBackend",
+    "leasetable_postgres": "django_distlock.backends.leasetable.LeaseTableBackend",
+    "leasetable_mariadb": "django_distlock.backends.leasetable.LeaseTableBackend",
+}
+
+
+@contextmanager
+def database_alias(alias: str, original: str, **changes: Any) -> Iterator[str]:
+    """One more entry of DATABASES: the parameters of ``original`` with some of them changed."""
+    connections.settings[alias] = {**connections.settings[original], **changes}
+    try:
+        yield alias
+    finally:
+        if hasattr(connections._connections, alias):  # type: ignore[attr-defined]
+            connections[alias].close()
+            del connections[alias]
+        del connections.settings[alias]
+
+
+Proxied = Callable[[str], Proxy]
+
+
+@pytest.fixture
+def proxied(databases: None, settings: Any) -> Iterator[Proxied]:
+    """``proxied("postgres")`` puts a proxy between this process and the server of that lock alias."""
+    with ExitStack() as stack:
+
+        def put(using: str) -> Proxy:
+            database = str(settings.DISTLOCK[using]["OPTIONS"]["database"])
+            server = connections.settings[database]
+            proxy = stack.enter_context(Proxy(server["HOST"], int(server["PORT"])))
+            alias = stack.enter_context(database_alias(f"{database}_proxied", database, PORT=str(proxy.port)))
+            settings.DISTLOCK = {
+                **settings.DISTLOCK,
+                using: {"BACKEND": BACKENDS[using], "OPTIONS": {"database": database, "session_database": alias}},
+            }
+            return proxy
+
+        yield put
+        from django_distlock.registry import registry
+
+        registry.close()

@@ -1,0 +1,205 @@
+"""A TCP proxy in front of a database server, for the faults that a network has: it counts round trips, and can delay,
+swallow replies, fall silent with the connections open, or cut them.
+
+    with Proxy(host, port) as proxy:
+        proxy.blackhole()      # from here on nothing passes; packets are still acknowledged, connects still accepted
+        proxy.swallow(3)       # the third request from here on reaches the server, its reply and all after it do not
+
+A *request* is what a client sends at one go after the server's last reply: one round trip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER with no time: close() sends RST
+
+
+class Pair:
+    """One client and its connection to the server."""
+
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        self.client = client
+        self.server = server
+        self.silent = False  # this connection alone passes nothing more to its client
+        self.asking = False  # the last thing that passed came from the client
+        self.requests = 0
+
+
+class Proxy:
+    """Listens on a free loopback port; one thread moves the bytes."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.target = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self.port: int = self._listener.getsockname()[1]
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._wake, self._woken = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ, lambda: self._woken.recv(100))
+        self._guard = threading.RLock()
+        self._pairs: list[Pair] = []
+        self._ended = False
+        self._silent = False
+        self._delay = 0.0
+        self._swallow_in: int | None = None
+        self._then_cut = False
+        self.on_request: Callable[[int], None] = lambda number: None
+        self.requests = 0
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ended = True
+        self._wake.send(b"x")
+        self._thread.join(10)
+        for pair in self._pairs:
+            pair.client.close()
+            pair.server.close()
+        for other in (self._listener, self._wake, self._woken):
+            other.close()
+        self._selector.close()
+
+    # faults
+
+    def blackhole(self) -> None:
+        """From here on nothing passes in either direction. What is sent is acknowledged and never answered."""
+        with self._guard:
+            self._silent = True
+
+    def heal(self) -> None:
+        """Pass everything again; what was sent meanwhile arrives late."""
+        with self._guard:
+            self._silent = False
+            self._swallow_in = None
+            self._delay = 0.0
+            self._then_cut = False
+            for pair in self._pairs:
+                pair.silent = False
+        self._wake.send(b"x")
+
+    def swallow(self, nth: int, *, cut: bool = False) -> None:
+        """The ``nth`` request from here on reaches the server; its reply does not come back, and nothing after it on
+        that connection. ``cut``: the client's connection is closed instead of left silent."""
+        with self._guard:
+            self._swallow_in = nth
+            self._then_cut = cut
+
+    def delay(self, seconds: float) -> None:
+        """Every further piece of data is held up for that long, one after the other."""
+        self._delay = seconds
+
+    def cut(self, *, reset: bool = False) -> None:
+        """Close every connection on both sides; new ones are accepted."""
+        with self._guard:
+            for pair in list(self._pairs):
+                self._close(pair, reset=reset)
+
+    def drop_clients(self) -> None:
+        """Close the clients' side only: the server sees its sessions go on."""
+        with self._guard:
+            for pair in self._pairs:
+                self._close_client(pair)
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        with self._guard:
+            return len(self._pairs)
+
+    # moving bytes
+
+    def _run(self) -> None:
+        while not self._ended:
+            ready = [key for key, _ in self._selector.select(5)]
+            unread = False
+            for key in ready:
+                with self._guard, contextlib.suppress(KeyError):  # unregistered meanwhile
+                    if self._silent and key.fileobj not in (self._listener, self._woken):
+                        unread = True
+                    else:
+                        key.data()
+            if unread:
+                time.sleep(0.005)  # what is left unread makes select() return at once
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        server = socket.create_connection(self.target)
+        for end in (client, server):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        pair = Pair(client, server)
+        self._pairs.append(pair)
+        self._selector.register(client, selectors.EVENT_READ, lambda: self._to_server(pair))
+        self._selector.register(server, selectors.EVENT_READ, lambda: self._to_client(pair))
+
+    def _to_server(self, pair: Pair) -> None:
+        data = self._read(pair, pair.client)
+        if not data:
+            return
+        if not pair.asking:
+            pair.asking = True
+            pair.requests += 1
+            self.requests += 1
+            if self._swallow_in is not None:
+                self._swallow_in -= 1
+                if self._swallow_in == 0:
+                    self._swallow_in = None
+                    pair.silent = True
+            self.on_request(self.requests)
+        self._write(pair, pair.server, data)
+
+    def _to_client(self, pair: Pair) -> None:
+        data = self._read(pair, pair.server)
+        if not data:
+            return
+        pair.asking = False
+        if not pair.silent:
+            self._write(pair, pair.client, data)
+        elif self._then_cut:
+            self._close_client(pair)
+
+    def _read(self, pair: Pair, end: socket.socket) -> bytes:
+        if self._delay:
+            time.sleep(self._delay)
+        try:
+            data = end.recv(65536)
+        except OSError:
+            data = b""
+        if not data:
+            self._close(pair)
+        return data
+
+    def _write(self, pair: Pair, end: socket.socket, data: bytes) -> None:
+        try:
+            end.sendall(data)
+        except OSError:
+            self._close(pair)
+
+    def _close_client(self, pair: Pair) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(pair.client)
+        with contextlib.suppress(OSError):
+            pair.client.shutdown(socket.SHUT_RDWR)
+
+    def _close(self, pair: Pair, *, reset: bool = False) -> None:
+        if pair not in self._pairs:
+            return
+        self._pairs.remove(pair)
+        for end in (pair.client, pair.server):
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(end)
+            if reset:
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            end.close()

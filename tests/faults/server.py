@@ -1,0 +1,101 @@
+"""What the server itself says of locks and sessions, asked on Django's own connection: never the library's word."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.db import connections
+
+from django_distlock.registry import registry
+
+if TYPE_CHECKING:
+    from django_distlock.names import LockKey
+
+DATABASES = {"postgres": "postgres", "mysql": "mariadb"}  # lock alias -> database alias
+SESSION_LOCKS = tuple(DATABASES)
+
+
+class Hold(NamedTuple):
+    session: int
+    granted: bool
+
+
+def ask(using: str, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """All rows of a statement on the server of a lock alias."""
+    with connections[DATABASES.get(using, using)].cursor() as cursor:
+        cursor.execute(sql, parameters)
+        return cursor.fetchall() if cursor.description else []
+
+
+def key_of(using: str, name: str) -> LockKey:
+    """The key under which the engine knows a name."""
+    from django_distlock.sitekey import site_key
+
+    site_key.load()
+    return registry.entry(using).key(name)
+
+
+PG_LOCKS = """
+SELECT pid, granted FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1
+AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+AND ((classid::bigint << 32) | objid::bigint) = %s
+"""
+MARIADB_HOLDERS = (
+    "SELECT THREAD_ID FROM information_schema.METADATA_LOCK_INFO WHERE LOCK_TYPE = 'User lock' AND TABLE_SCHEMA = %s"
+)
+MARIADB_WAITERS = "SELECT ID FROM information_schema.PROCESSLIST WHERE STATE = 'User lock' AND INFO LIKE %s"
+
+
+def holds(using: str, name: str) -> list[Hold]:
+    """Who holds a name and who waits for it, by server session."""
+    key = key_of(using, name)
+    if using == "postgres":
+        return [Hold(pid, granted) for pid, granted in ask(using, PG_LOCKS, key.number)]
+    held = [Hold(row[0], True) for row in ask(using, MARIADB_HOLDERS, key.text)]
+    return held + [Hold(row[0], False) for row in ask(using, MARIADB_WAITERS, f"SELECT GET_LOCK('{key.text}'%")]
+
+
+def holders(using: str, name: str) -> list[int]:
+    return [hold.session for hold in holds(using, name) if hold.granted]
+
+
+def waiters(using: str, name: str) -> list[int]:
+    return [hold.session for hold in holds(using, name) if not hold.granted]
+
+
+def advisory_locks_of(session: int) -> int:
+    """How many advisory locks a PostgreSQL session holds or waits for."""
+    return int(ask("postgres", "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s", session)[0][0])
+
+
+def end_session(using: str, session: int) -> None:
+    """What an administrator does: pg_terminate_backend, KILL CONNECTION."""
+    ask(using, "SELECT pg_terminate_backend(%s)" if using == "postgres" else "KILL CONNECTION %s", session)
+
+
+def cancel_statement(using: str, session: int) -> None:
+    """pg_cancel_backend, KILL QUERY."""
+    ask(using, "SELECT pg_cancel_backend(%s)" if using == "postgres" else "KILL QUERY %s", session)
+
+
+def session_exists(using: str, session: int) -> bool:
+    if using == "postgres":
+        return bool(ask(using, "SELECT 1 FROM pg_stat_activity WHERE pid = %s", session))
+    return bool(ask(using, "SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = %s", session))
+
+
+def session_of(lease: Any) -> Any:
+    """The dedicated session on which a lease lives."""
+    return lease._holding.grant.session
+
+
+def lock_sessions(using: str) -> set[int]:
+    """Every lock session in this test's database, of whatever process."""
+    if using == "postgres":
+        sql = (
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'distlock' AND datname = current_database()"
+            " AND backend_type = 'client backend'"
+        )
+    else:
+        sql = "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND ID <> CONNECTION_ID()"
+    return {row[0] for row in ask(using, sql)}
