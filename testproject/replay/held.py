@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .records import Answer
 
-HOLD_SECONDS = 20
+HOLD_SECONDS = 10
 
 # What lets everybody read the table of accounts and nobody write it, and what ends that.
 BLOCK_WRITES = {
