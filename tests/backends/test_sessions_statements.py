@@ -124,9 +124,9 @@ def test_busy_without_waiting_costs_one_statement(using: str, name: str) -> None
 def test_r4_a_busy_wait_is_one_statement_however_long(using: str, name: str, proxied: Proxied) -> None:
     """R4: the engine queues the waiter; nothing is sent while it waits. Counted on the wire, because PostgreSQL does
     not count a statement that ended in lock_timeout."""
-    proxy = proxied(using)
     with Child(hold, using, name) as child:
         assert child.hear() == "held"
+        proxy = proxied(using)
         with pytest.raises(LockTimeout):  # opens the session to wait on
             advisory_lock(name, using=using).acquire(timeout=0.1)
         before = proxy.requests
