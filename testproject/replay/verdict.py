@@ -90,10 +90,9 @@ def story(replay: Replay) -> Iterator[str]:
 
 
 def log_in_sentence(way: WayResult) -> str:
-    if way.log_in_while_held:
-        return " A log-in was answered while a registration held the lock."
     busiest = way.distinct or way.identical
-    return f" Log-ins meanwhile took {busiest.log_ins.p50} ms (median)."
+    proof = ", and one was answered while a registration held the lock" if way.log_in_while_held else ""
+    return f" Log-ins meanwhile took {busiest.log_ins.p50:.0f} ms (median){proof}."
 
 
 def count(number: int, noun: str) -> str:
