@@ -79,15 +79,15 @@ def growth_of(group: str, where: str) -> Callable[[Results], float]:
 
 def served(group: str) -> Callable[[Results], float]:
     """The part of the tasks that got the lock."""
-    return lambda results: results.tasks[group].served / results.tasks[group].tasks
+    return lambda results: results.crowd(group).served / results.crowd(group).tasks
 
 
 def of_tasks(group: str) -> Iterable[Budget]:
     """What every engine owes to asyncio."""
     yield at_least(group, "asyncio tasks on one lock, part served", 1, served(group))
-    yield at_most(group, "asyncio tasks on one lock, database sessions", 2, lambda r: r.tasks[group].sessions)
-    yield at_most(group, "asyncio tasks on one lock, threads", 4, lambda r: r.tasks[group].threads)
-    yield at_least(group, "asyncio tasks that compete, fair", 0.95, lambda r: r.tasks[group].fair)
+    yield at_most(group, "asyncio tasks on one lock, database sessions", 2, lambda r: r.crowd(group).sessions)
+    yield at_most(group, "asyncio tasks on one lock, threads", 4, lambda r: r.crowd(group).threads)
+    yield at_least(group, "asyncio tasks that compete, fair", 0.95, lambda r: r.crowd(group).fair)
 
 
 def of_growth(group: str) -> Iterable[Budget]:

@@ -43,6 +43,12 @@ class Results:
                 return row
         raise LookupError(f"{entry} was not measured")
 
+    def crowd(self, group: str) -> Crowd:
+        """Return what the tasks of one process got; LookupError if none got anything."""
+        if not self.tasks[group].served:
+            raise LookupError(f"no task was served: {self.tasks[group].error}")
+        return self.tasks[group]
+
     def failures(self) -> list[str]:
         """Say what failed or excluded nobody: these make the program fail, a missed budget does not."""
         found = [*self.broken]
