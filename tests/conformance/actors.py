@@ -11,9 +11,11 @@ import inspect
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PATIENCE = 20.0  # seconds
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import functools
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from django_distlock.registry import registry
+from tests.conformance import watching
 from tests.conformance.actors import Actor, Face
 from tests.conformance.rivals import Neighbour, Rival, serve
-from tests.matrix import Entry
+from tests.matrix import MATRIX, Entry
 from tests.processes import Child
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# For rules that speak of several processes: every backend whose locks other processes see.
+across_processes = pytest.mark.parametrize(
+    "entry", [entry for entry in MATRIX if entry.processes], ids=lambda entry: entry.using, indirect=True
+)
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -69,3 +78,9 @@ def second_rival(entry: Entry, request: pytest.FixtureRequest, nothing_left: Non
 def backend(using: str) -> Any:
     """The backend behind the alias."""
     return registry.entry(using).backend
+
+
+@pytest.fixture
+def take_away(entry: Entry) -> Callable[[str], None]:
+    """Has an operator take a lock away from its holder."""
+    return functools.partial(watching.take_away, entry)

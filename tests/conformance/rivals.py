@@ -8,10 +8,12 @@ from __future__ import annotations
 import itertools
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.conformance.actors import PATIENCE, ThreadActor
-from tests.processes import Child
+
+if TYPE_CHECKING:
+    from tests.processes import Child
 
 
 class Office:
@@ -24,9 +26,17 @@ class Office:
     def acquire(self, using: str, name: str, timeout: float | None, shared: bool) -> int:
         from django_distlock import advisory_lock
 
+        return self._take(advisory_lock(name, using=using, shared=shared), timeout)
+
+    def acquire_for(self, using: str, name: str, ttl: float) -> int:
+        from django_distlock import advisory_lock
+
+        return self._take(advisory_lock(name, using=using, ttl=ttl), 0)
+
+    def _take(self, lock: Any, timeout: float | None) -> int:
         actor = ThreadActor()
         try:
-            lease = actor.submit(advisory_lock(name, using=using, shared=shared).acquire, timeout=timeout).result()
+            lease = actor.submit(lock.acquire, timeout=timeout).result()
         except BaseException:
             actor.close()
             raise

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import wait
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connections
@@ -13,7 +12,11 @@ from django.db import connections
 from django_distlock import LockNotAcquired, LockTimeout, advisory_lock
 from tests.conformance.actors import PATIENCE, Actor, Face, Inside
 from tests.conformance.rivals import RivalError
-from tests.matrix import Entry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.matrix import Entry
 
 
 def test_r1_a_second_context_is_refused_until_the_release(me: Actor, other: Actor, using: str, name: str) -> None:
@@ -153,16 +156,32 @@ def _counting(face: Face, lock: Any, file: Path, rounds: int) -> Any:
     def threads() -> None:
         for _ in range(rounds):
             with lock:
-                file.write_text(str(int(file.read_text()) + 1))
+                _write(file, _read(file) + 1)
 
     async def tasks() -> None:
         for _ in range(rounds):
             async with lock:
-                seen = int(file.read_text())
+                seen = _read(file)
                 await asyncio.sleep(0)
-                file.write_text(str(seen + 1))
+                _write(file, seen + 1)
 
     return threads if face.kind == "sync" else tasks
+
+
+def _read(file: Path) -> int:
+    return int(file.read_text())
+
+
+def _write(file: Path, number: int) -> None:
+    file.write_text(str(number))
+
+
+def _read(file: Path) -> int:
+    return int(file.read_text())
+
+
+def _write(file: Path, number: int) -> None:
+    file.write_text(str(number))
 
 
 def test_r1_without_the_lock_processes_lose_counts(resident_rival: Any, tmp_path: Path, databases: None) -> None:

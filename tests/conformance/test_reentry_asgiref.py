@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
@@ -16,6 +15,9 @@ from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 from django_distlock import advisory_lock
 from django_distlock.context import current
 from tests.conformance.actors import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
 
 thread_sensitive = pytest.mark.parametrize("sensitive", [True, False], ids=["sensitive", "pooled"])
 
