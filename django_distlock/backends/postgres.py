@@ -39,6 +39,7 @@ try:
         LOCK_NOT_AVAILABLE,
         QUERY_CANCELED,
         PostgresSession,
+        lock_timeout,
         open_session,
     )
 except ImportError as error:
@@ -180,10 +181,9 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
         Rolling back to the savepoint also frees a lock that was granted just before the timeout.
         """
-        left = 0 if until == math.inf else max(1, math.ceil((until - time.monotonic()) * 1000))
         function = "pg_advisory_xact_lock_shared" if claim.shared else "pg_advisory_xact_lock"
         try:
-            cursor.execute(WAIT % (left, function, claim.key.number))
+            cursor.execute(WAIT % (lock_timeout(until), function, claim.key.number))
         except DatabaseError as error:
             cursor.execute("ROLLBACK TO SAVEPOINT distlock_wait; RELEASE SAVEPOINT distlock_wait")
             code = getattr(error.__cause__, "sqlstate", None)

@@ -24,7 +24,7 @@ STATEMENTS = {
     b"join_s": (
         b"SELECT CASE WHEN EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objsubid = 1"
         b" AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-        b" AND classid = (($1 >> 32) & 4294967295)::oid AND objid = ($1 & 4294967295)::oid)"
+        b" AND classid = (($1::bigint >> 32) & 4294967295)::oid AND objid = ($1::bigint & 4294967295)::oid)"
         b" THEN false ELSE pg_try_advisory_lock_shared($1) END"
     ),
     b"wait_x": b"SELECT pg_advisory_lock($1)",

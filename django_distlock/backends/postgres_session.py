@@ -23,8 +23,18 @@ if TYPE_CHECKING:
 LOCK_NOT_AVAILABLE, QUERY_CANCELED, DEADLOCK_DETECTED = "55P03", "57014", "40P01"
 # The session is ours: a timeout that an administrator set for applications would end it, or a wait.
 SETTINGS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+# lock_timeout and poll() end at 2^31 ms, less than 25 days; seconds.
+LONGEST_WAIT = 20 * 86400
 # Milliseconds between looks of the server at the socket of a waiter, so that a dead one leaves the queue.
 CHECK_INTERVAL = "1000"
+
+
+def lock_timeout(until: float) -> int:
+    """The setting for a wait until the monotonic time ``until``: milliseconds, 0 for no end. What is longer than the
+    setting can say is waited for in pieces."""
+    if until == math.inf:
+        return 0
+    return max(1, math.ceil(min(until - time.monotonic(), LONGEST_WAIT) * 1000))
 
 
 def conninfo(parameters: dict[str, Any]) -> str:
@@ -157,12 +167,12 @@ class PostgresSession(PostgresLine):
 
     def _near_enough(self, until: float) -> bool:
         """Does lock_timeout fit this wait? Setting it costs a statement, and the next wait is mostly like the last."""
-        wanted = 0 if until == math.inf else max(1, math.ceil((until - time.monotonic()) * 1000))
+        wanted = lock_timeout(until)
         return wanted == self._timeout or 0 < 0.8 * wanted < self._timeout <= wanted + 5
 
     def _set_lock_timeout(self, until: float) -> Flow[None]:
         if not self._near_enough(until):
-            wanted = 0 if until == math.inf else max(1, math.ceil((until - time.monotonic()) * 1000))
+            wanted = lock_timeout(until)
             yield Call(self, "query", (b"SET lock_timeout = %d" % wanted, until + GRACE))
             self._timeout = wanted
 

@@ -11,6 +11,10 @@ import socket
 import time
 
 
+# poll() counts milliseconds in 31 bits: what is longer (24 days) does not end at all.
+LONGEST_POLL = 2_147_483.0
+
+
 def readable(fd: int, timeout: float) -> bool:
     """Wait for at most ``timeout`` seconds (``math.inf``: for ever) until ``fd`` has something to read, or its end."""
     return _poll(fd, select.POLLIN, timeout)
@@ -22,7 +26,7 @@ def _poll(fd: int, events: int, timeout: float) -> bool:
     poll = select.poll()
     poll.register(fd, events)
     # rounded up: a poll that comes back early would be taken for the deadline
-    return bool(poll.poll(None if timeout == math.inf else math.ceil(max(0.0, timeout) * 1000)))
+    return bool(poll.poll(None if timeout > LONGEST_POLL else math.ceil(max(0.0, timeout) * 1000)))
 
 
 class Ready:
