@@ -11,6 +11,8 @@ worker_class = "gthread"
 threads = int(os.environ["REPLAY_THREADS"])
 # A process takes no more connections than it has threads: what it cannot serve at once, another one accepts.
 worker_connections = threads
+# The application is loaded once and the processes are forked from it, as many sites do: its locks must survive that.
+preload_app = True
 keepalive = 0
 timeout = 120
 graceful_timeout = 5

@@ -69,7 +69,7 @@ class Server:
     def __exit__(self, *exc_info: object) -> None:
         self._stop()
 
-    def log_tail(self, lines: int = 30) -> str:
+    def log_tail(self, lines: int = 60) -> str:
         """The last lines that the server wrote."""
         self.log.seek(0)
         return "\n".join(self.log.read().decode(errors="replace").splitlines()[-lines:])

@@ -12,6 +12,7 @@ import pytest
 from .databases import demo_database, manage
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator
 
 
@@ -52,10 +53,15 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replayed]:
             return databases.enter_context(demo_database(engine, tmp_path_factory.mktemp(engine)))
 
         @once
+        def run(engine: str, atomic: str) -> subprocess.CompletedProcess[str]:
+            environment = database(engine) | {"DISTLOCK_ATOMIC_REQUESTS": atomic}
+            return manage("replay", "--identical=200", "--distinct=0", "--json", environment=environment)
+
         def replay(engine: str, *, atomic: bool) -> tuple[int, dict[str, Any]]:
-            environment = database(engine) | {"DISTLOCK_ATOMIC_REQUESTS": "1" if atomic else "0"}
-            done = manage("replay", "--identical=200", "--distinct=0", "--json", environment=environment)
-            assert done.stdout, f"The replay broke off with exit status {done.returncode}:\n{done.stderr}"
+            done = run(engine, "1" if atomic else "0")
+            # Shown with every test that fails on this replay: it ends with the server's own log.
+            print(done.stderr)
+            assert done.stdout, f"The replay broke off with exit status {done.returncode}."
             return done.returncode, json.loads(done.stdout)
 
         yield replay
