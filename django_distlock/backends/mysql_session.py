@@ -4,6 +4,7 @@ differ."""
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,8 @@ class MySQLSession(MySQLLine):
     def prepare(self, alias: str, until: float) -> Flow[None]:
         """Refuse what would silently lock nothing, and take our own timeouts."""
         version = self.conn.get_server_info()
-        numbers = tuple(int(part) for part in version.split("-")[-2 if version.startswith("5.5.5-") else 0].split("."))
+        # MySQL's own client library shows MariaDB before 11 as 5.5.5-10.x
+        numbers = tuple(int(part) for part in re.findall(r"\d+", version.removeprefix("5.5.5-"))[:3])
         if numbers < ((10, 0, 2) if self.mariadb else (5, 7, 5)):
             raise UnsupportedOperation(
                 f"The server of alias {alias!r} is {version}, where a second GET_LOCK frees the first. Named locks "

@@ -10,7 +10,6 @@ import select
 import socket
 import time
 
-
 # poll() counts milliseconds in 31 bits: what is longer (24 days) does not end at all.
 LONGEST_POLL = 2_147_483.0
 
