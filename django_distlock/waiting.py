@@ -8,6 +8,7 @@ decision is written once for threads and for asyncio.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 import time
@@ -85,6 +86,17 @@ async def uninterrupted(awaitable: Any) -> Any:
         except BaseException:
             break
     return task.result()
+
+
+async def finished(awaitable: Any) -> Any:
+    """Wait for ``awaitable`` to its end; a cancellation meanwhile is raised after it."""
+    task = asyncio.ensure_future(awaitable)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        with contextlib.suppress(Exception):
+            await uninterrupted(task)
+        raise
 
 
 class Deadline:

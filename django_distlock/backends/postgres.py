@@ -19,7 +19,7 @@ from django.db import DatabaseError, connections
 
 from django_distlock.exceptions import DeadlockDetected
 from django_distlock.records import Claim, Grant, LockInfo
-from django_distlock.waiting import Flow, adrive, drive
+from django_distlock.waiting import Flow, adrive, drive, finished
 
 from . import sockets
 from .session import GRACE, SessionDead
@@ -126,7 +126,14 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         return True if grant.claim.scope == "transaction" else drive(self._release(grant))
 
     async def arelease(self, grant: Grant) -> bool:
-        return True if grant.claim.scope == "transaction" else await adrive(self._release(grant))
+        if grant.claim.scope == "transaction":
+            return True
+        turnstile = grant.session.turnstile
+        if turnstile.try_acquire():
+            if grant.session.orphaned_at is None:
+                return await adrive(self._release(grant, entered=True))  # sent at once: cancelled, it is a release
+            turnstile.release()
+        return bool(await finished(adrive(self._release(grant))))
 
     def verify(self, grant: Grant) -> bool:
         if grant.claim.scope != "transaction":

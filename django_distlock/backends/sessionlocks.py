@@ -63,11 +63,11 @@ class SessionLockBackend(SessionAcquire[S]):
         grant.session.look()
         return grant.session.dead is None
 
-    def _release(self, grant: Grant) -> Flow[bool]:
+    def _release(self, grant: Grant, *, entered: bool = False) -> Flow[bool]:
         session: S = grant.session
         key = grant.claim.key
-        until = time.monotonic() + 2 * STATEMENT_LIMIT
-        if not (yield Call(session.turnstile, "acquire", (until - time.monotonic(),))):
+        if not entered and not (yield Call(session.turnstile, "acquire", (2 * STATEMENT_LIMIT,))):
+            session.kill("a release could not get through")  # rather lost than held by nobody
             raise BackendUnavailable(f"The server of alias {self.alias!r} did not answer to a release.")
         try:
             if session.dead is not None:
