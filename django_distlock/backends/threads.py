@@ -86,8 +86,10 @@ class Threads:
         undo: Callable[[T], Any] | None,
         interrupt: Callable[[], Any] | None,
     ) -> None:
-        if interrupt is not None and not future.done():
+        while interrupt is not None and not future.done():
             await uninterrupted(self.short(interrupt))
+            # a wait that has not begun yet is not there to be interrupted: once more
+            await uninterrupted(asyncio.wait([future], timeout=0.01))
         try:
             result = await uninterrupted(future)
         except Exception:
