@@ -1,0 +1,236 @@
+"""R5 and R6: one deadline per call, kept; busy, lost and unreachable are three different errors."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock import (
+    BackendUnavailable,
+    DistlockError,
+    LockLost,
+    LockNotAcquired,
+    LockTimeout,
+    advisory_lock,
+)
+from tests.conformance.actors import PATIENCE, Face
+from tests.conformance.watching import asking_here, waiting_here
+from tests.conftest import eventually
+
+if TYPE_CHECKING:
+    from tests.conformance.actors import Actor
+
+AT_ONCE = 20
+
+
+def _timed(face: Face, lock: Any, rounds: int) -> Any:
+    """``rounds`` tries of 0.5 s: how long each took."""
+
+    def threads() -> list[float]:
+        return [_measure(lock) for _ in range(rounds)]
+
+    async def tasks() -> list[float]:
+        return [await _ameasure(lock) for _ in range(rounds)]
+
+    return threads if face.kind == "sync" else tasks
+
+
+def _measure(lock: Any) -> float:
+    began = time.monotonic()
+    with pytest.raises(LockTimeout, match=r"after 0\.5 s"):
+        lock.acquire(timeout=0.5)
+    return time.monotonic() - began
+
+
+async def _ameasure(lock: Any) -> float:
+    began = time.monotonic()
+    with pytest.raises(LockTimeout, match=r"after 0\.5 s"):
+        await lock.aacquire(timeout=0.5)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize(("names", "rounds"), [(AT_ONCE, 5), (1, 1)], ids=["many names", "one name"])
+def test_r5_half_a_second_is_half_a_second(
+    face: Face, rival: Any, using: str, name: str, names: int, rounds: int
+) -> None:
+    """100 tries against locks that another process holds, and a crowd at one lock: p99 within 50 ms."""
+    held = [rival.acquire(using, f"{name}{number}") for number in range(names)]
+    locks = [advisory_lock(f"{name}{number % names}", using=using) for number in range(AT_ONCE)]
+    tries = [actor.submit(_timed(face, lock, rounds)) for actor, lock in zip(face.actors(AT_ONCE), locks, strict=True)]
+    times = sorted(seconds for future in tries for seconds in future.result(PATIENCE))
+    for number in held:
+        rival.release(number)
+    p99 = times[max(0, int(len(times) * 0.99) - 1)]
+    assert times[0] >= 0.5, times[:5]
+    assert p99 <= 0.55, times[-5:]
+
+
+def test_r5_zero_does_not_wait(me: Actor, rival: Any, using: str, name: str) -> None:
+    held = rival.acquire(using, name)
+    lock = advisory_lock(name, using=using)
+    assert me.try_acquire(lock) is None  # connects
+    began = time.monotonic()
+    for _ in range(10):
+        with pytest.raises(LockNotAcquired) as busy:
+            me.acquire(lock, timeout=0)
+        assert type(busy.value) is LockNotAcquired
+        assert str(busy.value) == f"The lock {name!r} of alias {using!r} is held by somebody else."
+    assert time.monotonic() - began < 0.5
+    rival.release(held)
+
+
+def test_r5_none_waits_until_the_release(me: Actor, rival: Any, using: str, name: str) -> None:
+    held = rival.acquire(using, name)
+    waiting = me.start(advisory_lock(name, using=using, timeout=None), "acquire")
+    eventually(lambda: asking_here(name) + waiting_here(name) == 1, "nobody waits")
+    with pytest.raises(TimeoutError):
+        waiting.result(0.3)
+    rival.release(held)
+    me.release(waiting.result(5))
+
+
+def test_r5_the_timeout_of_the_call_goes_before_the_lock_s(me: Actor, rival: Any, using: str, name: str) -> None:
+    held = rival.acquire(using, name)
+    patient = advisory_lock(name, using=using, timeout=60)
+    assert me.try_acquire(patient) is None
+    with pytest.raises(LockTimeout):
+        me.acquire(patient, timeout=0.01)
+    impatient = advisory_lock(name, using=using, timeout=0.01)
+    with pytest.raises(LockTimeout, match=r"after 0\.01 s"):
+        me.acquire(impatient)
+    with pytest.raises(LockTimeout):
+        me.enter(impatient)
+    assert me.try_acquire(patient, timeout=0.01) is None
+    rival.release(held)
+
+
+def test_r5_unset_is_the_alias_s_timeout(me: Actor, other: Actor, using: str, name: str, settings: Any) -> None:
+    settings.DISTLOCK = {**settings.DISTLOCK, using: {**settings.DISTLOCK[using], "TIMEOUT": 0.07}}
+    lock = advisory_lock(name, using=using)
+    lease = me.acquire(lock)
+    began = time.monotonic()
+    with pytest.raises(LockTimeout, match=r"after 0\.07 s"):
+        other.acquire(lock)
+    assert 0.07 <= time.monotonic() - began < 0.12
+    me.release(lease)
+
+
+def test_r5_the_deadline_holds_behind_waiters_of_this_process(
+    me: Actor, face: Face, rival: Any, using: str, name: str
+) -> None:
+    """The local queue and the engine share one deadline."""
+    held = rival.acquire(using, name)
+    lock = advisory_lock(name, using=using)
+    first, second = face.actors(2)
+    patient = first.start(lock, "acquire", timeout=PATIENCE)
+    eventually(lambda: asking_here(name) + waiting_here(name) == 1, "nobody waits")
+    began = time.monotonic()
+    with pytest.raises(LockTimeout):
+        second.acquire(lock, timeout=0.5)
+    assert 0.5 <= time.monotonic() - began <= 0.55
+    # the head of the queue leaves half way: who follows has its own time left, no more
+    third = second.start(lock, "acquire", timeout=0.4)
+    eventually(lambda: asking_here(name) + waiting_here(name) == 2, "the second does not wait")
+    began = time.monotonic()
+    rival.release(held)
+    first.release(patient.result(PATIENCE))
+    lease = third.result(PATIENCE)
+    assert time.monotonic() - began < 0.4
+    second.release(lease)
+
+
+def test_r5_a_free_lock_is_taken_however_short_the_time(me: Actor, using: str, name: str) -> None:
+    for timeout in (0, 1e-9, 0.001):
+        me.release(me.acquire(advisory_lock(name, using=using), timeout=timeout))
+
+
+def test_r5_asyncio_goes_on_while_a_task_waits(rival: Any, using: str, name: str) -> None:
+    """Waiting does not block the event loop."""
+    held = rival.acquire(using, name)
+    beats: list[float] = []
+
+    async def beat() -> None:
+        while True:
+            beats.append(time.monotonic())
+            await asyncio.sleep(0.005)
+
+    async def main() -> None:
+        await advisory_lock(name, using=using).atry_acquire()  # connects
+        task = asyncio.create_task(beat())
+        with pytest.raises(LockTimeout):
+            await advisory_lock(name, using=using).aacquire(timeout=0.4)
+        task.cancel()
+
+    asyncio.run(main())
+    rival.release(held)
+    assert len(beats) > 20
+    assert max(later - earlier for earlier, later in itertools.pairwise(beats)) < 0.1
+
+
+def test_r6_busy_and_lost_and_down_are_no_relatives() -> None:
+    kinds = [LockNotAcquired, LockLost, BackendUnavailable]
+    for kind in kinds:
+        assert issubclass(kind, DistlockError)
+        assert [other for other in kinds if issubclass(kind, other)] == [kind]
+
+
+@pytest.mark.parametrize(
+    ("using", "database"),
+    [
+        ("postgres", "postgres"),
+        ("mysql", "mariadb"),
+        ("leasetable_postgres", "postgres"),
+        ("leasetable_mariadb", "mariadb"),
+    ],
+)
+@pytest.mark.parametrize(
+    "broken", [{"PORT": "1"}, {"PASSWORD": "wrong", "USER": "nobody"}, {"NAME": "no_such_database"}], ids=repr
+)
+def test_r6_a_server_that_refuses_is_unavailable(
+    databases: None, face: Face, using: str, database: str, name: str, broken: dict[str, str], settings: Any
+) -> None:
+    """Whatever the driver says comes as BackendUnavailable, with the driver's error as its cause."""
+    wrong = f"{database}_wrong"
+    options = {**settings.DISTLOCK[using]["OPTIONS"], "database": wrong}
+    with _alias(wrong, {**settings.DATABASES[database], **broken}):
+        settings.DISTLOCK = {**settings.DISTLOCK, "broken": {**settings.DISTLOCK[using], "OPTIONS": options}}
+        for attempt in ("acquire", "try_acquire"):
+            began = time.monotonic()
+            with pytest.raises(BackendUnavailable, match=r"'broken'") as down:
+                getattr(face.actor(), attempt)(advisory_lock(name, using="broken"), timeout=0.5)
+            assert time.monotonic() - began < 0.55
+            assert down.value.__cause__ is not None
+            assert not isinstance(down.value.__cause__, DistlockError)
+
+
+class _alias:
+    """A database alias for the time of a block."""
+
+    def __init__(self, alias: str, parameters: dict[str, Any]) -> None:
+        self.alias, self.parameters = alias, parameters
+
+    def __enter__(self) -> None:
+        from django.db import connections
+
+        connections.settings[self.alias] = self.parameters
+
+    def __exit__(self, *error: object) -> None:
+        from django.db import connections
+
+        from django_distlock.registry import registry
+
+        registry.reset()
+        del connections.settings[self.alias]
+
+
+def test_r6_a_bug_in_a_callback_is_no_lock_error(using: str, name: str) -> None:
+    """The body's own exception passes through unchanged."""
+    with pytest.raises(ZeroDivisionError), advisory_lock(name, using=using):
+        _ = 1 / 0
+    assert threading.current_thread().is_alive()
+    advisory_lock(name, using=using).acquire(timeout=0).release()
