@@ -62,4 +62,4 @@ class LeaseTicket(models.Model):
         indexes = (models.Index(fields=["digest", "arrived"], name="distlock_ticket_queue"),)
 
     def __str__(self) -> str:
-        return self.digest
+        return str(self.digest)

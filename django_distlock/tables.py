@@ -1,19 +1,20 @@
 """Tables that ``flush`` leaves alone, and the migration operation that makes them.
 
-``manage.py flush`` and every ``TransactionTestCase`` empty the tables of managed models. A site key made anew, or leases
-gone from under their holders, would end exclusion between running processes without a word. So these models are
+``manage.py flush`` and every ``TransactionTestCase`` empty the tables of managed models. A site key made anew, or
+leases gone from under their holders, would end exclusion between running processes without a word. So these models are
 unmanaged, and a migration operation of our own creates their tables.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, models, router, transaction
 from django.db.migrations.operations.base import Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from django.apps.registry import Apps
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -38,8 +39,8 @@ class AsciiField(models.CharField):  # type: ignore[type-arg]  # not subscriptab
 class CreateKeptTable(Operation):
     """Create the table of an unmanaged model, or drop it on the way back.
 
-    A table that exists already is left as it is, so that two ``migrate`` at the same time both succeed. ``unless_vendor``
-    names the databases that do without the table.
+    A table that exists already is left as it is, so that two ``migrate`` at the same time both succeed.
+    ``unless_vendor`` names the databases that do without the table.
     """
 
     reversible = True
@@ -62,16 +63,13 @@ class CreateKeptTable(Operation):
         if model is None:
             return
         connection = schema_editor.connection
-        if schema_editor.collect_sql:
-            schema_editor.create_model(model)
-            return
-        # Tried first and asked later: on SQLite a transaction that has read cannot write once another process has.
-        try:
-            with transaction.atomic(using=connection.alias, savepoint=connection.features.can_rollback_ddl):
-                schema_editor.create_model(model)
-        except DatabaseError:
-            if not _exists(connection, model):
-                raise
+        _unless_there(schema_editor, lambda: schema_editor.create_model(model), lambda: _exists(connection, model))
+        for index in model._meta.indexes:  # create_model leaves them out of unmanaged models
+            _unless_there(
+                schema_editor,
+                lambda index=index: schema_editor.add_index(model, index),  # type: ignore[misc]
+                lambda index=index: _has_index(connection, model, index.name),  # type: ignore[misc]
+            )
 
     def database_backwards(
         self,
@@ -104,7 +102,32 @@ class CreateKeptTable(Operation):
         return f"kept_{self.name.lower()}"
 
 
+def _unless_there(
+    schema_editor: BaseDatabaseSchemaEditor, create: Callable[[], None], is_there: Callable[[], bool]
+) -> None:
+    """Create something, unless it exists already, perhaps since a moment ago.
+
+    Tried first and asked later: on SQLite a transaction that has read cannot write once another process has written.
+    """
+    connection = schema_editor.connection
+    if schema_editor.collect_sql:
+        create()
+        return
+    try:
+        with transaction.atomic(connection.alias) if connection.features.can_rollback_ddl else nullcontext():
+            create()
+    except DatabaseError:
+        if not is_there():
+            raise
+
+
 def _exists(connection: BaseDatabaseWrapper, model: type[models.Model]) -> bool:
     with connection.cursor() as cursor:
         names: Any = connection.introspection.table_names(cursor)
     return connection.introspection.identifier_converter(model._meta.db_table) in names
+
+
+def _has_index(connection: BaseDatabaseWrapper, model: type[models.Model], name: str) -> bool:
+    with connection.cursor() as cursor:
+        found: Any = connection.introspection.get_constraints(cursor, model._meta.db_table)
+    return connection.introspection.identifier_converter(name) in found

@@ -1,0 +1,268 @@
+"""Leases in a table, on any database: a name, a token, an expiry and a fencing token per lock.
+
+One statement takes a lease if it is free or expired and nobody queues for it, and one gives it back. Who finds it taken
+draws a ticket and looks again, the more often the nearer its turn. Times are those of the database's own clock.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from django_distlock.exceptions import BackendUnavailable
+from django_distlock.records import Claim, Grant, LockInfo, drift
+from django_distlock.waiting import Flow, adrive, drive
+
+from .base import Backend
+from .leasetable_queue import ASKING, Remains, Store, Waiter
+from .leasetable_rows import Holder, StoreError
+from .leasetable_server import ServerStore
+from .leasetable_sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# A caller that does not wait still grants the database this long to answer; seconds.
+LEAST_PATIENCE = 0.5
+# So long may a release, a look by an operator or a renewal take; seconds.
+PATIENCE = 2.0
+# A waiter does not look again with less time than this, and a reply may come so much after its deadline; seconds.
+LAST_LOOK, LATE = 0.003, 0.02
+# A waiter that gives up is off after this time; what is left is cleaned up behind its back. Seconds.
+FAREWELL = 0.03
+# A session without a statement is closed after this time; seconds.
+IDLE = 5.0
+TICK = 0.5
+
+
+class LeaseTableBackend(Backend):
+    """OPTIONS: ``database``, the alias in DATABASES (default: "default").
+
+    On SQLite the leases are in a file beside the database, else in the tables that ``migrate`` makes.
+    """
+
+    supports_ttl = True
+    supports_fencing = True
+    supports_break = True
+    queues_waiters = True
+    option_names: ClassVar[frozenset[str]] = frozenset({"database"})
+
+    def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
+        super().__init__(alias, options)
+        self.database: str = options.get("database", DEFAULT_DB_ALIAS)
+        if self.database not in connections.settings:
+            raise ImproperlyConfigured(
+                f"DISTLOCK[{alias!r}]: OPTIONS['database'] is {self.database!r}, which is not in DATABASES."
+            )
+        self.store: ServerStore | SqliteStore
+        # SQLite answers at once: a thread needs neither steps nor a watch.
+        self._embedded: SqliteStore | None = None
+        if connections[self.database].vendor == "sqlite":
+            self.store = self._embedded = SqliteStore(alias, self.database, lambda: self.threads)
+        else:
+            self.store = ServerStore(alias, self.database, lambda: self.threads, lambda when: self.wake_at(when))
+        self._direct: Store = self._embedded.direct if self._embedded is not None else self.store
+        self._holder = Holder()
+        # Claims that ask, with their ticket once they wait, and their grant until the caller surely has it: who is
+        # interrupted on the way withdraws, and what was granted then is given back.
+        self._claims: dict[str, Waiter | Grant | None] = {}
+        self._remains = Remains(self.store, alias)
+
+    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        store = self._embedded
+        if store is None or claim.token in self._claims:
+            return drive(self._acquire(self._direct, claim, wait))
+        asked = time.monotonic()
+        self._claims[claim.token] = ASKING
+        try:
+            return self._entered(claim, asked, wait, *store.enter(claim, self._holder.text(), wait > 0))
+        except Exception:  # most likely another process just writes
+            return drive(self._acquire(self._direct, claim, wait))
+        except BaseException:
+            self.withdraw(claim)
+            raise
+
+    async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        return await adrive(self._acquire(self.store, claim, wait))
+
+    def _acquire(self, store: Store, claim: Claim, wait: float) -> Flow[Grant | None]:
+        asked = time.monotonic()
+        waiter = self._claims.get(claim.token)
+        try:
+            if not isinstance(waiter, Waiter):
+                self._claims[claim.token] = ASKING
+                self._remains.discard(claim)
+                until = asked + max(wait, LEAST_PATIENCE)
+                entered = yield from store.run(until, "enter", claim, self._holder.text(), wait > 0)
+                return self._entered(claim, asked, wait, *entered)
+            if wait < LAST_LOOK:
+                return None
+            fence = yield from waiter.look(store, claim, self._holder.text())
+            return None if fence is None else self._granted(claim, fence, asked)
+        except StoreError as error:
+            self._claims.pop(claim.token, None)
+            if isinstance(waiter, Waiter) or error.uncertain:
+                self._leave_behind(claim, error.uncertain)
+            raise self._unavailable(error) from (error.__cause__ or error)
+        except GeneratorExit:
+            self._claims.pop(claim.token, None)
+            self._leave_behind(claim, True)
+            raise
+        except BaseException:
+            yield from self._withdraw(store, claim)
+            raise
+
+    def _entered(self, claim: Claim, asked: float, wait: float, fence: int | None, place: int | None) -> Grant | None:
+        if fence is not None:
+            return self._granted(claim, fence, asked)
+        if place is not None:
+            self._claims[claim.token] = Waiter(place, asked + max(wait, LEAST_PATIENCE) + LATE)
+        else:
+            del self._claims[claim.token]
+        return None
+
+    def _granted(self, claim: Claim, fence: int, asked: float) -> Grant:
+        ttl = claim.ttl or 0.0
+        grant = Grant(claim=claim, fence=fence, acquired_at=asked, valid_until=asked + ttl - drift(ttl))
+        self._claims[claim.token] = grant
+        return grant
+
+    def pause(self, claim: Claim, attempt: int) -> float:
+        waiter = self._claims.get(claim.token)
+        return waiter.pause() if isinstance(waiter, Waiter) else super().pause(claim, attempt)
+
+    def withdraw(self, claim: Claim) -> None:
+        drive(self._withdraw(self._direct, claim))
+
+    async def awithdraw(self, claim: Claim) -> None:
+        await adrive(self._withdraw(self.store, claim))
+
+    def _withdraw(self, store: Store, claim: Claim) -> Flow[None]:
+        """Leave the queue; and give back what was granted to nobody, because the attempt was interrupted."""
+        if claim.token not in self._claims:
+            return
+        waiter = self._claims.pop(claim.token)
+        until = time.monotonic() + FAREWELL
+        try:
+            if not isinstance(waiter, Waiter) or waiter.asking:
+                yield from store.run(until, "give", claim)
+            yield from store.run(until, "leave", claim)
+        except StoreError as error:
+            self._leave_behind(claim, error.uncertain)
+
+    def _leave_behind(self, claim: Claim, uncertain: bool) -> None:
+        self._remains.add(claim, uncertain)
+        self.wake_at(time.monotonic())
+
+    def release(self, grant: Grant) -> bool:
+        if self._embedded is not None:
+            try:
+                given = self._embedded.give(grant.claim)
+            except Exception:  # most likely another process just writes
+                return drive(self._release(grant))
+            except BaseException:
+                self._leave_behind(grant.claim, True)
+                raise
+            self._claims.pop(grant.claim.token, None)
+            return given
+        return drive(self._release(grant))
+
+    async def arelease(self, grant: Grant) -> bool:
+        return await adrive(self._release(grant))
+
+    def _release(self, grant: Grant) -> Flow[bool]:
+        claim = grant.claim
+        self._claims.pop(claim.token, None)
+        try:
+            given = yield from self.store.run(time.monotonic() + PATIENCE, "give", claim)
+        except StoreError as error:
+            self._leave_behind(claim, error.uncertain)
+            raise self._unavailable(error) from (error.__cause__ or error)
+        except BaseException:
+            self._leave_behind(claim, True)
+            raise
+        if given is None:  # sent twice: the first one did it, unless the lease had ended
+            return grant.valid_until is not None and time.monotonic() < grant.valid_until
+        return bool(given)
+
+    def verify(self, grant: Grant) -> bool:
+        return drive(self._verify(grant))
+
+    async def averify(self, grant: Grant) -> bool:
+        return await adrive(self._verify(grant))
+
+    def _verify(self, grant: Grant) -> Flow[bool]:
+        held = yield from self._asked("holds", grant.claim)
+        return bool(held)
+
+    def extend(self, grant: Grant, ttl: float) -> Grant | None:
+        # Called by the keepalive thread, which then cannot keep watch over the statement.
+        result: Grant | None = self.store.attended(self._extend(grant, ttl))
+        return result
+
+    async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
+        return await adrive(self._extend(grant, ttl))
+
+    def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
+        asked = time.monotonic()
+        if not (yield from self._asked("extend", grant.claim, ttl)):
+            return None
+        valid_until = asked + ttl - drift(ttl)
+        return Grant(claim=grant.claim, fence=grant.fence, acquired_at=grant.acquired_at, valid_until=valid_until)
+
+    def inspect(self) -> Iterable[LockInfo]:
+        return [row.info(self.alias) for row in drive(self._asked("rows"))]
+
+    def break_lock(self, info: LockInfo) -> bool:
+        return bool(drive(self._asked("break_lease", info.key, info.fence)))
+
+    def prune(self, batch: int = 1000) -> int:
+        """Delete the leases that ended more than 24 hours ago, ``batch`` at a time; how many. Fences rise all the same:
+        they follow the clock."""
+        deleted, last = drive(self._asked("prune", None, batch))
+        total = int(deleted)
+        while last is not None:
+            deleted, last = drive(self._asked("prune", last, batch))
+            total += deleted
+        return total
+
+    def _asked(self, operation: str, *args: Any) -> Flow[Any]:
+        try:
+            return (yield from self.store.run(time.monotonic() + PATIENCE, operation, *args))
+        except StoreError as error:
+            raise self._unavailable(error) from (error.__cause__ or error)
+
+    @staticmethod
+    def _unavailable(error: StoreError) -> BackendUnavailable:
+        return BackendUnavailable(str(error))
+
+    def tick(self, now: float) -> float | None:
+        due = self.store.watch(now)
+        cleaned = self._remains.tick(now)
+        if self.store.is_open and now - self.store.used_at >= IDLE:
+            self.store.close_idle()
+        for token, claim in list(self._claims.items()):
+            if isinstance(claim, Grant) and now - claim.acquired_at > TICK:
+                self._claims.pop(token, None)
+        times = [when for when in (due, cleaned) if when is not None]
+        if self.store.is_open or self._claims:
+            times.append(now + TICK)
+        if not times:
+            self.threads.stop_if_idle()
+            return None
+        return min(times)
+
+    def close(self) -> None:
+        self._remains.close()
+        self.store.close()
+        super().close()
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self.store.abandon()
+        self._holder = Holder()
+        self._claims = {}
+        self._remains = Remains(self.store, self.alias)

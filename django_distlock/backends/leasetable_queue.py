@@ -1,0 +1,151 @@
+"""Waiters of the lease table, and what those leave behind who could not take leave."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from django_distlock.waiting import Flow, drive
+
+from .leasetable_rows import SIGN_OF_LIFE, StoreError
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from django_distlock.records import Claim
+
+# A claim whose first statement is on its way.
+ASKING = None
+
+# Seconds between two looks: the next in turn looks every 50 µs, each one behind it looks 250 µs less often. Where a
+# look takes long, there are fewer of them, so that they are not all that the server does.
+NEXT, PER_PLACE, LONGEST_PAUSE = 0.00005, 0.00025, 0.05
+STATEMENTS_PER_TURN = 4
+# A lock that is held for long is looked at less often: by a twentieth of the time for which nothing has changed.
+SHARE_OF_HOLD, LONGEST_OF_NEXT = 0.05, 0.02
+
+# Whoever is interrupted between a statement and its reply cannot know when a server that hangs will execute it; it is
+# undone again and again for this time after the first success. Seconds.
+GHOSTS = 5.0
+SWEEP_PATIENCE, SWEEP_PAUSE = 0.5, 0.25
+
+
+class Store(Protocol):
+    """Where the leases are. ``run`` does one operation by the monotonic time ``until``, or raises StoreError."""
+
+    def run(self, until: float, operation: str, *args: Any) -> Flow[Any]: ...
+
+
+class Waiter:
+    """One claim with a ticket."""
+
+    __slots__ = ("_ahead", "_place", "_scene", "_seen_at", "_since", "_took", "_until", "asking")
+
+    def __init__(self, place: int, until: float) -> None:
+        self._place = place
+        self._until = until
+        self._ahead = 0
+        # whose the lease was and how many were ahead at the last look, and since when that was so
+        self._scene: tuple[int | None, int] = (None, 0)
+        self._since = self._seen_at = time.monotonic()
+        self._took = 0.0
+        # is a statement on its way that may grant the lease?
+        self.asking = False
+
+    def pause(self) -> float:
+        """Seconds until the next look."""
+        next_one, per_place = max(NEXT, self._took / 2), max(PER_PLACE, self._took * STATEMENTS_PER_TURN)
+        steady = min((time.monotonic() - self._since) * SHARE_OF_HOLD, LONGEST_OF_NEXT)
+        return min(max(next_one + per_place * self._ahead, steady), LONGEST_PAUSE)
+
+    def look(self, store: Store, claim: Claim, holder: str) -> Flow[int | None]:
+        """See how things stand, and take the lease if it is our turn; its fence, or None."""
+        until, asked = self._until, time.monotonic()
+        seen = yield from store.run(until, "look", claim, self._place)
+        now = time.monotonic()
+        self._took = min(now - asked, LONGEST_OF_NEXT)
+        if seen.place is None:  # asleep for so long that the ticket was deleted
+            self._place = yield from store.run(until, "join", claim)
+            self._seen_at = now
+            return None
+        self._ahead = seen.ahead
+        if self._scene != (seen.fence, seen.ahead):
+            self._scene, self._since = (seen.fence, seen.ahead), now
+        if seen.token is None and not seen.ahead:
+            self.asking = True
+            fence: int | None = yield from store.run(until, "take_turn", claim, holder, self._place)
+            self.asking = fence is not None
+            return fence
+        if now - self._seen_at >= SIGN_OF_LIFE:
+            yield from store.run(until, "refresh", claim, self._place)
+            self._seen_at = now
+        return None
+
+
+@dataclass(slots=True)
+class Remnant:
+    """A claim that may still have a ticket, or a lease that nobody knows of."""
+
+    claim: Claim
+    uncertain: bool
+    forget_at: float
+    done_at: float | None = None
+
+
+class Remains:
+    """Claims to be cleaned up behind their callers' backs, in a thread that lives for one sweep."""
+
+    def __init__(self, store: Store, alias: str) -> None:
+        self._store = store
+        self._name = f"distlock-{alias}-sweep"
+        self._left: dict[str, Remnant] = {}
+        self._thread: threading.Thread | None = None
+        self._next = 0.0
+
+    def add(self, claim: Claim, uncertain: bool) -> None:
+        """Have the ticket and the lease of ``claim`` deleted. ``uncertain``: a statement may still be executed."""
+        now = time.monotonic()
+        self._left[claim.token] = Remnant(claim, uncertain, now + (claim.ttl or 0.0) + GHOSTS)
+        self._next = now
+
+    def discard(self, claim: Claim) -> None:
+        """The caller tries again with the same claim."""
+        self._left.pop(claim.token, None)
+
+    def tick(self, now: float) -> float | None:
+        """Start a sweep if one is due; the time of the next, None if nothing is left."""
+        if not self._left:
+            return None
+        if now >= self._next and (self._thread is None or not self._thread.is_alive()):
+            self._next = now + SWEEP_PAUSE
+            self._thread = threading.Thread(target=self._sweep, name=self._name, daemon=True)
+            self._thread.start()
+        return self._next
+
+    def _sweep(self) -> None:
+        for token, remnant in list(self._left.items()):
+            try:
+                drive(self._undo(remnant.claim))
+            except StoreError:
+                if time.monotonic() < remnant.forget_at:
+                    return
+                self._left.pop(token, None)
+                continue
+            now = time.monotonic()
+            if remnant.done_at is None:
+                remnant.done_at = now + (GHOSTS if remnant.uncertain else 0.0)
+            if now >= remnant.done_at:
+                self._left.pop(token, None)
+
+    def _undo(self, claim: Claim) -> Flow[None]:
+        until = time.monotonic() + SWEEP_PATIENCE
+        yield from self._store.run(until, "give", claim)
+        yield from self._store.run(until, "leave", claim)
+
+    def close(self) -> None:
+        """Forget them: what is left ends by itself."""
+        self._left.clear()
+        if self._thread is not None:
+            self._thread.join(2 * SWEEP_PATIENCE)

@@ -1,0 +1,120 @@
+"""What the two stores of the lease table have in common: the values that go in and out, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from django_distlock.records import LockInfo
+
+# The token of a lease that was given back.
+FREE = "-"
+# A waiter that has not been seen for this long is passed over; it keeps its place for when it comes back.
+GRACE = 1.0
+# A waiter says that it lives this often.
+SIGN_OF_LIFE = 0.3
+# Waiters that have not been seen for this long are deleted.
+DEAD = 60.0
+# Leases that ended longer ago than this may be pruned: the clock alone then keeps the fence rising.
+KEPT = 24 * 3600.0
+# The place of somebody who has no ticket: behind everybody.
+NOWHERE = 2**62
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TEXT = 255
+
+
+class StoreError(Exception):
+    """The store did not do what was asked. ``uncertain``: it may have, or may do so later."""
+
+    def __init__(self, message: str, *, uncertain: bool = False) -> None:
+        super().__init__(message)
+        self.uncertain = uncertain
+
+
+class Look(NamedTuple):
+    """What a waiter sees: whose the live lease is, its fence, how many are ahead, and its own place."""
+
+    token: str | None
+    fence: int | None
+    ahead: int
+    place: int | None
+
+
+class Row(NamedTuple):
+    """A live lease. ``digest`` in hexadecimal; times in microseconds since 1970."""
+
+    digest: str
+    name: str
+    token: str
+    fence: int
+    acquired_at: int
+    expires_at: int
+    holder: str
+    waiters: int
+
+    def info(self, backend: str) -> LockInfo:
+        return LockInfo(
+            backend=backend,
+            key=self.digest,
+            name=readable(self.name),
+            holder=self.holder,
+            acquired_at=moment(self.acquired_at),
+            expires_at=moment(self.expires_at),
+            fence=self.fence,
+            waiters=self.waiters,
+            details={"token": self.token[:8]},
+        )
+
+
+def microseconds(seconds: float) -> int:
+    return int(seconds * 1_000_000)
+
+
+def moment(value: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=value)
+
+
+def printable(text: str) -> str:
+    """``text`` itself if it is plain ASCII, else its JSON form: databases differ in what else they can keep."""
+    if text.isascii() and text.isprintable() and text[:1] != '"':
+        return text
+    return json.dumps(text)
+
+
+def readable(text: str) -> str:
+    """The inverse of :func:`printable`; what somebody else wrote into the table is shown as it is."""
+    if text[:1] == '"':
+        try:
+            value = json.loads(text)
+        except ValueError:
+            return text
+        if isinstance(value, str):
+            return value
+    return text
+
+
+def short(text: str) -> str:
+    """:func:`printable`, cut to what the narrow columns take."""
+    return printable(text)[:_TEXT]
+
+
+class Holder:
+    """Who asks, as host:pid:thread."""
+
+    def __init__(self) -> None:
+        self._process = f"{socket.gethostname()}:{os.getpid()}"
+        self._known: dict[str, str] = {}
+
+    def text(self) -> str:
+        name = threading.current_thread().name
+        text = self._known.get(name)
+        if text is None:
+            if len(self._known) >= 1000:
+                self._known.clear()
+            text = self._known[name] = short(f"{self._process}:{name}")
+        return text

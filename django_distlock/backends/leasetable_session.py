@@ -1,0 +1,136 @@
+"""One session of the lease table on a database server, and how it is opened."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+import time
+from typing import Any
+
+from django.db import connections
+from django.db.utils import load_backend
+
+from django_distlock.parking import Parker
+
+from . import sockets
+from .leasetable_sql import Dialect, dialect
+
+# How long a thread that opens a session may go on when nobody waits for it any more; whole seconds for the drivers.
+CONNECT_LIMIT = 3
+
+# Sessions of the parent of this process, never closed: a driver says goodbye on the socket, which the parent uses.
+_inherited: list[Session] = []
+
+
+class Session:
+    """A private wrapper of Django's, in autocommit; statements go to the driver's cursor, so that nothing is logged."""
+
+    def __init__(self, database: str, alias: str) -> None:
+        settings = copy.deepcopy(connections.settings[database])
+        settings["AUTOCOMMIT"] = True
+        options = settings["OPTIONS"] = dict(settings.get("OPTIONS") or {})
+        options.pop("pool", None)
+        self.name = settings["NAME"]
+        self.wrapper = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, database)
+        if self.wrapper.vendor in ("postgresql", "mysql"):
+            options.setdefault("connect_timeout", CONNECT_LIMIT)
+        if self.wrapper.vendor == "postgresql":
+            options["server_side_binding"] = True  # only so can statements be prepared
+        elif self.wrapper.vendor == "mysql":
+            options["isolation_level"] = "read committed"  # under the server's own the queue would take gap locks
+        self.wrapper.inc_thread_sharing()
+        self.used_at = time.monotonic()
+        self.cut_at: float | None = None
+        # a thread may end the conversation while another closes the descriptor, whose number is then somebody else's
+        self._end = threading.Lock()
+        self._fd = -1
+        self.dialect: Dialect
+        self._cursor: Any = None
+        self._alias = alias
+
+    def open(self) -> None:
+        """Connect. Slow, and deaf to deadlines."""
+        self.wrapper.connect()
+        raw: Any = self.wrapper.connection
+        with contextlib.suppress(Exception):  # not every driver has one
+            self._fd = raw.fileno()
+        self.dialect = dialect(self.wrapper, self._alias)
+        self._cursor = self.wrapper.create_cursor()
+        if hasattr(raw, "prepare_threshold"):  # psycopg 3
+            self._cursor.execute("SELECT pg_backend_pid()")
+            pooled = self._cursor.fetchone()[0] != raw.info.backend_pid
+            # Planning costs more than executing. A pooler that changes the server session loses what was prepared.
+            raw.prepare_threshold = None if pooled else 1
+
+    def execute(self, operation: str, args: tuple[Any, ...]) -> Any:
+        """Run one operation of the dialect; errors are Django's."""
+        with self.wrapper.wrap_database_errors:
+            return getattr(self.dialect, operation)(self._cursor, *args)
+
+    def cut(self) -> None:
+        """End the conversation from another thread, so that a statement that hangs fails."""
+        with self._end:
+            if self._fd >= 0:
+                sockets.shut(self._fd)
+
+    def close(self) -> None:
+        with self._end:
+            self._fd = -1
+            raw, self.wrapper.connection = self.wrapper.connection, None
+        if raw is not None:
+            with contextlib.suppress(Exception):
+                raw.close()
+
+    def silence(self) -> None:
+        """In the child of a fork: leave the parent's connection alone."""
+        if self._fd >= 0:
+            sockets.silence(self._fd)
+        _inherited.append(self)
+
+
+class Opening:
+    """A session on its way, opened in a thread of its own because no driver keeps a deadline while it connects."""
+
+    def __init__(self, database: str, alias: str) -> None:
+        self.session: Session | None = None
+        self.error: BaseException | None = None
+        self._parker = Parker()
+        self._args = database, alias
+        self._thread = threading.Thread(target=self._open, name=f"distlock-{alias}-open", daemon=True)
+
+    def _open(self) -> None:
+        try:
+            session = Session(*self._args)
+            try:
+                session.open()
+            except BaseException:
+                session.close()
+                raise
+            self.session = session
+        except BaseException as error:
+            self.error = error
+        if not self._parker.wake() and self.session is not None:
+            self.session.close()
+
+    def finish(self, until: float) -> bool:
+        """Start, and wait until it is open or has failed; False at the monotonic time ``until``."""
+        self._thread.start()
+        try:
+            return self._parker.park(until - time.monotonic())
+        except BaseException:
+            self._leave()
+            raise
+
+    async def afinish(self, until: float) -> bool:
+        """:meth:`finish` for a task."""
+        self._thread.start()
+        try:
+            return await self._parker.apark(until - time.monotonic())
+        except BaseException:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        if self._parker.leave() and self.session is not None:
+            self.session.close()

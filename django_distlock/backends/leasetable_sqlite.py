@@ -1,0 +1,329 @@
+"""The lease table on SQLite: a file of its own beside the database.
+
+SQLite has one writer per file. A lease in the database itself could not be taken while the caller's own transaction has
+written, and would be rolled back with it; so leases live in ``<NAME>-distlock``. For an in-memory database they live in
+memory, shared by all threads of the process.
+
+All processes run on one host, so the clock is that of the host: microseconds since 1970.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django.db import connections
+
+from django_distlock.waiting import PAUSE, Call, Flow, drive
+
+from .leasetable_file import LeaseFile, open_lease_file
+from .leasetable_rows import (
+    DEAD,
+    FREE,
+    GRACE,
+    KEPT,
+    NOWHERE,
+    Look,
+    Row,
+    StoreError,
+    microseconds,
+    printable,
+    short,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django_distlock.records import Claim
+
+    from .threads import Threads
+
+T = TypeVar("T")
+
+# The fence is the clock, which is nearly always above the last one, so it need not be read back. RETURNING with a
+# SELECT would cost more than the write itself, and SQLite has it only since 3.35.
+TAKE = """
+INSERT INTO lease (digest, alias, name, token, fence, acquired_at, expires_at, holder)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8
+WHERE NOT EXISTS (SELECT 1 FROM ticket WHERE digest = ?1 AND place < ?9 AND seen > ?10)
+ON CONFLICT (digest) DO UPDATE SET
+    token = excluded.token, fence = excluded.fence, acquired_at = excluded.acquired_at,
+    expires_at = excluded.expires_at, holder = excluded.holder
+WHERE (expires_at <= ?6 OR token = excluded.token) AND fence < excluded.fence
+"""
+FENCE_OF_FREE = "SELECT fence FROM lease WHERE digest = ?1 AND (expires_at <= ?2 OR token = ?3)"
+GIVE = "UPDATE lease SET token = ?3, expires_at = ?4 WHERE digest = ?1 AND token = ?2 AND expires_at > ?4"
+BREAK = "UPDATE lease SET token = ?3, expires_at = ?4 WHERE digest = ?1 AND fence = ?2 AND expires_at > ?4"
+EXTEND = "UPDATE lease SET expires_at = ?3 WHERE digest = ?1 AND token = ?2 AND expires_at > ?4"
+HOLDS = "SELECT 1 FROM lease WHERE digest = ?1 AND token = ?2 AND expires_at > ?3"
+LAST_PLACE = "SELECT coalesce(max(place), 0) FROM ticket WHERE digest = ?1"
+JOIN = "INSERT INTO ticket (digest, place, token, seen) VALUES (?1, ?2, ?3, ?4)"
+LOOK = """
+SELECT lease.token, lease.fence,
+       (SELECT count(*) FROM ticket WHERE digest = ?1 AND place < ?3 AND seen > ?4),
+       (SELECT place FROM ticket WHERE digest = ?1 AND place = ?3 AND token = ?5)
+FROM (SELECT 1) LEFT JOIN lease ON lease.digest = ?1 AND lease.expires_at > ?2
+"""
+REFRESH = "UPDATE ticket SET seen = ?4 WHERE digest = ?1 AND place = ?2 AND token = ?3"
+LEAVE = "DELETE FROM ticket WHERE digest = ?1 AND (token = ?2 OR seen < ?3)"
+ROWS = """
+SELECT lower(hex(digest)), name, token, fence, acquired_at, expires_at, holder,
+       (SELECT count(*) FROM ticket WHERE ticket.digest = lease.digest AND seen > ?2)
+FROM lease WHERE alias = ?1 AND expires_at > ?3 ORDER BY acquired_at
+"""
+LAST_OF_BATCH = """
+SELECT max(digest) FROM (SELECT digest FROM lease WHERE expires_at < ?1 AND digest > ?2 ORDER BY digest LIMIT ?3)
+"""
+PRUNE = "DELETE FROM lease WHERE expires_at < ?1 AND digest > ?2 AND digest <= ?3"
+PRUNE_TICKETS = "DELETE FROM ticket WHERE seen < ?1"
+
+_GRACE, _DEAD, _KEPT = microseconds(GRACE), microseconds(DEAD), microseconds(KEPT)
+# Between attempts while another process writes; seconds.
+SHORTEST, LONGEST = 0.00005, 0.001
+# For so long after it was found taken, a lease is expected to be taken again; seconds.
+HOT = 0.05
+
+
+def clock() -> int:
+    return time.time_ns() // 1000
+
+
+def atomically(cursor: sqlite3.Cursor, work: Callable[[], T]) -> T:
+    """Several statements as one; under the mutex."""
+    try:
+        cursor.execute("BEGIN IMMEDIATE")
+        result = work()
+        cursor.execute("COMMIT")
+        return result
+    except BaseException:
+        if cursor.connection.in_transaction:
+            cursor.execute("ROLLBACK")
+        raise
+
+
+class Direct:
+    """The store for threads: its flows have no steps, what they do they do at once."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+
+    def run(self, until: float, operation: str, *args: Any) -> Flow[Any]:
+        """As :meth:`SqliteStore.run`."""
+        yield from ()
+        retries = 0
+        while True:
+            error, value = self._store.attempt(operation, args)
+            if error is None:
+                return value
+            PAUSE.sleep(self._store.pause(error, until, retries))
+            retries += 1
+
+
+class SqliteStore:
+    """The statements. Each method is one attempt and raises sqlite3.OperationalError while another process writes;
+    :meth:`run` tries again."""
+
+    def __init__(self, alias: str, database: str, threads: Callable[[], Threads]) -> None:
+        self._threads = threads
+        self._alias = short(alias)
+        self._database = database
+        self._settings = connections.settings[database]
+        self._name: object = None
+        self._file: LeaseFile | None = None
+        # when a lease was last found taken, by digest
+        self._taken: dict[bytes, float] = {}
+        self.direct = Direct(self)
+        self.used_at = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Is there a session to be closed when it has been idle?"""
+        return self._file is not None and self._file.cursor is not None and not self._file.in_memory
+
+    def run(self, until: float, operation: str, *args: Any) -> Flow[Any]:
+        """Do ``operation``, again while another process writes. StoreError at the monotonic time ``until``."""
+        retries = 0
+        while True:
+            error, value = yield Call(self, "attempt", (operation, args))
+            if error is None:
+                return value
+            yield Call(PAUSE, "sleep", (self.pause(error, until, retries),))
+            retries += 1
+
+    def attempt(self, operation: str, args: tuple[Any, ...]) -> tuple[sqlite3.Error | None, Any]:
+        """The error or None, and the result: after a step that raises, a task cannot be cancelled any more."""
+        try:
+            return None, getattr(self, operation)(*args)
+        except sqlite3.Error as error:
+            return error, None
+
+    async def aattempt(self, operation: str, args: tuple[Any, ...]) -> tuple[sqlite3.Error | None, Any]:
+        """:meth:`attempt` for a task: in a thread, since a checkpoint waits for the disk."""
+        return await self._threads().short(self.attempt, operation, args)
+
+    def pause(self, error: sqlite3.Error, until: float, retries: int) -> float:
+        """Seconds to sleep before the next attempt; StoreError if there is to be none."""
+        busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+        if busy and time.monotonic() < until:
+            longest = min(SHORTEST * 2**retries, LONGEST) if retries < 10 else LONGEST
+            return random.uniform(SHORTEST, longest)  # noqa: S311 - spreads retries
+        if not busy:
+            self.close()  # a file that went away under us is opened anew at the next use
+        where = self._file.path if self._file is not None else self._name
+        raise StoreError(f"{where}: {error}") from error
+
+    def file(self) -> LeaseFile:
+        """The file of the database that the alias has now: test runners change its NAME."""
+        name = self._settings["NAME"]
+        file = self._file
+        if file is None or (name is not self._name and name != self._name):
+            if file is not None:
+                file.close()
+            file = self._file = open_lease_file(name)
+            self._name = name
+        self.used_at = time.monotonic()
+        return file
+
+    def take(self, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
+        """Take the lease if it is free, expired or ours and nobody is ahead of ``place``; the fence, or None."""
+        file = self.file()
+        with file.mutex:
+            return self._take(file.cursor or file.open(), claim, holder, place)
+
+    def _take(self, cursor: sqlite3.Cursor, claim: Claim, holder: str, place: int) -> int | None:
+        key, token, now = claim.key, claim.token, clock()
+        row = (
+            key.digest,
+            self._alias,
+            printable(key.name),
+            token,
+            now,
+            now,
+            now + microseconds(claim.ttl or 0.0),
+            holder,
+            place,
+            now - _GRACE,
+        )
+        if cursor.execute(TAKE, row).rowcount == 1:
+            return now
+        last = cursor.execute(FENCE_OF_FREE, (key.digest, now, token)).fetchone()
+        if last is None or last[0] < now:
+            return None
+        fence: int = last[0] + 1  # the clock was set back, or two grants fell into one microsecond
+        return fence if cursor.execute(TAKE, (*row[:4], fence, *row[5:])).rowcount == 1 else None
+
+    def enter(self, claim: Claim, holder: str, queue: bool) -> tuple[int | None, int | None]:
+        """:meth:`take`, or else :meth:`join` if ``queue``; the fence and the place.
+
+        A lease that was found taken lately is expected to be: then both are one transaction, with one commit.
+        """
+        digest, file = claim.key.digest, self.file()
+        if not queue or self.used_at - self._taken.get(digest, 0.0) > HOT:
+            fence = self.take(claim, holder)
+            if fence is not None or not queue:
+                return fence, None
+            if len(self._taken) >= 1000:
+                self._taken.clear()
+        self._taken[digest] = self.used_at
+        with file.mutex:
+            cursor = file.cursor or file.open()
+
+            def take_or_join() -> tuple[int | None, int | None]:
+                fence = self._take(cursor, claim, holder, NOWHERE)
+                return fence, self._join(cursor, claim) if fence is None else None
+
+            return atomically(cursor, take_or_join)
+
+    @staticmethod
+    def _join(cursor: sqlite3.Cursor, claim: Claim) -> int:
+        digest = claim.key.digest
+        place: int = cursor.execute(LAST_PLACE, (digest,)).fetchone()[0] + 1
+        cursor.execute(JOIN, (digest, place, claim.token, clock()))
+        return place
+
+    def take_turn(self, claim: Claim, holder: str, place: int) -> int | None:
+        """:meth:`take`, and leave the queue in the same transaction."""
+        file = self.file()
+        with file.mutex:
+            cursor = file.cursor or file.open()
+
+            def take_and_leave() -> int | None:
+                fence = self._take(cursor, claim, holder, place)
+                if fence is not None:
+                    cursor.execute(LEAVE, (claim.key.digest, claim.token, clock() - _DEAD))
+                return fence
+
+            return atomically(cursor, take_and_leave)
+
+    def give(self, claim: Claim) -> bool:
+        """Give the lease back; False if it is not ours any more."""
+        return self.file().change(GIVE, (claim.key.digest, claim.token, FREE, clock())) == 1
+
+    def extend(self, claim: Claim, ttl: float) -> bool:
+        """Let it live for ``ttl`` seconds from now; False if it is not ours any more."""
+        now = clock()
+        return self.file().change(EXTEND, (claim.key.digest, claim.token, now + microseconds(ttl), now)) == 1
+
+    def holds(self, claim: Claim) -> bool:
+        """Is it still ours?"""
+        return bool(self.file().ask(HOLDS, (claim.key.digest, claim.token, clock())))
+
+    def join(self, claim: Claim) -> int:
+        """Queue up; the place."""
+        file = self.file()
+        with file.mutex:
+            cursor = file.cursor or file.open()
+            return atomically(cursor, lambda: self._join(cursor, claim))
+
+    def look(self, claim: Claim, place: int) -> Look:
+        """How the lease and the queue stand; no write."""
+        now = clock()
+        return Look(*self.file().ask(LOOK, (claim.key.digest, now, place, now - _GRACE, claim.token))[0])
+
+    def refresh(self, claim: Claim, place: int) -> None:
+        """Say that the waiter lives."""
+        self.file().change(REFRESH, (claim.key.digest, place, claim.token, clock()))
+
+    def leave(self, claim: Claim) -> None:
+        """Leave the queue."""
+        self.file().change(LEAVE, (claim.key.digest, claim.token, clock() - _DEAD))
+
+    def rows(self) -> list[Row]:
+        """The live leases of this alias."""
+        now = clock()
+        return [Row(*row) for row in self.file().ask(ROWS, (self._alias, now - _GRACE, now))]
+
+    def break_lease(self, digest: str, fence: int) -> bool:
+        """Free the lease that was granted with ``fence``; False if that holder has gone."""
+        return self.file().change(BREAK, (bytes.fromhex(digest), fence, FREE, clock())) == 1
+
+    def prune(self, after: bytes | None, limit: int) -> tuple[int, bytes | None]:
+        """Delete at most ``limit`` leases that ended a day ago, those with a digest above ``after``, and dead waiters;
+        how many leases, and the last digest, None at the end."""
+        file, ended = self.file(), clock() - _KEPT
+        last: bytes | None = file.ask(LAST_OF_BATCH, (ended, after or b"", limit))[0][0]
+        if last is None:
+            file.change(PRUNE_TICKETS, (clock() - _DEAD,))
+            return 0, None
+        return file.change(PRUNE, (ended, after or b"", last)), last
+
+    def attended(self, flow: Flow[Any]) -> Any:
+        """Nothing hangs here, so nothing needs a watch."""
+        return drive(flow)
+
+    def watch(self, now: float) -> float | None:
+        return None
+
+    def close_idle(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; leases are rows and stay. It is opened again when needed."""
+        if self._file is not None:
+            self._file.close()
+
+    def abandon(self) -> None:
+        """In the child of a fork: the file was closed before it, and what was in memory is the parent's."""
+        self._file = None
