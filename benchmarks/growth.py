@@ -20,6 +20,7 @@ from benchmarks.uncontended import PAIRS, WARM_UP
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from multiprocessing.connection import Connection
+    from multiprocessing.context import SpawnProcess
 
     from benchmarks.entries.base import Entry
 
@@ -46,12 +47,14 @@ def hold(pipe: Connection, alias: str, first: int, count: int) -> None:
     django.setup()
     from django_distlock import advisory_lock
 
-    try:
-        leases = [advisory_lock(f"other-{number}", using=alias).acquire() for number in range(first, first + count)]
-        pipe.send(len(leases))
-    except Exception as error:
-        pipe.send(reason(error))
-    pipe.recv()
+    with contextlib.ExitStack() as stack:
+        try:
+            for number in range(first, first + count):
+                stack.callback(advisory_lock(f"other-{number}", using=alias).acquire().release)
+            pipe.send(None)
+        except Exception as error:
+            pipe.send(reason(error))
+        pipe.recv()
     close_backends()
 
 
@@ -67,14 +70,23 @@ def held_elsewhere(alias: str, count: int) -> Generator[None]:
             process = context.Process(target=hold, args=args, daemon=True)
             process.start()
             theirs.close()
-            stack.callback(process.join)
-            stack.callback(process.kill)
+            stack.callback(dismiss, process, pipe)
             pipes.append(pipe)
         for pipe in pipes:
-            answer = pipe.recv() if pipe.poll(PATIENCE) else f"no answer within {PATIENCE:g} s"
-            if isinstance(answer, str):
-                raise RuntimeError(f"a process that should hold {count} other locks failed: {answer}")
+            error = pipe.recv() if pipe.poll(PATIENCE) else f"no answer within {PATIENCE:g} s"
+            if error:
+                raise RuntimeError(f"a process that should hold {count} other locks failed: {error}")
         yield
+
+
+def dismiss(process: SpawnProcess, pipe: Connection) -> None:
+    """Have a process release what it holds: a lease of one that is killed would live on for its TTL."""
+    with contextlib.suppress(OSError):
+        pipe.send(None)
+    process.join(PATIENCE)
+    if process.is_alive():
+        process.kill()
+        process.join()
 
 
 @contextlib.contextmanager
