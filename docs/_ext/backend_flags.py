@@ -1,0 +1,86 @@
+"""The table of backends in Markdown, made from the capability flags of the ``Backend`` subclasses.
+
+It stands in the documentation by the directive of ``backend_table.py``, and in the README, where directives do not
+work: ``python docs/_ext/backend_flags.py`` prints it for there, and a test compares.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from inspect import isabstract
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from django_distlock.backends.base import Backend
+
+# flag -> what the table calls it
+FEATURES = {
+    "needs_site_key": "seen by other processes",
+    "supports_transaction_scope": "can belong to the caller's transaction",
+    "supports_shared": "shared locks",
+    "supports_ttl": "TTL",
+    "supports_fencing": "fencing token",
+    "waits_natively": "waits without polling",
+}
+# What people call an engine, by the module of its backend, which is also the name of its page.
+ENGINES = {"postgres": "PostgreSQL", "mysql": "MySQL, MariaDB", "leasetable": "lease table", "memory": "memory"}
+README_LINK = "[{engine}](docs/backends/{module}.md)"
+
+
+def backends() -> list[type[Backend]]:
+    """Every backend class that DISTLOCK can name, in the order of ENGINES."""
+    import django_distlock.backends
+
+    return sorted(
+        (
+            value
+            for found in pkgutil.iter_modules(django_distlock.backends.__path__)
+            for value in vars(importlib.import_module(f"django_distlock.backends.{found.name}")).values()
+            if _is_backend_of(value, found.name)
+        ),
+        key=lambda value: list(ENGINES).index(module_of(value)),
+    )
+
+
+def _is_backend_of(value: object, module: str) -> bool:
+    from django_distlock.backends.base import Backend
+
+    return (
+        isinstance(value, type) and issubclass(value, Backend) and not isabstract(value) and module_of(value) == module
+    )
+
+
+def module_of(backend: type[Backend]) -> str:
+    return backend.__module__.rpartition(".")[2]
+
+
+def promise(backend: type[Backend]) -> str:
+    """The class of promise, as the page on guarantees names it."""
+    if not backend.needs_site_key:
+        return "-"
+    if backend.supports_ttl:
+        return "C"
+    return "A inside a transaction, else B" if backend.supports_transaction_scope else "B"
+
+
+def table(link: str) -> str:
+    """The table in Markdown. ``link`` is a format with ``engine`` and ``module`` for the head of each column."""
+    found = backends()
+    rows = [
+        ["", *(link.format(engine=ENGINES[module_of(backend)], module=module_of(backend)) for backend in found)],
+        ["---"] * (1 + len(found)),
+        ["class of promise", *(promise(backend) for backend in found)],
+    ]
+    for flag, feature in FEATURES.items():
+        rows.append([feature, *("yes" if getattr(backend, flag) else "no" for backend in found)])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+if __name__ == "__main__":
+    import django
+    from django.conf import settings
+
+    settings.configure(INSTALLED_APPS=["django_distlock"])
+    django.setup()
+    print(table(README_LINK))

@@ -1,0 +1,29 @@
+"""The directive ``{backend-table}``, without arguments: see ``backend_flags.py``."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from backend_flags import backends, table
+from sphinx.ext.autodoc.mock import mock
+from sphinx.util.docutils import SphinxDirective
+
+if TYPE_CHECKING:
+    from docutils.nodes import Node
+    from sphinx.application import Sphinx
+
+
+class BackendTable(SphinxDirective):
+    def run(self) -> list[Node]:
+        # a backend whose driver is not installed cannot be imported else
+        with mock(self.config.autodoc_mock_imports):
+            text = table("[{engine}](backends/{module}.md)")
+            for backend in backends():
+                self.env.note_dependency(inspect.getfile(backend))
+        return self.parse_text_to_nodes(text)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_directive("backend-table", BackendTable)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,249 @@
+"""What each page needs before its code can run, and what must be true after it.
+
+A page without a scene is executed all the same, on the default backend of the test project.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+import types
+import unittest
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.contrib.auth.models import AnonymousUser, User
+from django.db import connection
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from django_distlock import LockLost, LockNotAcquired, UnsupportedOperation, advisory_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+Names = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """``using``: the alias of the test project that is "default" on the page."""
+
+    using: str = "leasetable"
+    before: Callable[[], contextlib.AbstractContextManager[Names]] = lambda: contextlib.nullcontext({})
+    after: Callable[[Names], None] = lambda names: None
+
+
+def post(**fields: str) -> HttpRequest:
+    request = RequestFactory().post("/", fields)
+    request.user = AnonymousUser()
+    return request
+
+
+@contextmanager
+def held_by_another_thread(name: str, using: str = "default") -> Iterator[None]:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(advisory_lock(name, using=using).acquire()))
+    thread.start()
+    thread.join()
+    with found[0]:
+        yield
+
+
+def registers_once(names: Names) -> None:
+    address = "scene@docs.example"
+    try:
+        assert names["register"](post(email=address)).status_code == 201
+        assert names["register"](post(email=address.upper())).status_code == 409
+    finally:
+        User.objects.filter(email__iexact=address).delete()
+
+
+def readme(names: Names) -> None:
+    registers_once(names)
+    account = SimpleNamespace(pk=7, balance=10)
+    assert names["settle"](account) == "settled 7"
+    sent: list[str] = []
+    names["nightly"](sent.append)
+
+    async def send(part: str) -> None:
+        sent.append(part)
+
+    asyncio.run(names["nightly_async"](send))
+    assert sent == ["sales", "stock"] * 2
+    other = SimpleNamespace(pk=3, balance=0)
+    names["transfer"](account, other, 4)
+    assert (account.balance, other.balance) == (6, 4)
+    assert names["render_pdf"]("letter", str.upper) == "LETTER"
+    with held_by_another_thread("settle:7"):
+        assert names["settle"](account) is None
+    assert names["INSTALLED_APPS"] == ["django_distlock"]
+
+
+def quickstart(names: Names) -> None:
+    registers_once(names)
+    assert b"form" in names["register_with_form"](RequestFactory().get("/")).content
+    with held_by_another_thread("clean-up"):
+        assert names["clean_up"]() is None
+    assert names["clean_up"]() == "done"
+
+
+def decorators(names: Names) -> None:
+    assert names["update_rates"]() == asyncio.run(names["update_rates_async"]()) == "updated"
+    assert names["Ledger"].close_books() == "Ledger"
+    assert names["settle"](7) == 7
+    assert names["ship"](SimpleNamespace(customer=SimpleNamespace(id=1), number=2)) == 2
+    request = post()
+    request.user = SimpleNamespace(pk=5)
+    assert names["edit_profile"](request) == 5
+    assert names["BasketView"].as_view()(request).content == b"saved"
+    assert names["refund"](request).content == b"refunded"
+    assert names["refund"](RequestFactory().get("/")).status_code == 405
+    with held_by_another_thread("settings-page"):
+        assert names["save_settings"](request).status_code == 409
+    assert asyncio.run(names["import_view"](request)).content == b"imported"
+    assert names["read_rates"]() == "read"
+    assert names["write_rates"]() == "written"
+    middleware = names["PatientMiddleware"](lambda request: HttpResponse())
+    with held_by_another_thread("rates"), pytest.raises(LockNotAcquired) as busy:
+        advisory_lock("rates").acquire(timeout=0)
+    answer = middleware.process_exception(request, busy.value)
+    assert (answer.status_code, answer["Retry-After"]) == (503, "10")
+
+
+def transactions(names: Names) -> None:
+    for pay in ("pay", "pay_inside"):
+        invoice = SimpleNamespace(paid=False, save=lambda: None)
+        names[pay](invoice)
+        assert invoice.paid
+
+
+def in_asyncio(names: Names) -> None:
+    for coroutine in ("report", "report_if_free", "within_a_second", "also_safe"):
+        assert asyncio.run(names[coroutine]()) == "made"
+    asyncio.run(names["parent"]())
+    assert asyncio.run(names["mixed"]()) == "the same context"
+    with held_by_another_thread("report"):
+        assert asyncio.run(names["report_if_free"]()) == "busy"
+        assert asyncio.run(names["within_a_second"]()) == "gave up"
+        assert asyncio.run(names["also_safe"]()) == "gave up"
+
+
+def waiting(names: Names) -> None:
+    published: list[str] = []
+    assert names["make_report"](lambda: "figures", published.append, None) == "made"
+    with held_by_another_thread("report"):
+        assert names["make_report"](lambda: "figures", published.append, None) == "somebody else makes it"
+    assert published == ["figures"]
+
+
+def several(names: Names) -> None:
+    assert names["transfer"](7, 3, 1) == ("account:7", 2)
+    assert names["transfer_decorated"](7, 3, 1) == 1
+    assert names["render"]("letter") == "rendered letter"
+    assert names["read_catalogue"]() == "with other readers"
+    assert names["write_catalogue"]() == "alone"
+    with pytest.raises(UnsupportedOperation, match="share"):
+        advisory_lock("catalogue", shared=True).acquire()
+
+
+def fencing(names: Names) -> None:
+    report = names["Report"]
+    with connection.schema_editor() as editor:
+        editor.create_model(report)
+    try:
+        late = report.objects.create()
+        names["publish"](late.pk, "first")
+        report.objects.update(fence=2**62)  # somebody with a later token
+        with pytest.raises(LockLost, match="later token"):
+            names["publish"](late.pk, "late")
+        assert report.objects.get().body == "first"
+    finally:
+        with connection.schema_editor() as editor:
+            editor.delete_model(report)
+
+
+@contextmanager
+def task_decorators() -> Iterator[Names]:
+    """Stand-ins for the decorators of Celery and of Django 6.0, which hand the function on: what is tested is that the
+    lock and its template fit the function."""
+
+    def decorator(function: Any = None, **options: Any) -> Any:
+        return function if function is not None else lambda function: function
+
+    doubles = {"celery": {"shared_task": decorator}, "django.tasks": {"task": decorator}}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, contents in doubles.items():
+            module = types.ModuleType(name)
+            vars(module).update(contents)
+            patch.setitem(sys.modules, name, module)
+        yield {}
+
+
+def tasks(names: Names) -> None:
+    store: dict[str, str] = {}
+    assert [names["daily_report"](store), names["daily_report"](store)] == ["done", "done before"]
+    for task in ("send_invoice", "send_invoice_task"):
+        names[task](7)
+    names["send_invoice_with_context"](None, 7)
+    asyncio.run(names["send_invoice_async"](7))
+    names["count_stock"]("sku")
+    names["rebuild_index"](SimpleNamespace(retry=None), "shop")
+    with held_by_another_thread("index:shop"), pytest.raises(ZeroDivisionError):
+        names["rebuild_index"](SimpleNamespace(retry=lambda countdown: ZeroDivisionError()), "shop")
+
+
+def testing(names: Names) -> None:
+    for case in ("ReportTests", "Kept", "GivenBack"):
+        result = unittest.TestResult()
+        unittest.defaultTestLoader.loadTestsFromTestCase(names[case]).run(result)
+        assert result.testsRun == 1
+        assert result.wasSuccessful(), result.errors + result.failures
+    assert issubclass(names["Runner"], names["DiscoverRunner"])
+
+
+def operations(names: Names) -> None:
+    with advisory_lock("watched"):
+        pass
+    assert names["waits"][0][0] == "default"
+
+
+def sends_timeouts(names: Names) -> None:
+    with held_by_another_thread("watched"):
+        assert advisory_lock("watched").try_acquire() is None
+    assert names["timeouts"] == [("LeaseTableBackend", "watched", "default")]
+
+
+def register_function(names: Names) -> None:
+    address = "scene@docs.example"
+    try:
+        assert names["register"](address, "secret").email == address
+        assert names["register"](address, "secret") is None
+    finally:
+        User.objects.filter(email=address).delete()
+
+
+SCENES = {
+    "README.md": Scene(after=readme),
+    "docs/quickstart.md": Scene(after=quickstart),
+    "docs/registration.md": Scene(after=register_function),
+    "docs/operations.md": Scene(after=operations),
+    "docs/backends/memory.md": Scene("memory"),
+    "docs/backends/postgres.md": Scene("postgres"),
+    "docs/backends/mysql.md": Scene("mysql"),
+    "docs/usage/decorators.md": Scene(after=decorators),
+    "docs/usage/transactions.md": Scene(after=transactions),
+    "docs/usage/async.md": Scene(after=in_asyncio),
+    "docs/usage/waiting.md": Scene(after=waiting),
+    "docs/usage/several.md": Scene(after=several),
+    "docs/usage/fencing.md": Scene(after=fencing),
+    "docs/usage/tasks.md": Scene(before=task_decorators, after=tasks),
+    "docs/usage/testing.md": Scene(after=testing),
+    "docs/reference/signals.md": Scene(after=sends_timeouts),
+}

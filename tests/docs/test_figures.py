@@ -1,0 +1,57 @@
+"""Figures that the documentation states are those of the code."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from django_distlock import conf, keepalive, names, validation
+from django_distlock.backends import leasetable, mysql, session, sessionacquire, sessionlocks, sessions
+from django_distlock.backends.leasetable_rows import GRACE, KEPT
+from django_distlock.middleware import LockBusyMiddleware
+from tests.docs.pages import PAGES
+
+DEFAULTS = {field.name: field.default for field in dataclasses.fields(conf.AliasConfig)}
+WAITS, LOCKS = sessionacquire.WAIT_SESSIONS, sessions.LOCKS_PER_SESSION
+CLAIMS = [
+    ("quickstart", f"A caller waits for at most {DEFAULTS['timeout']:g} seconds"),
+    ("quickstart", f"Any text of 1 to {names.MAX_NAME_LENGTH} characters"),
+    ("guarantees", f"silent for {session.HEARTBEAT:g} s, and has {session.STATEMENT_LIMIT:g} s to answer"),
+    ("guarantees", "| B | 7 s |"),
+    ("backends/postgres", f"| `wait_sessions` | {WAITS} |"),
+    ("backends/postgres", f"When it holds {LOCKS}, another is opened"),
+    ("backends/postgres", f"closed after {sessions.IDLE:g} seconds"),
+    ("backends/postgres", f"try again every {sessionlocks.PAUSE * 1000:g} ms"),
+    ("backends/postgres", f"heartbeat after {session.HEARTBEAT:g} s of silence"),
+    ("backends/postgres", f"heartbeat after {session.HEARTBEAT:g} s and {session.STATEMENT_LIMIT:g} s to answer"),
+    ("backends/mysql", f"| `wait_sessions` | {WAITS} |"),
+    ("backends/mysql", f"up to {LOCKS} of them"),
+    ("backends/mysql", f"heartbeat after {session.HEARTBEAT:g} s of silence"),
+    ("backends/mysql", f"at most {names.MAX_TEXT_LENGTH} lower-case"),
+    ("backends/mysql", f"at most {mysql.KNOWN_NAMES:,}"),
+    ("backends/leasetable", f"closed after {leasetable.IDLE:g} s without a statement"),
+    ("backends/leasetable", f"not been seen for {GRACE:g} s is passed over"),
+    ("backends/leasetable", f"more than {KEPT / 3600:g} hours ago"),
+    ("usage/fencing", f"for {KEPT / 3600:g} hours"),
+    ("usage/waiting", f"for `ttl` seconds, {DEFAULTS['ttl']:g} by default"),
+    ("usage/waiting", {3: "every third of that"}[keepalive.RENEWALS_PER_TTL]),
+    ("usage/waiting", {10 * 366 * 86400.0: "more than ten years"}[validation.LONGEST]),
+    ("usage/waiting", {0.5: "grants the server half a second"}[sessionacquire.LEAST_PATIENCE]),
+    ("usage/decorators", f"`Retry-After` is {LockBusyMiddleware.retry_after:g} seconds"),
+    ("operations", f"1 for up to {LOCKS} of them"),
+    ("operations", f"at most `wait_sessions` ({WAITS})"),
+    ("operations", f"at most {4 * (1 + WAITS)}, and 4 if"),
+    ("operations", f"closed after {sessions.IDLE:g} idle seconds"),
+    ("usage/testing", f"stays open for {sessions.IDLE:g} s"),
+    ("reference/settings", f"at least {conf.MIN_SITE_KEY_LENGTH} characters"),
+]
+
+
+@pytest.mark.parametrize(("page", "claim"), CLAIMS)
+def test_the_figure_on_the_page_is_that_of_the_code(page: str, claim: str) -> None:
+    assert claim in " ".join(PAGES[f"docs/{page}.md"].read_text().split())
+
+
+def test_the_time_until_a_loss_is_known_follows_from_its_parts() -> None:
+    assert session.HEARTBEAT + session.STATEMENT_LIMIT + 2 * session.TICK <= 7

@@ -1,0 +1,188 @@
+"""What the reference pages list is what the code knows: flags, settings, options, check ids, signals, errors, links."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import django_distlock
+from django_distlock import checks, conf, exceptions, signals
+from django_distlock.backends.base import Backend
+from docs._ext import backend_flags
+from tests.docs.pages import DOCS, PAGES, ROOT, tables
+from tests.matrix import MATRIX
+
+# Flags that mean nothing to who chooses a backend: how it queues its waiters, and what only a later command can do.
+NOT_SHOWN = {"queues_waiters", "supports_break"}
+YES = {True: "yes", False: "no"}
+
+
+def flags() -> set[str]:
+    return {name for name, value in vars(Backend).items() if isinstance(value, bool)}
+
+
+def test_the_generated_table_has_every_backend_of_the_matrix() -> None:
+    shown = {f"{backend.__module__}.{backend.__name__}" for backend in backend_flags.backends()}
+    assert shown == {entry.backend for entry in MATRIX}
+
+
+def test_the_generated_table_has_every_flag() -> None:
+    assert set(backend_flags.FEATURES) == flags() - NOT_SHOWN
+
+
+def test_the_generated_table_says_what_the_flags_say() -> None:
+    (rows,) = tables(backend_flags.table("{module}"))
+    header, _promise, *features = rows
+    modules = {backend.__module__.rpartition(".")[2]: backend for backend in backend_flags.backends()}
+    assert header[1:] == list(modules)
+    for flag, row in zip(backend_flags.FEATURES, features, strict=True):
+        assert row[1:] == [YES[getattr(backend, flag)] for backend in modules.values()], flag
+
+
+def test_the_table_in_the_readme_is_the_generated_one() -> None:
+    readme = PAGES["README.md"].read_text()
+    shown = readme.partition("<!-- backends -->\n")[2].partition("\n<!-- /backends -->")[0]
+    assert shown == backend_flags.table(backend_flags.README_LINK), (
+        "paste what `python docs/_ext/backend_flags.py` prints between the markers"
+    )
+    assert "```{backend-table}\n```" in PAGES["docs/choosing.md"].read_text()
+
+
+def test_every_backend_has_a_page_in_the_table_of_contents() -> None:
+    index = PAGES["docs/index.md"].read_text()
+    for module in backend_flags.ENGINES:
+        assert f"docs/backends/{module}.md" in PAGES
+        assert f"\nbackends/{module}\n" in index
+
+
+def first_column(page: str) -> set[str]:
+    return {row[0].strip("`") for table in tables(PAGES[page].read_text()) for row in table[1:]}
+
+
+def test_every_key_of_an_alias_is_documented() -> None:
+    documented = {cell for cell in first_column("docs/reference/settings.md") if cell.isupper()}
+    assert documented == set(conf.KEYS)
+
+
+def documented_default(key: str) -> str:
+    for table in tables(PAGES["docs/reference/settings.md"].read_text()):
+        for row in table:
+            if row[0] == f"`{key}`":
+                return row[1].strip("`")
+    raise AssertionError(f"{key} is not documented")
+
+
+@pytest.mark.parametrize("key", [key for key in conf.KEYS if key not in ("BACKEND", "OPTIONS")])
+def test_the_documented_defaults_are_those_of_the_code(key: str) -> None:
+    default = inspect.signature(conf.AliasConfig).parameters[key.lower()].default
+    assert documented_default(key) == (str(default) if default is None else f"{default:g}")
+
+
+def test_the_documented_default_backends_are_those_of_the_code() -> None:
+    text = PAGES["docs/reference/settings.md"].read_text()
+    for backend in [*conf.DEFAULT_BACKENDS.values(), conf.FALLBACK_BACKEND]:
+        assert f"| `{backend}` |" in text
+
+
+def test_every_option_is_documented_in_the_reference_and_on_the_page_of_its_backend() -> None:
+    everywhere: set[str] = set()
+    for backend in backend_flags.backends():
+        page = f"docs/backends/{backend_flags.module_of(backend)}.md"
+        listed = {cell for cell in first_column(page) if re.fullmatch(r"[a-z_]+database|[a-z]+_[a-z_]+|database", cell)}
+        assert backend.option_names <= listed, page
+        everywhere |= backend.option_names
+    listed = {cell for cell in first_column("docs/reference/settings.md") if cell.islower()}
+    assert listed - {"any other"} == everywhere
+
+
+def test_every_check_is_documented_with_its_level() -> None:
+    found = set(re.findall(r'id="(distlock\.[EW]\d{3})"', inspect.getsource(checks)))
+    rows = {row[0].strip("`"): row[1] for row in tables(PAGES["docs/reference/checks.md"].read_text())[0][1:]}
+    assert set(rows) == found
+    assert all(level == {"E": "error", "W": "warning"}[name[9]] for name, level in rows.items())
+
+
+def test_every_signal_is_documented() -> None:
+    listed = {name for name in first_column("docs/reference/signals.md") if name.startswith("lock_")}
+    assert listed == {name for name in vars(signals) if name.startswith("lock_")}
+
+
+def test_every_reason_of_a_loss_is_documented() -> None:
+    sources = [path.read_text() for path in Path(django_distlock.__file__).parent.glob("*.py")]
+    reasons = {reason for source in sources for reason in re.findall(r'\blose\(holding, "(\w+)"\)', source)}
+    table = tables(PAGES["docs/reference/signals.md"].read_text())[-1]
+    assert table[0][0] == "reason"
+    assert {row[0].strip("`") for row in table[1:]} == reasons
+
+
+def test_every_error_is_on_the_page_about_errors() -> None:
+    listed = first_column("docs/usage/waiting.md")
+    errors = {name for name, value in vars(exceptions).items() if isinstance(value, type)} - {"DistlockError"}
+    assert errors <= listed
+
+
+def test_every_public_name_is_in_the_api_reference() -> None:
+    text = PAGES["docs/reference/api.md"].read_text()
+    documented = set(re.findall(r"django_distlock\.(\w+)(?:\(\))?$", text, re.MULTILINE))
+    errors = {name for name, value in vars(exceptions).items() if isinstance(value, type)}
+    assert ".. automodule:: django_distlock.exceptions" in text
+    assert set(django_distlock.__all__) - errors <= documented
+
+
+def test_every_logger_is_documented() -> None:
+    package = Path(django_distlock.__file__).parent
+    found = {
+        name for path in package.rglob("*.py") for name in re.findall(r'getLogger\("([\w.]+)"\)', path.read_text())
+    }
+    listed = {cell for cell in first_column("docs/operations.md") if cell.startswith("django_distlock.")}
+    assert listed == found
+
+
+def anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    """Sphinx checks those of the documentation too; nothing else checks those of the README."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", PAGES[page].read_text()):
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (PAGES[page].parent / name).resolve() if name else PAGES[page]
+        assert path.is_file(), f"{page} links to {target}"
+        assert path.is_relative_to(ROOT)
+        assert not anchor or anchor in anchors(path), f"{page} links to {target}"
+
+
+def test_the_documentation_says_nothing_of_names_that_do_not_exist() -> None:
+    """Roles and directives are resolved by Sphinx; here the dotted paths in the text."""
+    for page, path in PAGES.items():
+        for dotted in set(re.findall(r"`(django_distlock(?:\.\w+)+)`", path.read_text())):
+            if dotted.startswith("django_distlock.testing") or dotted in first_column("docs/operations.md"):
+                continue  # planned, and said to be; names of loggers
+            assert resolves(dotted), f"{page} names {dotted}"
+
+
+def resolves(dotted: str) -> bool:
+    from importlib import import_module
+
+    module, _, name = dotted.rpartition(".")
+    try:
+        import_module(dotted)
+    except ImportError:
+        found: Any = import_module(module)
+        return hasattr(found, name)
+    return True
+
+
+def test_no_page_is_forgotten_in_the_table_of_contents() -> None:
+    index = PAGES["docs/index.md"].read_text()
+    for page, path in PAGES.items():
+        if path.is_relative_to(DOCS) and path.name != "index.md":
+            assert f"\n{path.relative_to(DOCS).with_suffix('')}\n" in index, page
