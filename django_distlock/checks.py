@@ -12,7 +12,7 @@ from django.db import connections
 from django.utils.module_loading import import_string
 
 from .backends.base import Backend
-from .conf import KEYS, MIN_SITE_KEY_LENGTH, read_alias, site_key_setting
+from .conf import KEYS, MIN_SITE_KEY_LENGTH, AliasConfig, read_alias, site_key_setting
 
 if TYPE_CHECKING:
     from django.apps import AppConfig
@@ -30,8 +30,10 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
     return found
 
 
-def _check_alias(alias: str, entry: Any) -> list[CheckMessage]:
+def _check_alias(alias: Any, entry: Any) -> list[CheckMessage]:
     where = f"DISTLOCK[{alias!r}]"
+    if not isinstance(alias, str):
+        return [Error(f"{where}: an alias must be a str.", id="distlock.E001")]
     if not isinstance(entry, Mapping):
         return [Error(f"{where} must be a dict.", id="distlock.E001")]
     found: list[CheckMessage] = [
@@ -52,7 +54,16 @@ def _check_alias(alias: str, entry: Any) -> list[CheckMessage]:
         return [*found, Error(f"{where}: cannot import the backend {config.backend!r}: {error}", id="distlock.E003")]
     if not (isinstance(factory, type) and issubclass(factory, Backend)):
         return [*found, Error(f"{where}: {config.backend!r} is no subclass of Backend.", id="distlock.E003")]
-    return [*found, *_check_options(where, factory, config.options), *_check_ttl(where, factory, entry)]
+    wrong = [*_check_options(where, factory, config.options), *_check_ttl(where, factory, entry)]
+    return [*found, *(wrong or _check_backend(factory, config))]
+
+
+def _check_backend(factory: type[Backend], config: AliasConfig) -> list[CheckMessage]:
+    """What only the backend itself knows."""
+    try:
+        return factory(config.alias, config.options).check()
+    except ImproperlyConfigured as error:
+        return [Error(str(error), id="distlock.E003")]
 
 
 def _check_options(where: str, factory: type[Backend], options: Mapping[str, Any]) -> list[CheckMessage]:
@@ -64,7 +75,7 @@ def _check_options(where: str, factory: type[Backend], options: Mapping[str, Any
             id="distlock.E004",
         )
         for option in options
-        if option not in factory.option_names and option != "database"
+        if option not in factory.option_names
     ]
     for option in ("database", "session_database"):
         alias = options.get(option)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from .validation import count, seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 KEYS = ("BACKEND", "TIMEOUT", "TTL", "MAX_HOLD", "MAX_HELD", "WARN_HOLD_SECONDS", "OPTIONS")
 MIN_SITE_KEY_LENGTH = 32
@@ -41,6 +39,8 @@ class AliasConfig:
 def configured() -> Mapping[str, Mapping[str, Any]]:
     """The setting ``DISTLOCK``; ``{"default": {}}`` if there is none, and always with a "default"."""
     given = getattr(settings, "DISTLOCK", None) or {}
+    if not isinstance(given, Mapping):
+        raise ImproperlyConfigured("DISTLOCK must be a dict: alias -> settings.")
     return given if "default" in given else {"default": {}, **given}
 
 
@@ -58,8 +58,17 @@ def read_alias(alias: str) -> AliasConfig:
         known = ", ".join(repr(name) for name in aliases)
         raise ImproperlyConfigured(f"There is no lock backend {alias!r} in DISTLOCK. Known: {known}.")
     entry = aliases[alias]
-    options = dict(entry.get("OPTIONS") or {})
-    backend = entry.get("BACKEND")
+    if not isinstance(entry, Mapping):
+        raise ImproperlyConfigured(f"DISTLOCK[{alias!r}] must be a dict.")
+    options, backend = entry.get("OPTIONS") or {}, entry.get("BACKEND")
+    if not isinstance(options, Mapping):
+        raise ImproperlyConfigured(f"DISTLOCK[{alias!r}]['OPTIONS'] must be a dict.")
+    options = dict(options)
+    for option in ("database", "session_database"):
+        if not isinstance(options.get(option, ""), str):
+            raise ImproperlyConfigured(f"DISTLOCK[{alias!r}]: OPTIONS[{option!r}] must be an alias in DATABASES.")
+    if not isinstance(backend, str | None):
+        raise ImproperlyConfigured(f"DISTLOCK[{alias!r}]['BACKEND'] must be the dotted path of a class, as a str.")
     if backend is None:
         database = options.setdefault("database", DEFAULT_DB_ALIAS)
         backend = default_backend(database)

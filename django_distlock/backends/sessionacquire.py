@@ -8,10 +8,12 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
 
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Grant
+from django_distlock.validation import count
 from django_distlock.waiting import Call, Flow, drive
 
 from .base import Backend
@@ -42,9 +44,13 @@ class SessionAcquire(Backend, Generic[S]):
         super().__init__(alias, options)
         self.database: str = options.get("database", DEFAULT_DB_ALIAS)
         self.session_database: str = options.get("session_database", self.database)
+        try:
+            wait_sessions = count("wait_sessions", options.get("wait_sessions", WAIT_SESSIONS))
+        except (TypeError, ValueError) as error:
+            raise ImproperlyConfigured(f"DISTLOCK[{alias!r}]: {error}") from error
         self.sessions: Sessions[S] = Sessions(
             self._connect,
-            options.get("wait_sessions", WAIT_SESSIONS),
+            wait_sessions,
             lambda: self.wake_at(time.monotonic() + TICK),
         )
         self._hot: dict[bytes, float] = {}
