@@ -1,0 +1,242 @@
+"""The site key: where it comes from, that there is one, and that it does not change under running processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connections
+
+from django_distlock import BackendUnavailable, advisory_lock
+from django_distlock.registry import registry
+from django_distlock.sitekey import TABLE, site_key
+from tests.backends.actors import hold
+from tests.faults.server import key_of
+from tests.processes import ROOT, Child
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.matrix import Entry
+
+pytestmark = pytest.mark.usefixtures("databases")
+
+
+def rows(alias: str = "default") -> list[tuple[Any, ...]]:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"SELECT id, site_key FROM {TABLE}")
+        return cursor.fetchall()
+
+
+@pytest.fixture
+def no_setting(settings: Any) -> None:
+    settings.DISTLOCK_SITE_KEY = None
+
+
+@pytest.fixture
+def own_row(no_setting: None) -> Iterator[Callable[[str | None], None]]:
+    """Put another key into the row, or none; the row of the migration comes back."""
+    before = rows()
+
+    def put(key: str | None) -> None:
+        with connections["default"].cursor() as cursor:
+            cursor.execute(f"DELETE FROM {TABLE}")
+            if key is not None:
+                cursor.execute(f"INSERT INTO {TABLE} (id, site_key) VALUES (1, %s)", [key])
+
+    yield put
+    put(before[0][1])
+
+
+def test_migrate_makes_one_row_of_256_random_bits() -> None:
+    ((identity, key),) = rows()
+    assert identity == 1
+    assert re.fullmatch(r"[A-Za-z0-9_-]{43}", key)
+    assert {rows(alias)[0][1] for alias in ("default", "postgres", "mariadb")} != {key}, "not drawn anew each time"
+
+
+def test_migrate_never_replaces_it(own_row: Callable[[str | None], None]) -> None:
+    own_row("k" * 43)
+    call_command("migrate", "django_distlock", verbosity=0)
+    remake()
+    assert rows() == [(1, "k" * 43)]
+
+
+def remake() -> None:
+    """What the migration does to the row, once more."""
+    from importlib import import_module
+
+    from django.apps import apps
+
+    migration = import_module("django_distlock.migrations.0001_initial")
+    with connections["default"].schema_editor() as editor:
+        migration.make_site_key(apps, editor)
+
+
+@pytest.mark.parametrize("alias", ["default", "postgres", "mariadb"])
+def test_flush_does_not_empty_it(alias: str) -> None:
+    """Every TransactionTestCase flushes; a key made anew would end exclusion between running processes."""
+    before = rows(alias)
+    call_command("flush", interactive=False, verbosity=0, database=alias)
+    assert rows(alias) == before != []
+
+
+def test_the_row_is_used_without_the_setting(own_row: Callable[[str | None], None]) -> None:
+    own_row("r" * 43)
+    assert site_key.load() == "r" * 43
+
+
+def test_the_setting_wins_over_the_row(own_row: Callable[[str | None], None], settings: Any) -> None:
+    own_row("r" * 43)
+    settings.DISTLOCK_SITE_KEY = "s" * 43
+    assert site_key.load() == "s" * 43
+
+
+def test_a_process_pins_what_it_read(own_row: Callable[[str | None], None], name: str) -> None:
+    own_row("r" * 43)
+    before = key_of("postgres", name)
+    own_row("x" * 43)
+    registry.close()
+    assert site_key.load() == "r" * 43
+    assert key_of("postgres", name) == before
+
+
+def test_a_missing_row_names_both_cures(own_row: Callable[[str | None], None], name: str) -> None:
+    own_row(None)
+    with pytest.raises(BackendUnavailable, match=r"no site key.*manage\.py migrate.*set DISTLOCK_SITE_KEY"):
+        advisory_lock(name, using="postgres").acquire()
+    own_row("r" * 43)  # and it is looked for again, not only once
+    advisory_lock(name, using="postgres").acquire().release()
+
+
+@pytest.fixture
+def no_table(databases: None, no_setting: None) -> Iterator[None]:
+    with connections["default"].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {TABLE} RENAME TO {TABLE}_away")
+    yield
+    with connections["default"].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {TABLE}_away RENAME TO {TABLE}")
+
+
+@pytest.mark.usefixtures("no_table")
+def test_a_missing_table_names_both_cures(name: str) -> None:
+    with pytest.raises(
+        BackendUnavailable, match=r"could not be read.*manage\.py migrate.*set DISTLOCK_SITE_KEY"
+    ) as caught:
+        advisory_lock(name, using="postgres").acquire()
+    assert "no such table" in str(caught.value.__cause__)
+
+
+@pytest.mark.usefixtures("no_table")
+def test_a_missing_table_names_both_cures_to_a_task(name: str) -> None:
+    async def work() -> None:
+        async with advisory_lock(name, using="mysql"):
+            raise AssertionError("acquired without a site key")
+
+    with pytest.raises(BackendUnavailable, match=r"manage\.py migrate"):
+        asyncio.run(work())
+
+
+@pytest.mark.usefixtures("no_table")
+def test_the_memory_backend_needs_no_key(name: str) -> None:
+    with advisory_lock(name, using="memory"):
+        pass
+
+
+def test_the_first_use_may_be_a_task(own_row: Callable[[str | None], None], entry: Entry, name: str) -> None:
+    """Many tasks at once, each the first: none touches the database from the event loop."""
+    own_row("a" * 43)
+
+    async def one(number: int) -> None:
+        async with advisory_lock(f"{name}{number}", using=entry.using):
+            pass
+
+    async def work() -> None:
+        await asyncio.gather(*(one(number) for number in range(5)))
+
+    asyncio.run(work())
+    assert site_key.pinned == (None if entry.using == "memory" else "a" * 43)
+
+
+@pytest.mark.parametrize("using", ["postgres", "mysql"])
+def test_r3_two_sites_do_not_exclude_each_other_one_site_does(using: str, name: str) -> None:
+    lock = advisory_lock(name, using=using)
+    with Child(hold, using, name, env={"DISTLOCK_SITE_KEY": "the key of somebody else's site 0123456789"}) as other:
+        assert other.hear() == "held"
+        with lock:
+            other.say()
+            assert other.hear() == "released"
+    with Child(hold, using, name) as same:
+        assert same.hear() == "held"
+        assert lock.try_acquire() is None
+        same.say()
+        assert same.hear() == "released"
+
+
+def test_the_key_is_not_shown(own_row: Callable[[str | None], None], name: str) -> None:
+    canary = "canary-0123456789-canary-0123456789-canary"
+    own_row(canary)
+    with advisory_lock(name, using="postgres") as lease:
+        shown = [
+            site_key,
+            registry.entry("postgres"),
+            registry.entry("postgres").backend,
+            lease,
+            key_of("postgres", name),
+        ]
+        assert canary not in " ".join(f"{thing!r} {thing}" for thing in shown)
+
+
+def read_key(link: Any) -> None:
+    """In a child: what key does this process use?"""
+    link.say(site_key.load())
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres", "mariadb"])
+def test_processes_that_migrate_at_once_end_with_one_key(engine: str, tmp_path: Path) -> None:
+    database = str(tmp_path / "fresh.sqlite3") if engine == "sqlite" else f"distlock_fresh_{os.getpid()}"
+    environment = {**os.environ, "DB": engine, "DISTLOCK_DEMO_DB": database, "DISTLOCK_SITE_KEY": ""}
+    if engine != "sqlite":
+        run_sql(engine, f"DROP DATABASE IF EXISTS {database}", f"CREATE DATABASE {database}")
+    try:
+        manage(environment, "migrate", "contenttypes")  # Django's own table of migrations
+        processes = [start(environment, "migrate", "django_distlock") for _ in range(3)]
+        for process in processes:
+            output, _ = process.communicate(timeout=60)
+            assert process.returncode == 0, output
+        keys = {manage(environment, "shell", "-v", "0", "-c", PRINT_KEY).strip() for _ in range(2)}
+        assert len(keys) == 1
+        assert len(keys.pop()) == 43
+    finally:
+        if engine != "sqlite":
+            run_sql(engine, f"DROP DATABASE {database}")
+
+
+PRINT_KEY = "from django_distlock.sitekey import site_key; print(site_key.load())"
+
+
+def run_sql(engine: str, *statements: str) -> None:
+    with connections[engine].cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def start(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "testproject/manage.py", *arguments]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def manage(environment: dict[str, str], *arguments: str) -> str:
+    process = start(environment, *arguments)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    return output
