@@ -7,7 +7,6 @@ lock taken inside a transaction is given back after it.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +55,6 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         super().__init__(alias, options)
         self._known: dict[str, str] = {}
-        self._waits: dict[int, tuple[MySQLSession, threading.Event]] = {}
 
     def _connect(self, waits: bool, until: float) -> Flow[MySQLSession]:
         connection = connections[self.session_database]
@@ -70,36 +68,12 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         except SessionDead as error:
             raise self._unavailable(error) from (error.__cause__ or error)
 
-    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+    def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
         if claim.key.text not in self._known:
             if len(self._known) >= KNOWN_NAMES:
                 self._known.clear()
             self._known[claim.key.text] = claim.key.name
-        return drive(self._acquire(claim, wait))
-
-    def _wait_on(self, session: MySQLSession, claim: Claim, until: float) -> Flow[bool]:
-        over = threading.Event()
-        self._waits[id(claim)] = session, over
-        try:
-            return (yield from session.wait(claim.key, claim.shared, until))
-        finally:
-            del self._waits[id(claim)]
-            over.set()
-
-    def interrupt(self, claim: Claim) -> None:
-        """KILL QUERY, repeated: one that comes before the statement does nothing."""
-        for _ in range(10):
-            session, over = self._waits.get(id(claim), (None, None))
-            if session is None or over is None:
-                return
-            try:
-                drive(self._cancel(session))
-            except Exception:
-                break
-            if over.wait(0.05):
-                return
-        if session is not None:
-            session.kill("a wait was cancelled")
+        return super()._acquire(claim, wait)
 
     # for operators
 

@@ -1,6 +1,7 @@
 """Statements on one dedicated MySQL or MariaDB session, by the C client's own calls.
 
-The driver has no asyncio of its own: tasks come here through the backend's private threads.
+mysqlclient has no asyncio, but it can send a statement and read the reply apart. In between a thread polls the socket,
+and a task has its event loop watch it: tasks need no threads.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import MySQLdb
 from MySQLdb import _mysql
 
-from django_distlock.waiting import Call, Flow, drive
+from django_distlock.waiting import Call, Flow, adrive, drive
 
 from .session import STATEMENT_LIMIT, TICK, ServerError, Session, SessionDead, StatementTimeout
 from .sockets import READY, readable
@@ -47,17 +48,32 @@ class MySQLLine(Session):
 
     # statements
 
-    def execute(self, sql: bytes, until: float, undo: bytes | None = None, *, waits: bool = False) -> Any:
+    def execute(self, sql: bytes, until: float, undo: bytes | None = None) -> Any:
         """The first column of the first row. ``undo`` takes back a grant whose reply nobody waits for any more.
         SessionDead, ServerError, StatementTimeout."""
-        rows = self.query(sql, until, undo, waits=waits)
-        return rows[0][0] if rows else None
+        return _first(self.query(sql, until, undo))
 
-    def query(self, sql: bytes, until: float, undo: bytes | None = None, *, waits: bool = False) -> Any:
+    async def aexecute(self, sql: bytes, until: float, undo: bytes | None = None) -> Any:
+        """:meth:`execute` for a task."""
+        return _first(await adrive(self._query(sql, until, undo)))
+
+    def wait_for(self, sql: bytes, until: float, undo: bytes) -> Any:
+        """:meth:`execute` for a statement that the watchdog must leave alone."""
+        return _first(drive(self._query(sql, until, undo)))
+
+    async def await_for(self, sql: bytes, until: float, undo: bytes) -> Any:
+        """:meth:`wait_for` for a task."""
+        return _first(await adrive(self._query(sql, until, undo)))
+
+    def query(self, sql: bytes, until: float, undo: bytes | None = None) -> Any:
         """All rows."""
-        if waits or self.orphaned_at is not None or until - time.monotonic() <= STATEMENT_LIMIT + 2 * TICK:
+        if self.orphaned_at is not None or until - time.monotonic() <= STATEMENT_LIMIT + 2 * TICK:
             return drive(self._query(sql, until, undo))
         return self._query_now(sql)
+
+    async def aquery(self, sql: bytes, until: float, undo: bytes | None = None) -> Any:
+        """:meth:`query` for a task."""
+        return await adrive(self._query(sql, until, undo))
 
     def _query_now(self, sql: bytes) -> Any:
         """In this thread, by one blocking call of the client; the watchdog ends it if it hangs."""
@@ -142,3 +158,7 @@ class MySQLLine(Session):
 
     def unexpected(self) -> None:
         self.kill("the server ended the session")  # the server says nothing unasked but goodbye
+
+
+def _first(rows: Any) -> Any:
+    return rows[0][0] if rows else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import MySQLdb
 
 from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
+from django_distlock.parking import Parker
 from django_distlock.waiting import Call, Flow, drive
 
 from .mysql_line import MySQLLine
@@ -34,7 +35,7 @@ def open_session(alias: str, parameters: dict[str, Any], waits: bool, until: flo
     """Connect by the monotonic time ``until``. SessionDead with the server's message, StatementTimeout,
     UnsupportedOperation for servers on which GET_LOCK does not work."""
     ours = {key: value for key, value in parameters.items() if key not in ("read_timeout", "write_timeout")}
-    conn = _connect({**ours, "autocommit": True}, until)
+    conn = yield from _connect({**ours, "autocommit": True}, until)
     session = MySQLSession(conn, waits)
     try:
         yield from session.prepare(alias, until)
@@ -44,39 +45,53 @@ def open_session(alias: str, parameters: dict[str, Any], waits: bool, until: flo
     return session
 
 
-def _connect(parameters: dict[str, Any], until: float) -> Any:
-    """The client's connect has no deadline below a second: it runs in a thread that is left to itself at ours."""
-    outcome: list[Any] = []
-    guard = threading.Lock()
-    left = max(0.0, until - time.monotonic())
-    limit = 3600 if left == math.inf else math.ceil(left) + 1
+class _Attempt:
+    """The client's connect has no deadline below a second and no asyncio: it runs in a thread of its own, which is left
+    to itself when nobody waits any more."""
 
-    def connect() -> None:
-        result: Any
+    def __init__(self, parameters: dict[str, Any], left: float) -> None:
+        self.parker = Parker()
+        self.outcome: Any = None
+        self._guard = threading.Lock()
+        self._abandoned = False
+        limit = math.ceil(min(left, LONGEST_WAIT)) + 1
+        arguments = ({"connect_timeout": limit, **parameters},)
+        threading.Thread(target=self._run, args=arguments, name="distlock-connect", daemon=True).start()
+
+    def _run(self, parameters: dict[str, Any]) -> None:
         try:
-            result = MySQLdb.connect(**{"connect_timeout": limit, **parameters})
+            outcome = MySQLdb.connect(**parameters)
         except Exception as error:
-            result = error
-        with guard:
-            if outcome:  # nobody waits any more
-                if not isinstance(result, Exception):
-                    result.close()
-            else:
-                outcome.append(result)
+            outcome = error
+        with self._guard:
+            self.outcome = outcome
+            if self._abandoned:
+                self._close()
+        self.parker.wake()
 
-    thread = threading.Thread(target=connect, name="distlock-connect", daemon=True)
-    thread.start()
+    def abandon(self) -> None:
+        """Close the connection, if there is one or when it comes."""
+        with self._guard:
+            self._abandoned = True
+            self._close()
+
+    def _close(self) -> None:
+        if self.outcome is not None and not isinstance(self.outcome, Exception):
+            self.outcome.close()
+
+
+def _connect(parameters: dict[str, Any], until: float) -> Flow[Any]:
+    left = max(0.0, until - time.monotonic())
+    attempt = _Attempt(parameters, left)
     try:
-        thread.join(min(left, threading.TIMEOUT_MAX))
-    finally:
-        with guard:
-            if not outcome:
-                outcome.append(StatementTimeout())
-    if isinstance(outcome[0], StatementTimeout):
-        raise outcome[0]
-    if isinstance(outcome[0], Exception):
-        raise SessionDead(str(outcome[0].args[-1])) from outcome[0]
-    return outcome[0]
+        if not (yield Call(attempt.parker, "park", (left,))):
+            raise StatementTimeout
+    except BaseException:
+        attempt.abandon()
+        raise
+    if isinstance(attempt.outcome, Exception):
+        raise SessionDead(str(attempt.outcome.args[-1])) from attempt.outcome
+    return attempt.outcome
 
 
 class MySQLSession(MySQLLine):
@@ -171,17 +186,13 @@ class MySQLSession(MySQLLine):
                 raise problem from error
             got = None
         if got is None:
-            drive(self.clear(max(until, time.monotonic()) + GRACE))
+            drive(self.unlock(key, shared))
         return bool(got == 1)
 
     def _wait_seconds(self, until: float) -> bytes:
         """MySQL rounds to whole seconds: there it waits longer, and the session is dropped at the deadline."""
         seconds = max(0.0, min(until - time.monotonic(), LONGEST_WAIT))
         return b"%.4f" % seconds if self.mariadb else b"%d" % math.ceil(seconds)
-
-    def wait_for(self, sql: bytes, until: float, undo: bytes) -> Any:
-        """:meth:`execute` for a statement that the watchdog must leave alone."""
-        return self.execute(sql, until, undo, waits=True)
 
     def unlock(self, key: LockKey, shared: bool) -> Flow[bool]:
         until = time.monotonic() + STATEMENT_LIMIT + 3 * TICK

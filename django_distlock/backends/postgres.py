@@ -19,7 +19,7 @@ from django.db import DatabaseError, connections
 
 from django_distlock.exceptions import DeadlockDetected
 from django_distlock.records import Claim, Grant, LockInfo
-from django_distlock.waiting import Flow, adrive, drive, finished
+from django_distlock.waiting import Flow, adrive, drive
 
 from . import sockets
 from .session import GRACE, SessionDead
@@ -119,7 +119,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         if claim.scope == "transaction":  # Django's connections are not for tasks
             claim = replace(claim, scope="session")
-        return await adrive(self._acquire(claim, wait))
+        return await super().atry_acquire(claim, wait)
 
     def release(self, grant: Grant) -> bool:
         # its transaction takes it along
@@ -128,12 +128,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
     async def arelease(self, grant: Grant) -> bool:
         if grant.claim.scope == "transaction":
             return True
-        turnstile = grant.session.turnstile
-        if turnstile.try_acquire():
-            if grant.session.orphaned_at is None:
-                return await adrive(self._release(grant, entered=True))  # sent at once: cancelled, it is a release
-            turnstile.release()
-        return bool(await finished(adrive(self._release(grant))))
+        return await super().arelease(grant)
 
     def verify(self, grant: Grant) -> bool:
         if grant.claim.scope != "transaction":

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django_distlock.exceptions import BackendUnavailable
-from django_distlock.waiting import Call, Flow, drive
+from django_distlock.waiting import Call, Flow, adrive, drive, finished
 
 from .session import STATEMENT_LIMIT, ServerError, Session, SessionDead, StatementTimeout
 from .sessionacquire import SessionAcquire
@@ -29,8 +29,19 @@ class SessionLockBackend(SessionAcquire[S]):
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         return drive(self._acquire(claim, wait))
 
+    async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        return await adrive(self._acquire(claim, wait))
+
     def release(self, grant: Grant) -> bool:
         return drive(self._release(grant))
+
+    async def arelease(self, grant: Grant) -> bool:
+        turnstile = grant.session.turnstile
+        if turnstile.try_acquire():
+            if grant.session.orphaned_at is None:
+                return await adrive(self._release(grant, entered=True))  # sent at once: cancelled, it is a release
+            turnstile.release()
+        return bool(await finished(adrive(self._release(grant))))
 
     def free_now(self, grant: Grant) -> bool:
         session: S = grant.session
@@ -52,6 +63,9 @@ class SessionLockBackend(SessionAcquire[S]):
 
     def verify(self, grant: Grant) -> bool:
         return drive(self._verify(grant))
+
+    async def averify(self, grant: Grant) -> bool:
+        return await adrive(self._verify(grant))
 
     def pause(self, claim: Claim, attempt: int) -> float:
         return PAUSE
