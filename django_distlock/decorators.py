@@ -45,24 +45,26 @@ def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
     """Wrap ``function`` so that each call holds ``face``."""
     _refuse(function)
     template = Template(face.templates(), function)
-    if iscoroutinefunction(function):
+    if iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__):
         return _decorate_async(face, function, template, on_busy)
-    inner = getattr(function, "_non_atomic_requests", None)
+    inner = getattr(function, "_non_atomic_requests", ())
     innermost = not isinstance(inner, LockedView)
+    excluded = LockedView(inner)
+    dispatches = getattr(function, "__name__", "") == "dispatch"
 
     @functools.wraps(function)
     def locked(*args: Any, **kwargs: Any) -> Any:
         request = _request(args)
-        call = functools.partial(_call_view, function, request if innermost else None)
-        if request is not None and _is_async_view(request):
+        call = functools.partial(_call_view, function, request if innermost else None, excluded)
+        if dispatches and request is not None and _is_async_view(request):
             return _held_async(_recipe(face, template, args, kwargs), call, args, kwargs, on_busy)
         recipe = _recipe(face, template, args, kwargs)
         lease = recipe.try_acquire(recipe.timeout) if on_busy != "raise" else recipe.acquire()
         if lease is None:
-            return _busy(on_busy, args, kwargs)
+            return _call_view(on_busy, request, excluded, *args, **kwargs) if callable(on_busy) else None
         return _run(lease, call, args, kwargs)
 
-    locked._non_atomic_requests = inner if isinstance(inner, LockedView) else LockedView(inner or ())  # type: ignore[attr-defined]
+    locked._non_atomic_requests = excluded  # type: ignore[attr-defined]
     return locked  # type: ignore[return-value]
 
 
@@ -74,7 +76,7 @@ def _run(lease: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: di
             raise
     if inspect.isawaitable(result):
         return _awaited(lease, result)
-    lease.release()
+    lease._release(True)  # the call may come from an except block, whose exception is none of ours
     return result
 
 
@@ -88,7 +90,7 @@ async def _held_async(
 ) -> Any:
     lease = await recipe.aacquire() if on_busy == "raise" else await recipe.atry_acquire(recipe.timeout)
     if lease is None:
-        result = _busy(on_busy, args, kwargs)
+        result = on_busy(*args, **kwargs) if callable(on_busy) else None
         return await result if inspect.isawaitable(result) else result
     async with lease:
         result = call(*args, **kwargs)
@@ -107,10 +109,6 @@ def _decorate_async(face: Face[Any], function: F, template: Template, on_busy: O
 def _recipe(face: Face[Any], template: Template, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Face[Any]:
     values = template.fill(args, kwargs)
     return face.formatted(values) if values else face
-
-
-def _busy(on_busy: OnBusy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return on_busy(*args, **kwargs) if callable(on_busy) else None
 
 
 def _request(args: tuple[Any, ...]) -> HttpRequest | None:
@@ -137,21 +135,34 @@ def _is_async_view(request: HttpRequest) -> bool:
     return True
 
 
-def _call_view(function: Callable[..., Any], request: HttpRequest | None, /, *args: Any, **kwargs: Any) -> Any:
+def _call_view(
+    function: Callable[..., Any], request: HttpRequest | None, excluded: LockedView, /, *args: Any, **kwargs: Any
+) -> Any:
     """Call ``function`` inside the transactions that Django left to us.
 
     Whether Django did so is asked of the view that it resolved, not of this wrapper: ``method_decorator`` makes a new
-    wrapper for each request, and a plain call by other code opens nothing.
+    wrapper for each request, and a plain call by other code opens nothing. ``excluded`` are the aliases that the user
+    took out between two decorators, which ``method_decorator`` does not show on the view.
     """
-    marker = None if request is None else getattr(_resolved_view(request), "_non_atomic_requests", None)
+    view = None if request is None else _resolved_view(request)
+    marker = getattr(view, "_non_atomic_requests", None)
     if not isinstance(marker, LockedView):
         return function(*args, **kwargs)
-    excluded = set(marker)
+    out = {*marker, *excluded}
     with ExitStack() as stack:
         for alias, settings in connections.settings.items():
-            if settings["ATOMIC_REQUESTS"] and alias not in excluded and not connections[alias].in_atomic_block:
+            if settings["ATOMIC_REQUESTS"] and alias not in out and not _is_atomic(alias):
+                if iscoroutinefunction(view):
+                    raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")  # Django's own words
                 stack.enter_context(transaction.atomic(using=alias))
         return function(*args, **kwargs)
+
+
+def _is_atomic(alias: str) -> bool:
+    """Is a transaction open that is not just the one around a TestCase?"""
+    connection = connections[alias]
+    blocks: Any = connection.atomic_blocks
+    return connection.in_atomic_block and not (blocks and blocks[-1]._from_testcase)
 
 
 def _refuse(function: object) -> None:

@@ -62,9 +62,11 @@ class Template:
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature of what is really called: a partial made by ``method_decorator`` has ``self`` bound already."""
-    if isinstance(function, functools.partial):
-        return inspect.signature(functools.partial(function.func, *function.args, **function.keywords))
+    """The signature of what is really called: a partial made by ``method_decorator`` has ``self`` bound already, but
+    says that it wraps the method that has not."""
+    inner = inspect.unwrap(function, stop=lambda f: isinstance(f, functools.partial) or hasattr(f, "__signature__"))
+    if isinstance(inner, functools.partial) and not hasattr(inner, "__signature__"):
+        return inspect.signature(functools.partial(inner.func, *inner.args, **inner.keywords))
     return inspect.signature(function)
 
 

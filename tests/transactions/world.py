@@ -81,7 +81,8 @@ class World:
     def check_rival_came_in(self, seen: int) -> None:
         """The rival got the lock after the end and soon after it, and saw ``seen`` rows at that moment."""
         self.ended()
-        granted_at, count = self._hear_grant()
+        assert self._waiting, "what should run under the lock did not run"
+        granted_at, count = self.hear_grant()
         assert granted_at >= self._before, "the rival was in before the end"
         late = granted_at - self._after
         assert late <= SOON, f"the rival was in {late * 1000:.0f} ms after the end of the transaction"
@@ -110,7 +111,7 @@ class World:
         assert self.lock().try_acquire() is None
         assert len(self.returned) == 1
 
-    def _hear_grant(self) -> list[Any]:
+    def hear_grant(self) -> list[Any]:
         self._heard = True
         answer: list[Any] = self.rival.hear()
         return answer
