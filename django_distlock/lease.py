@@ -11,6 +11,7 @@ from . import signals
 from .exceptions import DistlockError, LockLost, LockNotHeld
 from .holding import FORKED, Holding, State
 from .holdings import holdings
+from .keepalive import RENEWALS_PER_TTL, keepalive
 from .loss import lose
 from .transactions import defer
 from .validation import seconds
@@ -66,11 +67,12 @@ class Lease(Releasable):
     A Lease that is dropped without a release keeps the lock.
     """
 
-    __slots__ = ("__weakref__", "_holding", "_released")
+    __slots__ = ("__weakref__", "_holding", "_leaving", "_released")
 
     def __init__(self, holding: Holding) -> None:
         self._holding = holding
         self._released = False
+        self._leaving = False  # is its release the one that asks the engine?
 
     def __repr__(self) -> str:
         state = "lost" if self.lost else "held" if self.held else "released"
@@ -154,11 +156,20 @@ class Lease(Releasable):
 
         It runs in whatever thread notices, most often the keepalive thread. An exception in it is logged.
         """
-        holding = self._holding
+        pending = [callback]
+
+        def call() -> None:
+            try:
+                taken = pending.pop()
+            except IndexError:
+                return
+            if not self._released or self._leaving:
+                taken(self)
+
+        # registered before the question: the loss may be noticed in another thread meanwhile
+        self._holding.callbacks.append(call)
         if self.lost:
-            callback(self)
-        else:
-            holding.callbacks.append(lambda: None if self._released else callback(self))
+            call()
 
     def extend(self, ttl: float) -> None:
         """Let the lease live for ``ttl`` seconds from now, and renew it by as much from here on.
@@ -182,7 +193,8 @@ class Lease(Releasable):
             lose(holding, "stolen")
             raise LockLost(self._lost_message())
         holding.ttl = ttl
-        holdings.renew(holding, grant)
+        if holdings.renew(holding, grant):
+            keepalive.wake_at(time.monotonic() + ttl / RENEWALS_PER_TTL)
 
     def _lost_message(self) -> str:
         return f"The lock {self.name!r} of alias {self.using!r} was lost ({self._holding.lost})."
@@ -209,7 +221,8 @@ class Lease(Releasable):
         if holding.lost is not None:
             self._report(LockLost(self._lost_message()), raising)
             return False
-        return holdings.leave(holding, self) and not defer(holding)
+        self._leaving = holdings.leave(holding, self) and not defer(holding)
+        return self._leaving
 
     def _report(self, error: DistlockError, raising: bool) -> None:
         if raising:
