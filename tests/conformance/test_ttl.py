@@ -1,0 +1,297 @@
+"""R18 to R21 for backends whose locks have a TTL: validity, renewal, and fencing tokens."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock import LockLost, LockNotHeld, advisory_lock
+from django_distlock.records import drift
+from django_distlock.registry import registry
+from tests.conformance.actors import ThreadActor
+from tests.conftest import eventually
+from tests.matrix import MATRIX
+
+if TYPE_CHECKING:
+    from tests.conformance.actors import Actor
+
+
+def _has_ttl(using: str) -> bool:
+    return using == "memory" or using.startswith("leasetable")
+
+
+pytestmark = pytest.mark.parametrize(
+    "entry", [entry for entry in MATRIX if _has_ttl(entry.using)], ids=lambda entry: entry.using, indirect=True
+)
+
+
+def test_the_selection_above_is_that_of_the_flags(entry: Any) -> None:
+    for each in MATRIX:
+        backend = registry.entry(each.using).backend
+        assert (backend.supports_ttl, backend.supports_fencing) == (_has_ttl(each.using),) * 2
+
+
+def test_r19_validity_counts_from_before_the_request_less_drift(me: Actor, using: str, name: str) -> None:
+    before = time.monotonic()
+    lease = me.acquire(advisory_lock(name, using=using, ttl=20))
+    after = time.monotonic()
+    assert before + 20 - drift(20) <= lease.valid_until <= after + 20 - drift(20)
+    assert drift(20) == pytest.approx(0.202)
+    me.release(lease)
+
+
+def test_r19_a_grant_that_comes_after_its_own_validity_is_given_back(
+    me: Actor, rival: Any, using: str, name: str, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first answer takes longer than the TTL; the second one counts."""
+    slow = [True]
+    released: list[Any] = []
+    for method, answer in (("try_acquire", _late(slow)), ("atry_acquire", _alate(slow))):
+        monkeypatch.setattr(backend, method, answer(getattr(backend, method)))
+    for method in ("release", "arelease"):
+        monkeypatch.setattr(backend, method, _noting(released, getattr(backend, method)))
+    lease = me.acquire(advisory_lock(name, using=using, ttl=0.2), timeout=5)
+    assert len({id(grant) for grant in released}) == 1
+    assert lease.held
+    assert lease.valid_until > time.monotonic()
+    me.release(lease)
+    rival.release(rival.acquire(using, name, timeout=1))
+
+
+def _late(slow: list[bool]) -> Any:
+    def wrap(original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            grant = original(*args, **kwargs)
+            if grant is not None and slow:
+                slow.clear()
+                threading.Event().wait(0.25)
+            return grant
+
+        return call
+
+    return wrap
+
+
+def _alate(slow: list[bool]) -> Any:
+    def wrap(original: Any) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            grant = await original(*args, **kwargs)
+            if grant is not None and slow:
+                slow.clear()
+                threading.Event().wait(0.25)
+            return grant
+
+        return call
+
+    return wrap
+
+
+def _noting(calls: list[Any], original: Any) -> Any:
+    def call(grant: Any) -> Any:
+        calls.append(grant)
+        return original(grant)
+
+    return call
+
+
+def test_r20_it_is_renewed_while_it_is_held(me: Actor, rival: Any, using: str, name: str) -> None:
+    lease = me.acquire(advisory_lock(name, using=using, ttl=0.4))
+    first, fence = lease.valid_until, lease.fence
+    eventually(lambda: lease.valid_until > first + 0.4, "it is not renewed", 3)
+    assert time.monotonic() > first
+    assert (lease.held, lease.fence) == (True, fence)
+    with pytest.raises(Exception, match="LockNotAcquired"):
+        rival.acquire(using, name, timeout=0)
+    me.release(lease)
+    rival.release(rival.acquire(using, name, timeout=0))
+
+
+def test_r20_also_if_it_was_waited_for(me: Actor, rival: Any, using: str, name: str) -> None:
+    """The keepalive thread found nothing to do while we waited; it is there when it is needed."""
+    held = rival.acquire(using, name)
+    waiting = me.start(advisory_lock(name, using=using, ttl=0.4), "acquire", timeout=5)
+    with pytest.raises(TimeoutError):
+        waiting.result(0.7)
+    rival.release(held)
+    lease = waiting.result(5)
+    first = lease.valid_until
+    eventually(lambda: lease.valid_until > first + 0.4, "it is not renewed", 3)
+    assert lease.held
+    me.release(lease)
+
+
+def test_r20_many_leases_of_one_process(me: Actor, using: str, name: str) -> None:
+    leases = [me.acquire(advisory_lock(f"{name}{number}", using=using, ttl=1)) for number in range(20)]
+    ends = [lease.valid_until for lease in leases]
+    eventually(lambda: time.monotonic() > max(ends) + 0.2, "", 3)
+    assert all(lease.held for lease in leases)
+    assert sum(thread.name == "distlock-keepalive" for thread in threading.enumerate()) == 1
+    for lease in leases:
+        me.release(lease)
+
+
+def test_r20_renewal_ends_with_max_hold(me: Actor, other: Actor, using: str, name: str) -> None:
+    began = time.monotonic()
+    lease = me.acquire(advisory_lock(name, using=using, ttl=0.3, max_hold=0.8))
+    eventually(lambda: lease.lost, "it is held for ever", 3)
+    assert 0.75 <= time.monotonic() - began <= 1.1
+    other.release(other.acquire(advisory_lock(name, using=using), timeout=1))
+    with pytest.raises(LockLost, match="expired"):
+        me.release(lease)
+
+
+def test_r20_max_hold_below_the_ttl_shortens_it(me: Actor, using: str, name: str) -> None:
+    began = time.monotonic()
+    lease = me.acquire(advisory_lock(name, using=using, ttl=30, max_hold=0.3))
+    assert lease.valid_until < began + 0.4
+    eventually(lambda: lease.lost, "it is held for ever", 3)
+    with pytest.raises(LockLost):
+        me.release(lease)
+
+
+def test_r20_renewal_ends_when_the_owner_thread_is_dead(other: Actor, using: str, name: str) -> None:
+    dying = ThreadActor()
+    lease = dying.acquire(advisory_lock(name, using=using, ttl=0.3))
+    dying.close()
+    eventually(lambda: lease.lost, "a dead thread holds it for ever", 3)
+    other.release(other.acquire(advisory_lock(name, using=using), timeout=1))
+
+
+def test_r20_unreachable_is_not_lost(
+    me: Actor, using: str, name: str, backend: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A renewal that fails is tried again until valid_until."""
+    failures: list[int] = []
+    original = backend.extend
+
+    def extend(*args: Any) -> Any:
+        if len(failures) < 2:
+            failures.append(1)
+            raise OSError("no route to the server")
+        return original(*args)
+
+    monkeypatch.setattr(backend, "extend", extend)
+    lease = me.acquire(advisory_lock(name, using=using, ttl=1))
+    first = lease.valid_until
+    with caplog.at_level(logging.WARNING, "django_distlock"):
+        eventually(lambda: lease.valid_until > first, "it was not renewed", 3)
+    assert lease.held
+    assert caplog.text.count("could not be renewed: no route to the server") == 2
+    me.release(lease)
+
+
+def test_r18_lost_at_valid_until_if_it_cannot_be_renewed(
+    me: Actor, using: str, name: str, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0 s after: the lease asks the clock, not the keepalive thread."""
+
+    def extend(*args: Any) -> Any:
+        raise OSError
+
+    monkeypatch.setattr(backend, "extend", extend)
+    lease = me.acquire(advisory_lock(name, using=using, ttl=0.3))
+    end = lease.valid_until
+    while time.monotonic() < end:
+        assert lease.held or time.monotonic() >= end
+    assert lease.lost
+    with pytest.raises(LockLost, match="expired"):
+        lease.ensure_held()
+    with pytest.raises(LockLost):
+        me.release(lease)
+
+
+def test_r20_what_has_expired_is_never_revived(me: Actor, rival: Any, using: str, name: str, backend: Any) -> None:
+    """Neither by extend nor by a renewal that comes too late, and if nobody else has it in between."""
+    lease = me.acquire(advisory_lock(name, using=using, ttl=0.3, max_hold=0.3))
+    grant = lease._grant
+    eventually(lambda: lease.lost, "it is held for ever", 3)
+    threading.Event().wait(max(0.0, grant.valid_until + drift(0.3) - time.monotonic()))
+    assert backend.extend(grant, 10) is None
+    with pytest.raises(LockLost):
+        me.extend(lease, 10)
+    held = rival.acquire(using, name, timeout=1)
+    assert backend.extend(grant, 10) is None
+    assert backend.release(grant) is False
+    with pytest.raises(LockLost):
+        me.release(lease)
+    rival.release(held)
+
+
+def test_extend_gives_more_time(me: Actor, using: str, name: str) -> None:
+    lease = me.acquire(advisory_lock(name, using=using, ttl=1))
+    fence = lease.fence
+    before = time.monotonic()
+    me.extend(lease, 60)
+    assert before + 60 - drift(60) <= lease.valid_until <= time.monotonic() + 60
+    assert lease.fence == fence
+    me.release(lease)
+    with pytest.raises(LockNotHeld):
+        me.extend(lease, 60)
+
+
+def test_extend_to_a_shorter_time_is_renewed_in_time(me: Actor, using: str, name: str) -> None:
+    """The keepalive thread, asleep until the renewal of a long lease, is told."""
+    lease = me.acquire(advisory_lock(name, using=using, ttl=30))
+    threading.Event().wait(0.1)  # the thread has looked and sleeps
+    me.extend(lease, 0.3)
+    first = lease.valid_until
+    assert first < time.monotonic() + 0.3
+    eventually(lambda: time.monotonic() > first + 0.3, "", 3)
+    assert lease.held
+    me.release(lease)
+
+
+@pytest.mark.parametrize(
+    ("ttl", "error", "message"),
+    [
+        (0, ValueError, "ttl must be above zero, not 0."),
+        (-1, ValueError, "ttl must be above zero, not -1."),
+        (True, TypeError, "ttl must be a number of seconds, not bool."),
+        (None, TypeError, "ttl must be a number of seconds, not NoneType."),
+        (float("nan"), ValueError, "ttl must be finite, not nan."),
+    ],
+)
+def test_extend_refuses_bad_input(
+    me: Actor, using: str, name: str, ttl: Any, error: type[Exception], message: str
+) -> None:
+    lease = me.acquire(advisory_lock(name, using=using))
+    with pytest.raises(error) as refused:
+        me.extend(lease, ttl)
+    assert str(refused.value) == message
+    assert lease.held
+    me.release(lease)
+
+
+def test_r21_fences_rise_in_the_order_of_grants(me: Actor, other: Actor, rival: Any, using: str, name: str) -> None:
+    lock = advisory_lock(name, using=using)
+    fences = []
+    for _ in range(5):
+        for actor in (me, other):
+            lease = actor.acquire(lock, timeout=1)
+            fences.append(lease.fence)
+            actor.release(lease)
+        held = rival.acquire(using, name)
+        fences.append(rival.fence(held))
+        rival.release(held)
+    assert fences == sorted(set(fences))
+
+
+def test_r21_fences_rise_also_after_a_loss(me: Actor, other: Actor, using: str, name: str) -> None:
+    lease = me.acquire(advisory_lock(name, using=using, ttl=0.2, max_hold=0.2))
+    theirs = other.acquire(advisory_lock(name, using=using), timeout=2)
+    assert theirs.fence > lease.fence
+    with pytest.raises(LockLost):
+        me.release(lease)
+    other.release(theirs)
+
+
+def test_r21_a_fence_is_not_below_the_clock(me: Actor, using: str, name: str) -> None:
+    """Microseconds: so nothing has to be kept for ever, and it survives a server that forgot everything."""
+    before = time.time_ns() // 1000
+    lease = me.acquire(advisory_lock(name, using=using))
+    assert before - 5_000_000 <= lease.fence <= time.time_ns() // 1000 + 5_000_000
+    me.release(lease)
