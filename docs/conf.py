@@ -27,7 +27,7 @@ author = "django-distlock contributors"
 project_copyright = author
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "backend_table"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "generated"]
 exclude_patterns = ["_build", "_ext"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]

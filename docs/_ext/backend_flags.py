@@ -1,6 +1,6 @@
 """The table of backends in Markdown, made from the capability flags of the ``Backend`` subclasses.
 
-It stands in the documentation by the directive of ``backend_table.py``, and in the README, where directives do not
+It stands in the documentation by the directive of ``generated.py``, and in the README, where directives do not
 work: ``python docs/_ext/backend_flags.py`` prints it for there, and a test compares.
 """
 

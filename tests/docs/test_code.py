@@ -103,7 +103,17 @@ def assert_settings_are_right(distlock: dict[str, Any], databases: dict[str, Any
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_name_the_language_of_every_block(page: str) -> None:
     """A block without a language, or with a misspelt one, would not be run."""
-    known = {"python", "console", "text", "sql", "{eval-rst}", "{toctree}", "{backend-table}", "{include}", "{bench}"}
+    known = {
+        "python",
+        "console",
+        "text",
+        "sql",
+        "{eval-rst}",
+        "{toctree}",
+        "{backend-table}",
+        "{include}",
+        "{bench-figures}",
+    }
     text = PAGES[page].read_text()
     fences = [line[3:].split(" ")[0] for line in text.splitlines() if line.startswith("```")]
     assert set(fences[::2]) <= known

@@ -1,11 +1,13 @@
-"""The directive ``{backend-table}``, without arguments: see ``backend_flags.py``."""
+"""Directives for what is made from the code and from measurements: ``{backend-table}`` and ``{bench-figures}``."""
 
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend_flags import backends, table
+from bench_figures import figures
 from sphinx.ext.autodoc.mock import mock
 from sphinx.util.docutils import SphinxDirective
 
@@ -24,6 +26,14 @@ class BackendTable(SphinxDirective):
         return self.parse_text_to_nodes(text)
 
 
+class BenchFigures(SphinxDirective):
+    def run(self) -> list[Node]:
+        path = Path(self.env.srcdir) / "figures.json"
+        self.env.note_dependency(str(path))
+        return self.parse_text_to_nodes(figures(path), allow_section_headings=True)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("backend-table", BackendTable)
+    app.add_directive("bench-figures", BenchFigures)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
