@@ -26,10 +26,10 @@ def figures(path: Path) -> str:
         parts.append(f"![cost and hand-overs of each entry](/{path.with_suffix('.svg').name})")
     for group, title in TITLES.items():
         if group in run["uncontended"]:
-            parts += [f"### {title}, nobody else wants the lock", _uncontended(run["uncontended"][group])]
+            parts += [f"**{title}, nobody else wants the lock**", _uncontended(run["uncontended"][group])]
         if group in run["contended"]:
-            parts += [f"### {title}, eight processes want one lock", _contended(run["contended"][group])]
-    parts += ["### Budgets", _budgets(run["budgets"])]
+            parts += [f"**{title}, eight processes want one lock**", _contended(run["contended"][group])]
+    parts += ["**Budgets**", _budgets(run["budgets"])]
     return "\n\n".join(parts)
 
 

@@ -30,7 +30,7 @@ class BenchFigures(SphinxDirective):
     def run(self) -> list[Node]:
         path = Path(self.env.srcdir) / "figures.json"
         self.env.note_dependency(str(path))
-        return self.parse_text_to_nodes(figures(path), allow_section_headings=True)
+        return self.parse_text_to_nodes(figures(path))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
