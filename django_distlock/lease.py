@@ -7,12 +7,12 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from . import signals
 from .exceptions import DistlockError, LockLost, LockNotHeld
 from .holding import FORKED, Holding, State
 from .holdings import holdings
 from .keepalive import RENEWALS_PER_TTL, keepalive
 from .loss import lose
+from .release import freed_now, give_back
 from .transactions import defer
 from .validation import seconds
 from .waiting import Call, Flow, adrive, drive
@@ -201,7 +201,7 @@ class Lease(Releasable):
 
     def _release(self, raising: bool) -> None:
         holding = self._holding
-        if self._leaves(raising) and not _freed_now(holding):
+        if self._leaves(raising) and not freed_now(holding):
             error = drive(give_back(holding))
             if error is not None:
                 self._report(error, raising)
@@ -228,35 +228,6 @@ class Lease(Releasable):
         if raising:
             raise error
         logger.warning("%s Not raised, because another exception is on its way.", error)
-
-
-def _freed_now(holding: Holding) -> bool:
-    grant = holding.grant
-    if grant is None or not holding.backend.free_now(grant):
-        return False
-    holdings.end(holding)
-    if signals.lock_released.receivers:
-        signals.send_held(signals.lock_released, holding)
-    return True
-
-
-def give_back(holding: Holding) -> Flow[DistlockError | None]:
-    """Release at the engine, then let the next one of this process ask. Returns what went wrong with the release."""
-    try:
-        released = yield Call(holding.backend, "release", (holding.grant,))
-        if not released:
-            lose(holding, "stolen")
-    except DistlockError as error:
-        lose(holding, "unreachable")
-        return error
-    finally:
-        holdings.end(holding)
-    if not released:
-        return LockLost(
-            f"The lock {holding.key.name!r} of alias {holding.backend.alias!r} was lost before its release."
-        )
-    signals.send_held(signals.lock_released, holding)
-    return None
 
 
 class LeaseSet(Releasable):
