@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.conf import settings
@@ -14,6 +13,9 @@ from django.db import connections
 from django.test.utils import setup_databases, teardown_databases
 
 from tests.matrix import MATRIX, Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SITE_KEY = "a-site-key-for-the-tests-only-0123456789abcdef"
 os.environ["DISTLOCK_SITE_KEY"] = SITE_KEY

@@ -8,6 +8,7 @@ databases, with lines of JSON both ways.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -15,11 +16,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from django.db import connections
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE = 30.0  # seconds
@@ -113,7 +116,5 @@ class Child:
                 reader.join(PATIENCE)
             for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
                 if stream is not None and not stream.closed:
-                    try:
+                    with contextlib.suppress(BrokenPipeError):
                         stream.close()
-                    except BrokenPipeError:
-                        pass

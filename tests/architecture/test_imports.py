@@ -1,0 +1,79 @@
+"""Who may import whom. The pure ground floor knows neither Django nor the rest; an engine knows the ground floor, the
+session machinery and its own driver; nothing above an engine names one.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "django_distlock"
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts)
+
+PURE = {"exceptions", "names", "records", "waiting", "parking", "validation", "tokens"}
+# The session machinery: shared by the engines whose locks belong to a session.
+SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", "threads", "base"}
+ENGINES = {"memory", "leasetable", "postgres", "mysql"}
+DRIVERS = {"psycopg", "psycopg_pool", "MySQLdb", "redis", "kazoo", "sqlite3"}
+DRIVER_OF = {"postgres": {"psycopg"}, "mysql": {"MySQLdb"}, "leasetable": {"sqlite3"}, "memory": set()}
+
+
+def imported(path: Path) -> set[str]:
+    """Every module that ``path`` imports, as a full name; also inside functions and under TYPE_CHECKING."""
+    package = ["django_distlock", *path.relative_to(PACKAGE).parts[:-1]]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, (base, node.module or "")))
+            found |= {module} | {f"{module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def ours(names: set[str]) -> set[str]:
+    return {name.removeprefix("django_distlock.") for name in names if name.startswith("django_distlock.")}
+
+
+def engine(module: str) -> str | None:
+    """postgres_session -> postgres."""
+    return next((name for name in ENGINES if module == name or module.startswith(f"{name}_")), None)
+
+
+@pytest.mark.parametrize("name", sorted(PURE))
+def test_the_ground_floor_is_pure(name: str) -> None:
+    names = imported(PACKAGE / f"{name}.py")
+    assert not {module for module in names if module.split(".")[0] in {"django", "asgiref", *DRIVERS}}
+    assert {module.split(".")[0] for module in ours(names)} <= PURE
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "backends").glob("*.py")), ids=lambda path: path.stem)
+def test_an_engine_knows_no_other_and_nothing_above_it(path: Path) -> None:
+    names = imported(path)
+    above = {module.split(".")[0] for module in ours(names)} - PURE - {"backends", "models"}
+    assert not above, f"{path.name} imports {above}"
+    mine = engine(path.stem)
+    for module in ours(names):
+        part = module.split(".")
+        if part[0] == "backends" and len(part) > 1 and part[1] not in SESSIONS:
+            assert engine(part[1]) == mine, f"{path.name} imports {module}"
+    drivers = {module.split(".")[0] for module in names} & DRIVERS
+    assert drivers <= (DRIVER_OF[mine] if mine else set()), f"{path.name} imports {drivers}"
+
+
+def test_drivers_and_engines_are_named_by_nobody_else() -> None:
+    for path in MODULES:
+        if path.parent.name == "backends":
+            continue
+        names = imported(path)
+        assert not {module.split(".")[0] for module in names} & DRIVERS, path.name
+        engines = {m for m in ours(names) if m.startswith("backends.") and engine(m.split(".")[1])}
+        assert not engines, f"{path.name} imports {engines}"
+
+
+def test_settings_are_read_in_one_place() -> None:
+    readers = [path.name for path in MODULES if "django.conf" in imported(path)]
+    assert sorted(readers) == ["checks.py", "conf.py"]

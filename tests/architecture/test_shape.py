@@ -1,0 +1,85 @@
+"""The shape of the tree: sizes, public names, the matrix, and what importing the package touches."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import django_distlock
+import django_distlock.backends
+from django_distlock.backends.base import Backend
+from tests.matrix import MATRIX
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "django_distlock"
+LONGEST_FILE, LONGEST_FUNCTION = 300, 50
+
+PUBLIC = [
+    "BackendUnavailable",
+    "DeadlockDetected",
+    "DistlockError",
+    "Lease",
+    "Lock",
+    "LockLost",
+    "LockNotAcquired",
+    "LockNotHeld",
+    "LockTimeout",
+    "UnsupportedOperation",
+    "advisory_lock",
+    "held_locks",
+    "lock_all",
+    "semaphore",
+]
+
+
+def test_public_names() -> None:
+    assert django_distlock.__all__ == PUBLIC == sorted(PUBLIC)
+    assert all(hasattr(django_distlock, name) for name in PUBLIC)
+
+
+def test_no_file_and_no_function_is_too_long() -> None:
+    too_long = []
+    for folder in ("django_distlock", "tests", "testproject", "benchmarks", "docs"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text()
+            if text.count("\n") > LONGEST_FILE:
+                too_long.append(f"{path.relative_to(ROOT)}: {text.count(chr(10))} lines")
+            if folder == "tests":
+                continue
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    size = (node.end_lineno or 0) - node.lineno + 1
+                    if size > LONGEST_FUNCTION:
+                        too_long.append(f"{path.relative_to(ROOT)}: {node.name} has {size} lines")
+    assert not too_long
+
+
+def concrete(base: type[Backend]) -> set[type[Backend]]:
+    found: set[type[Backend]] = set()
+    for kind in base.__subclasses__():
+        found |= concrete(kind)
+        if kind.__module__.startswith("django_distlock.") and not kind.__abstractmethods__:
+            found.add(kind)
+    return found
+
+
+def test_every_backend_is_in_the_matrix() -> None:
+    for module in pkgutil.iter_modules(django_distlock.backends.__path__):
+        importlib.import_module(f"django_distlock.backends.{module.name}")
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in concrete(Backend)}
+    assert names == {entry.backend for entry in MATRIX}
+
+
+def test_importing_touches_no_settings_no_models_and_no_driver() -> None:
+    code = (
+        "import sys, django_distlock\n"
+        "from django.conf import settings\n"
+        "assert not settings.configured\n"
+        "wrong = {'psycopg', 'MySQLdb', 'redis', 'kazoo', 'django_distlock.models'} & set(sys.modules)\n"
+        "assert not wrong, wrong\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env={"PATH": ""}, timeout=60)

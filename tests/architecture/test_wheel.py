@@ -1,0 +1,58 @@
+"""The wheel, in an environment that has Django and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, ROOT, cwd=folder)
+    return next(folder.glob("*.whl"))
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"django_distlock"}
+    assert "django_distlock/py.typed" in names
+    assert "django_distlock/templates/django_distlock/busy.html" in names
+    assert "django_distlock/migrations/0001_initial.py" in names
+
+
+def test_it_works_with_django_alone(wheel: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
+    python = tmp_path / "venv" / "bin" / "python"
+    run(python, "-m", "pip", "install", "-q", wheel, cwd=tmp_path)
+    listed = run(python, "-m", "pip", "list", "--format=freeze", cwd=tmp_path).lower()
+    assert not {"psycopg", "mysqlclient", "redis", "kazoo"} & {line.split("==")[0] for line in listed.split()}
+    (tmp_path / "plain.py").write_text(
+        textwrap.dedent(
+            """
+            SECRET_KEY = "for-this-test-only"
+            INSTALLED_APPS = ["django_distlock"]
+            DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "plain.sqlite3"}}
+            """
+        )
+    )
+    admin = [python, "-m", "django"]
+    environment = ["--settings=plain", "--pythonpath=."]
+    assert "no issues" in run(*admin, "check", *environment, cwd=tmp_path)
+    run(*admin, "migrate", "-v0", *environment, cwd=tmp_path)
+    code = "from django_distlock import advisory_lock\nwith advisory_lock('x') as lease: print('held', lease.fence > 0)"
+    assert "held True" in run(*admin, "shell", "-c", code, *environment, cwd=tmp_path)
