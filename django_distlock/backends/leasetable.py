@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 LEAST_PATIENCE = 0.5
 # So long may a release, a look by an operator or a renewal take; seconds.
 PATIENCE = 2.0
-# A waiter does not look again with less time than this, and a reply may come so much after its deadline; seconds.
-LAST_LOOK, LATE = 0.003, 0.02
-# A waiter that gives up is off after this time; what is left is cleaned up behind its back. Seconds.
-FAREWELL = 0.03
+# A waiter does not look again with less time than this; seconds.
+LAST_LOOK = 0.003
+# A waiter whose time is over leaves the queue within this time, or it is done behind its back; seconds.
+FAREWELL = 0.02
 # A session without a statement is closed after this time; seconds.
 IDLE = 5.0
 TICK = 0.5
@@ -119,7 +119,7 @@ class LeaseTableBackend(Backend):
         if fence is not None:
             return self._granted(claim, fence, asked)
         if place is not None:
-            self._claims[claim.token] = Waiter(place, asked + max(wait, LEAST_PATIENCE) + LATE)
+            self._claims[claim.token] = Waiter(place, asked + max(wait, LEAST_PATIENCE))
         else:
             del self._claims[claim.token]
         return None
@@ -145,7 +145,9 @@ class LeaseTableBackend(Backend):
         if claim.token not in self._claims:
             return
         waiter = self._claims.pop(claim.token)
-        until = time.monotonic() + FAREWELL
+        until = time.monotonic() + LEAST_PATIENCE
+        if isinstance(waiter, Waiter):
+            until = min(until, waiter.until + FAREWELL)
         try:
             if not isinstance(waiter, Waiter) or waiter.asking:
                 yield from store.run(until, "give", claim)
@@ -157,27 +159,30 @@ class LeaseTableBackend(Backend):
         self._remains.add(claim, uncertain)
         self.wake_at(time.monotonic())
 
+    def free_now(self, grant: Grant) -> bool:
+        if self._embedded is None:
+            return False
+        try:
+            given = self._embedded.give(grant.claim)
+        except Exception:  # most likely another process just writes
+            return False
+        except BaseException:
+            self._leave_behind(grant.claim, True)
+            raise
+        self._claims.pop(grant.claim.token, None)
+        return given
+
     def release(self, grant: Grant) -> bool:
-        if self._embedded is not None:
-            try:
-                given = self._embedded.give(grant.claim)
-            except Exception:  # most likely another process just writes
-                return drive(self._release(grant))
-            except BaseException:
-                self._leave_behind(grant.claim, True)
-                raise
-            self._claims.pop(grant.claim.token, None)
-            return given
-        return drive(self._release(grant))
+        return drive(self._release(self._direct, grant))
 
     async def arelease(self, grant: Grant) -> bool:
-        return await adrive(self._release(grant))
+        return await adrive(self._release(self.store, grant))
 
-    def _release(self, grant: Grant) -> Flow[bool]:
+    def _release(self, store: Store, grant: Grant) -> Flow[bool]:
         claim = grant.claim
         self._claims.pop(claim.token, None)
         try:
-            given = yield from self.store.run(time.monotonic() + PATIENCE, "give", claim)
+            given = yield from store.run(time.monotonic() + PATIENCE, "give", claim)
         except StoreError as error:
             self._leave_behind(claim, error.uncertain)
             raise self._unavailable(error) from (error.__cause__ or error)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from django_distlock.waiting import Flow, drive
 
-from .leasetable_rows import SIGN_OF_LIFE, StoreError
+from .leasetable_rows import SIGN_OF_LIFE, Crowded, StoreError
 
 if TYPE_CHECKING:
     from typing import Any
@@ -41,11 +41,11 @@ class Store(Protocol):
 class Waiter:
     """One claim with a ticket."""
 
-    __slots__ = ("_ahead", "_place", "_scene", "_seen_at", "_since", "_took", "_until", "asking")
+    __slots__ = ("_ahead", "_place", "_scene", "_seen_at", "_since", "_took", "asking", "until")
 
     def __init__(self, place: int, until: float) -> None:
         self._place = place
-        self._until = until
+        self.until = until
         self._ahead = 0
         # whose the lease was and how many were ahead at the last look, and since when that was so
         self._scene: tuple[int | None, int] = (None, 0)
@@ -56,13 +56,19 @@ class Waiter:
 
     def pause(self) -> float:
         """Seconds until the next look."""
-        next_one, per_place = max(NEXT, self._took / 2), max(PER_PLACE, self._took * STATEMENTS_PER_TURN)
+        next_one, per_place = max(NEXT, self._took), max(PER_PLACE, self._took * STATEMENTS_PER_TURN)
         steady = min((time.monotonic() - self._since) * SHARE_OF_HOLD, LONGEST_OF_NEXT)
         return min(max(next_one + per_place * self._ahead, steady), LONGEST_PAUSE)
 
     def look(self, store: Store, claim: Claim, holder: str) -> Flow[int | None]:
         """See how things stand, and take the lease if it is our turn; its fence, or None."""
-        until, asked = self._until, time.monotonic()
+        try:
+            return (yield from self._look(store, claim, holder))
+        except Crowded:  # others of this process had their turn: as far as we know the lease is still taken
+            return None
+
+    def _look(self, store: Store, claim: Claim, holder: str) -> Flow[int | None]:
+        until, asked = self.until, time.monotonic()
         seen = yield from store.run(until, "look", claim, self._place)
         now = time.monotonic()
         self._took = min(now - asked, LONGEST_OF_NEXT)

@@ -36,6 +36,10 @@ class StoreError(Exception):
         self.uncertain = uncertain
 
 
+class Crowded(StoreError):
+    """There was no time left to ask: the session was busy, but it works."""
+
+
 class Look(NamedTuple):
     """What a waiter sees: whose the live lease is, its fence, how many are ahead, and its own place."""
 

@@ -16,7 +16,7 @@ from django.db import DEFAULT_DB_ALIAS, InterfaceError, InternalError, Operation
 from django_distlock.parking import Turnstile
 from django_distlock.waiting import PAUSE, Call, Flow, drive
 
-from .leasetable_rows import StoreError
+from .leasetable_rows import Crowded, StoreError
 from .leasetable_session import Opening, Session
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # A statement that has no reply after this time has met a server that hangs: none of ours waits for anything. Seconds.
 STATEMENT_LIMIT = 0.5
+# One that has begun is not cut off before this time: a server that is only busy would lose its session. Seconds.
+LEAST_LIMIT = 0.03
 # The server undid the statement in favour of another one: SQLSTATEs of PostgreSQL, error numbers of MySQL and MariaDB.
 CONFLICTS = frozenset({"40001", "40P01", "55P03", 1020, 1205, 1213})
 NO_TABLE = frozenset({"42P01", 1146})
@@ -66,7 +68,7 @@ class ServerStore:
         while True:
             left = until - time.monotonic()
             if left <= 0 or not (yield Call(self._turnstile, "acquire", (left,))):
-                raise StoreError(self._silent(), uncertain=lost > 0)
+                raise self._no_time(lost > 0)
             try:
                 session = self._usable() or (yield from self._open(until, lost > 0))
                 error, value = yield Call(self, "attempt", (session, operation, args, until))
@@ -84,7 +86,8 @@ class ServerStore:
         self, session: Session, operation: str, args: tuple[Any, ...], until: float
     ) -> tuple[Exception | None, Any]:
         """The error or None, and the result: after a step that raises, a task cannot be cancelled any more."""
-        limit = self._limit = min(until, time.monotonic() + STATEMENT_LIMIT)
+        now = time.monotonic()
+        limit = self._limit = max(min(until, now + STATEMENT_LIMIT), now + LEAST_LIMIT)
         self._wake_at(limit)
         try:
             return None, session.execute(operation, args)
@@ -138,6 +141,11 @@ class ServerStore:
                 return 0.0
             raise StoreError(self._failed(error), uncertain=True) from error
         raise StoreError(self._failed(error)) from error
+
+    def _no_time(self, uncertain: bool) -> StoreError:
+        if not uncertain and time.monotonic() - self.used_at < STATEMENT_LIMIT:
+            return Crowded(f"The lock session of alias {self._alias!r} had too much to do.")
+        return StoreError(self._silent(), uncertain=uncertain)
 
     def _silent(self) -> str:
         return f"The database server of alias {self._alias!r} did not answer in time."
