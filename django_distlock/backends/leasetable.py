@@ -17,6 +17,7 @@ from django_distlock.records import Claim, Grant, LockInfo, drift
 from django_distlock.waiting import Flow, adrive, drive
 
 from .base import Backend
+from .leasetable_prune import Pruning
 from .leasetable_queue import ASKING, Remains, Store, Waiter
 from .leasetable_rows import Holder, StoreError
 from .leasetable_server import ServerStore
@@ -70,6 +71,7 @@ class LeaseTableBackend(Backend):
         # interrupted on the way withdraws, and what was granted then is given back.
         self._claims: dict[str, Waiter | Grant | None] = {}
         self._remains = Remains(self.store, alias)
+        self._pruning = Pruning(self.store, alias)
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         store = self._embedded
@@ -224,15 +226,13 @@ class LeaseTableBackend(Backend):
     def break_lock(self, info: LockInfo) -> bool:
         return bool(drive(self._asked("break_lease", info.key, info.fence)))
 
-    def prune(self, batch: int = 1000) -> int:
-        """Delete the leases that ended more than 24 hours ago, ``batch`` at a time; how many. Fences rise all the same:
-        they follow the clock."""
-        deleted, last = drive(self._asked("prune", None, batch))
-        total = int(deleted)
-        while last is not None:
-            deleted, last = drive(self._asked("prune", last, batch))
-            total += deleted
-        return total
+    def prune(self) -> int:
+        """Delete the leases that ended more than 24 hours ago; how many. Fences rise all the same: they follow the
+        clock."""
+        try:
+            return self._pruning.run()
+        except StoreError as error:
+            raise self._unavailable(error) from (error.__cause__ or error)
 
     def _asked(self, operation: str, *args: Any) -> Flow[Any]:
         try:
@@ -247,8 +247,10 @@ class LeaseTableBackend(Backend):
     def tick(self, now: float) -> float | None:
         due = self.store.watch(now)
         cleaned = self._remains.tick(now)
-        if self.store.is_open and now - self.store.used_at >= IDLE:
-            self.store.close_idle()
+        if self.store.is_open:
+            self._pruning.tick(now)
+            if now - self.store.used_at >= IDLE:
+                self.store.close_idle()
         for token, claim in list(self._claims.items()):
             if isinstance(claim, Grant) and now - claim.acquired_at > TICK:
                 self._claims.pop(token, None)
@@ -262,6 +264,7 @@ class LeaseTableBackend(Backend):
 
     def close(self) -> None:
         self._remains.close()
+        self._pruning.close()
         self.store.close()
         super().close()
 
@@ -271,3 +274,4 @@ class LeaseTableBackend(Backend):
         self._holder = Holder()
         self._claims = {}
         self._remains = Remains(self.store, self.alias)
+        self._pruning = Pruning(self.store, self.alias)

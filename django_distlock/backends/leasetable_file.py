@@ -6,30 +6,16 @@ import os
 import sqlite3
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from .leasetable_rows import StoreError
+from .leasetable_sqlite_sql import SCHEMA, VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-VERSION = 1
-SCHEMA = (
-    """
-    CREATE TABLE IF NOT EXISTS lease (
-        digest BLOB PRIMARY KEY, alias TEXT NOT NULL, name TEXT NOT NULL, token TEXT NOT NULL, fence INTEGER NOT NULL,
-        acquired_at INTEGER NOT NULL, expires_at INTEGER NOT NULL, holder TEXT NOT NULL
-    ) WITHOUT ROWID
-    """,
-    """
-    CREATE TABLE IF NOT EXISTS ticket (
-        digest BLOB NOT NULL, place INTEGER NOT NULL, token TEXT NOT NULL, seen INTEGER NOT NULL,
-        PRIMARY KEY (digest, place)
-    ) WITHOUT ROWID
-    """,
-    f"PRAGMA user_version = {VERSION}",
-)
+T = TypeVar("T")
 
 
 class LeaseFile:
@@ -55,6 +41,20 @@ class LeaseFile:
         """Execute a read; its rows."""
         with self.mutex:
             return (self.cursor or self.open()).execute(statement, row).fetchall()
+
+    def atomically(self, work: Callable[[sqlite3.Cursor], T]) -> T:
+        """Execute several statements as one."""
+        with self.mutex:
+            cursor = self.cursor or self.open()
+            try:
+                cursor.execute("BEGIN IMMEDIATE")
+                result = work(cursor)
+                cursor.execute("COMMIT")
+                return result
+            except BaseException:
+                if cursor.connection.in_transaction:
+                    cursor.execute("ROLLBACK")
+                raise
 
     def open(self) -> sqlite3.Cursor:
         """Open the file, making it if need be; under the mutex."""

@@ -70,9 +70,7 @@ FROM django_distlock_lease l WHERE l.alias = %s AND l.expires_at > {now} ORDER B
 """
 PRUNE_TICKETS = "DELETE FROM django_distlock_ticket WHERE seen < {now} - {dead}"
 LAST_OF_BATCH = """
-SELECT MAX(digest) FROM (
-    SELECT digest FROM django_distlock_lease WHERE expires_at < {now} - {kept} AND digest > %s ORDER BY digest {limit}
-) q
+SELECT MAX(digest) FROM (SELECT digest FROM django_distlock_lease WHERE digest > %s ORDER BY digest {limit}) q
 """
 PRUNE = "DELETE FROM django_distlock_lease WHERE expires_at < {now} - {kept} AND digest > %s AND digest <= %s"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -207,10 +205,10 @@ class Dialect:
         return self.change(cursor, BREAK, digest, fence) > 0
 
     def prune(self, cursor: Any, after: str | None, limit: int) -> tuple[int, str | None]:
-        """Delete at most about ``limit`` leases that ended a day ago, those with a digest above ``after``, and dead
-        waiters; how many leases, and the last digest, None at the end."""
-        batch = LAST_OF_BATCH.replace("{limit}", self._connection.ops.limit_offset_sql(0, limit) or "")
+        """Look at the ``limit`` leases with digests above ``after`` and delete those that ended a day ago; how many,
+        and the last digest, None at the end. Dead waiters go last."""
         after = after or ""
+        batch = LAST_OF_BATCH.replace("{limit}", self._connection.ops.limit_offset_sql(0, limit) or "")
         last = self.ask(cursor, batch, after)[0][0]
         if last is None:
             self.change(cursor, PRUNE_TICKETS)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
@@ -32,6 +32,23 @@ from .leasetable_rows import (
     printable,
     short,
 )
+from .leasetable_sqlite_sql import (
+    BREAK,
+    EXTEND,
+    FENCE_OF_FREE,
+    GIVE,
+    HOLDS,
+    JOIN,
+    LAST_OF_BATCH,
+    LAST_PLACE,
+    LEAVE,
+    LOOK,
+    PRUNE,
+    PRUNE_TICKETS,
+    REFRESH,
+    ROWS,
+    TAKE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,45 +56,6 @@ if TYPE_CHECKING:
     from django_distlock.records import Claim
 
     from .threads import Threads
-
-T = TypeVar("T")
-
-# The fence is the clock, which is nearly always above the last one, so it need not be read back. RETURNING with a
-# SELECT would cost more than the write itself, and SQLite has it only since 3.35.
-TAKE = """
-INSERT INTO lease (digest, alias, name, token, fence, acquired_at, expires_at, holder)
-SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8
-WHERE NOT EXISTS (SELECT 1 FROM ticket WHERE digest = ?1 AND place < ?9 AND seen > ?10)
-ON CONFLICT (digest) DO UPDATE SET
-    token = excluded.token, fence = excluded.fence, acquired_at = excluded.acquired_at,
-    expires_at = excluded.expires_at, holder = excluded.holder
-WHERE (expires_at <= ?6 OR token = excluded.token) AND fence < excluded.fence
-"""
-FENCE_OF_FREE = "SELECT fence FROM lease WHERE digest = ?1 AND (expires_at <= ?2 OR token = ?3)"
-GIVE = "UPDATE lease SET token = ?3, expires_at = ?4 WHERE digest = ?1 AND token = ?2 AND expires_at > ?4"
-BREAK = "UPDATE lease SET token = ?3, expires_at = ?4 WHERE digest = ?1 AND fence = ?2 AND expires_at > ?4"
-EXTEND = "UPDATE lease SET expires_at = ?3 WHERE digest = ?1 AND token = ?2 AND expires_at > ?4"
-HOLDS = "SELECT 1 FROM lease WHERE digest = ?1 AND token = ?2 AND expires_at > ?3"
-LAST_PLACE = "SELECT coalesce(max(place), 0) FROM ticket WHERE digest = ?1"
-JOIN = "INSERT INTO ticket (digest, place, token, seen) VALUES (?1, ?2, ?3, ?4)"
-LOOK = """
-SELECT lease.token, lease.fence,
-       (SELECT count(*) FROM ticket WHERE digest = ?1 AND place < ?3 AND seen > ?4),
-       (SELECT place FROM ticket WHERE digest = ?1 AND place = ?3 AND token = ?5)
-FROM (SELECT 1) LEFT JOIN lease ON lease.digest = ?1 AND lease.expires_at > ?2
-"""
-REFRESH = "UPDATE ticket SET seen = ?4 WHERE digest = ?1 AND place = ?2 AND token = ?3"
-LEAVE = "DELETE FROM ticket WHERE digest = ?1 AND (token = ?2 OR seen < ?3)"
-ROWS = """
-SELECT lower(hex(digest)), name, token, fence, acquired_at, expires_at, holder,
-       (SELECT count(*) FROM ticket WHERE ticket.digest = lease.digest AND seen > ?2)
-FROM lease WHERE alias = ?1 AND expires_at > ?3 ORDER BY acquired_at
-"""
-LAST_OF_BATCH = """
-SELECT max(digest) FROM (SELECT digest FROM lease WHERE expires_at < ?1 AND digest > ?2 ORDER BY digest LIMIT ?3)
-"""
-PRUNE = "DELETE FROM lease WHERE expires_at < ?1 AND digest > ?2 AND digest <= ?3"
-PRUNE_TICKETS = "DELETE FROM ticket WHERE seen < ?1"
 
 _GRACE, _DEAD, _KEPT = microseconds(GRACE), microseconds(DEAD), microseconds(KEPT)
 # Between attempts while another process writes; seconds.
@@ -88,19 +66,6 @@ HOT = 0.05
 
 def clock() -> int:
     return time.time_ns() // 1000
-
-
-def atomically(cursor: sqlite3.Cursor, work: Callable[[], T]) -> T:
-    """Several statements as one; under the mutex."""
-    try:
-        cursor.execute("BEGIN IMMEDIATE")
-        result = work()
-        cursor.execute("COMMIT")
-        return result
-    except BaseException:
-        if cursor.connection.in_transaction:
-            cursor.execute("ROLLBACK")
-        raise
 
 
 class Direct:
@@ -227,14 +192,12 @@ class SqliteStore:
             if len(self._taken) >= 1000:
                 self._taken.clear()
         self._taken[digest] = self.used_at
-        with file.mutex:
-            cursor = file.cursor or file.open()
 
-            def take_or_join() -> tuple[int | None, int | None]:
-                fence = self._take(cursor, claim, holder, NOWHERE)
-                return fence, self._join(cursor, claim) if fence is None else None
+        def take_or_join(cursor: sqlite3.Cursor) -> tuple[int | None, int | None]:
+            fence = self._take(cursor, claim, holder, NOWHERE)
+            return fence, self._join(cursor, claim) if fence is None else None
 
-            return atomically(cursor, take_or_join)
+        return file.atomically(take_or_join)
 
     @staticmethod
     def _join(cursor: sqlite3.Cursor, claim: Claim) -> int:
@@ -245,17 +208,14 @@ class SqliteStore:
 
     def take_turn(self, claim: Claim, holder: str, place: int) -> int | None:
         """:meth:`take`, and leave the queue in the same transaction."""
-        file = self.file()
-        with file.mutex:
-            cursor = file.cursor or file.open()
 
-            def take_and_leave() -> int | None:
-                fence = self._take(cursor, claim, holder, place)
-                if fence is not None:
-                    cursor.execute(LEAVE, (claim.key.digest, claim.token, clock() - _DEAD))
-                return fence
+        def take_and_leave(cursor: sqlite3.Cursor) -> int | None:
+            fence = self._take(cursor, claim, holder, place)
+            if fence is not None:
+                cursor.execute(LEAVE, (claim.key.digest, claim.token, clock() - _DEAD))
+            return fence
 
-            return atomically(cursor, take_and_leave)
+        return self.file().atomically(take_and_leave)
 
     def give(self, claim: Claim) -> bool:
         """Give the lease back; False if it is not ours any more."""
@@ -272,10 +232,7 @@ class SqliteStore:
 
     def join(self, claim: Claim) -> int:
         """Queue up; the place."""
-        file = self.file()
-        with file.mutex:
-            cursor = file.cursor or file.open()
-            return atomically(cursor, lambda: self._join(cursor, claim))
+        return self.file().atomically(lambda cursor: self._join(cursor, claim))
 
     def look(self, claim: Claim, place: int) -> Look:
         """How the lease and the queue stand; no write."""
@@ -300,14 +257,14 @@ class SqliteStore:
         return self.file().change(BREAK, (bytes.fromhex(digest), fence, FREE, clock())) == 1
 
     def prune(self, after: bytes | None, limit: int) -> tuple[int, bytes | None]:
-        """Delete at most ``limit`` leases that ended a day ago, those with a digest above ``after``, and dead waiters;
-        how many leases, and the last digest, None at the end."""
-        file, ended = self.file(), clock() - _KEPT
-        last: bytes | None = file.ask(LAST_OF_BATCH, (ended, after or b"", limit))[0][0]
+        """Look at the ``limit`` leases with digests above ``after`` and delete those that ended a day ago; how many,
+        and the last digest, None at the end. Dead waiters go last."""
+        file, after = self.file(), after or b""
+        last: bytes | None = file.ask(LAST_OF_BATCH, (after, limit))[0][0]
         if last is None:
             file.change(PRUNE_TICKETS, (clock() - _DEAD,))
             return 0, None
-        return file.change(PRUNE, (ended, after or b"", last)), last
+        return file.change(PRUNE, (clock() - _KEPT, after, last)), last
 
     def attended(self, flow: Flow[Any]) -> Any:
         """Nothing hangs here, so nothing needs a watch."""
