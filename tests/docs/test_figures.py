@@ -32,7 +32,7 @@ CLAIMS = [
     ("backends/mysql", f"at most {mysql.KNOWN_NAMES:,}"),
     ("backends/leasetable", f"closed after {leasetable.IDLE:g} s without a statement"),
     ("backends/leasetable", f"not been seen for {GRACE:g} s is passed over"),
-    ("backends/leasetable", f"more than {KEPT / 3600:g} hours ago"),
+    ("backends/leasetable", f"ended more than {KEPT / 3600:g} hours ago"),
     ("usage/fencing", f"for {KEPT / 3600:g} hours"),
     ("usage/waiting", f"for `ttl` seconds, {DEFAULTS['ttl']:g} by default"),
     ("usage/waiting", {3: "every third of that"}[keepalive.RENEWALS_PER_TTL]),
