@@ -138,8 +138,12 @@ class Keepalive:
             return
         if renewed is None:
             lose(holding, "stolen")
-        else:
-            holdings.renew(holding, renewed)
+        elif not holdings.renew(holding, renewed) and holding.lost is not None:
+            # it ended while the engine was asked: what the engine has prolonged now belongs to nobody
+            try:
+                holding.backend.release(renewed)
+            except Exception as error:
+                logger.warning("The lock %r could not be given back: %s", holding.key.name, error)
 
     def _warn_of_long_hold(self, holding: Holding, now: float) -> None:
         limit = holding.backend.warn_hold_seconds

@@ -195,6 +195,10 @@ class Lease(Releasable):
         holding.ttl = ttl
         if holdings.renew(holding, grant):
             keepalive.wake_at(time.monotonic() + ttl / RENEWALS_PER_TTL)
+            return
+        if holding.lost is not None:  # it ended while the engine was asked, which has prolonged it all the same
+            yield Call(holding.backend, "release", (grant,))
+        self.ensure_held()
 
     def _lost_message(self) -> str:
         return f"The lock {self.name!r} of alias {self.using!r} was lost ({self._holding.lost})."
