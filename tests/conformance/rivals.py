@@ -33,6 +33,11 @@ class Office:
 
         return self._take(advisory_lock(name, using=using, ttl=ttl), 0)
 
+    def semaphore(self, using: str, name: str, limit: int) -> int:
+        from django_distlock import semaphore
+
+        return self._take(semaphore(name, limit, using=using), 0)
+
     def _take(self, lock: Any, timeout: float | None) -> int:
         actor = ThreadActor()
         try:

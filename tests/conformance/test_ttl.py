@@ -13,6 +13,7 @@ from django_distlock import LockLost, LockNotHeld, advisory_lock
 from django_distlock.records import drift
 from django_distlock.registry import registry
 from tests.conformance.actors import ThreadActor
+from tests.conformance.rivals import RivalError
 from tests.conftest import eventually
 from tests.matrix import MATRIX
 
@@ -99,12 +100,12 @@ def _noting(calls: list[Any], original: Any) -> Any:
 
 
 def test_r20_it_is_renewed_while_it_is_held(me: Actor, rival: Any, using: str, name: str) -> None:
-    lease = me.acquire(advisory_lock(name, using=using, ttl=0.4))
+    lease = me.acquire(advisory_lock(name, using=using, ttl=0.3))
     first, fence = lease.valid_until, lease.fence
-    eventually(lambda: lease.valid_until > first + 0.4, "it is not renewed", 3)
+    eventually(lambda: lease.valid_until > first + 0.3, "it is not renewed", 3)
     assert time.monotonic() > first
     assert (lease.held, lease.fence) == (True, fence)
-    with pytest.raises(Exception, match="LockNotAcquired"):
+    with pytest.raises(RivalError, match="LockNotAcquired"):
         rival.acquire(using, name, timeout=0)
     me.release(lease)
     rival.release(rival.acquire(using, name, timeout=0))
@@ -113,21 +114,21 @@ def test_r20_it_is_renewed_while_it_is_held(me: Actor, rival: Any, using: str, n
 def test_r20_also_if_it_was_waited_for(me: Actor, rival: Any, using: str, name: str) -> None:
     """The keepalive thread found nothing to do while we waited; it is there when it is needed."""
     held = rival.acquire(using, name)
-    waiting = me.start(advisory_lock(name, using=using, ttl=0.4), "acquire", timeout=5)
+    waiting = me.start(advisory_lock(name, using=using, ttl=0.3), "acquire", timeout=5)
     with pytest.raises(TimeoutError):
-        waiting.result(0.7)
+        waiting.result(0.15)
     rival.release(held)
     lease = waiting.result(5)
     first = lease.valid_until
-    eventually(lambda: lease.valid_until > first + 0.4, "it is not renewed", 3)
+    eventually(lambda: lease.valid_until > first + 0.2, "it is not renewed", 3)
     assert lease.held
     me.release(lease)
 
 
 def test_r20_many_leases_of_one_process(me: Actor, using: str, name: str) -> None:
-    leases = [me.acquire(advisory_lock(f"{name}{number}", using=using, ttl=1)) for number in range(20)]
+    leases = [me.acquire(advisory_lock(f"{name}{number}", using=using, ttl=0.5)) for number in range(20)]
     ends = [lease.valid_until for lease in leases]
-    eventually(lambda: time.monotonic() > max(ends) + 0.2, "", 3)
+    eventually(lambda: time.monotonic() > max(ends) + 0.05, "", 3)
     assert all(lease.held for lease in leases)
     assert sum(thread.name == "distlock-keepalive" for thread in threading.enumerate()) == 1
     for lease in leases:
@@ -136,9 +137,9 @@ def test_r20_many_leases_of_one_process(me: Actor, using: str, name: str) -> Non
 
 def test_r20_renewal_ends_with_max_hold(me: Actor, other: Actor, using: str, name: str) -> None:
     began = time.monotonic()
-    lease = me.acquire(advisory_lock(name, using=using, ttl=0.3, max_hold=0.8))
+    lease = me.acquire(advisory_lock(name, using=using, ttl=0.2, max_hold=0.5))
     eventually(lambda: lease.lost, "it is held for ever", 3)
-    assert 0.75 <= time.monotonic() - began <= 1.1
+    assert 0.45 <= time.monotonic() - began <= 0.6
     other.release(other.acquire(advisory_lock(name, using=using), timeout=1))
     with pytest.raises(LockLost, match="expired"):
         me.release(lease)
@@ -175,7 +176,7 @@ def test_r20_unreachable_is_not_lost(
         return original(*args)
 
     monkeypatch.setattr(backend, "extend", extend)
-    lease = me.acquire(advisory_lock(name, using=using, ttl=1))
+    lease = me.acquire(advisory_lock(name, using=using, ttl=0.5))
     first = lease.valid_until
     with caplog.at_level(logging.WARNING, "django_distlock"):
         eventually(lambda: lease.valid_until > first, "it was not renewed", 3)
@@ -209,7 +210,7 @@ def test_r20_what_has_expired_is_never_revived(me: Actor, rival: Any, using: str
     lease = me.acquire(advisory_lock(name, using=using, ttl=0.3, max_hold=0.3))
     grant = lease._grant
     eventually(lambda: lease.lost, "it is held for ever", 3)
-    threading.Event().wait(max(0.0, grant.valid_until + drift(0.3) - time.monotonic()))
+    threading.Event().wait(0.1)  # the engine counts from when it was asked, which is later
     assert backend.extend(grant, 10) is None
     with pytest.raises(LockLost):
         me.extend(lease, 10)
@@ -219,6 +220,28 @@ def test_r20_what_has_expired_is_never_revived(me: Actor, rival: Any, using: str
     with pytest.raises(LockLost):
         me.release(lease)
     rival.release(held)
+
+
+def test_r20_a_renewal_that_comes_too_late_prolongs_nothing(
+    me: Actor, rival: Any, using: str, name: str, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine prolongs it just before its end, the answer comes after: nobody has it then, so it is given back."""
+    original = backend.extend
+
+    def extend(grant: Any, ttl: float) -> Any:
+        threading.Event().wait(grant.valid_until - time.monotonic() - 0.03)
+        renewed = original(grant, ttl)
+        threading.Event().wait(grant.valid_until - time.monotonic() + 0.05)
+        return renewed
+
+    monkeypatch.setattr(backend, "extend", extend)
+    lease = me.acquire(advisory_lock(name, using=using, ttl=0.8))
+    end = lease.valid_until
+    eventually(lambda: lease.lost, "a late renewal revived it", 3)
+    rival.release(rival.acquire(using, name, timeout=0.4))
+    assert time.monotonic() < end + 0.5
+    with pytest.raises(LockLost, match="expired"):
+        me.release(lease)
 
 
 def test_extend_gives_more_time(me: Actor, using: str, name: str) -> None:
@@ -240,7 +263,7 @@ def test_extend_to_a_shorter_time_is_renewed_in_time(me: Actor, using: str, name
     me.extend(lease, 0.3)
     first = lease.valid_until
     assert first < time.monotonic() + 0.3
-    eventually(lambda: time.monotonic() > first + 0.3, "", 3)
+    eventually(lambda: time.monotonic() > first + 0.1, "", 3)
     assert lease.held
     me.release(lease)
 

@@ -1,0 +1,108 @@
+"""semaphore: at most ``limit`` holders at once, on every backend."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock import LockNotAcquired, LockTimeout, advisory_lock, semaphore
+from tests.conformance.actors import PATIENCE, Inside
+
+if TYPE_CHECKING:
+    from tests.conformance.actors import Actor, Face
+
+
+def test_as_many_as_the_limit(me: Actor, other: Actor, rival: Any, using: str, name: str) -> None:
+    pool = semaphore(name, 3, using=using)
+    leases = [me.acquire(pool), me.acquire(pool), other.acquire(pool, timeout=1)]
+    assert {lease.name for lease in leases} == {name}
+    assert other.try_acquire(pool) is None
+    with pytest.raises(LockNotAcquired, match=r"^Each of the 3 slots of the semaphore .* is held by somebody else"):
+        me.acquire(pool, timeout=0)
+    me.release(leases.pop(0))
+    leases.append(other.acquire(pool, timeout=1))
+    for lease in leases:
+        me.release(lease)
+
+
+def test_the_slots_are_not_the_lock_of_that_name(me: Actor, using: str, name: str) -> None:
+    slot = me.acquire(semaphore(name, 1, using=using))
+    lock = me.acquire(advisory_lock(name, using=using), timeout=0)
+    me.release(lock)
+    me.release(slot)
+
+
+def test_it_is_not_reentrant(me: Actor, using: str, name: str) -> None:
+    """Each acquire takes a slot of its own."""
+    pool = semaphore(name, 1, using=using, timeout=0.02)
+    lease = me.acquire(pool)
+    assert me.try_acquire(pool) is None
+    with pytest.raises(LockTimeout):
+        me.acquire(pool)
+    me.release(lease)
+
+
+def test_processes_share_it(me: Actor, rival: Any, using: str, name: str) -> None:
+    pool = semaphore(name, 2, using=using)
+    mine = me.acquire(pool)
+    theirs = rival.call("semaphore", using, name, 2)
+    assert me.try_acquire(pool) is None
+    rival.release(theirs)
+    me.release(me.acquire(pool, timeout=1))
+    me.release(mine)
+
+
+def test_never_more_inside_than_the_limit(face: Face, using: str, name: str) -> None:
+    pool, inside = semaphore(name, 2, using=using, timeout=PATIENCE), Inside()
+    for future in [actor.submit(face.critical(pool, inside, 3)) for actor in face.actors(6)]:
+        future.result(PATIENCE)
+    assert 1 <= inside.most <= 2
+    assert inside.now == 0
+
+
+def test_r5_the_deadline(me: Actor, rival: Any, using: str, name: str) -> None:
+    taken = [rival.call("semaphore", using, name, 2) for _ in range(2)]
+    began = time.monotonic()
+    with pytest.raises(LockTimeout):
+        me.acquire(semaphore(name, 2, using=using), timeout=0.5)
+    assert 0.5 <= time.monotonic() - began <= 0.55
+    for number in taken:
+        rival.release(number)
+
+
+def test_r7_cancelled_it_leaves_no_slot(using: str, name: str) -> None:
+    pool = semaphore(name, 2, using=using, timeout=PATIENCE)
+
+    async def main() -> None:
+        held = [await pool.aacquire(), await pool.aacquire()]
+        tasks = [asyncio.create_task(pool.aacquire()) for _ in range(4)]
+        await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        assert all(
+            isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*tasks, return_exceptions=True)
+        )
+        for lease in held:
+            await lease.arelease()
+        for lease in [await pool.aacquire(timeout=1) for _ in range(2)]:
+            await lease.arelease()
+
+    asyncio.run(main())
+
+
+def test_in_a_with_block_and_as_a_decorator(me: Actor, other: Actor, using: str, name: str) -> None:
+    pool = semaphore(name, 1, using=using)
+    me.enter(pool)
+    assert other.try_acquire(pool) is None
+    me.exit(pool)
+
+    @semaphore(name + "{number}", 1, using=using, timeout=0)
+    def work(number: int) -> int:
+        with pytest.raises(LockNotAcquired):
+            work(number)
+        return number
+
+    assert work(7) == 7
