@@ -19,7 +19,7 @@ from .records import Claim, Grant
 from .registry import Entry, registry
 from .sitekey import site_key
 from .tokens import new_token
-from .transactions import bind, choose_scope, warn_of_stale_snapshot
+from .transactions import bind, choose_scope, on_own_connection, warn_of_stale_snapshot
 from .validation import UNSET, Timeout, optional_seconds
 from .waiting import Call, Deadline, Flow, acquire_flow
 
@@ -79,26 +79,34 @@ class Lock(Face[Lease]):
         if self._special or timeout == 0:
             return None
         entry = registry.entry(self.using)
-        if not (entry.supports_now and entry.ready) or open_transactions():
+        if not (entry.supports_now and entry.ready):
             return None
         backend = entry.backend
+        opened = open_transactions()
+        if opened and not on_own_connection(backend, opened):
+            return None
         keepalive.ensure()
         holding = holdings.claim(backend, entry.key(self.name), context.current(), entry.config.max_held)
         if holding is None:
             return None
         grant: Grant | None = None
         try:
-            grant = backend.take_now(entry.claim(holding.key), math.inf if timeout is None else timeout)
+            claim = Claim(key=holding.key, scope="transaction") if opened else entry.claim(holding.key)
+            grant = backend.take_now(claim, math.inf if timeout is None else timeout)
             if grant is None:
                 holdings.end(holding)
                 return None
             lease = Lease(holding)
             holdings.establish(holding, grant, lease)
+            if opened:
+                bind(holding, opened)
         except BaseException:
             if grant is not None:
                 backend.release(grant)
             holdings.end(holding)
             raise
+        if opened:
+            warn_of_stale_snapshot(self.name, "transaction", getattr(grant.session, "isolation", None), opened)
         if signals.lock_acquired.receivers:
             signals.send_held(signals.lock_acquired, holding, wait=time.monotonic() - grant.acquired_at)
         return lease

@@ -15,6 +15,8 @@ import warnings
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from django.db import connections
+
 from . import signals
 from .holdings import holdings
 from .loss import lose
@@ -54,6 +56,11 @@ def choose_scope(backend: Any, opened: list[BaseDatabaseWrapper]) -> Scope:
     if backend.supports_transaction_scope and len(opened) == 1 and opened[0].alias == backend.database:
         return "transaction"
     return "session"
+
+
+def on_own_connection(backend: Any, opened: list[BaseDatabaseWrapper]) -> bool:
+    """Is it of the scope of a transaction of this very thread? A task's is that of a thread that waits for it."""
+    return choose_scope(backend, opened) == "transaction" and opened[0] is connections[opened[0].alias]
 
 
 class TransactionWatch:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from django_distlock.names import LockKey
 
 try:
+    from psycopg import pq
+
     from .postgres_session import (
         DEADLOCK_DETECTED,
         LOCK_NOT_AVAILABLE,
@@ -59,6 +61,8 @@ FROM pg_locks LEFT JOIN pg_stat_activity USING (pid)
 WHERE {_OURS.replace("database", "pg_locks.database", 1)}
 """  # noqa: S608 - constants
 MINE = f"SELECT {_NUMBER} FROM pg_locks WHERE {_OURS} AND granted AND pid = pg_backend_pid()"  # noqa: S608 - constants
+# Between two looks at a server that may hang; seconds.
+NEXT_LOOK = 0.01
 TRY = "SELECT %s(%d), current_setting('transaction_isolation')"
 # Without parameters the server takes several statements at once. The caller's lock_timeout is put back explicitly: what
 # was set after a savepoint outlives its release.
@@ -69,6 +73,37 @@ SELECT %s(%d);
 RELEASE SAVEPOINT distlock_wait;
 SELECT set_config('lock_timeout', current_setting('distlock.lock_timeout'), true),
        current_setting('transaction_isolation')"""
+
+
+class Watched:
+    """A caller's connection while it is asked for a lock.
+
+    It is the caller's: it is ended only if the server has not answered, never because this process was slow to read or
+    to handle an answer. So the keepalive thread looks three times; if it comes late itself, the process is slow, and it
+    looks more often.
+    """
+
+    __slots__ = ("conn", "fd", "misses", "until")
+
+    def __init__(self, connection: BaseDatabaseWrapper, until: float) -> None:
+        self.conn: Any = connection.connection.pgconn
+        self.fd: int = self.conn.socket
+        self.until = until
+        self.misses = 0
+
+    def look(self, now: float) -> float:
+        """End the connection if the server hangs; the monotonic time of the next look."""
+        late = now - self.until
+        if late < 0:
+            return self.until
+        if self.conn.transaction_status != pq.TransactionStatus.ACTIVE or sockets.readable(self.fd, 0):
+            self.misses = 0
+        else:
+            self.misses += 2 if late < NEXT_LOOK else 1
+            if self.misses >= 6:
+                sockets.shut(self.fd)
+        self.until = now + max(NEXT_LOOK, late)
+        return self.until
 
 
 class TransactionSession:
@@ -97,7 +132,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         super().__init__(alias, options)
         self._guard = threading.Lock()
-        self._guarded: dict[int, tuple[float, int]] = {}
+        self._watched: dict[int, Watched] = {}
 
     def _connect(self, waits: bool, until: float) -> Flow[PostgresSession]:
         connection = connections[self.session_database]
@@ -115,6 +150,11 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         if claim.scope == "transaction":
             return self._in_transaction(claim, wait)
         return drive(self._acquire(claim, wait))
+
+    def take_now(self, claim: Claim, wait: float) -> Grant | None:
+        if claim.scope == "transaction":
+            return self._in_transaction(claim, wait)
+        return super().take_now(claim, wait)
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         if claim.scope == "transaction":  # Django's connections are not for tasks
@@ -149,7 +189,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         me = threading.get_ident()
         try:
             connection.ensure_connection()
-            self._watch_over(me, connection, asked + max(wait, LEAST_PATIENCE) + GRACE)
+            self._watch_over(me, connection, asked + max(wait, LEAST_PATIENCE) + GRACE / 2)
             with connection.cursor() as cursor:
                 isolation = None
                 if wait <= 0 or not self._is_hot(claim.key.digest, asked):
@@ -157,13 +197,13 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
                     if isolation is None:
                         self._heat(claim.key.digest, asked)
                 if isolation is None and wait > 0:
-                    isolation = self._wait_in_transaction(cursor, claim, asked + wait)
+                    isolation = self._wait_in_transaction(connection, cursor, claim, asked + wait)
         except DatabaseError as error:
             raise self._unavailable(error) from error
         finally:
-            if me in self._guarded:
+            if me in self._watched:
                 with self._guard:
-                    del self._guarded[me]
+                    del self._watched[me]
         if isolation is None:
             return None
         return Grant(claim=claim, acquired_at=asked, session=TransactionSession(connection, isolation))
@@ -177,31 +217,39 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         granted, isolation = cursor.fetchone()
         return isolation if granted else None
 
-    @staticmethod
-    def _wait_in_transaction(cursor: Any, claim: Claim, until: float) -> str | None:
+    def _wait_in_transaction(
+        self, connection: BaseDatabaseWrapper, cursor: Any, claim: Claim, until: float
+    ) -> str | None:
         """In the queue, within one round trip, behind a savepoint: an error would abort the caller's transaction.
 
         Rolling back to the savepoint also frees a lock that was granted just before the timeout.
         """
         function = "pg_advisory_xact_lock_shared" if claim.shared else "pg_advisory_xact_lock"
+        raw: Any = connection.connection
+        threshold, raw.prepare_threshold = raw.prepare_threshold, None  # several statements cannot be prepared as one
         try:
             cursor.execute(WAIT % (lock_timeout(until), function, claim.key.number))
-        except DatabaseError as error:
-            cursor.execute("ROLLBACK TO SAVEPOINT distlock_wait; RELEASE SAVEPOINT distlock_wait")
+            while cursor.nextset():
+                pass
+            return str(cursor.fetchone()[1])
+        except BaseException as error:  # KeyboardInterrupt too: the driver cancels the statement
             code = getattr(error.__cause__, "sqlstate", None)
+            if not raw.closed:
+                self._watch_over(threading.get_ident(), connection, time.monotonic() + GRACE)
+                cursor.execute("ROLLBACK TO SAVEPOINT distlock_wait; RELEASE SAVEPOINT distlock_wait")
             if code == DEADLOCK_DETECTED:
                 raise DeadlockDetected from error
             if code not in (LOCK_NOT_AVAILABLE, QUERY_CANCELED):
                 raise
             return None
-        while cursor.nextset():
-            pass
-        return str(cursor.fetchone()[1])
+        finally:
+            if not raw.closed:
+                raw.prepare_threshold = threshold
 
     def _watch_over(self, me: int, connection: BaseDatabaseWrapper, until: float) -> None:
         """Have the keepalive thread end the caller's connection if the server hangs beyond the deadline (R5)."""
         if until != math.inf:
-            self._guarded[me] = (until, connection.connection.pgconn.socket)
+            self._watched[me] = Watched(connection, until)
             self.wake_at(until)
 
     def still_held(self, connection: BaseDatabaseWrapper, keys: Iterable[LockKey]) -> set[LockKey]:
@@ -214,16 +262,14 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
     def tick(self, now: float) -> float | None:
         due = super().tick(now)
         with self._guard:
-            for until, fd in list(self._guarded.values()):
-                if now >= until:
-                    sockets.shut(fd)
-                due = min(due or math.inf, max(until, now + GRACE))
+            for watched in list(self._watched.values()):
+                due = min(due or math.inf, watched.look(now))
         return due
 
     def after_fork(self) -> None:
         super().after_fork()
         self._guard = threading.Lock()
-        self._guarded = {}
+        self._watched = {}
 
     # for operators
 
