@@ -40,7 +40,7 @@ class Keepalive:
         self._condition = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
         self._next = math.inf
-        self._warned: set[int] = set()
+        self._warned: set[Holding] = set()
         self.backends: Iterable[Backend] = ()
 
     @property
@@ -92,7 +92,7 @@ class Keepalive:
             if wanted is not None:
                 due.append(wanted)
         held = holdings.held()
-        self._warned &= {id(holding) for holding in held}
+        self._warned.intersection_update(held)
         for holding in held:
             due.append(self._look_after(holding, now))
         return min(min(due), now + TICK) if due else None
@@ -147,9 +147,9 @@ class Keepalive:
 
     def _warn_of_long_hold(self, holding: Holding, now: float) -> None:
         limit = holding.backend.warn_hold_seconds
-        if limit is None or now - holding.claimed_at < limit or id(holding) in self._warned:
+        if limit is None or now - holding.claimed_at < limit or holding in self._warned:
             return
-        self._warned.add(id(holding))
+        self._warned.add(holding)
         stack = ""
         if isinstance(holding.owner, threading.Thread) and holding.owner.ident is not None:
             frame = sys._current_frames().get(holding.owner.ident)
