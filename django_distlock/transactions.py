@@ -173,7 +173,10 @@ class TransactionWatch:
             if holding.key not in left:
                 self.holdings.remove(holding)
                 holding.transactions.discard(self)
-                lose(holding, "savepoint")
+                if holding.leases:
+                    lose(holding, "savepoint")
+                else:  # everybody has released it: nothing is lost by its end
+                    holdings.end(holding)
 
 
 def _scope(holding: Holding) -> Scope:

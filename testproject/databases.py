@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,11 @@ def server_database(name: str, server: dict[str, Any]) -> dict[str, Any]:
 
 def databases() -> dict[str, dict[str, Any]]:
     """DATABASES: "default" as DB says, and one alias for each private server that is up."""
-    aliases = {name: server_database(name, server) for name, server in services().items() if name in SERVER_ALIASES}
+    aliases = {
+        name: server_database(name, server)
+        for name, server in services().items()
+        if name in DRIVERS and find_spec(DRIVERS[name]) is not None
+    }
     choice = os.environ.get("DB") or "sqlite"
     if choice == "sqlite":
         return {"default": sqlite_database(), **aliases}
@@ -86,7 +91,8 @@ def databases() -> dict[str, dict[str, Any]]:
     return {"default": default, **aliases}
 
 
-SERVER_ALIASES = ("postgres", "pgbouncer", "mariadb")
+# A server without its driver is left out: `make demo DB=postgres` installs only what it needs.
+DRIVERS = {"postgres": "psycopg", "pgbouncer": "psycopg", "mariadb": "MySQLdb"}
 
 # Lock aliases that need a server: lock alias -> (database alias, backend).
 SERVER_LOCKS = {

@@ -68,12 +68,20 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         except SessionDead as error:
             raise self._unavailable(error) from (error.__cause__ or error)
 
+    def take_now(self, claim: Claim, wait: float) -> Grant | None:
+        self._remember(claim)
+        return super().take_now(claim, wait)
+
     def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
+        self._remember(claim)
+        return super()._acquire(claim, wait)
+
+    def _remember(self, claim: Claim) -> None:
+        """Without the right to list locks, an operator sees those of the names that this process knows."""
         if claim.key.text not in self._known:
             if len(self._known) >= KNOWN_NAMES:
                 self._known.clear()
             self._known[claim.key.text] = claim.key.name
-        return super()._acquire(claim, wait)
 
     # for operators
 

@@ -22,7 +22,18 @@ if TYPE_CHECKING:
 
 LOCK_NOT_AVAILABLE, QUERY_CANCELED, DEADLOCK_DETECTED = "55P03", "57014", "40P01"
 # The session is ours: a timeout that an administrator set for applications would end it, or a wait.
-SETTINGS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+SETTINGS = {
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    # The server's end of the connection: a client whose host has vanished holds its locks for 5 s and not for 2 h. What
+    # libpq is told in conninfo() watches the client's end only.
+    "tcp_keepalives_idle": "2",
+    "tcp_keepalives_interval": "1",
+    "tcp_keepalives_count": "3",
+}
+SETTINGS_12 = {"tcp_user_timeout": "5000"}
+SETTINGS_14 = {"idle_session_timeout": "0"}
 # lock_timeout and poll() end at 2^31 ms, less than 25 days; seconds.
 LONGEST_WAIT = 20 * 86400
 # Milliseconds between looks of the server at the socket of a waiter, so that a dead one leaves the queue.
@@ -75,10 +86,9 @@ def open_session(alias: str, parameters: dict[str, Any], waits: bool, until: flo
 
 
 def _prepare(session: PostgresSession, alias: str, until: float) -> Flow[None]:
-    names = [*SETTINGS]
-    if session.conn.server_version >= 140000:
-        names.append("idle_session_timeout")
-    columns = ["pg_backend_pid()", *(f"set_config('{name}', '0', false)" for name in names)]
+    version = session.conn.server_version
+    wanted = SETTINGS | (SETTINGS_12 if version >= 120000 else {}) | (SETTINGS_14 if version >= 140000 else {})
+    columns = ["pg_backend_pid()", *(f"set_config('{name}', '{value}', false)" for name, value in wanted.items())]
     pid = yield Call(session, "query", (f"SELECT {', '.join(columns)}".encode(), until))
     if int(pid[0][0]) != session.conn.backend_pid:
         raise UnsupportedOperation(
@@ -87,7 +97,7 @@ def _prepare(session: PostgresSession, alias: str, until: float) -> Flow[None]:
             "OPTIONS['session_database'] to a database alias that connects directly, or take the lock inside "
             "atomic(), where it belongs to the transaction."
         )
-    if session.waits and session.conn.server_version >= 140000:
+    if session.waits and version >= 140000:
         # not on every platform; there a dead waiter leaves the queue when its turn comes
         with contextlib.suppress(ServerError):
             yield Call(session, "query", (f"SET client_connection_check_interval = {CHECK_INTERVAL}".encode(), until))
