@@ -79,8 +79,8 @@ class Watched:
     """A caller's connection while it is asked for a lock.
 
     It is the caller's: it is ended only if the server has not answered, never because this process was slow to read or
-    to handle an answer. So the keepalive thread looks three times; if it comes late itself, the process is slow, and it
-    looks more often.
+    to handle an answer. So the keepalive thread looks three times; a look hardly counts if it came late or did not get
+    the interpreter back at once, because then the caller does not get it either.
     """
 
     __slots__ = ("conn", "fd", "misses", "until")
@@ -89,19 +89,18 @@ class Watched:
         self.conn: Any = connection.connection.pgconn
         self.fd: int = self.conn.socket
         self.until = until
-        self.misses = 0
+        self.misses = 0.0
 
     def look(self, now: float) -> float:
         """End the connection if the server hangs; the monotonic time of the next look."""
         late = now - self.until
         if late < 0:
             return self.until
-        if self.conn.transaction_status != pq.TransactionStatus.ACTIVE or sockets.readable(self.fd, 0):
-            self.misses = 0
-        else:
-            self.misses += 2 if late < NEXT_LOOK else 1
-            if self.misses >= 6:
-                sockets.shut(self.fd)
+        waits = self.conn.transaction_status == pq.TransactionStatus.ACTIVE and not sockets.readable(self.fd, 0)
+        smoothly = late < NEXT_LOOK and time.monotonic() - now < NEXT_LOOK / 4
+        self.misses = self.misses + (1.0 if smoothly else 0.1) if waits else 0.0
+        if self.misses >= 3:
+            sockets.shut(self.fd)
         self.until = now + max(NEXT_LOOK, late)
         return self.until
 

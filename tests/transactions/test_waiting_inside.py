@@ -1,0 +1,348 @@
+"""R5, R7, R8 inside a transaction of PostgreSQL: a wait that ends leaves it, and its settings, as they were."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connections, transaction
+
+from django_distlock import BackendUnavailable, DeadlockDetected, LockNotAcquired, LockTimeout, advisory_lock, lock_all
+from django_distlock.registry import registry
+from tests.conftest import eventually
+from tests.faults.proxy import Proxy
+from tests.transactions import rows
+from tests.transactions.test_snapshots import options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.transactions.world import World
+
+
+@pytest.fixture
+def world(make_world: Any) -> World:
+    return make_world("postgres", "postgres")  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def busy(world: World) -> Iterator[str]:
+    """The name of a lock that the rival holds."""
+    name = world.name + "-busy"
+    world.rival.say(["wait", "postgres", name, "postgres"])
+    assert world.rival.hear() == "waiting"
+    world.rival.hear()
+    yield name
+    world.rival.say(["release"])
+    assert world.rival.hear() == "released"
+
+
+def ask(sql: str) -> Any:
+    with connections["postgres"].cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetchone()[0]
+
+
+def held_here() -> int:
+    return int(ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"))
+
+
+def test_r5_timeout_inside_atomic_returns_in_time_and_the_transaction_lives(world: World, busy: str) -> None:
+    took = []
+    with transaction.atomic("postgres"):
+        world.write()
+        for _ in range(4):
+            started = time.monotonic()
+            with pytest.raises(LockTimeout):
+                advisory_lock(busy, using="postgres").acquire(timeout=0.5)
+            took.append(time.monotonic() - started)
+        with pytest.raises(LockNotAcquired):
+            advisory_lock(busy, using="postgres").acquire(timeout=0)
+        assert advisory_lock(busy, using="postgres").try_acquire() is None
+        assert held_here() == 0
+        world.write()
+        with world.lock():
+            pass
+    assert min(took) >= 0.5
+    assert max(took) <= 0.55, f"took {[round(seconds, 3) for seconds in took]}"
+    assert rows.count("postgres", world.name) == 2
+
+
+@pytest.mark.parametrize("value", ["0", "1d", "2500ms", "90min", "1s"])
+@pytest.mark.parametrize("how", ["local", "session"])
+@pytest.mark.parametrize("outcome", ["granted", "timeout"])
+def test_r7_lock_timeout_is_as_it_was(world: World, busy: str, value: str, how: str, outcome: str) -> None:
+    """Also after the transaction, and also if the user had a value of his own that we would not write that way."""
+    with connections["postgres"].cursor() as cursor:
+        if how == "session":
+            cursor.execute(f"SET lock_timeout = '{value}'")
+        with transaction.atomic("postgres"):
+            if how == "local":
+                cursor.execute(f"SET LOCAL lock_timeout = '{value}'")
+            before = ask("SHOW lock_timeout")
+            if outcome == "timeout":
+                assert advisory_lock(busy, using="postgres").try_acquire(0.03) is None
+            else:
+                wait_for_grant(world)
+            assert ask("SHOW lock_timeout") == before
+            assert ask("SELECT current_setting('lock_timeout')") == before
+        assert ask("SHOW lock_timeout") == (before if how == "session" else "0")
+        cursor.execute("RESET lock_timeout")
+
+
+def wait_for_grant(world: World) -> None:
+    """A real wait in the queue of the server, which ends with the lock."""
+    other = connections["postgres"].copy()
+    number = registry.entry("postgres").key(world.name).number
+    pid = ask("SELECT pg_backend_pid()")
+
+    def let_go() -> None:
+        try:
+            with other.cursor() as cursor:
+                eventually(lambda: waits(cursor, pid), "nobody waits")
+                cursor.execute("SELECT pg_advisory_unlock(%s)", [number])
+        finally:
+            other.close()
+
+    other.inc_thread_sharing()
+    with other.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s)", [number])
+    thread = threading.Thread(target=let_go)
+    thread.start()
+    lease = world.lock().acquire(timeout=10)
+    thread.join()
+    assert lease.held
+
+
+def waits(cursor: Any, pid: int) -> bool:
+    cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND pid = %s", [pid])
+    return bool(cursor.fetchone()[0])
+
+
+@pytest.mark.parametrize("threshold", [None, 0, 1])
+@pytest.mark.parametrize("binding", [False, True])
+def test_r7_wait_with_prepared_statements_and_server_side_binding(
+    world: World, busy: str, threshold: int | None, binding: bool
+) -> None:
+    """OPTIONS that change how Django's cursor talks to the server."""
+    with (
+        options("postgres", prepare_threshold=threshold, server_side_binding=binding),
+        transaction.atomic("postgres"),
+    ):
+        world.write()
+        for _ in range(3):
+            assert advisory_lock(busy, using="postgres").try_acquire(0.02) is None
+        wait_for_grant(world)
+        assert held_here() == 1
+        world.write()
+    assert rows.count("postgres", world.name) == 2
+
+
+def test_r5_statement_timeout_of_the_user_does_not_end_a_longer_wait(world: World, busy: str) -> None:
+    with transaction.atomic("postgres"):
+        world.write()
+        with connections["postgres"].cursor() as cursor:
+            cursor.execute("SET LOCAL statement_timeout = '50ms'")
+        started = time.monotonic()
+        assert advisory_lock(busy, using="postgres").try_acquire(0.3) is None
+        assert 0.3 <= time.monotonic() - started <= 0.35
+        assert ask("SHOW statement_timeout") == "50ms"
+    assert rows.count("postgres", world.name) == 1
+
+
+def test_r8_deadlock_between_two_transactions(world: World) -> None:
+    """Two threads, crosswise: found at once, inside the process. Whoever is told can go on."""
+    names = [world.name + "-1", world.name + "-2"]
+    both, outcomes = threading.Barrier(2), []
+
+    def work(first: str, second: str) -> None:
+        try:
+            with transaction.atomic("postgres"):
+                with advisory_lock(first, using="postgres"):
+                    both.wait(10)
+                    try:
+                        with advisory_lock(second, using="postgres", timeout=8):
+                            outcomes.append("got it")
+                    except DeadlockDetected:
+                        outcomes.append("deadlock")
+                rows.write("postgres", world.name)
+        finally:
+            connections.close_all()
+
+    started = time.monotonic()
+    threads = [threading.Thread(target=work, args=pair) for pair in (names, names[::-1])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["deadlock", "got it"]
+    assert time.monotonic() - started < 4
+    assert rows.count("postgres", world.name) == 2
+
+
+def test_r8_deadlock_between_two_processes_is_found_by_the_server(world: World) -> None:
+    """40P01: the victim's transaction goes on, without what the failed attempt had taken, with what it had before."""
+    mine, its = world.name + "-mine", world.name + "-its"
+    other = connections["postgres"].copy()
+    other.inc_thread_sharing()
+    keys = {name: registry.entry("postgres").key(name).number for name in (mine, its)}
+    done: list[object] = []
+
+    def wait_for_mine() -> None:
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [keys[mine]])
+        done.append(True)
+
+    other.set_autocommit(False)
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("SET deadlock_timeout = '10s'")  # ours looks first, after its one second
+            cursor.execute("SELECT pg_backend_pid()")
+            pid = cursor.fetchone()[0]
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [keys[its]])
+        thread = threading.Thread(target=wait_for_mine)
+        with transaction.atomic("postgres"):
+            world.write()
+            first = advisory_lock(mine, using="postgres").acquire()
+            thread.start()
+            with connections["postgres"].cursor() as cursor:
+                eventually(lambda: waits(cursor, pid), "the other does not wait")
+            with pytest.raises(DeadlockDetected) as caught:
+                advisory_lock(its, using="postgres").acquire(timeout=8)
+            assert caught.value.__cause__ is not None
+            assert first.held
+            assert held_here() == 1
+            world.write()
+        thread.join(10)
+        assert done
+        assert rows.count("postgres", world.name) == 2
+    finally:
+        other.rollback()
+        other.close()
+
+
+def test_r7_set_that_fails_inside_atomic_keeps_nothing(one_world: World) -> None:
+    """All or nothing, at once: what a failed ``lock_all`` had taken is not kept until the end of the transaction."""
+    world = one_world
+    names = [world.name + "-a", world.name + "-z"]
+    world.rival.say(["wait", world.using, names[1], world.alias])
+    assert world.rival.hear() == "waiting"
+    world.rival.hear()
+    thread_says: list[bool] = []
+
+    def another_thread() -> None:
+        try:
+            lease = advisory_lock(names[0], using=world.using).try_acquire()
+            thread_says.append(lease is not None)
+            if lease is not None:
+                lease.release()
+        finally:
+            connections.close_all()
+
+    try:
+        with transaction.atomic(world.alias):
+            assert lock_all(names, using=world.using).try_acquire() is None
+            thread = threading.Thread(target=another_thread)
+            thread.start()
+            thread.join()
+    finally:
+        world.rival.say(["release"])
+        world.rival.hear()
+    assert thread_says == [True]
+
+
+def test_r7_interrupted_wait_leaves_the_transaction_usable(world: World, busy: str) -> None:
+    """Ctrl-C while waiting, caught inside the transaction: as after a timeout."""
+    pid = ask("SELECT pg_backend_pid()")
+
+    def interrupt() -> None:
+        try:
+            with connections["postgres"].cursor() as cursor:
+                eventually(lambda: waits(cursor, pid), "nobody waits")
+            _thread.interrupt_main()
+        finally:
+            connections.close_all()
+
+    with transaction.atomic("postgres"):
+        world.write()
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            advisory_lock(busy, using="postgres").acquire(timeout=10)
+        thread.join()
+        assert held_here() == 0
+        world.write()
+    assert rows.count("postgres", world.name) == 2
+
+
+def test_r5_busy_process_does_not_cost_the_user_his_transaction(world: World, busy: str) -> None:
+    """Threads of this process fight for the interpreter while waits run out: late they may be, the connection stays."""
+    stop = threading.Event()
+
+    def burn() -> None:
+        while not stop.is_set():
+            sum(range(2000))
+
+    burners = [threading.Thread(target=burn) for _ in range(6)]
+    for thread in burners:
+        thread.start()
+    try:
+        with transaction.atomic("postgres"):
+            pid = ask("SELECT pg_backend_pid()")
+            for _ in range(4):
+                with pytest.raises(LockTimeout):
+                    advisory_lock(busy, using="postgres").acquire(timeout=0.55)
+            world.write()
+            assert ask("SELECT pg_backend_pid()") == pid
+    finally:
+        stop.set()
+        for thread in burners:
+            thread.join()
+    assert rows.count("postgres", world.name) == 1
+
+
+@pytest.mark.parametrize("answered", [0, 1])
+def test_r5_server_that_hangs_ends_the_callers_connection_in_time(world: World, busy: str, answered: int) -> None:
+    """It acknowledges and never answers: to the first question, or to the wait after it. The transaction is lost with
+    its connection, the caller is not."""
+    settings = connections["postgres"].settings_dict
+    took: list[float] = []
+
+    def work() -> None:
+        with transaction.atomic("postgres"):
+            world.write()
+            proxy.swallow(1 + answered)
+            started = time.monotonic()
+            try:
+                advisory_lock(busy, using="postgres").acquire(timeout=0.6)
+            finally:
+                took.append(time.monotonic() - started)
+
+    registry.entry("postgres").backend.close()  # nothing is known of the name: it is tried before it is waited for
+    with (
+        Proxy(settings["HOST"], int(settings["PORT"])) as proxy,
+        address("postgres", "127.0.0.1", proxy.port),
+        pytest.raises(BackendUnavailable),
+    ):
+        work()
+    assert took[0] <= 0.65, f"took {took[0]:.3f} s"
+    assert rows.count("postgres", world.name) == 0
+    world.check_connection_is_clean()
+
+
+@contextlib.contextmanager
+def address(alias: str, host: str, port: int) -> Iterator[None]:
+    """Another way to the same server, for the connection of this thread."""
+    connection = connections[alias]
+    connection.close()
+    before = {key: connection.settings_dict[key] for key in ("HOST", "PORT")}
+    connection.settings_dict.update(HOST=host, PORT=str(port))
+    try:
+        yield
+    finally:
+        connection.close()
+        connection.settings_dict.update(before)
