@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from django_distlock.records import LockInfo
 
-# The token of a lease that was given back.
-FREE = "-"
 # A waiter that has not been seen for this long is passed over; it keeps its place for when it comes back.
 GRACE = 1.0
 # A waiter says that it lives this often.

@@ -36,6 +36,7 @@ class Session:
         if self.wrapper.vendor in ("postgresql", "mysql"):
             options.setdefault("connect_timeout", CONNECT_LIMIT)
         if self.wrapper.vendor == "postgresql":
+            options.setdefault("application_name", "distlock")
             options["server_side_binding"] = True  # only so can statements be prepared
         elif self.wrapper.vendor == "mysql":
             options["isolation_level"] = "read committed"  # under the server's own the queue would take gap locks

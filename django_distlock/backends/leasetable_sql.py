@@ -14,7 +14,7 @@ from django.db import IntegrityError
 from django.db.models.functions import Now
 from django.db.models.sql import Query
 
-from .leasetable_rows import DEAD, FREE, GRACE, KEPT, NOWHERE, Look, Row, microseconds, printable, short
+from .leasetable_rows import DEAD, GRACE, KEPT, NOWHERE, Look, Row, microseconds, printable, short
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -28,6 +28,8 @@ FIRST = """NOT EXISTS (
 # The same statement again after its reply was lost, when others may have queued up. Parameters: digest, token.
 OURS = """EXISTS (
     SELECT 1 FROM django_distlock_lease o WHERE o.digest = %s AND o.token = %s AND o.expires_at > {now})"""
+# The lease is free, expired, or ours. Parameter: token.
+MINE = "token IN ('-', %s) OR expires_at <= {now}"
 COLUMNS = "(digest, alias, name, token, fence, acquired_at, expires_at, holder)"
 INSERT = """
 INSERT INTO django_distlock_lease {columns} VALUES (%s, %s, %s, %s, {now}, {now}, {now} + %s, %s)
@@ -36,16 +38,16 @@ UPDATE = """
 UPDATE django_distlock_lease
 SET token = %s, fence = CASE WHEN fence >= {now} THEN fence + 1 ELSE {now} END, acquired_at = {now},
     expires_at = {now} + %s, holder = %s
-WHERE digest = %s AND (token = %s OR (expires_at <= {now} AND {first}))
+WHERE digest = %s AND (token = %s OR ((token = '-' OR expires_at <= {now}) AND {first}))
 """
 KNOWN = "SELECT 1 FROM django_distlock_lease WHERE digest = %s"
 FENCE = "SELECT fence FROM django_distlock_lease WHERE digest = %s AND token = %s AND expires_at > {now}"
 GIVE = """
-UPDATE django_distlock_lease SET token = '{free}', expires_at = {now}
+UPDATE django_distlock_lease SET token = '-', expires_at = {now}
 WHERE digest = %s AND token = %s AND expires_at > {now}
 """
 BREAK = """
-UPDATE django_distlock_lease SET token = '{free}', expires_at = {now}
+UPDATE django_distlock_lease SET token = '-', expires_at = {now}
 WHERE digest = %s AND fence = %s AND expires_at > {now}
 """
 EXTEND = """
@@ -61,18 +63,22 @@ SELECT l.token, l.fence,
      WHERE t.digest = %s AND t.seen > {now} - {grace}
      AND (t.arrived < m.arrived OR (t.arrived = m.arrived AND t.token < m.token))),
     (SELECT p.arrived FROM django_distlock_ticket p WHERE p.token = %s)
-FROM (SELECT 1 AS one{dual}) q LEFT JOIN django_distlock_lease l ON l.digest = %s AND l.expires_at > {now}
+FROM (SELECT 1 AS one{dual}) q LEFT JOIN django_distlock_lease l
+    ON l.digest = %s AND l.expires_at > {now} AND l.token <> '-'
 """
 ROWS = """
 SELECT l.digest, l.name, l.token, l.fence, l.acquired_at, l.expires_at, l.holder,
     (SELECT COUNT(*) FROM django_distlock_ticket t WHERE t.digest = l.digest AND t.seen > {now} - {grace})
-FROM django_distlock_lease l WHERE l.alias = %s AND l.expires_at > {now} ORDER BY l.acquired_at
+FROM django_distlock_lease l WHERE l.alias = %s AND l.expires_at > {now} AND l.token <> '-' ORDER BY l.acquired_at
 """
 PRUNE_TICKETS = "DELETE FROM django_distlock_ticket WHERE seen < {now} - {dead}"
 LAST_OF_BATCH = """
 SELECT MAX(digest) FROM (SELECT digest FROM django_distlock_lease WHERE digest > %s ORDER BY digest {limit}) q
 """
-PRUNE = "DELETE FROM django_distlock_lease WHERE expires_at < {now} - {kept} AND digest > %s AND digest <= %s"
+# A fence that is still to come, because the clock was set back, has to be remembered.
+PRUNE = """
+DELETE FROM django_distlock_lease WHERE digest > %s AND digest <= %s AND expires_at < {now} - {kept} AND fence < {now}
+"""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -106,11 +112,11 @@ class Dialect:
             "grace": microseconds(GRACE),
             "dead": microseconds(DEAD),
             "kept": microseconds(KEPT),
-            "free": FREE,
             "columns": COLUMNS,
             "dual": self._connection.features.bare_select_suffix,
         }
-        return statement.format(**parts, first=FIRST.format(**parts), ours=OURS.format(**parts))
+        mine = MINE.format(now=now)
+        return statement.format(**parts, mine=mine, first=FIRST.format(**parts), ours=OURS.format(**parts))
 
     def _ask_clock(self, cursor: Any) -> int:
         query = Query(None)
@@ -226,7 +232,7 @@ class PostgresDialect(Dialect):
     ON CONFLICT (digest) DO UPDATE SET
         token = EXCLUDED.token, fence = GREATEST(held.fence + 1, EXCLUDED.fence), acquired_at = EXCLUDED.acquired_at,
         expires_at = EXCLUDED.expires_at, holder = EXCLUDED.holder
-    WHERE held.expires_at <= {now} OR held.token = EXCLUDED.token
+    WHERE held.token = '-' OR held.token = EXCLUDED.token OR held.expires_at <= {now}
     RETURNING fence
     """
 
@@ -251,12 +257,12 @@ class MySQLDialect(Dialect):
     INSERT INTO django_distlock_lease {columns}
     SELECT %s, %s, %s, %s, LAST_INSERT_ID({now}), {now}, {now} + %s, %s FROM DUAL WHERE {first} OR {ours}
     ON DUPLICATE KEY UPDATE
-        fence = IF(expires_at <= {now} OR token = %s, LAST_INSERT_ID(GREATEST(fence + 1, {now})),
+        fence = IF({mine}, LAST_INSERT_ID(GREATEST(fence + 1, {now})),
                    fence + LAST_INSERT_ID(0)),
-        acquired_at = IF(expires_at <= {now} OR token = %s, {now}, acquired_at),
-        holder = IF(expires_at <= {now} OR token = %s, %s, holder),
-        token = IF(expires_at <= {now} OR token = %s, %s, token),
-        expires_at = IF(expires_at <= {now} OR token = %s, {now} + %s, expires_at)
+        acquired_at = IF({mine}, {now}, acquired_at),
+        holder = IF({mine}, %s, holder),
+        token = IF({mine}, %s, token),
+        expires_at = IF({mine}, {now} + %s, expires_at)
     """
 
     def take(self, cursor: Any, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:

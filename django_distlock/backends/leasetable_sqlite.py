@@ -21,7 +21,6 @@ from django_distlock.waiting import PAUSE, Call, Flow, drive
 from .leasetable_file import LeaseFile, open_lease_file
 from .leasetable_rows import (
     DEAD,
-    FREE,
     GRACE,
     KEPT,
     NOWHERE,
@@ -219,7 +218,7 @@ class SqliteStore:
 
     def give(self, claim: Claim) -> bool:
         """Give the lease back; False if it is not ours any more."""
-        return self.file().change(GIVE, (claim.key.digest, claim.token, FREE, clock())) == 1
+        return self.file().change(GIVE, (claim.key.digest, claim.token, clock())) == 1
 
     def extend(self, claim: Claim, ttl: float) -> bool:
         """Let it live for ``ttl`` seconds from now; False if it is not ours any more."""
@@ -254,7 +253,7 @@ class SqliteStore:
 
     def break_lease(self, digest: str, fence: int) -> bool:
         """Free the lease that was granted with ``fence``; False if that holder has gone."""
-        return self.file().change(BREAK, (bytes.fromhex(digest), fence, FREE, clock())) == 1
+        return self.file().change(BREAK, (bytes.fromhex(digest), fence, clock())) == 1
 
     def prune(self, after: bytes | None, limit: int) -> tuple[int, bytes | None]:
         """Look at the ``limit`` leases with digests above ``after`` and delete those that ended a day ago; how many,
@@ -264,7 +263,8 @@ class SqliteStore:
         if last is None:
             file.change(PRUNE_TICKETS, (clock() - _DEAD,))
             return 0, None
-        return file.change(PRUNE, (clock() - _KEPT, after, last)), last
+        now = clock()
+        return file.change(PRUNE, (after, last, now - _KEPT, now)), last
 
     def attended(self, flow: Flow[Any]) -> Any:
         """Nothing hangs here, so nothing needs a watch."""

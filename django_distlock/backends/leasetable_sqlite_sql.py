@@ -25,14 +25,15 @@ TAKE = """
 INSERT INTO lease (digest, alias, name, token, fence, acquired_at, expires_at, holder)
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8
 WHERE NOT EXISTS (SELECT 1 FROM ticket WHERE digest = ?1 AND place < ?9 AND seen > ?10)
+   OR EXISTS (SELECT 1 FROM lease WHERE digest = ?1 AND token = ?4 AND expires_at > ?6)
 ON CONFLICT (digest) DO UPDATE SET
     token = excluded.token, fence = excluded.fence, acquired_at = excluded.acquired_at,
     expires_at = excluded.expires_at, holder = excluded.holder
-WHERE (expires_at <= ?6 OR token = excluded.token) AND fence < excluded.fence
+WHERE (token = '-' OR token = excluded.token OR expires_at <= ?6) AND fence < excluded.fence
 """
-FENCE_OF_FREE = "SELECT fence FROM lease WHERE digest = ?1 AND (expires_at <= ?2 OR token = ?3)"
-GIVE = "UPDATE lease SET token = ?3, expires_at = ?4 WHERE digest = ?1 AND token = ?2 AND expires_at > ?4"
-BREAK = "UPDATE lease SET token = ?3, expires_at = ?4 WHERE digest = ?1 AND fence = ?2 AND expires_at > ?4"
+FENCE_OF_FREE = "SELECT fence FROM lease WHERE digest = ?1 AND (token = '-' OR token = ?3 OR expires_at <= ?2)"
+GIVE = "UPDATE lease SET token = '-', expires_at = ?3 WHERE digest = ?1 AND token = ?2 AND expires_at > ?3"
+BREAK = "UPDATE lease SET token = '-', expires_at = ?3 WHERE digest = ?1 AND fence = ?2 AND expires_at > ?3"
 EXTEND = "UPDATE lease SET expires_at = ?3 WHERE digest = ?1 AND token = ?2 AND expires_at > ?4"
 HOLDS = "SELECT 1 FROM lease WHERE digest = ?1 AND token = ?2 AND expires_at > ?3"
 LAST_PLACE = "SELECT coalesce(max(place), 0) FROM ticket WHERE digest = ?1"
@@ -41,15 +42,16 @@ LOOK = """
 SELECT lease.token, lease.fence,
        (SELECT count(*) FROM ticket WHERE digest = ?1 AND place < ?3 AND seen > ?4),
        (SELECT place FROM ticket WHERE digest = ?1 AND place = ?3 AND token = ?5)
-FROM (SELECT 1) LEFT JOIN lease ON lease.digest = ?1 AND lease.expires_at > ?2
+FROM (SELECT 1) LEFT JOIN lease ON lease.digest = ?1 AND lease.expires_at > ?2 AND lease.token <> '-'
 """
 REFRESH = "UPDATE ticket SET seen = ?4 WHERE digest = ?1 AND place = ?2 AND token = ?3"
 LEAVE = "DELETE FROM ticket WHERE digest = ?1 AND (token = ?2 OR seen < ?3)"
 ROWS = """
 SELECT lower(hex(digest)), name, token, fence, acquired_at, expires_at, holder,
        (SELECT count(*) FROM ticket WHERE ticket.digest = lease.digest AND seen > ?2)
-FROM lease WHERE alias = ?1 AND expires_at > ?3 ORDER BY acquired_at
+FROM lease WHERE alias = ?1 AND expires_at > ?3 AND token <> '-' ORDER BY acquired_at
 """
 LAST_OF_BATCH = "SELECT max(digest) FROM (SELECT digest FROM lease WHERE digest > ?1 ORDER BY digest LIMIT ?2)"
-PRUNE = "DELETE FROM lease WHERE expires_at < ?1 AND digest > ?2 AND digest <= ?3"
+# A fence that is still to come, because the clock was set back, has to be remembered.
+PRUNE = "DELETE FROM lease WHERE digest > ?1 AND digest <= ?2 AND expires_at < ?3 AND fence < ?4"
 PRUNE_TICKETS = "DELETE FROM ticket WHERE seen < ?1"

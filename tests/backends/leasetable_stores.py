@@ -1,0 +1,98 @@
+"""Every place where leases can be, with a clock that tests can set. The statements are the real ones, on real
+databases: the clock's expression gets an offset."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+from django.db import connections
+
+from django_distlock.backends import leasetable_session, leasetable_sql, leasetable_sqlite
+from django_distlock.backends.leasetable import LeaseTableBackend
+from django_distlock.names import derive_key
+from django_distlock.records import Claim
+from tests.faults.server import ask
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from django_distlock.backends.leasetable_file import LeaseFile
+
+SQLITE = ("file", "memory")
+SERVERS = {"postgres": "postgres", "mariadb": "mariadb"}
+# the common SQL, which other databases get
+PORTABLE = {"portable on postgres": "postgres", "portable on mariadb": "mariadb"}
+STORES = (*SQLITE, *SERVERS, *PORTABLE)
+TTL = 30.0
+
+
+class Stores:
+    """Clients of one lease table: backends of one alias, as different processes have them."""
+
+    def __init__(self, store: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.store = store
+        self.database = {**SERVERS, **PORTABLE}.get(store, "default")
+        self.alias = f"alias {os.getpid()} {secrets.token_hex(4)}"
+        self.offset = 0.0
+        self._clients: list[LeaseTableBackend] = []
+        self._monkeypatch = monkeypatch
+        if store in SQLITE:
+            name = f"file:{secrets.token_hex(4)}?mode=memory&cache=shared" if store == "memory" else folder / "db"
+            monkeypatch.setitem(connections.settings["default"], "NAME", name)
+        if store in PORTABLE:
+            monkeypatch.setattr(leasetable_session, "dialect", leasetable_sql.Dialect)
+        self._clock = {kind: kind.clock for kind in (leasetable_sql.PostgresDialect, leasetable_sql.MySQLDialect)}
+        self._ask_clock = leasetable_sql.Dialect._ask_clock
+        self._sqlite_clock = leasetable_sqlite.clock
+
+    def client(self) -> LeaseTableBackend:
+        client = LeaseTableBackend(self.alias, {"database": self.database})
+        self._clients.append(client)
+        return client
+
+    def claim(self, name: str = "name", ttl: float = TTL) -> Claim:
+        return Claim(key=derive_key("site", self.alias, name), ttl=ttl, token=secrets.token_hex(16))
+
+    def shift(self, seconds: float) -> None:
+        """Set the clock of the database forward, or back."""
+        self.offset += seconds
+        offset = int(self.offset * 1_000_000)
+        self._monkeypatch.setattr(leasetable_sqlite, "clock", lambda: self._sqlite_clock() + offset)
+        for kind, clock in self._clock.items():
+            self._monkeypatch.setattr(kind, "clock", f"({clock} + {offset})")
+        self._monkeypatch.setattr(
+            leasetable_sql.Dialect, "_ask_clock", lambda dialect, cursor: self._ask_clock(dialect, cursor) + offset
+        )
+        for client in self._clients:
+            session = getattr(client.store, "_session", None)
+            if session is not None:
+                session.dialect._texts.clear()
+
+    def kept(self) -> int:
+        """How many leases of this alias are in the table, ended ones too."""
+        if self.store in SQLITE:
+            return int(self._file().ask("SELECT count(*) FROM lease", ())[0][0])
+        sql = "SELECT count(*) FROM django_distlock_lease WHERE alias = %s"
+        return int(ask(self.database, sql, self.alias)[0][0])
+
+    def tickets(self, name: str = "name") -> int:
+        """How many tickets there are for one name."""
+        key = self.claim(name).key
+        if self.store in SQLITE:
+            return int(self._file().ask("SELECT count(*) FROM ticket WHERE digest = ?", (key.digest,))[0][0])
+        return int(ask(self.database, "SELECT count(*) FROM django_distlock_ticket WHERE digest = %s", key.path)[0][0])
+
+    def _file(self) -> LeaseFile:
+        store = self._clients[0].store
+        assert isinstance(store, leasetable_sqlite.SqliteStore)
+        return store.file()
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        if self.store not in SQLITE:
+            ask(self.database, "DELETE FROM django_distlock_lease WHERE alias = %s", self.alias)
