@@ -34,7 +34,7 @@ def seconds(argument: str, value: object, *, none: bool = False, positive: bool 
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         allowed = "a number of seconds or None" if none else "a number of seconds"
         raise TypeError(f"{argument} must be {allowed}, not {type(value).__name__}.")
-    if math.isnan(value) or math.isinf(value):
+    if isinstance(value, float) and not math.isfinite(value):  # an int may be too large for a float
         hint = " Use None to wait for ever." if none else ""
         raise ValueError(f"{argument} must be finite, not {value}.{hint}")
     if positive and value <= 0:
