@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .backends.base import Backend
     from .names import LockKey
     from .parking import Parker
-    from .records import Grant
+    from .records import Grant, Scope
 
 
 # Why the child of a fork has lost what its parent holds.
@@ -33,10 +33,12 @@ class Holding:
     """One context's hold of one lock, shared by all Leases of that context."""
 
     __slots__ = (
+        "abandoned",
         "backend",
         "callbacks",
         "claimed_at",
         "grant",
+        "kept",
         "key",
         "leases",
         "lost",
@@ -63,8 +65,17 @@ class Holding:
         self.callbacks: list[Callable[[], object]] = []
         # the open transactions that must end before the engine may give the lock away
         self.transactions: set[Any] = set()
+        # was it ever released by everybody and kept for a transaction?
+        self.kept = False
+        # taken by an attempt that failed: given back at once, transaction or not
+        self.abandoned = False
         self.ttl: float | None = None
         self.max_hold: float | None = None
+
+    @property
+    def scope(self) -> Scope:
+        """Where the lock lives: on a session of ours, or on the caller's connection and with its transaction."""
+        return self.grant.claim.scope if self.grant is not None else "session"
 
     def excludes(self, other: Holding) -> bool:
         """Must the one wait for the other? What a context keeps for its own transaction never stands in its way."""

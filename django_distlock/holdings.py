@@ -143,6 +143,7 @@ class Holdings:
         with self._mutex:
             if holding.state is State.RELEASING:
                 holding.state = State.DEFERRED
+                holding.kept = True
 
     def start_release(self, holding: Holding) -> bool:
         """Its transactions have ended, whoever still has a Lease. False if it is not held any more."""

@@ -6,8 +6,9 @@ import random
 import time
 from typing import TYPE_CHECKING, Self
 
+from .attempts import Attempt
 from .faces import Face
-from .lease import Lease, LeaseSet, release_all
+from .lease import Lease, LeaseSet
 from .lock import Lock, lock_flow, validate_alias
 from .validation import UNSET, Timeout, count, optional_seconds
 from .waiting import PAUSE, Call, Deadline, Flow, backoff
@@ -58,21 +59,22 @@ class LockSet(Face[LeaseSet]):
 
     def _flow(self, timeout: float | None, start: float) -> Flow[LeaseSet | None]:
         deadline = Deadline(timeout, time.monotonic, start)
-        taken: list[Lease] = []
+        attempt = Attempt(self.locks)
         try:
             for lock in self.locks:
                 left = None if timeout is None else deadline.left()
                 lease = yield from lock._flow(left, time.monotonic())
                 if lease is None:
-                    yield from release_all(taken, False)
+                    yield from attempt.abandon()
                     return None
-                taken.append(lease)
+                attempt.taken.append(lease)
+            attempt.succeed()
         except GeneratorExit:
             raise
         except BaseException:
-            yield from release_all(taken, False)
+            yield from attempt.abandon()
             raise
-        return LeaseSet(taken)
+        return LeaseSet(attempt.taken)
 
 
 class Semaphore(Face[Lease]):

@@ -161,7 +161,7 @@ class TransactionWatch:
 
     def recheck(self) -> None:
         """ROLLBACK TO a savepoint freed the transaction-scoped locks taken after it (R15): ask which are left."""
-        scoped = [holding for holding in self.holdings if _scope(holding) == "transaction"]
+        scoped = [holding for holding in self.holdings if holding.scope == "transaction"]
         if not scoped:
             return
         try:
@@ -177,10 +177,6 @@ class TransactionWatch:
                     lose(holding, "savepoint")
                 else:  # everybody has released it: nothing is lost by its end
                     holdings.end(holding)
-
-
-def _scope(holding: Holding) -> Scope:
-    return holding.grant.claim.scope if holding.grant is not None else "session"
 
 
 def _give_back(holding: Holding) -> None:
@@ -207,12 +203,22 @@ def bind(holding: Holding, opened: Iterable[BaseDatabaseWrapper]) -> None:
         TransactionWatch.add(connection, holding)
 
 
+def unbind(holding: Holding) -> None:
+    """Keep ``holding`` for no transaction any more."""
+    with _watching:
+        for watch in holding.transactions:
+            watch.holdings.remove(holding)
+        holding.transactions.clear()
+
+
 def defer(holding: Holding) -> bool:
     """The last Lease was released: True if the lock is kept because a transaction is still open."""
+    if holding.abandoned:
+        return False
     opened = open_transactions()
     if not opened and not holding.transactions:
         return False
-    if _scope(holding) == "session":
+    if holding.scope == "session":
         bind(holding, opened)
     if not holding.transactions:
         return False
