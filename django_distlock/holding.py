@@ -93,9 +93,10 @@ class Holding:
 
 
 class Slot:
-    __slots__ = ("holders", "queue")
+    __slots__ = ("holders", "limit", "queue")
 
     def __init__(self) -> None:
+        self.limit = 0  # MAX_HELD, once somebody waits
         self.holders: list[Holding] = []
         self.queue: deque[Holding] = deque()
 
@@ -103,14 +104,18 @@ class Slot:
         return not any(holder.excludes(new) for holder in self.holders)
 
     def blockers(self, waiter: Holding) -> list[Holding]:
-        """Whom ``waiter`` waits for: the holders, and those who came before it."""
-        found = [holder for holder in self.holders if holder.excludes(waiter)]
-        for ahead in self.queue:
-            if ahead is waiter:
+        """Whom ``waiter`` waits for: the holders, and those who came before it. What is being given back ends by itself
+        and is waited for by nobody."""
+        ahead: list[Holding] = []
+        for other in self.queue:
+            if other is waiter:
                 break
-            if ahead.excludes(waiter):
-                found.append(ahead)
-        return found
+            ahead.append(other)
+        # a reader behind a writer waits for whom that writer waits for, other readers too
+        while ahead and not ahead[-1].excludes(waiter):
+            ahead.pop()
+        holders = self.holders if ahead else [holder for holder in self.holders if holder.excludes(waiter)]
+        return [holder for holder in holders if holder.state is not State.RELEASING] + ahead
 
 
 def closes_circle(new: Holding, slot: Slot, waiting: Mapping[object, Holding], slots: Mapping[bytes, Slot]) -> bool:

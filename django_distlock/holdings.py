@@ -69,6 +69,7 @@ class Holdings:
             self._refuse_circle(slot, holding)
             holding.state = State.WAITING
             holding.parker = Parker()
+            slot.limit = limit
             slot.queue.append(holding)
             self._waiting[owner] = holding
             return holding
@@ -181,6 +182,9 @@ class Holdings:
 
     def _promote(self, slot: Slot) -> None:
         while slot.queue and slot.admits(slot.queue[0]):
+            # readers come in together, as many as the limit allows: the others when one of these has left
+            if slot.holders and self._total >= slot.limit and self._count(slot.queue[0].backend) >= slot.limit:
+                return
             head = slot.queue.popleft()
             if self._waiting.get(head.owner) is head:
                 del self._waiting[head.owner]
