@@ -1,0 +1,349 @@
+"""The registry in front of every engine: places, queues, promotion, and circles of waiters (R1, R2, R4, R8, R23)."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from django_distlock.exceptions import DeadlockDetected, DistlockError
+from django_distlock.holding import Holding, State
+from django_distlock.holdings import Holdings
+from django_distlock.names import LockKey, derive_key
+from django_distlock.records import Claim, Grant
+
+
+class Engine:
+    """A backend that is never asked."""
+
+    alias = "pure"
+
+
+ENGINE: Any = Engine()
+
+
+def key(name: str) -> LockKey:
+    return derive_key("", "pure", name)
+
+
+class World:
+    """Owners are strings; a lease is an object."""
+
+    def __init__(self, limit: int = 1000) -> None:
+        self.holdings = Holdings()
+        self.limit = limit
+        self.owners: dict[str, object] = {}
+
+    def arrive(
+        self, owner: str, name: str, *, shared: bool = False, may_wait: bool = True, reenter: bool = True
+    ) -> Holding | None:
+        who = self.owners.setdefault(owner, f"owner {owner}")
+        return self.holdings.arrive(
+            ENGINE, key(name), who, shared, may_wait=may_wait, reenter=reenter, limit=self.limit
+        )
+
+    def hold(self, owner: str, name: str, *, shared: bool = False) -> Holding:
+        """Arrive at a free lock, and be granted it."""
+        holding = self.arrive(owner, name, shared=shared, may_wait=False)
+        assert holding is not None
+        self.grant(holding)
+        return holding
+
+    def grant(self, holding: Holding) -> object:
+        assert holding.state is State.CLAIMING
+        lease = object()
+        self.holdings.establish(holding, Grant(claim=Claim(key=holding.key), acquired_at=0), lease)
+        return lease
+
+    def wait(self, owner: str, name: str, *, shared: bool = False) -> Holding:
+        holding = self.arrive(owner, name, shared=shared)
+        assert holding is not None
+        assert holding.state is State.WAITING
+        return holding
+
+    def give(self, holding: Holding) -> None:
+        for lease in list(holding.leases):
+            last = self.holdings.leave(holding, lease)
+        assert last
+        self.holdings.end(holding)
+
+    @property
+    def empty(self) -> bool:
+        return not (self.holdings._slots or self.holdings._waiting or self.holdings._total)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_r1_one_asks_the_engine_and_the_next_waits(world: World) -> None:
+    first = world.hold("a", "x")
+    second = world.wait("b", "x")
+    assert world.arrive("c", "x", may_wait=False) is None
+    world.give(first)
+    assert second.state is State.CLAIMING
+    assert second.parker is not None
+    assert second.parker.woken
+    world.grant(second)
+    world.give(second)
+    assert world.empty
+
+
+def test_r1_a_claim_that_fails_lets_the_next_one_ask(world: World) -> None:
+    first = world.arrive("a", "x")
+    second = world.wait("b", "x")
+    assert first is not None
+    assert world.holdings.end(first)
+    assert not world.holdings.end(first)
+    assert second.state is State.CLAIMING
+    world.holdings.end(second)
+    assert world.empty
+
+
+def test_r2_the_own_holding_comes_back(world: World) -> None:
+    holding = world.hold("a", "x")
+    assert world.arrive("a", "x") is holding
+    assert world.holdings.enter_again(holding, "second lease")
+    assert not world.holdings.leave(holding, "second lease")
+    assert not world.holdings.leave(holding, "second lease")
+    world.give(holding)
+    assert not world.holdings.enter_again(holding, "too late")
+    assert world.empty
+
+
+def test_r2_no_reentry_where_it_is_not_wanted(world: World) -> None:
+    """A slot of a semaphore."""
+    holding = world.hold("a", "x")
+    assert world.arrive("a", "x", reenter=False) is None
+    world.give(holding)
+
+
+def test_r2_exclusive_while_shared(world: World) -> None:
+    reader = world.hold("a", "x", shared=True)
+    with pytest.raises(DeadlockDetected):
+        world.arrive("a", "x")
+    assert world.arrive("a", "x", shared=True) is reader
+    world.give(reader)
+
+
+def test_r4_promotion_in_order_and_readers_together(world: World) -> None:
+    writer = world.hold("w", "x")
+    queue = [
+        world.wait(owner, "x", shared=shared)
+        for owner, shared in (("r1", True), ("r2", True), ("w2", False), ("r3", True))
+    ]
+    world.give(writer)
+    assert [each.state for each in queue] == [State.CLAIMING, State.CLAIMING, State.WAITING, State.WAITING]
+    world.grant(queue[0])
+    world.grant(queue[1])
+    # a reader does not overtake the writer who waits
+    assert world.arrive("r4", "x", shared=True, may_wait=False) is None
+    world.give(queue[0])
+    assert queue[2].state is State.WAITING
+    world.give(queue[1])
+    assert [each.state for each in queue[2:]] == [State.CLAIMING, State.WAITING]
+    world.grant(queue[2])
+    world.give(queue[2])
+    world.grant(queue[3])
+    world.give(queue[3])
+    assert world.empty
+
+
+def test_r4_who_has_given_up_is_passed_over(world: World) -> None:
+    first = world.hold("a", "x")
+    gone, left, patient = world.wait("b", "x"), world.wait("c", "x"), world.wait("d", "x")
+    assert gone.parker is not None
+    gone.parker.leave()  # its time was over, but it has not said so yet
+    world.holdings.end(left)
+    world.give(first)
+    assert [gone.state, left.state, patient.state] == [State.ENDED, State.ENDED, State.CLAIMING]
+    assert not world.holdings.end(gone)
+    world.holdings.end(patient)
+    assert world.empty
+
+
+def test_a_waiter_that_leaves_from_the_head_lets_the_next_one_through(world: World) -> None:
+    """A writer between readers gives up: the reader behind it comes in."""
+    reader = world.hold("r", "x", shared=True)
+    writer, behind = world.wait("w", "x"), world.wait("r2", "x", shared=True)
+    world.holdings.end(writer)
+    assert behind.state is State.CLAIMING
+    world.holdings.end(behind)
+    world.give(reader)
+    assert world.empty
+
+
+def test_claim_is_arrive_for_a_free_lock(world: World) -> None:
+    owner = world.owners.setdefault("a", "owner a")
+    holding = world.holdings.claim(ENGINE, key("x"), owner, 1000)
+    assert holding is not None
+    assert holding.state is State.CLAIMING
+    assert world.holdings.claim(ENGINE, key("x"), owner, 1000) is None
+    assert world.holdings.claim(ENGINE, key("y"), owner, 1) is None
+    world.holdings.end(holding)
+    assert world.empty
+
+
+# R8
+
+
+@pytest.mark.parametrize("size", [2, 3, 6])
+def test_r8_circles(world: World, size: int) -> None:
+    held = [world.hold(str(number), f"x{number}") for number in range(size)]
+    waiting = [world.wait(str(number), f"x{number + 1}") for number in range(size - 1)]
+    with pytest.raises(DeadlockDetected, match="would never end"):
+        world.arrive(str(size - 1), "x0")
+    world.give(held[-1])
+    for number in reversed(range(size - 1)):
+        world.grant(waiting[number])
+        world.give(waiting[number])
+        world.give(held[number])
+    assert world.empty
+
+
+def test_r8_a_circle_through_a_place_in_the_queue(world: World) -> None:
+    """o stands behind c in the queue for x, and c waits, over the holder of x, for what o holds."""
+    world.hold("h", "x")
+    world.hold("o", "y")
+    world.wait("c", "x")
+    world.wait("h", "y")
+    with pytest.raises(DeadlockDetected):
+        world.arrive("o", "x")
+
+
+def test_r8_a_reader_behind_a_writer_waits_for_the_readers_before_it(world: World) -> None:
+    """t holds x shared and waits for y; w waits for x; who holds y asks for x shared: behind w, who waits for t."""
+    world.hold("t", "x", shared=True)
+    world.hold("o", "y")
+    world.wait("t", "y")
+    world.wait("w", "x")
+    with pytest.raises(DeadlockDetected):
+        world.arrive("o", "x", shared=True)
+
+
+def test_r8_what_is_being_given_back_is_waited_for(world: World) -> None:
+    """Another thread gives the lease back (R16) while its owner asks anew: that ends by itself."""
+    first = world.hold("a", "x")
+    (lease,) = first.leases
+    assert world.holdings.leave(first, lease)
+    again = world.wait("a", "x")
+    world.holdings.end(first)
+    assert again.state is State.CLAIMING
+    world.holdings.end(again)
+    assert world.empty
+
+
+def test_r8_waiting_for_what_is_being_given_back_closes_no_circle(world: World) -> None:
+    x, y = world.hold("a", "x"), world.hold("b", "y")
+    world.wait("a", "y")
+    (lease,) = x.leases
+    assert world.holdings.leave(x, lease)
+    waiting = world.wait("b", "x")
+    world.holdings.end(x)
+    assert waiting.state is State.CLAIMING
+    world.holdings.end(waiting)
+    world.give(y)
+
+
+def test_r8_no_circle_with_readers_who_share(world: World) -> None:
+    world.hold("a", "x", shared=True)
+    b = world.hold("b", "x", shared=True)
+    assert world.arrive("b", "x", shared=True) is b
+    c = world.wait("c", "x")
+    assert c.state is State.WAITING
+
+
+# deferral, loss, limits
+
+
+def test_r11_a_deferred_holding_keeps_others_out_and_its_owner_may_verify_it(world: World) -> None:
+    holding = world.hold("a", "x")
+    (lease,) = holding.leases
+    assert world.holdings.leave(holding, lease)
+    world.holdings.defer(holding)
+    assert holding.state is State.DEFERRED
+    assert world.arrive("b", "x", may_wait=False) is None
+    assert world.arrive("a", "x") is holding
+    assert world.holdings.enter_again(holding, "again")
+    assert holding.state is State.HELD
+    assert world.holdings.start_release(holding)
+    assert not world.holdings.start_release(holding)
+    world.holdings.end(holding)
+    assert world.empty
+
+
+def test_r17_a_loss_ends_it_once_and_lets_the_next_one_ask(world: World) -> None:
+    holding = world.hold("a", "x")
+    waiting = world.wait("b", "x")
+    assert world.holdings.lose(holding, "session")
+    assert not world.holdings.lose(holding, "again")
+    assert (holding.state, holding.lost) == (State.ENDED, "session")
+    assert waiting.state is State.CLAIMING
+    assert not world.holdings.renew(holding, Grant(claim=Claim(key=holding.key), acquired_at=1))
+    (lease,) = holding.leases
+    assert not world.holdings.leave(holding, lease)
+    # one that waits or claims has nothing to lose
+    assert not world.holdings.lose(waiting, "session")
+    world.holdings.end(waiting)
+    assert world.empty
+
+
+def test_r23_the_limit_counts_holders_of_one_backend() -> None:
+    world = World(limit=2)
+    held = [world.hold("a", "x"), world.hold("b", "y")]
+    for owner in ("a", "c"):
+        with pytest.raises(DistlockError, match="holds 2 locks of alias 'pure'"):
+            world.arrive(owner, "z")
+    assert world.arrive("a", "x") is held[0]
+    other: Any = Engine()
+    there = world.holdings.arrive(other, key("w"), "a", False, may_wait=False, reenter=True, limit=2)
+    assert there is not None
+    world.holdings.end(there)
+    for holding in held:
+        world.give(holding)
+    assert world.empty
+
+
+def test_r23_waiters_that_are_promoted_stay_within_the_limit() -> None:
+    """Readers queue one by one below the limit, and come in together."""
+    world = World(limit=2)
+    writer = world.hold("w", "x")
+    readers = [world.wait(f"r{number}", "x", shared=True) for number in range(4)]
+    world.give(writer)
+    assert sum(reader.state is State.CLAIMING for reader in readers) <= 2
+
+
+def test_held_lists_what_is_held_or_deferred(world: World) -> None:
+    held, deferred = world.hold("a", "x"), world.hold("a", "y")
+    world.arrive("b", "z")
+    (lease,) = deferred.leases
+    world.holdings.leave(deferred, lease)
+    world.holdings.defer(deferred)
+    assert set(world.holdings.held()) == set(world.holdings.held(ENGINE)) == {held, deferred}
+    assert world.holdings.held(object()) == []  # type: ignore[arg-type]
+    assert len(list(world.holdings.everything())) == 3
+
+
+def test_a_thousand_arrivals_of_many_threads(world: World) -> None:
+    """Each is served once; nothing is left."""
+    served: list[int] = []
+
+    def work(number: int) -> None:
+        for turn in range(25):
+            holding = world.arrive(f"{number}", f"x{turn % 3}")
+            assert holding is not None
+            if holding.parker is not None:
+                assert holding.parker.park(20)
+            world.grant(holding)
+            served.append(1)
+            world.give(holding)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(served) == 500
+    assert world.empty

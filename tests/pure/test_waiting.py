@@ -1,0 +1,388 @@
+"""drive and adrive: one flow, two drivers, with whatever is thrown into them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from django_distlock.names import LockKey
+from django_distlock.records import Claim, Grant
+from django_distlock.waiting import (
+    PAUSE,
+    Call,
+    Deadline,
+    Flow,
+    acquire_flow,
+    adrive,
+    backoff,
+    drive,
+    finished,
+    uninterrupted,
+)
+
+CLAIM = Claim(key=LockKey("a", "n", b"x" * 32))
+
+
+class Target:
+    """Answers from a list, the same for both faces; an exception in it is raised. ``journal`` tells what was asked."""
+
+    queues_waiters = True
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.journal: list[tuple[Any, ...]] = []
+
+    def step(self, *args: Any) -> Any:
+        self.journal.append(args)
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    async def astep(self, *args: Any) -> Any:
+        await asyncio.sleep(0)
+        return self.step(*args)
+
+
+Driver = Callable[[Flow[Any]], Any]
+
+
+@pytest.fixture(params=["drive", "adrive"])
+def run(request: pytest.FixtureRequest) -> Driver:
+    if request.param == "drive":
+        return drive
+    return lambda flow: asyncio.run(_to_end(flow))
+
+
+async def _to_end(flow: Flow[Any]) -> Any:
+    return await adrive(flow)
+
+
+def test_results_go_into_the_flow_and_its_value_comes_out(run: Driver) -> None:
+    target = Target(1, 2)
+
+    def flow() -> Flow[list[int]]:
+        first = yield Call(target, "step", ("a",))
+        second = yield Call(target, "step", ("b", first))
+        return [first, second]
+
+    assert run(flow()) == [1, 2]
+    assert target.journal == [("a",), ("b", 1)]
+
+
+def test_a_flow_without_a_step(run: Driver) -> None:
+    def flow() -> Flow[str]:
+        return "done"
+        yield
+
+    assert run(flow()) == "done"
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), SystemExit(3), asyncio.CancelledError()])
+def test_an_exception_of_a_step_is_raised_in_the_flow(run: Driver, error: BaseException) -> None:
+    target = Target(error, "cleaned")
+    seen: list[BaseException] = []
+
+    def flow() -> Flow[None]:
+        try:
+            yield Call(target, "step")
+        except BaseException as raised:
+            seen.append(raised)
+            yield Call(target, "step", ("clean up",))
+            raise
+
+    with pytest.raises(type(error)):
+        run(flow())
+    assert [type(each) for each in seen] == [type(error)]
+    assert target.journal == [(), ("clean up",)]
+
+
+def test_a_flow_may_survive_an_exception(run: Driver) -> None:
+    target = Target(OSError(), "second")
+
+    def flow() -> Flow[Any]:
+        try:
+            yield Call(target, "step")
+        except OSError:
+            return (yield Call(target, "step"))
+
+    assert run(flow()) == "second"
+
+
+def test_an_exception_of_the_flow_itself(run: Driver) -> None:
+    target = Target(1)
+
+    def flow() -> Flow[None]:
+        yield Call(target, "step")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(flow())
+
+
+def test_a_stop_iteration_of_a_step_is_no_end_of_the_flow() -> None:
+    target = Target(StopIteration("sneaky"))
+
+    def flow() -> Flow[None]:
+        yield Call(target, "step")
+
+    with pytest.raises(RuntimeError):
+        drive(flow())
+
+
+def test_nested_flows(run: Driver) -> None:
+    target = Target(1, 2, 3)
+
+    def inner() -> Flow[int]:
+        return (yield Call(target, "step")) + (yield Call(target, "step"))
+
+    def outer() -> Flow[int]:
+        return (yield from inner()) * (yield Call(target, "step"))
+
+    assert run(outer()) == 9
+
+
+class Slow:
+    """Steps that end when they are told to."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.ended: list[str] = []
+        self.go: dict[str, asyncio.Event] = {}
+
+    async def astep(self, name: str) -> str:
+        self.begun.append(name)
+        await self.go.setdefault(name, asyncio.Event()).wait()
+        self.ended.append(name)
+        return name
+
+
+async def _rest() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_r7_a_cancelled_task_cleans_up_and_a_second_cancellation_does_not_stop_that() -> None:
+    async def main() -> None:
+        target = Slow()
+
+        def flow() -> Flow[None]:
+            try:
+                yield Call(target, "step", ("work",))
+            except BaseException:
+                yield Call(target, "step", ("first",))
+                yield Call(target, "step", ("second",))
+                raise
+
+        task = asyncio.create_task(adrive(flow()))
+        await _rest()
+        task.cancel()
+        await _rest()
+        assert target.begun == ["work", "first"]
+        task.cancel()
+        await _rest()
+        target.go["first"].set()
+        await _rest()
+        task.cancel()
+        target.go["second"].set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert target.ended == ["first", "second"]
+
+    asyncio.run(main())
+
+
+def test_r7_a_flow_that_is_dropped_is_closed() -> None:
+    closed: list[str] = []
+
+    async def main() -> None:
+        def flow() -> Flow[None]:
+            try:
+                yield Call(Slow(), "step", ("never",))
+            finally:
+                closed.append("closed")
+
+        coroutine = adrive(flow())
+        coroutine.send(None)
+        coroutine.close()
+
+    asyncio.run(main())
+    assert closed == ["closed"]
+
+
+def test_uninterrupted_runs_to_its_end_and_tells_its_error() -> None:
+    async def main() -> None:
+        gate = asyncio.Event()
+
+        async def work(error: Exception | None) -> str:
+            await gate.wait()
+            if error is not None:
+                raise error
+            return "done"
+
+        tasks = [asyncio.create_task(uninterrupted(work(error))) for error in (None, ValueError("x"))]
+        await _rest()
+        for task in tasks * 2:
+            task.cancel()
+            await _rest()
+        assert not any(task.done() for task in tasks)
+        gate.set()
+        assert await tasks[0] == "done"
+        with pytest.raises(ValueError, match="x"):
+            await tasks[1]
+
+    asyncio.run(main())
+
+
+def test_finished_runs_to_its_end_and_is_cancelled_then() -> None:
+    async def main() -> None:
+        gate, ended = asyncio.Event(), []
+
+        async def work() -> None:
+            await gate.wait()
+            ended.append(True)
+
+        task = asyncio.create_task(finished(work()))
+        await _rest()
+        task.cancel()
+        await _rest()
+        assert not task.done()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended == [True]
+
+    asyncio.run(main())
+
+
+# the deadline, on a clock of the test's own
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_r5_a_deadline_never_goes_below_zero() -> None:
+    clock = Clock()
+    deadline, never = Deadline(5, clock), Deadline(None, clock)
+    assert (deadline.left(), never.left()) == (5, math.inf)
+    clock.now += 3
+    assert deadline.left() == 2
+    clock.now += 30
+    assert (deadline.left(), never.left()) == (0, math.inf)
+    assert Deadline(5, clock, clock.now - 1).left() == 4
+
+
+def test_backoff_doubles_up_to_a_bound_with_jitter() -> None:
+    for attempt in range(1100):
+        ceiling = min(0.05, 0.001 * 2 ** min(attempt, 10))
+        assert ceiling / 2 <= backoff(attempt) <= ceiling
+    assert len({backoff(3) for _ in range(50)}) > 10
+
+
+class Engine:
+    """A backend whose answers are given, and whose pauses move the clock."""
+
+    queues_waiters = True
+
+    def __init__(self, clock: Clock, answers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = clock
+        self.answers: Iterator[Any] = iter(answers)
+        self.journal: list[Any] = []
+        monkeypatch.setattr(type(PAUSE), "sleep", staticmethod(self._sleep))
+
+    def _sleep(self, seconds: float) -> None:
+        self.journal.append(("sleep", seconds))
+        self.clock.now += seconds
+
+    def try_acquire(self, claim: Claim, wait: float) -> Any:
+        self.journal.append(("try", wait))
+        answer = next(self.answers)
+        if isinstance(answer, BaseException):
+            raise answer
+        if callable(answer):
+            return answer()
+        return answer
+
+    def release(self, grant: Grant) -> bool:
+        self.journal.append(("release", grant))
+        return True
+
+    def withdraw(self, claim: Claim) -> None:
+        self.journal.append("withdraw")
+
+    def pause(self, claim: Claim, attempt: int) -> float:
+        return 2.0
+
+
+def _acquire(engine: Engine, timeout: float | None) -> Any:
+    return drive(acquire_flow(engine, CLAIM, Deadline(timeout, engine.clock), engine.clock))
+
+
+def test_r5_busy_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(Clock(), [None] * 10, monkeypatch)
+    assert _acquire(engine, 5) is None
+    assert engine.journal == [
+        ("try", 5),
+        ("sleep", 2),
+        ("try", 3),
+        ("sleep", 2),
+        ("try", 1),
+        ("sleep", 1),
+        ("try", 0),
+        "withdraw",
+    ]
+
+
+def test_r5_zero_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(Clock(), [None] * 10, monkeypatch)
+    assert _acquire(engine, 0) is None
+    assert engine.journal == [("try", 0), "withdraw"]
+
+
+def test_granted_it_does_not_withdraw(monkeypatch: pytest.MonkeyPatch) -> None:
+    grant = Grant(claim=CLAIM, acquired_at=100, valid_until=130)
+    engine = Engine(Clock(), [None, grant], monkeypatch)
+    assert _acquire(engine, None) is grant
+    assert engine.journal == [("try", math.inf), ("sleep", 2), ("try", math.inf)]
+
+
+def test_r19_a_grant_that_is_no_longer_valid_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    late = Grant(claim=CLAIM, acquired_at=100, valid_until=103)
+    good = Grant(claim=CLAIM, acquired_at=110, valid_until=130)
+
+    def slow() -> Grant:
+        clock.now += 3
+        return late
+
+    engine = Engine(clock, [slow, good], monkeypatch)
+    assert _acquire(engine, 20) is good
+    assert engine.journal == [("try", 20), ("release", late), ("sleep", 2), ("try", 15)]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(), asyncio.CancelledError()])
+def test_r7_whatever_ends_it_the_waiter_leaves_the_queue(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    engine = Engine(Clock(), [None, error], monkeypatch)
+    with pytest.raises(type(error)):
+        _acquire(engine, 9)
+    assert engine.journal[-1] == "withdraw"
+    assert engine.journal.count("withdraw") == 1
+
+
+def test_a_flow_is_a_plain_generator() -> None:
+    """No event loop, no thread, no clock of its own is behind it: a test may drive it by hand."""
+    flow = acquire_flow(Target(), CLAIM, Deadline(1, lambda: 0.0), lambda: 0.0)
+    assert inspect.isgenerator(flow)
+    call = flow.send(None)
+    assert (call.method, call.args) == ("try_acquire", (CLAIM, 1.0))
+    flow.close()
