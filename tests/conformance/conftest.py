@@ -22,6 +22,10 @@ across_processes = pytest.mark.parametrize(
     "entry", [entry for entry in MATRIX if entry.processes], ids=lambda entry: entry.using, indirect=True
 )
 
+# For rules about leases.
+TTL = [entry for entry in MATRIX if entry.using == "memory" or entry.using.startswith("leasetable")]
+with_ttl = pytest.mark.parametrize("entry", TTL, ids=lambda entry: entry.using, indirect=True)
+
 
 @pytest.fixture(params=["sync", "async"])
 def face(request: pytest.FixtureRequest, nothing_left: None) -> Iterator[Face]:

@@ -1,4 +1,4 @@
-"""The registry in front of every engine: places, queues, promotion, and circles of waiters (R1, R2, R4, R8, R23)."""
+"""The registry in front of every engine: places, queues, promotion, deferral (R1, R2, R4, R11, R17, R23)."""
 
 from __future__ import annotations
 
@@ -8,69 +8,9 @@ from typing import Any
 import pytest
 
 from django_distlock.exceptions import DeadlockDetected, DistlockError
-from django_distlock.holding import Holding, State
-from django_distlock.holdings import Holdings
-from django_distlock.names import LockKey, derive_key
+from django_distlock.holding import State
 from django_distlock.records import Claim, Grant
-
-
-class Engine:
-    """A backend that is never asked."""
-
-    alias = "pure"
-
-
-ENGINE: Any = Engine()
-
-
-def key(name: str) -> LockKey:
-    return derive_key("", "pure", name)
-
-
-class World:
-    """Owners are strings; a lease is an object."""
-
-    def __init__(self, limit: int = 1000) -> None:
-        self.holdings = Holdings()
-        self.limit = limit
-        self.owners: dict[str, object] = {}
-
-    def arrive(
-        self, owner: str, name: str, *, shared: bool = False, may_wait: bool = True, reenter: bool = True
-    ) -> Holding | None:
-        who = self.owners.setdefault(owner, f"owner {owner}")
-        return self.holdings.arrive(
-            ENGINE, key(name), who, shared, may_wait=may_wait, reenter=reenter, limit=self.limit
-        )
-
-    def hold(self, owner: str, name: str, *, shared: bool = False) -> Holding:
-        """Arrive at a free lock, and be granted it."""
-        holding = self.arrive(owner, name, shared=shared, may_wait=False)
-        assert holding is not None
-        self.grant(holding)
-        return holding
-
-    def grant(self, holding: Holding) -> object:
-        assert holding.state is State.CLAIMING
-        lease = object()
-        self.holdings.establish(holding, Grant(claim=Claim(key=holding.key), acquired_at=0), lease)
-        return lease
-
-    def wait(self, owner: str, name: str, *, shared: bool = False) -> Holding:
-        holding = self.arrive(owner, name, shared=shared)
-        assert holding is not None
-        assert holding.state is State.WAITING
-        return holding
-
-    def give(self, holding: Holding) -> None:
-        for lease in list(holding.leases):
-            last = self.holdings.leave(holding, lease)
-        assert last
-        self.holdings.end(holding)
-
-    @property
-    def empty(self) -> bool:
-        return not (self.holdings._slots or self.holdings._waiting or self.holdings._total)
+from tests.pure.world import ENGINE, Engine, World, key
 
 
 @pytest.fixture
@@ -184,78 +124,6 @@ def test_claim_is_arrive_for_a_free_lock(world: World) -> None:
     assert world.holdings.claim(ENGINE, key("y"), owner, 1) is None
     world.holdings.end(holding)
     assert world.empty
-
-
-# R8
-
-
-@pytest.mark.parametrize("size", [2, 3, 6])
-def test_r8_circles(world: World, size: int) -> None:
-    held = [world.hold(str(number), f"x{number}") for number in range(size)]
-    waiting = [world.wait(str(number), f"x{number + 1}") for number in range(size - 1)]
-    with pytest.raises(DeadlockDetected, match="would never end"):
-        world.arrive(str(size - 1), "x0")
-    world.give(held[-1])
-    for number in reversed(range(size - 1)):
-        world.grant(waiting[number])
-        world.give(waiting[number])
-        world.give(held[number])
-    assert world.empty
-
-
-def test_r8_a_circle_through_a_place_in_the_queue(world: World) -> None:
-    """o stands behind c in the queue for x, and c waits, over the holder of x, for what o holds."""
-    world.hold("h", "x")
-    world.hold("o", "y")
-    world.wait("c", "x")
-    world.wait("h", "y")
-    with pytest.raises(DeadlockDetected):
-        world.arrive("o", "x")
-
-
-def test_r8_a_reader_behind_a_writer_waits_for_the_readers_before_it(world: World) -> None:
-    """t holds x shared and waits for y; w waits for x; who holds y asks for x shared: behind w, who waits for t."""
-    world.hold("t", "x", shared=True)
-    world.hold("o", "y")
-    world.wait("t", "y")
-    world.wait("w", "x")
-    with pytest.raises(DeadlockDetected):
-        world.arrive("o", "x", shared=True)
-
-
-def test_r8_what_is_being_given_back_is_waited_for(world: World) -> None:
-    """Another thread gives the lease back (R16) while its owner asks anew: that ends by itself."""
-    first = world.hold("a", "x")
-    (lease,) = first.leases
-    assert world.holdings.leave(first, lease)
-    again = world.wait("a", "x")
-    world.holdings.end(first)
-    assert again.state is State.CLAIMING
-    world.holdings.end(again)
-    assert world.empty
-
-
-def test_r8_waiting_for_what_is_being_given_back_closes_no_circle(world: World) -> None:
-    x, y = world.hold("a", "x"), world.hold("b", "y")
-    world.wait("a", "y")
-    (lease,) = x.leases
-    assert world.holdings.leave(x, lease)
-    waiting = world.wait("b", "x")
-    world.holdings.end(x)
-    assert waiting.state is State.CLAIMING
-    world.holdings.end(waiting)
-    world.give(y)
-
-
-def test_r8_no_circle_with_readers_who_share(world: World) -> None:
-    world.hold("a", "x", shared=True)
-    b = world.hold("b", "x", shared=True)
-    assert world.arrive("b", "x", shared=True) is b
-    c = world.wait("c", "x")
-    assert c.state is State.WAITING
-
-
-# deferral, loss, limits
 
 
 def test_r11_a_deferred_holding_keeps_others_out_and_its_owner_may_verify_it(world: World) -> None:
