@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
@@ -56,7 +55,7 @@ def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
     def locked(*args: Any, **kwargs: Any) -> Any:
         request = _request(args)
         call = functools.partial(_call_view, function, request if innermost else None, excluded)
-        if dispatches and request is not None and _is_async_view(request):
+        if dispatches and request is not None and _is_async_dispatch(function, args):
             return _held_async(_recipe(face, template, args, kwargs), call, args, kwargs, on_busy)
         recipe = _recipe(face, template, args, kwargs)
         lease = recipe.try_acquire(recipe.timeout) if on_busy != "raise" else recipe.acquire()
@@ -124,15 +123,12 @@ def _resolved_view(request: HttpRequest) -> Any:
     return None if match is None else match.func
 
 
-def _is_async_view(request: HttpRequest) -> bool:
-    """Does Django await the result? Then ``dispatch`` runs on the event loop and must not wait there."""
-    if not iscoroutinefunction(_resolved_view(request)):
-        return False
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+def _is_async_dispatch(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Must this ``dispatch`` return an awaitable, whoever calls it? That is a matter of the class-based view: it is the
+    first argument, or ``method_decorator`` has bound it. A WSGI handler calls an async view before its loop runs."""
+    inner = inspect.unwrap(function, stop=lambda f: isinstance(f, functools.partial))
+    view = getattr(inner.func, "__self__", None) if isinstance(inner, functools.partial) else args[0]
+    return bool(getattr(view, "view_is_async", False))
 
 
 def _call_view(
