@@ -7,6 +7,7 @@ and a task has its event loop watch it: tasks need no threads.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from typing import Any
 
@@ -33,16 +34,22 @@ class MySQLLine(Session):
         self.conn = conn
         self.mariadb = "mariadb" in conn.get_server_info().lower()
         self._undo: bytes | None = None
+        # kept, because mysqlclient refuses to tell while another thread is in the middle of a statement
+        self._fd = int(conn.fileno())
+        self._server_id = int(conn.thread_id())
+        # a program started without close_fds would keep the session and its locks alive after our death
+        os.set_inheritable(self._fd, False)
 
     @property
     def fd(self) -> int:
-        return int(self.conn.fileno())
+        return self._fd
 
     @property
     def server_id(self) -> int:
-        return int(self.conn.thread_id())
+        return self._server_id
 
     def disconnect(self) -> None:
+        self._fd = -1
         with contextlib.suppress(MySQLdb.Error):
             self.conn.close()
 
@@ -121,6 +128,8 @@ class MySQLLine(Session):
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         message = str(error.args[-1]) if error.args else type(error).__name__
         if code in ENDS or 2000 <= code < 3000 or isinstance(error, MySQLdb.InterfaceError):
+            if 2000 <= code < 3000:
+                self._fd = -1  # the client has closed it, and its number may be somebody else's by now
             self.kill("the server ended the session")
             return SessionDead(message)
         return ServerError(code, message)

@@ -62,6 +62,8 @@ class SessionAcquire(Backend, Generic[S]):
     def take_now(self, claim: Claim, wait: float) -> Grant | None:
         asked = time.monotonic()
         hot = bool(self._hot) and self._is_hot(claim.key.digest, asked)
+        if not hot and wait <= STATEMENT_LIMIT + 2 * TICK:
+            return None  # the watchdog, which alone ends a blocking call, would come too late for the deadline
         session = self.sessions.ready_to_wait() if hot else self.sessions.ready()
         if session is None:
             return None
