@@ -52,9 +52,13 @@ class Template:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         values = dict(bound.arguments)
+        extra: Mapping[str, Any] = {}
         for parameter in self._signature.parameters.values():
-            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                values.update(values.pop(parameter.name))
+            if parameter.kind in _VARIADIC:
+                variadic = values.pop(parameter.name)
+                extra = variadic if parameter.kind is inspect.Parameter.VAR_KEYWORD else extra
+        # `def f(pk, /, **kwargs)` may be called as f(1, pk=2): its argument pk is 1
+        values = {**extra, **values}
         return {
             name: "".join(text + (_follow(name, path, values) if path else "") for text, path in parts)
             for name, parts in self._parsed.items()
