@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 # A caller that does not wait still grants the database this long to answer; seconds.
 LEAST_PATIENCE = 0.5
-# So long may a release, a look by an operator or a renewal take; seconds.
-PATIENCE = 2.0
+# So long may a release or a look by an operator take; and a renewal, for which all others wait. Seconds.
+PATIENCE, RENEWAL_PATIENCE = 2.0, 1.0
 # A waiter does not look again with less time than this; seconds.
 LAST_LOOK = 0.003
 # A waiter whose time is over leaves the queue within this time, or it is done behind its back; seconds.
@@ -105,13 +105,13 @@ class LeaseTableBackend(Backend):
             fence = yield from waiter.look(store, claim, self._holder.text())
             return None if fence is None else self._granted(claim, fence, asked)
         except StoreError as error:
-            self._claims.pop(claim.token, None)
             if isinstance(waiter, Waiter) or error.uncertain:
                 self._leave_behind(claim, error.uncertain)
+            self._claims.pop(claim.token, None)
             raise self._unavailable(error) from (error.__cause__ or error)
         except GeneratorExit:
-            self._claims.pop(claim.token, None)
             self._leave_behind(claim, True)
+            self._claims.pop(claim.token, None)
             raise
         except BaseException:
             yield from self._withdraw(store, claim)
@@ -215,7 +215,7 @@ class LeaseTableBackend(Backend):
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
         asked = time.monotonic()
-        if not (yield from self._asked("extend", grant.claim, ttl)):
+        if not (yield from self._asked("extend", grant.claim, ttl, patience=RENEWAL_PATIENCE)):
             return None
         valid_until = asked + ttl - drift(ttl)
         return Grant(claim=grant.claim, fence=grant.fence, acquired_at=grant.acquired_at, valid_until=valid_until)
@@ -234,9 +234,9 @@ class LeaseTableBackend(Backend):
         except StoreError as error:
             raise self._unavailable(error) from (error.__cause__ or error)
 
-    def _asked(self, operation: str, *args: Any) -> Flow[Any]:
+    def _asked(self, operation: str, *args: Any, patience: float = PATIENCE) -> Flow[Any]:
         try:
-            return (yield from self.store.run(time.monotonic() + PATIENCE, operation, *args))
+            return (yield from self.store.run(time.monotonic() + patience, operation, *args))
         except StoreError as error:
             raise self._unavailable(error) from (error.__cause__ or error)
 

@@ -52,7 +52,8 @@ class Session:
 
     def open(self) -> None:
         """Connect. Slow, and deaf to deadlines."""
-        self.wrapper.connect()
+        with self.wrapper.wrap_database_errors:
+            self.wrapper.connect()
         raw: Any = self.wrapper.connection
         with contextlib.suppress(Exception):  # not every driver has one
             self._fd = raw.fileno()
