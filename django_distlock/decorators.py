@@ -172,5 +172,6 @@ def _refuse(function: object) -> None:
         raise TypeError(f"Put @{type(function).__name__} above the lock, not below it.")
     if not callable(function):
         raise TypeError(f"A lock decorates a callable, not {type(function).__name__}; did you mean `with`?")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    called = (function, type(function).__call__)
+    if any(inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body) for body in called):
         raise TypeError(f"{name} is a generator: it would run after the lock is released. Use `with` inside it.")
