@@ -48,26 +48,20 @@ def is_free(name: str, using: str = "memory") -> bool:
 
 
 class Crowd:
-    """Counts who is inside at the same time: the body of a critical section."""
+    """How many are inside at the same time."""
 
-    def __init__(self, calls: int) -> None:
-        self._guard = threading.Lock()
-        self._inside = 0
+    def __init__(self) -> None:
+        self.inside = 0
         self.most = 0
         self.calls = 0
-        # A naive body lets everybody meet here; a locked one lets nobody, and the one inside goes on.
-        self._meeting = threading.Barrier(calls)
+        self._guard = threading.Lock()
 
     def enter(self) -> None:
         with self._guard:
-            self._inside += 1
             self.calls += 1
-            self.most = max(self.most, self._inside)
-
-    def meet(self, patience: float) -> None:
-        with contextlib.suppress(threading.BrokenBarrierError):
-            self._meeting.wait(patience)
+            self.inside += 1
+            self.most = max(self.most, self.inside)
 
     def leave(self) -> None:
         with self._guard:
-            self._inside -= 1
+            self.inside -= 1
