@@ -1,0 +1,184 @@
+"""Several contexts in one thread: their flows are stepped by hand, on a clock of the test's own.
+
+What is stepped is the real thing: ``lock_flow``, the registry of the process and the memory backend. What is kept here
+is what a holder may rely on: who was granted what, and until when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from django_distlock.holdings import holdings
+from django_distlock.lock import Lock, lock_flow
+from django_distlock.records import Claim, Grant
+from django_distlock.registry import registry
+
+if TYPE_CHECKING:
+    from django_distlock.lease import Lease
+    from django_distlock.names import LockKey
+    from django_distlock.waiting import Call, Flow
+
+TTL = 10.0
+TIMED = ("lock", "lease", "holding", "backends.memory")
+
+
+class Clock:
+    """Stands in for the module ``time``."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def time_ns(self) -> int:
+        return int(self.now * 1e9)
+
+
+class NoKeepalive:
+    def ensure(self) -> None:
+        pass
+
+    def wake_at(self, when: float) -> None:
+        pass
+
+
+@dataclass
+class Right:
+    """What a holder may rely on: ``until`` is the end of the lease; ``engine_until`` that of the engine's own entry."""
+
+    name: str
+    shared: bool
+    until: float
+    engine_until: float
+
+
+class Actor:
+    """One execution context: its flow if it is in the middle of an acquire, and the step that flow waits for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.flow: Flow[Lease | None] | None = None
+        self.step: Call | None = None
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class World:
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.current: Actor | None = None
+        self.backend: Any = registry.entry("memory").backend
+        self.leases: list[Lease] = []
+        self.rights: dict[str, Right] = {}
+        self.fences: dict[str, int] = {}
+        self.steps = 0
+        targets = {f"django_distlock.{module}.time": self.clock for module in TIMED}
+        targets |= {f"django_distlock.{module}.keepalive": NoKeepalive() for module in ("lock", "lease")}
+        targets["django_distlock.context.current"] = lambda: self.current
+        self._patches = [patch(target, new) for target, new in targets.items()]
+        for each in self._patches:
+            each.start()
+
+    def close(self) -> None:
+        for each in self._patches:
+            each.stop()
+        for holding in list(holdings.everything()):
+            holdings.end(holding)
+        self.backend.close()
+
+    @staticmethod
+    def key(name: str) -> LockKey:
+        return registry.entry("memory").key(name)
+
+    # contexts
+
+    def begin(self, actor: Actor, name: str, shared: bool, timeout: float | None) -> Any:
+        """The Lease or None; ``actor.step`` is set if the flow has not come to its end."""
+        lock = Lock(name, using="memory", ttl=TTL, shared=shared)
+        actor.flow = lock_flow(lock, (name,), timeout, self.clock.now)
+        return self._resume(actor, lambda flow: flow.send(None))
+
+    def advance(self, actor: Actor, out_of_time: bool = False) -> Any:
+        """Do the step that ``actor`` waits for. One that is parked goes on if it was woken or its time is over."""
+        step = actor.step
+        assert step is not None
+        if step.method == "park":
+            if not step.target.parker.woken:
+                if not out_of_time or math.isinf(step.args[0]):
+                    return None
+                self.clock.now += step.args[0]
+            result: Any = step.target.park(0)
+        elif step.method == "sleep":
+            self.clock.now += step.args[0]
+            result = None
+        else:
+            result = getattr(step.target, step.method)(*step.args)
+            self._observe(step, result)
+        return self._resume(actor, lambda flow: flow.send(result))
+
+    def cancel(self, actor: Actor) -> None:
+        """Throw CancelledError into the flow, then do what it does to clean up."""
+        try:
+            self._resume(actor, lambda flow: flow.throw(asyncio.CancelledError()))
+            while actor.step is not None:
+                assert actor.step.method in ("release", "withdraw"), "a cancelled acquire goes on"
+                self.advance(actor)
+        except asyncio.CancelledError:
+            return
+        raise AssertionError("a cancellation was swallowed")
+
+    def _resume(self, actor: Actor, how: Any) -> Any:
+        self.current, self.steps = actor, self.steps + 1
+        try:
+            actor.step = how(actor.flow)
+        except StopIteration as stop:
+            actor.flow = actor.step = None
+            if stop.value is not None:
+                self.leases.append(stop.value)
+            return stop.value
+        except BaseException:
+            actor.flow = actor.step = None
+            raise
+        return None
+
+    # what was granted
+
+    def _observe(self, step: Call, result: Any) -> None:
+        if step.method == "try_acquire" and result is not None:
+            self.granted(result)
+        elif step.method == "release":
+            self.rights.pop(step.args[0].claim.token, None)
+
+    def granted(self, grant: Grant) -> None:
+        claim, now = grant.claim, self.clock.now
+        assert grant.valid_until is not None
+        assert grant.fence is not None
+        rivals = [right for right in self.rights.values() if right.name == claim.key.name and right.until > now]
+        assert all(right.shared and claim.shared for right in rivals), f"{claim.key.name} was given away twice"
+        assert grant.fence > self.fences.get(claim.key.name, 0), "R21: fences rise"
+        self.fences[claim.key.name] = grant.fence
+        self.rights[claim.token] = Right(claim.key.name, claim.shared, grant.valid_until, now + (claim.ttl or 0))
+
+    def right(self, lease: Lease) -> Right | None:
+        return self.rights.get(lease._grant.claim.token)
+
+    def valid(self, lease: Lease) -> bool:
+        right = self.right(lease)
+        return right is not None and right.until > self.clock.now
+
+    def stranger(self, name: str, shared: bool, number: int) -> Grant | None:
+        """Another process asks for the lock."""
+        claim = Claim(key=self.key(name), shared=shared, ttl=TTL, token=f"stranger {number}")
+        grant: Grant | None = self.backend.try_acquire(claim)
+        if grant is not None:
+            self.granted(grant)
+        return grant
