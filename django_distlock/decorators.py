@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -74,7 +74,7 @@ def _run(lease: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: di
         with lease:  # releases, and lets the exception of the body pass
             raise
     if inspect.isawaitable(result):
-        return _awaited(lease, result)
+        return _Awaited(lease, result)
     lease._release(True)  # the call may come from an except block, whose exception is none of ours
     return result
 
@@ -82,6 +82,45 @@ def _run(lease: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 async def _awaited(lease: Any, result: Awaitable[Any]) -> Any:
     async with lease:
         return await result
+
+
+class _Awaited(Coroutine[Any, Any, Any]):
+    """What a plain function gave, awaited inside the lock that the call has taken.
+
+    A coroutine that was not begun runs no ``finally`` when it is cancelled, closed or dropped. This one has begun, so
+    that the lock is given back even then (R7).
+    """
+
+    def __init__(self, lease: Any, result: Awaitable[Any]) -> None:
+        self._result = result
+        self._steps = self._run(lease, result)
+        next(self._steps)
+
+    @staticmethod
+    def _run(lease: Any, result: Awaitable[Any]) -> Generator[Any, Any, Any]:
+        try:
+            yield
+        except BaseException as error:
+            lease._release(False)
+            # as for any coroutine: what is cancelled says nothing, what is dropped warns that it was never awaited
+            if not isinstance(error, GeneratorExit) and inspect.iscoroutine(result):
+                result.close()
+            raise
+        return (yield from _awaited(lease, result).__await__())
+
+    def send(self, value: Any) -> Any:
+        return self._steps.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._steps.throw(*error)
+
+    def close(self) -> None:
+        self._steps.close()
+        if inspect.iscoroutine(self._result):
+            self._result.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._steps
 
 
 async def _held_async(
