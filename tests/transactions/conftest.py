@@ -83,3 +83,21 @@ def make_world(process_rival: ProcessRival, name: str, databases: None, tables: 
     yield make
     for world in made:
         world.leave()
+
+
+@pytest.fixture
+def postgres(make_world: Any) -> World:
+    """A lock that belongs to the transaction of PostgreSQL."""
+    return make_world("postgres", "postgres")  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def busy(postgres: World) -> Iterator[str]:
+    """The name of a lock on PostgreSQL that the rival holds."""
+    name = postgres.name + "-busy"
+    postgres.rival.say(["wait", "postgres", name, "postgres"])
+    assert postgres.rival.hear() == "waiting"
+    postgres.rival.hear()
+    yield name
+    postgres.rival.say(["release"])
+    assert postgres.rival.hear() == "released"

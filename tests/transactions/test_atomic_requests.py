@@ -184,11 +184,11 @@ def test_r12_naive_decorator_lets_the_rival_in_before_the_commit(one_world: Worl
     """The fault: the engine's own lock in a view, inside the transaction of the request."""
     from django_distlock.records import Claim
     from django_distlock.registry import registry
+    from tests.faults.server import key_of
 
     world = one_world
     stage.set(world)
-    registry_entry = registry.entry(world.using)
-    backend, key = registry_entry.backend, registry_entry.key(world.name)
+    backend, key = registry.entry(world.using).backend, key_of(world.using, world.name)
 
     def naive(request: Any) -> Any:
         grant = backend.try_acquire(Claim(key=key, ttl=30.0 if backend.supports_ttl else None, token="naive"))

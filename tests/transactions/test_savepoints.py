@@ -69,13 +69,14 @@ def test_r15_lock_taken_after_the_savepoint(one_world: World, losses: list[str],
         rows.count(world.alias, world.name)
         lease = back(world, how)
         if scoped:
-            assert lease.lost
-            if how != "released":
+            assert not lease.held
+            if how != "released":  # nothing is lost by the end of what everybody has released
+                assert lease.lost
                 with pytest.raises(LockLost):
                     lease.ensure_held()
                 with pytest.raises(LockLost):
                     lease.release()
-            assert losses == ["savepoint"]
+            assert losses == ([] if how == "released" else ["savepoint"])
             assert not is_out(world.rival, world.using, world.name)
             with world.lock() as second:
                 world.write()
@@ -87,7 +88,7 @@ def test_r15_lock_taken_after_the_savepoint(one_world: World, losses: list[str],
         world.still_inside()
     world.check_rival_came_in(1)
     world.check_connection_is_clean()
-    assert len(losses) == scoped
+    assert len(losses) == (scoped and how != "released")
 
 
 def test_r15_lock_taken_before_the_savepoint_stays(one_world: World, losses: list[str]) -> None:
@@ -132,7 +133,8 @@ def test_r15_shared_and_exclusive_after_the_savepoint(make_world: Any) -> None:
     world = make_world("postgres", "postgres")
     readers = advisory_lock(world.name, using="postgres", shared=True)
     with transaction.atomic("postgres"):
-        with swallow(Boom), transaction.atomic("postgres"), readers as shared:
+        with swallow(Boom), transaction.atomic("postgres"):
+            shared = readers.acquire()
             raise Boom
         assert shared.lost
         with world.lock() as lease:

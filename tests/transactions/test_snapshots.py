@@ -13,6 +13,7 @@ from django.db.backends.postgresql.psycopg_any import IsolationLevel
 from django_distlock import advisory_lock
 from django_distlock.transactions import StaleSnapshotWarning
 from tests.transactions import rows
+from tests.transactions.reconnecting import options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,20 +21,6 @@ if TYPE_CHECKING:
     from tests.transactions.world import World
 
 STALE = ("REPEATABLE READ", "SERIALIZABLE")
-
-
-@contextlib.contextmanager
-def options(alias: str, **changes: Any) -> Iterator[None]:
-    """Other OPTIONS for the connection of this thread."""
-    connection = connections[alias]
-    before = connection.settings_dict["OPTIONS"]
-    connection.close()
-    connection.settings_dict["OPTIONS"] = {**before, **changes}
-    try:
-        yield
-    finally:
-        connection.close()
-        connection.settings_dict["OPTIONS"] = before
 
 
 def set_level(alias: str, level: str) -> None:

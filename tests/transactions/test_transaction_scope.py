@@ -31,13 +31,9 @@ def lock_sessions(alias: str) -> int:
         return int(cursor.fetchone()[0])
 
 
-@pytest.fixture
-def world(make_world: Any) -> World:
-    return make_world("postgres", "postgres")  # type: ignore[no-any-return]
-
-
-def test_r11_no_session_is_opened(world: World) -> None:
+def test_r11_no_session_is_opened(postgres: World) -> None:
     """Neither for a free lock nor for one that is waited for, nor for a set."""
+    world = postgres
     backend: Any = registry.entry("postgres").backend
     registry.close()
     before = lock_sessions("postgres")
@@ -57,8 +53,9 @@ def test_r11_no_session_is_opened(world: World) -> None:
     assert not backend.sessions.all()
 
 
-def test_r11_statements_inside_atomic_on_postgresql(world: World) -> None:
+def test_r11_statements_inside_atomic_on_postgresql(postgres: World) -> None:
     """1 + 0: one to acquire, none to release, and none of our own at the end; for the client and for the server."""
+    world = postgres
     with transaction.atomic("postgres"):
         rows.count("postgres", world.name)
         with CaptureQueriesContext(world.connection) as queries:
@@ -191,8 +188,9 @@ def test_session_lock_survives_old_connections(one_world: World, age: int | None
         settings["CONN_MAX_AGE"] = before
 
 
-def test_r1_two_threads_of_one_process_with_transactions_of_their_own(world: World) -> None:
+def test_r1_two_threads_of_one_process_with_transactions_of_their_own(postgres: World) -> None:
     """Four threads, each in a transaction: one at a time from the lock to the commit."""
+    world = postgres
     inside = threading.Lock()
     errors: list[object] = []
 
@@ -221,8 +219,9 @@ def test_r1_two_threads_of_one_process_with_transactions_of_their_own(world: Wor
     assert rows.count("postgres", world.name) == 20
 
 
-def test_r11_wrappers_are_not_inherited_by_copies(world: World) -> None:
+def test_r11_wrappers_are_not_inherited_by_copies(postgres: World) -> None:
     """A copy of a connection that somebody makes meanwhile has none of them."""
+    world = postgres
     with transaction.atomic("postgres"):
         with world.lock():
             pass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,34 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections, transaction
 
-from django_distlock import BackendUnavailable, DeadlockDetected, LockNotAcquired, LockTimeout, advisory_lock, lock_all
-from django_distlock.registry import registry
+from django_distlock import DeadlockDetected, LockNotAcquired, LockTimeout, advisory_lock
 from tests.conftest import eventually
-from tests.faults.proxy import Proxy
+from tests.faults.server import key_of
 from tests.transactions import rows
-from tests.transactions.test_snapshots import options
+from tests.transactions.reconnecting import options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.transactions.world import World
-
-
-@pytest.fixture
-def world(make_world: Any) -> World:
-    return make_world("postgres", "postgres")  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def busy(world: World) -> Iterator[str]:
-    """The name of a lock that the rival holds."""
-    name = world.name + "-busy"
-    world.rival.say(["wait", "postgres", name, "postgres"])
-    assert world.rival.hear() == "waiting"
-    world.rival.hear()
-    yield name
-    world.rival.say(["release"])
-    assert world.rival.hear() == "released"
 
 
 def ask(sql: str) -> Any:
@@ -51,7 +30,8 @@ def held_here() -> int:
     return int(ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"))
 
 
-def test_r5_timeout_inside_atomic_returns_in_time_and_the_transaction_lives(world: World, busy: str) -> None:
+def test_r5_timeout_inside_atomic_returns_in_time_and_the_transaction_lives(postgres: World, busy: str) -> None:
+    world = postgres
     took = []
     with transaction.atomic("postgres"):
         world.write()
@@ -75,8 +55,9 @@ def test_r5_timeout_inside_atomic_returns_in_time_and_the_transaction_lives(worl
 @pytest.mark.parametrize("value", ["0", "1d", "2500ms", "90min", "1s"])
 @pytest.mark.parametrize("how", ["local", "session"])
 @pytest.mark.parametrize("outcome", ["granted", "timeout"])
-def test_r7_lock_timeout_is_as_it_was(world: World, busy: str, value: str, how: str, outcome: str) -> None:
+def test_r7_lock_timeout_is_as_it_was(postgres: World, busy: str, value: str, how: str, outcome: str) -> None:
     """Also after the transaction, and also if the user had a value of his own that we would not write that way."""
+    world = postgres
     with connections["postgres"].cursor() as cursor:
         if how == "session":
             cursor.execute(f"SET lock_timeout = '{value}'")
@@ -97,7 +78,7 @@ def test_r7_lock_timeout_is_as_it_was(world: World, busy: str, value: str, how: 
 def wait_for_grant(world: World) -> None:
     """A real wait in the queue of the server, which ends with the lock."""
     other = connections["postgres"].copy()
-    number = registry.entry("postgres").key(world.name).number
+    number = key_of("postgres", world.name).number
     pid = ask("SELECT pg_backend_pid()")
 
     def let_go() -> None:
@@ -126,9 +107,10 @@ def waits(cursor: Any, pid: int) -> bool:
 @pytest.mark.parametrize("threshold", [None, 0, 1])
 @pytest.mark.parametrize("binding", [False, True])
 def test_r7_wait_with_prepared_statements_and_server_side_binding(
-    world: World, busy: str, threshold: int | None, binding: bool
+    postgres: World, busy: str, threshold: int | None, binding: bool
 ) -> None:
     """OPTIONS that change how Django's cursor talks to the server."""
+    world = postgres
     with (
         options("postgres", prepare_threshold=threshold, server_side_binding=binding),
         transaction.atomic("postgres"),
@@ -142,7 +124,8 @@ def test_r7_wait_with_prepared_statements_and_server_side_binding(
     assert rows.count("postgres", world.name) == 2
 
 
-def test_r5_statement_timeout_of_the_user_does_not_end_a_longer_wait(world: World, busy: str) -> None:
+def test_r5_statement_timeout_of_the_user_does_not_end_a_longer_wait(postgres: World, busy: str) -> None:
+    world = postgres
     with transaction.atomic("postgres"):
         world.write()
         with connections["postgres"].cursor() as cursor:
@@ -154,8 +137,9 @@ def test_r5_statement_timeout_of_the_user_does_not_end_a_longer_wait(world: Worl
     assert rows.count("postgres", world.name) == 1
 
 
-def test_r8_deadlock_between_two_transactions(world: World) -> None:
+def test_r8_deadlock_between_two_transactions(postgres: World) -> None:
     """Two threads, crosswise: found at once, inside the process. Whoever is told can go on."""
+    world = postgres
     names = [world.name + "-1", world.name + "-2"]
     both, outcomes = threading.Barrier(2), []
 
@@ -184,12 +168,13 @@ def test_r8_deadlock_between_two_transactions(world: World) -> None:
     assert rows.count("postgres", world.name) == 2
 
 
-def test_r8_deadlock_between_two_processes_is_found_by_the_server(world: World) -> None:
+def test_r8_deadlock_between_two_processes_is_found_by_the_server(postgres: World) -> None:
     """40P01: the victim's transaction goes on, without what the failed attempt had taken, with what it had before."""
+    world = postgres
     mine, its = world.name + "-mine", world.name + "-its"
     other = connections["postgres"].copy()
     other.inc_thread_sharing()
-    keys = {name: registry.entry("postgres").key(name).number for name in (mine, its)}
+    keys = {name: key_of("postgres", name).number for name in (mine, its)}
     done: list[object] = []
 
     def wait_for_mine() -> None:
@@ -225,38 +210,9 @@ def test_r8_deadlock_between_two_processes_is_found_by_the_server(world: World) 
         other.close()
 
 
-def test_r7_set_that_fails_inside_atomic_keeps_nothing(one_world: World) -> None:
-    """All or nothing, at once: what a failed ``lock_all`` had taken is not kept until the end of the transaction."""
-    world = one_world
-    names = [world.name + "-a", world.name + "-z"]
-    world.rival.say(["wait", world.using, names[1], world.alias])
-    assert world.rival.hear() == "waiting"
-    world.rival.hear()
-    thread_says: list[bool] = []
-
-    def another_thread() -> None:
-        try:
-            lease = advisory_lock(names[0], using=world.using).try_acquire()
-            thread_says.append(lease is not None)
-            if lease is not None:
-                lease.release()
-        finally:
-            connections.close_all()
-
-    try:
-        with transaction.atomic(world.alias):
-            assert lock_all(names, using=world.using).try_acquire() is None
-            thread = threading.Thread(target=another_thread)
-            thread.start()
-            thread.join()
-    finally:
-        world.rival.say(["release"])
-        world.rival.hear()
-    assert thread_says == [True]
-
-
-def test_r7_interrupted_wait_leaves_the_transaction_usable(world: World, busy: str) -> None:
+def test_r7_interrupted_wait_leaves_the_transaction_usable(postgres: World, busy: str) -> None:
     """Ctrl-C while waiting, caught inside the transaction: as after a timeout."""
+    world = postgres
     pid = ask("SELECT pg_backend_pid()")
 
     def interrupt() -> None:
@@ -277,72 +233,3 @@ def test_r7_interrupted_wait_leaves_the_transaction_usable(world: World, busy: s
         assert held_here() == 0
         world.write()
     assert rows.count("postgres", world.name) == 2
-
-
-def test_r5_busy_process_does_not_cost_the_user_his_transaction(world: World, busy: str) -> None:
-    """Threads of this process fight for the interpreter while waits run out: late they may be, the connection stays."""
-    stop = threading.Event()
-
-    def burn() -> None:
-        while not stop.is_set():
-            sum(range(2000))
-
-    burners = [threading.Thread(target=burn) for _ in range(6)]
-    for thread in burners:
-        thread.start()
-    try:
-        with transaction.atomic("postgres"):
-            pid = ask("SELECT pg_backend_pid()")
-            for _ in range(4):
-                with pytest.raises(LockTimeout):
-                    advisory_lock(busy, using="postgres").acquire(timeout=0.55)
-            world.write()
-            assert ask("SELECT pg_backend_pid()") == pid
-    finally:
-        stop.set()
-        for thread in burners:
-            thread.join()
-    assert rows.count("postgres", world.name) == 1
-
-
-@pytest.mark.parametrize("answered", [0, 1])
-def test_r5_server_that_hangs_ends_the_callers_connection_in_time(world: World, busy: str, answered: int) -> None:
-    """It acknowledges and never answers: to the first question, or to the wait after it. The transaction is lost with
-    its connection, the caller is not."""
-    settings = connections["postgres"].settings_dict
-    took: list[float] = []
-
-    def work() -> None:
-        with transaction.atomic("postgres"):
-            world.write()
-            proxy.swallow(1 + answered)
-            started = time.monotonic()
-            try:
-                advisory_lock(busy, using="postgres").acquire(timeout=0.6)
-            finally:
-                took.append(time.monotonic() - started)
-
-    registry.entry("postgres").backend.close()  # nothing is known of the name: it is tried before it is waited for
-    with (
-        Proxy(settings["HOST"], int(settings["PORT"])) as proxy,
-        address("postgres", "127.0.0.1", proxy.port),
-        pytest.raises(BackendUnavailable),
-    ):
-        work()
-    assert took[0] <= 0.65, f"took {took[0]:.3f} s"
-    assert rows.count("postgres", world.name) == 0
-    world.check_connection_is_clean()
-
-
-@contextlib.contextmanager
-def address(alias: str, host: str, port: int) -> Iterator[None]:
-    """Another way to the same server, for the connection of this thread."""
-    connection = connections[alias]
-    connection.close()
-    before = {key: connection.settings_dict[key] for key in ("HOST", "PORT")}
-    connection.settings_dict.update(HOST=host, PORT=str(port))
-    try:
-        yield
-    finally:
-        connection.close()
-        connection.settings_dict.update(before)
