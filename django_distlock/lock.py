@@ -26,6 +26,8 @@ from .waiting import Call, Deadline, Flow, acquire_flow
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from .records import Scope
+
 
 class Lock(Face[Lease]):
     """A named lock. Make it with :func:`advisory_lock`; one object may be used by any number of contexts at once."""
@@ -191,7 +193,7 @@ def _claimed(lock: Lock, entry: Entry, holding: Holding, lease: Lease, deadline:
             return False
         keepalive.ensure()
         opened = open_transactions()
-        claim = _claim(lock, entry, holding, choose_scope(backend, opened) if opened else "session")
+        claim = _claim(lock, entry, holding, choose_scope(backend, opened) if opened else "session", deadline)
         grant = yield from acquire_flow(backend, claim, deadline, time.monotonic)
         if grant is None:
             holdings.end(holding)
@@ -214,15 +216,16 @@ def _claimed(lock: Lock, entry: Entry, holding: Holding, lease: Lease, deadline:
     return True
 
 
-def _claim(lock: Lock, entry: Entry, holding: Holding, scope: str) -> Claim:
+def _claim(lock: Lock, entry: Entry, holding: Holding, scope: Scope, deadline: Deadline) -> Claim:
+    until = deadline.answer_by
     if not entry.backend.supports_ttl:
-        return Claim(key=holding.key, shared=lock.shared, scope=scope)  # type: ignore[arg-type]
+        return Claim(key=holding.key, shared=lock.shared, scope=scope, answer_by=until)
     config = entry.config
     holding.ttl = config.ttl if lock.ttl is UNSET else lock.ttl
     holding.max_hold = config.max_hold if lock.max_hold is UNSET else lock.max_hold
     if holding.max_hold is not None and holding.ttl is not None:
         holding.ttl = min(holding.ttl, holding.max_hold)
-    return Claim(key=holding.key, shared=lock.shared, ttl=holding.ttl, token=new_token())
+    return Claim(key=holding.key, shared=lock.shared, ttl=holding.ttl, token=new_token(), answer_by=until)
 
 
 def advisory_lock(

@@ -61,7 +61,7 @@ class Parker:
         gate = threading.Lock()
         gate.acquire()
         if not self._listen(gate.release):
-            gate.acquire(timeout=min(timeout, threading.TIMEOUT_MAX))
+            gate.acquire(timeout=max(0.0, min(timeout, threading.TIMEOUT_MAX)))
         return self.leave()
 
     async def apark(self, timeout: float) -> bool:

@@ -21,6 +21,7 @@ class Claim:
     ``ttl`` is in seconds and None where the engine keeps a lock for as long as its session lives. ``token`` is drawn
     anew for each claim and proves ownership to engines that store it; it is empty for the others. ``scope`` is
     "transaction" where the lock shall live on the caller's own database connection and die with its transaction.
+    ``answer_by`` is the monotonic time by which the engine must have answered, whatever the answer is.
     """
 
     key: LockKey
@@ -28,6 +29,7 @@ class Claim:
     ttl: float | None = None
     token: str = ""
     scope: Scope = "session"
+    answer_by: float = 0.0
 
 
 class Grant(NamedTuple):

@@ -58,12 +58,10 @@ class LockSet(Face[LeaseSet]):
         return type(self)([lock.formatted(values) for lock in self.locks], using=self.using, timeout=self.timeout)
 
     def _flow(self, timeout: float | None, start: float) -> Flow[LeaseSet | None]:
-        deadline = Deadline(timeout, time.monotonic, start)
         attempt = Attempt(self.locks)
         try:
             for lock in self.locks:
-                left = None if timeout is None else deadline.left()
-                lease = yield from lock._flow(left, time.monotonic())
+                lease = yield from lock._flow(timeout, start)
                 if lease is None:
                     yield from attempt.abandon()
                     return None

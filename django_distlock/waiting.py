@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Seconds that an engine has for its answer at least, counted from the beginning of the call.
+LEAST_PATIENCE = 0.5
+
 
 class Call(NamedTuple):
     """One step that may block: a method that exists as ``method`` and, for asyncio, as ``"a" + method``."""
@@ -100,13 +103,24 @@ async def finished(awaitable: Any) -> Any:
 
 
 class Deadline:
-    """A point on the monotonic clock: ``timeout`` seconds after ``start`` (now); None never ends."""
+    """A point on the monotonic clock: ``timeout`` seconds after ``start`` (now); None never ends.
 
-    __slots__ = ("_clock", "at")
+    ``answer_by`` is when an engine must have answered: a caller who waits for less than LEAST_PATIENCE, or not at all,
+    still gives it that long to connect and to say whether the lock is busy.
+    """
+
+    __slots__ = ("_clock", "_waits", "answer_by", "at")
 
     def __init__(self, timeout: float | None, clock: Callable[[], float], start: float | None = None) -> None:
+        start = clock() if start is None else start
         self._clock = clock
-        self.at = math.inf if timeout is None else (clock() if start is None else start) + timeout
+        self._waits = timeout != 0
+        self.at = math.inf if timeout is None else start + timeout
+        self.answer_by = max(self.at, start + LEAST_PATIENCE)
+
+    def over(self) -> bool:
+        """Has the time of a caller who waits run out, so that nobody need be asked any more?"""
+        return self._waits and self._clock() >= self.at
 
     def left(self) -> float:
         """Seconds left, never below zero; ``math.inf`` if there is no end."""
@@ -145,6 +159,8 @@ def acquire_flow(backend: Any, claim: Claim, deadline: Deadline, clock: Callable
     waiter has left.
     """
     attempt = 0
+    if deadline.over():
+        return None
     try:
         while True:
             grant: Grant | None = yield Call(backend, "try_acquire", (claim, deadline.left()))

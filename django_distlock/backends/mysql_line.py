@@ -113,11 +113,14 @@ class MySQLLine(Session):
             raise self._sorted(error) from error
 
     def _receive(self) -> Any:
+        self.started = time.monotonic()  # the watchdog ends it if the reply breaks off in the middle
         try:
             self.conn.read_query_result()
             return self._rows()
         except MySQLdb.Error as error:
             raise self._sorted(error) from error
+        finally:
+            self.started = None
 
     def _rows(self) -> Any:
         result = self.conn.store_result()

@@ -169,21 +169,15 @@ class MySQLSession(MySQLLine):
         return bool(got == 1)
 
     def wait_now(self, key: LockKey, shared: bool, until: float) -> bool:
-        name = key.text_bytes
-        conn = self.conn
         try:
-            conn.send_query(b"SELECT GET_LOCK('%s', %s)" % (name, self._wait_seconds(until)))
+            self._send(b"SELECT GET_LOCK('%s', %s)" % (key.text_bytes, self._wait_seconds(until)))
             self._orphan(None)  # until the reply is here, an exception leaves it behind
-            if not READY.poll(conn.fileno(), False, until + GRACE):
+            if not READY.poll(self.fd, False, until + GRACE):
                 self.kill("a wait was cut off")
                 raise StatementTimeout
             self.orphaned_at = None
-            conn.read_query_result()
-            got = conn.store_result().fetch_row(0)[0][0]
-        except MySQLdb.Error as error:
-            problem = self._sorted(error)
-            if isinstance(problem, SessionDead):
-                raise problem from error
+            got = self._receive()[0][0]
+        except ServerError:
             got = None
         if got is None:
             drive(self.unlock(key, shared))

@@ -19,11 +19,10 @@ from django.db import DatabaseError, connections
 
 from django_distlock.exceptions import DeadlockDetected
 from django_distlock.records import Claim, Grant, LockInfo
-from django_distlock.waiting import Flow, adrive, drive
+from django_distlock.waiting import LEAST_PATIENCE, Flow, adrive, drive
 
 from . import sockets
 from .session import GRACE, SessionDead
-from .sessionacquire import LEAST_PATIENCE
 from .sessionlocks import SessionLockBackend
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         if grant.claim.scope != "transaction":
             return drive(self._verify(grant))
         if grant.session.connection is connections[self.database]:
-            return self._in_transaction(grant.claim, 0) is not None
+            return self._in_transaction(replace(grant.claim, answer_by=0.0), 0) is not None
         return self.look(grant)  # asked in the name of a thread that waits, and whose connection is its own
 
     async def averify(self, grant: Grant) -> bool:
@@ -188,7 +187,8 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         me = threading.get_ident()
         try:
             connection.ensure_connection()
-            self._watch_over(me, connection, asked + max(wait, LEAST_PATIENCE) + GRACE / 2)
+            until = max(claim.answer_by or asked + max(wait, LEAST_PATIENCE), asked + GRACE)
+            self._watch_over(me, connection, until + GRACE / 2)
             with connection.cursor() as cursor:
                 isolation = None
                 if wait <= 0 or not self._is_hot(claim.key.digest, asked):

@@ -47,6 +47,7 @@ class PostgresLine(Session):
         self.conn = conn
         self._prepared: set[bytes] = set()
         self._undo: tuple[bytes, bytes] | None = None
+        self._received: Any = None  # of a reply that is not complete
 
     @property
     def fd(self) -> int:
@@ -147,17 +148,23 @@ class PostgresLine(Session):
             raise
 
     def _complete(self) -> bool:
+        """Has all of the reply come? Also the end of it, which follows an error in a packet of its own: get_result()
+        would wait for that without letting any other thread run."""
         try:
             self.conn.consume_input()
-            return not self.conn.is_busy()
+            while not self.conn.is_busy():
+                result = self.conn.get_result()
+                if result is None:
+                    return True
+                self._received = self._received or result
+            return False
         except OperationalError as error:
             raise self._died(error) from error
 
     def _results(self) -> Any:
-        first = result = self.conn.get_result()
-        while result is not None:
-            result = self.conn.get_result()
-        return first
+        """The first result of a reply that is complete."""
+        result, self._received = self._received, None
+        return result
 
     def _read(self, result: Any) -> bytes:
         status = result.status if result is not None else pq.ExecStatus.FATAL_ERROR

@@ -14,7 +14,7 @@ from django.db import DEFAULT_DB_ALIAS
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Grant
 from django_distlock.validation import count
-from django_distlock.waiting import Call, Flow, drive
+from django_distlock.waiting import LEAST_PATIENCE, Call, Flow, drive
 
 from .base import Backend
 from .session import GRACE, STATEMENT_LIMIT, TICK, ServerError, Session, SessionDead, StatementTimeout
@@ -33,8 +33,6 @@ WAIT_SESSIONS = 8
 # costs two statements, like the bare driver's.
 HOT = 1.0
 HOT_NAMES = 1000
-# A caller that does not wait still grants the server this long to say so; seconds.
-LEAST_PATIENCE = 0.5
 
 
 class SessionAcquire(Backend, Generic[S]):
@@ -89,7 +87,7 @@ class SessionAcquire(Backend, Generic[S]):
 
     def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
         now = time.monotonic()
-        until = now + max(wait, LEAST_PATIENCE)
+        until = max(claim.answer_by or now + max(wait, LEAST_PATIENCE), now + GRACE)
         digest = claim.key.digest
         try:
             if wait <= 0 or not self._is_hot(digest, now):
@@ -97,7 +95,7 @@ class SessionAcquire(Backend, Generic[S]):
                 if grant is not None or wait <= 0:
                     return grant
                 self._heat(digest, now)
-            return (yield from self._wait(claim, now + wait))
+            return (yield from self._wait(claim, now + wait, until))
         except StatementTimeout as error:
             seconds = time.monotonic() - now
             raise BackendUnavailable(
@@ -164,7 +162,7 @@ class SessionAcquire(Backend, Generic[S]):
         except (SessionDead, ServerError, StatementTimeout):
             session.kill("an interrupted statement could not be undone")
 
-    def _wait(self, claim: Claim, until: float) -> Flow[Grant | None]:
+    def _wait(self, claim: Claim, until: float, answer_by: float) -> Flow[Grant | None]:
         """In the engine's queue, on a session of our own; None at the deadline, or if all such sessions are taken."""
         try:
             # a wait of a millisecond is too short to connect in: let the session come for the next one
@@ -172,7 +170,7 @@ class SessionAcquire(Backend, Generic[S]):
         except StatementTimeout:
             return None
         if session is None:
-            return (yield from self._try(claim, time.monotonic() + LEAST_PATIENCE))
+            return (yield from self._try(claim, answer_by))
         asked = time.monotonic()
         granted = False
         if asked >= until:
