@@ -46,10 +46,10 @@ def proxied(databases: None, settings: Any) -> Iterator[Proxied]:
             server = connections.settings[database]
             proxy = stack.enter_context(Proxy(server["HOST"], int(server["PORT"])))
             alias = stack.enter_context(database_alias(f"{database}_proxied", database, PORT=str(proxy.port)))
-            settings.DISTLOCK = {
-                **settings.DISTLOCK,
-                using: {"BACKEND": BACKENDS[using], "OPTIONS": {"database": database, "session_database": alias}},
-            }
+            options = {"database": database, "session_database": alias}
+            if using.startswith("leasetable"):
+                options = {"database": alias}
+            settings.DISTLOCK = {**settings.DISTLOCK, using: {"BACKEND": BACKENDS[using], "OPTIONS": options}}
             return proxy
 
         yield put

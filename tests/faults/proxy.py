@@ -31,6 +31,7 @@ class Pair:
         self.client = client
         self.server = server
         self.silent = False  # this connection alone passes nothing more to its client
+        self.passing = 0  # but for so many bytes
         self.asking = False  # the last thing that passed came from the client
         self.requests = 0
 
@@ -53,6 +54,7 @@ class Proxy:
         self._delay = 0.0
         self._swallow_in: int | None = None
         self._then_cut = False
+        self._passing = 0
         self.on_request: Callable[[int], None] = lambda number: None
         self.requests = 0
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
@@ -90,12 +92,13 @@ class Proxy:
                 pair.silent = False
         self._wake.send(b"x")
 
-    def swallow(self, nth: int, *, cut: bool = False) -> None:
-        """The ``nth`` request from here on reaches the server; its reply does not come back, and nothing after it on
-        that connection. ``cut``: the client's connection is closed instead of left silent."""
+    def swallow(self, nth: int, *, cut: bool = False, passing: int = 0) -> None:
+        """The ``nth`` request from here on reaches the server; of its reply only ``passing`` bytes come back, and
+        nothing after it on that connection. ``cut``: the client's connection is closed instead of left silent."""
         with self._guard:
             self._swallow_in = nth
             self._then_cut = cut
+            self._passing = passing
 
     def delay(self, seconds: float) -> None:
         """Every further piece of data is held up for that long, one after the other."""
@@ -157,6 +160,7 @@ class Proxy:
                 if self._swallow_in == 0:
                     self._swallow_in = None
                     pair.silent = True
+                    pair.passing = self._passing
             self.on_request(self.requests)
         self._write(pair, pair.server, data)
 
@@ -167,6 +171,9 @@ class Proxy:
         pair.asking = False
         if not pair.silent:
             self._write(pair, pair.client, data)
+        elif pair.passing:
+            self._write(pair, pair.client, data[: pair.passing])
+            pair.passing = 0
         elif self._then_cut:
             self._close_client(pair)
 
