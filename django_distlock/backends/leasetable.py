@@ -19,7 +19,7 @@ from django_distlock.waiting import Flow, adrive, drive
 from .base import Backend
 from .leasetable_prune import Pruning
 from .leasetable_queue import ASKING, Remains, Store, Waiter
-from .leasetable_rows import Holder, StoreError
+from .leasetable_rows import Holder, StoreError, Ticket
 from .leasetable_server import ServerStore
 from .leasetable_sqlite import SqliteStore
 
@@ -117,11 +117,13 @@ class LeaseTableBackend(Backend):
             yield from self._withdraw(store, claim)
             raise
 
-    def _entered(self, claim: Claim, asked: float, wait: float, fence: int | None, place: int | None) -> Grant | None:
+    def _entered(
+        self, claim: Claim, asked: float, wait: float, fence: int | None, ticket: Ticket | None
+    ) -> Grant | None:
         if fence is not None:
             return self._granted(claim, fence, asked)
-        if place is not None:
-            self._claims[claim.token] = Waiter(place, asked + max(wait, LEAST_PATIENCE))
+        if ticket is not None:
+            self._claims[claim.token] = Waiter(ticket, asked + max(wait, LEAST_PATIENCE))
         else:
             del self._claims[claim.token]
         return None

@@ -66,7 +66,6 @@ class LeaseFile:
             cursor.execute("PRAGMA journal_mode = WAL").fetchall()
             # A lease that a power failure takes back cannot have a holder any more: all of them were on this host.
             cursor.execute("PRAGMA synchronous = NORMAL")
-            cursor.execute("PRAGMA wal_autocheckpoint = 4000")  # the usual 4 MB
             version = cursor.execute("PRAGMA user_version").fetchone()[0]
             if version > VERSION:
                 raise StoreError(

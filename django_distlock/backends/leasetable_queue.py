@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from django_distlock.waiting import Flow, drive
 
-from .leasetable_rows import SIGN_OF_LIFE, Crowded, StoreError
+from .leasetable_rows import SIGN_OF_LIFE, Crowded, StoreError, Ticket
 
 if TYPE_CHECKING:
     from typing import Any
@@ -43,10 +43,9 @@ class Waiter:
 
     __slots__ = ("_ahead", "_place", "_scene", "_seen_at", "_since", "_took", "asking", "until")
 
-    def __init__(self, place: int, until: float) -> None:
-        self._place = place
+    def __init__(self, ticket: Ticket, until: float) -> None:
+        self._place, self._ahead = ticket
         self.until = until
-        self._ahead = 0
         # whose the lease was and how many were ahead at the last look, and since when that was so
         self._scene: tuple[int | None, int] = (None, 0)
         self._since = self._seen_at = time.monotonic()
@@ -73,7 +72,7 @@ class Waiter:
         now = time.monotonic()
         self._took = min(now - asked, LONGEST_OF_NEXT)
         if seen.place is None:  # asleep for so long that the ticket was deleted
-            self._place = yield from store.run(until, "join", claim)
+            self._place, self._ahead = yield from store.run(until, "join", claim)
             self._seen_at = now
             return None
         self._ahead = seen.ahead

@@ -38,6 +38,13 @@ class Crowded(StoreError):
     """There was no time left to ask: the session was busy, but it works."""
 
 
+class Ticket(NamedTuple):
+    """A place in the queue, and how many were ahead when it was drawn."""
+
+    place: int
+    ahead: int
+
+
 class Look(NamedTuple):
     """What a waiter sees: whose the live lease is, its fence, how many are ahead, and its own place."""
 

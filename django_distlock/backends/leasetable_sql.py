@@ -14,7 +14,7 @@ from django.db import IntegrityError
 from django.db.models.functions import Now
 from django.db.models.sql import Query
 
-from .leasetable_rows import DEAD, GRACE, KEPT, NOWHERE, Look, Row, microseconds, printable, short
+from .leasetable_rows import DEAD, GRACE, KEPT, NOWHERE, Look, Row, Ticket, microseconds, printable, short
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -54,7 +54,6 @@ EXTEND = """
 UPDATE django_distlock_lease SET expires_at = {now} + %s WHERE digest = %s AND token = %s AND expires_at > {now}
 """
 JOIN = "INSERT INTO django_distlock_ticket (token, digest, arrived, seen) VALUES (%s, %s, {now}, {now})"
-PLACE = "SELECT arrived FROM django_distlock_ticket WHERE token = %s"
 REFRESH = "UPDATE django_distlock_ticket SET seen = {now} WHERE token = %s"
 LEAVE = "DELETE FROM django_distlock_ticket WHERE token = %s OR (digest = %s AND seen < {now} - {dead})"
 LOOK = """
@@ -159,8 +158,8 @@ class Dialect:
             holder,
         )
 
-    def enter(self, cursor: Any, claim: Claim, holder: str, queue: bool) -> tuple[int | None, int | None]:
-        """:meth:`take`, or else :meth:`join` if ``queue``; the fence and the place."""
+    def enter(self, cursor: Any, claim: Claim, holder: str, queue: bool) -> tuple[int | None, Ticket | None]:
+        """:meth:`take`, or else :meth:`join` if ``queue``; the fence, and the ticket."""
         fence = self.take(cursor, claim, holder)
         return fence, self.join(cursor, claim) if fence is None and queue else None
 
@@ -183,11 +182,13 @@ class Dialect:
         """Is it still ours?"""
         return bool(self.ask(cursor, FENCE, claim.key.path, claim.token))
 
-    def join(self, cursor: Any, claim: Claim) -> int:
-        """Queue up; the place. Harmless if done before."""
+    def join(self, cursor: Any, claim: Claim) -> Ticket:
+        """Queue up. Harmless if done before."""
         with contextlib.suppress(IntegrityError):
             self.change(cursor, JOIN, claim.token, claim.key.path)
-        return int(self.ask(cursor, PLACE, claim.token)[0][0])
+        seen = self.look(cursor, claim, NOWHERE)
+        assert seen.place is not None  # noqa: S101 - it was just written
+        return Ticket(seen.place, seen.ahead)
 
     def look(self, cursor: Any, claim: Claim, place: int) -> Look:
         """How the lease and the queue stand; no write."""

@@ -27,6 +27,7 @@ from .leasetable_rows import (
     Look,
     Row,
     StoreError,
+    Ticket,
     microseconds,
     printable,
     short,
@@ -34,10 +35,10 @@ from .leasetable_rows import (
 from .leasetable_sqlite_sql import (
     BREAK,
     EXTEND,
-    FENCE_OF_FREE,
     GIVE,
     HOLDS,
     JOIN,
+    LAST,
     LAST_OF_BATCH,
     LAST_PLACE,
     LEAVE,
@@ -172,14 +173,19 @@ class SqliteStore:
         )
         if cursor.execute(TAKE, row).rowcount == 1:
             return now
-        last = cursor.execute(FENCE_OF_FREE, (key.digest, now, token)).fetchone()
-        if last is None or last[0] < now:
+        last = cursor.execute(LAST, (key.digest, now, token)).fetchone()
+        if last is None:
             return None
-        fence: int = last[0] + 1  # the clock was set back, or two grants fell into one microsecond
-        return fence if cursor.execute(TAKE, (*row[:4], fence, *row[5:])).rowcount == 1 else None
+        if last[1] == token:
+            place = 0  # asked again by whom it was granted to: those who have queued up since are behind
+        elif last[0] < now:
+            return None
+        fence: int = max(last[0] + 1, now)  # the clock was set back, or two grants fell into one microsecond
+        again = (*row[:4], fence, *row[5:8], place, row[9])
+        return fence if cursor.execute(TAKE, again).rowcount == 1 else None
 
-    def enter(self, claim: Claim, holder: str, queue: bool) -> tuple[int | None, int | None]:
-        """:meth:`take`, or else :meth:`join` if ``queue``; the fence and the place.
+    def enter(self, claim: Claim, holder: str, queue: bool) -> tuple[int | None, Ticket | None]:
+        """:meth:`take`, or else :meth:`join` if ``queue``; the fence, and the ticket.
 
         A lease that was found taken lately is expected to be: then both are one transaction, with one commit.
         """
@@ -192,18 +198,18 @@ class SqliteStore:
                 self._taken.clear()
         self._taken[digest] = self.used_at
 
-        def take_or_join(cursor: sqlite3.Cursor) -> tuple[int | None, int | None]:
+        def take_or_join(cursor: sqlite3.Cursor) -> tuple[int | None, Ticket | None]:
             fence = self._take(cursor, claim, holder, NOWHERE)
             return fence, self._join(cursor, claim) if fence is None else None
 
         return file.atomically(take_or_join)
 
     @staticmethod
-    def _join(cursor: sqlite3.Cursor, claim: Claim) -> int:
+    def _join(cursor: sqlite3.Cursor, claim: Claim) -> Ticket:
         digest = claim.key.digest
-        place: int = cursor.execute(LAST_PLACE, (digest,)).fetchone()[0] + 1
-        cursor.execute(JOIN, (digest, place, claim.token, clock()))
-        return place
+        last, count = cursor.execute(LAST_PLACE, (digest,)).fetchone()
+        cursor.execute(JOIN, (digest, last + 1, claim.token, clock()))
+        return Ticket(last + 1, count)
 
     def take_turn(self, claim: Claim, holder: str, place: int) -> int | None:
         """:meth:`take`, and leave the queue in the same transaction."""
@@ -229,8 +235,8 @@ class SqliteStore:
         """Is it still ours?"""
         return bool(self.file().ask(HOLDS, (claim.key.digest, claim.token, clock())))
 
-    def join(self, claim: Claim) -> int:
-        """Queue up; the place."""
+    def join(self, claim: Claim) -> Ticket:
+        """Queue up."""
         return self.file().atomically(lambda cursor: self._join(cursor, claim))
 
     def look(self, claim: Claim, place: int) -> Look:

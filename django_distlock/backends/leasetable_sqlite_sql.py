@@ -20,23 +20,23 @@ SCHEMA = (
 )
 
 # The fence is the clock, which is nearly always above the last one, so it need not be read back. RETURNING with a
-# SELECT would cost more than the write itself, and SQLite has it only since 3.35.
+# SELECT would cost more than the write itself, and so would reading the table that is written; and SQLite has RETURNING
+# only since 3.35.
 TAKE = """
 INSERT INTO lease (digest, alias, name, token, fence, acquired_at, expires_at, holder)
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8
 WHERE NOT EXISTS (SELECT 1 FROM ticket WHERE digest = ?1 AND place < ?9 AND seen > ?10)
-   OR EXISTS (SELECT 1 FROM lease WHERE digest = ?1 AND token = ?4 AND expires_at > ?6)
 ON CONFLICT (digest) DO UPDATE SET
     token = excluded.token, fence = excluded.fence, acquired_at = excluded.acquired_at,
     expires_at = excluded.expires_at, holder = excluded.holder
 WHERE (token = '-' OR token = excluded.token OR expires_at <= ?6) AND fence < excluded.fence
 """
-FENCE_OF_FREE = "SELECT fence FROM lease WHERE digest = ?1 AND (token = '-' OR token = ?3 OR expires_at <= ?2)"
+LAST = "SELECT fence, token FROM lease WHERE digest = ?1 AND (token = '-' OR token = ?3 OR expires_at <= ?2)"
 GIVE = "UPDATE lease SET token = '-', expires_at = ?3 WHERE digest = ?1 AND token = ?2 AND expires_at > ?3"
 BREAK = "UPDATE lease SET token = '-', expires_at = ?3 WHERE digest = ?1 AND fence = ?2 AND expires_at > ?3"
 EXTEND = "UPDATE lease SET expires_at = ?3 WHERE digest = ?1 AND token = ?2 AND expires_at > ?4"
 HOLDS = "SELECT 1 FROM lease WHERE digest = ?1 AND token = ?2 AND expires_at > ?3"
-LAST_PLACE = "SELECT coalesce(max(place), 0) FROM ticket WHERE digest = ?1"
+LAST_PLACE = "SELECT coalesce(max(place), 0), count(*) FROM ticket WHERE digest = ?1"
 JOIN = "INSERT INTO ticket (digest, place, token, seen) VALUES (?1, ?2, ?3, ?4)"
 LOOK = """
 SELECT lease.token, lease.fence,

@@ -216,7 +216,7 @@ def grants(stores: Stores, clients: tuple[Any, Any], count: int) -> list[int]:
 
 
 def test_r21_fences_rise(stores: Stores, a: Any, b: Any) -> None:
-    count = 5000 if stores.store in SQLITE else 1500 if stores.store in SERVERS else 300
+    count = 5000 if stores.store in SQLITE else 1000 if stores.store in SERVERS else 300
     fences = grants(stores, (a, b), count)
     assert len(fences) == count
     assert all(earlier < later for earlier, later in pairwise(fences))

@@ -33,8 +33,8 @@ def stores(
 
 @contextmanager
 def counted(stores: Stores, client: Any) -> Iterator[Counter[str]]:
-    """The first words of the statements on the lease table in the block: from the trace of this client's connection on
-    SQLite, else from the server's own statistics."""
+    """The first words of this client's statements in the block: SQLite's trace, MariaDB's counters of its session, and
+    PostgreSQL's statistics of all that was done to the lease table."""
     found: Counter[str] = Counter()
     if stores.store == "file":
         connection = client.store.file().cursor.connection
@@ -42,11 +42,28 @@ def counted(stores: Stores, client: Any) -> Iterator[Counter[str]]:
         yield found
         connection.set_trace_callback(None)
         return
+    if stores.store == "mariadb":
+        before = of_session(client)
+        yield found
+        found.update(of_session(client) - before)
+        return
     before = totals(stores.database)
     yield found
     for text, calls in (totals(stores.database) - before).items():
         if re.search("django_distlock_(lease|ticket)", text):
             found[text.split()[0]] += calls
+
+
+def of_session(client: Any) -> Counter[str]:
+    cursor = client.store._session.wrapper.create_cursor()
+    cursor.execute(
+        "SHOW SESSION STATUS WHERE variable_name IN"
+        " ('Com_insert', 'Com_insert_select', 'Com_select', 'Com_update', 'Com_delete')"
+    )
+    found: Counter[str] = Counter()
+    for variable, value in cursor.fetchall():
+        found[variable.split("_")[1].upper()] += int(value)
+    return found
 
 
 def test_a_free_lease_costs_one_write_and_its_return_another(stores: Stores) -> None:
