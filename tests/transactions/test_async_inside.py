@@ -11,6 +11,7 @@ from asgiref.sync import AsyncToSync, async_to_sync, sync_to_async
 from django.db import connections, transaction
 
 from django_distlock import advisory_lock
+from django_distlock.transactions import bind
 from tests.transactions import rows
 from tests.transactions.rival import is_out
 
@@ -189,6 +190,16 @@ def test_r11_transaction_on_the_event_loop(one_world: World, face: str, monkeypa
     run_in_thread(lambda: asyncio.run(cell()))
     world.check_rival_came_in(1)
     world.check_returned_once(transaction_scope=face == "sync" and world.using == "postgres")
+
+
+def test_r11_transaction_of_the_waiting_thread_that_ends_meanwhile(one_world: World) -> None:
+    """A task saw it open, and binds its lock a moment after the thread has ended it: kept for nothing, and not kept."""
+    world = one_world
+    lease = world.lock().acquire()
+    bind(lease._holding, [world.connection])
+    assert not lease.held
+    assert not is_out(world.rival, world.using, world.name)
+    world.check_connection_is_clean()
 
 
 def test_r11_names_inside_asgiref_that_are_read() -> None:

@@ -59,6 +59,8 @@ def test_r7_set_that_fails_gives_back_only_what_it_has_taken(one_world: World) -
             lease = advisory_lock(held, using=world.using).acquire()
             for _ in range(2):
                 assert lock_all([kept, held, fresh, busy], using=world.using).try_acquire() is None
+                refused = [is_out(world.rival, world.using, name) for name in (kept, held, fresh)]
+                assert refused == [True, True, False]
             lease.ensure_held()
             with advisory_lock(kept, using=world.using):
                 world.write()

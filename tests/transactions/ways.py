@@ -170,7 +170,7 @@ def by_hand_commit(world: World) -> int:
     try:
         work(world)
         transaction.commit(using=world.alias)
-        world.ended()
+        world.check_rival_came_in(1)
     finally:
         transaction.set_autocommit(True, using=world.alias)
     return 1
@@ -181,7 +181,7 @@ def by_hand_rollback(world: World) -> int:
     try:
         work(world)
         transaction.rollback(using=world.alias)
-        world.ended()
+        world.check_rival_came_in(0)
     finally:
         transaction.set_autocommit(True, using=world.alias)
     return 0
@@ -195,7 +195,7 @@ def by_hand_atomic_inside(world: World) -> int:
             work(world)
         rows.count(world.alias, world.name)
         transaction.commit(using=world.alias)
-        world.ended()
+        world.check_rival_came_in(1)
     finally:
         transaction.set_autocommit(True, using=world.alias)
     return 1
