@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import AsyncToSync, SyncToAsync
+from django.core.exceptions import SynchronousOnlyOperation
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -57,6 +59,21 @@ def current() -> object:
     if getattr(SyncToAsync.threadlocal, "main_event_loop_pid", None) is None:
         return threading.current_thread()
     return _of_frame(sys._getframe(1), threading.current_thread())
+
+
+def on_event_loop() -> bool:
+    """Does an event loop run in this thread, which stands still while we wait?"""
+    return asyncio._get_running_loop() is not None
+
+
+def refuse_event_loop(instead: str) -> None:
+    """SynchronousOnlyOperation in a thread whose event loop runs, as Django's ORM does it.
+
+    A sync call there would wait for a session whose reply only that event loop can read: it stood still until the
+    deadline, and the locks on that session were lost. DJANGO_ALLOW_ASYNC_UNSAFE permits it, for notebooks.
+    """
+    if on_event_loop() and not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+        raise SynchronousOnlyOperation(f"This would block the event loop. Use `{instead}`, a thread or sync_to_async.")
 
 
 def _of_task(task: asyncio.Task[Any]) -> object:

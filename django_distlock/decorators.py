@@ -58,7 +58,8 @@ def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
         if dispatches and request is not None and _is_async_dispatch(function, args):
             return _held_async(_recipe(face, template, args, kwargs), call, args, kwargs, on_busy)
         recipe = _recipe(face, template, args, kwargs)
-        lease = recipe.try_acquire(recipe.timeout) if on_busy != "raise" else recipe.acquire()
+        # also on the thread of an event loop: the function may well give an awaitable, which nobody can know before
+        lease = recipe._try_acquire(recipe.timeout) if on_busy != "raise" else recipe._acquire()
         if lease is None:
             return _call_view(on_busy, request, excluded, *args, **kwargs) if callable(on_busy) else None
         return _run(lease, call, args, kwargs)
@@ -71,8 +72,8 @@ def _run(lease: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: di
     try:
         result = call(*args, **kwargs)
     except BaseException:
-        with lease:  # releases, and lets the exception of the body pass
-            raise
+        lease._release(False)  # lets the exception of the body pass
+        raise
     if inspect.isawaitable(result):
         return _Awaited(lease, result)
     lease._release(True)  # the call may come from an except block, whose exception is none of ours

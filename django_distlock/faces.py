@@ -55,7 +55,6 @@ class Entries:
                     return entries.pop(index)
             return None
 
-
     def after_fork(self) -> None:
         """In the child: another thread of the parent may have had the mutex. The open blocks stay, so that leaving one
         is harmless."""
@@ -111,8 +110,13 @@ class Face(Generic[L]):
         """Wait for at most ``timeout`` seconds and return the Lease.
 
         0 does not wait, None waits for ever; unset means the timeout given to the lock, else the alias's TIMEOUT.
-        Raises LockNotAcquired (busy, timeout 0), LockTimeout, DeadlockDetected, BackendUnavailable.
+        Raises LockNotAcquired (busy, timeout 0), LockTimeout, DeadlockDetected, BackendUnavailable; and
+        SynchronousOnlyOperation on the thread of an event loop, which it would block.
         """
+        context.refuse_event_loop("await lock.aacquire()")
+        return self._acquire(timeout)
+
+    def _acquire(self, timeout: Timeout = UNSET) -> L:
         timeout = self._resolve(timeout)
         start = time.monotonic()
         lease = self._at_once(timeout)
@@ -126,6 +130,10 @@ class Face(Generic[L]):
 
     def try_acquire(self, timeout: Timeout = 0) -> L | None:
         """The Lease, or None if it is busy for ``timeout`` seconds (0: do not wait). Other errors are raised."""
+        context.refuse_event_loop("await lock.atry_acquire()")
+        return self._try_acquire(timeout)
+
+    def _try_acquire(self, timeout: Timeout) -> L | None:
         return drive(self._flow(self._resolve(timeout), time.monotonic()))
 
     async def atry_acquire(self, timeout: Timeout = 0) -> L | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
+from . import context
 from .exceptions import DistlockError, LockLost, LockNotHeld
 from .holding import FORKED, Holding, State
 from .holdings import holdings
@@ -49,6 +51,7 @@ class Releasable:
         await adrive(self._release_flow(sys.exc_info()[0] is None))
 
     def __enter__(self) -> Self:
+        context.refuse_event_loop("async with")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -176,6 +179,7 @@ class Lease(Releasable):
 
         Raises LockLost if it was not ours any more, UnsupportedOperation where locks have no TTL.
         """
+        context.refuse_event_loop("await lease.aextend()")
         drive(self._extend_flow(ttl))
 
     async def aextend(self, ttl: float) -> None:
@@ -205,10 +209,18 @@ class Lease(Releasable):
 
     def _release(self, raising: bool) -> None:
         holding = self._holding
-        if self._leaves(raising) and not freed_now(holding):
-            error = drive(give_back(holding))
-            if error is not None:
-                self._report(error, raising)
+        if not self._leaves(raising) or freed_now(holding):
+            return
+        if context.on_event_loop():
+            # a task of this very loop may be in the middle of a statement, which ends only if the loop goes on
+            threading.Thread(target=self._give_back, args=(False,), name="distlock-release", daemon=True).start()
+        else:
+            self._give_back(raising)
+
+    def _give_back(self, raising: bool) -> None:
+        error = drive(give_back(self._holding))
+        if error is not None:
+            self._report(error, raising)
 
     def _release_flow(self, raising: bool) -> Flow[None]:
         if self._leaves(raising):
@@ -260,7 +272,6 @@ class LeaseSet(Releasable):
 
     @property
     def owner(self) -> object:
-        """The context that acquired them."""
         return self.leases[0].owner
 
     @property

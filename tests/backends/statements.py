@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 PG = """
 SELECT query, calls FROM pg_stat_statements
-WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database()) AND query NOT LIKE '%%pg_stat_statements%%'
+WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+AND query NOT LIKE '%%pg_stat_statements%%'
 AND query NOT LIKE '%%pg_locks%%'
 """
 MARIADB = """
