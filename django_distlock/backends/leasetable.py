@@ -19,7 +19,7 @@ from django_distlock.waiting import Flow, adrive, drive
 from .base import Backend
 from .leasetable_prune import Pruning
 from .leasetable_queue import ASKING, Remains, Store, Waiter
-from .leasetable_rows import Holder, StoreError, Ticket
+from .leasetable_rows import Crowded, Holder, StoreError, Ticket
 from .leasetable_server import ServerStore
 from .leasetable_sqlite import SqliteStore
 
@@ -108,6 +108,8 @@ class LeaseTableBackend(Backend):
             if isinstance(waiter, Waiter) or error.uncertain:
                 self._leave_behind(claim, error.uncertain)
             self._claims.pop(claim.token, None)
+            if isinstance(error, Crowded) and wait > 0:
+                return None  # all the time was spent behind others of this process
             raise self._unavailable(error) from (error.__cause__ or error)
         except GeneratorExit:
             self._leave_behind(claim, True)
@@ -148,9 +150,12 @@ class LeaseTableBackend(Backend):
         """Leave the queue; and give back what was granted to nobody, because the attempt was interrupted."""
         if claim.token not in self._claims:
             return
-        waiter = self._claims.pop(claim.token)
-        until = time.monotonic() + LEAST_PATIENCE
+        waiter, now = self._claims.pop(claim.token), time.monotonic()
+        until = now + LEAST_PATIENCE
         if isinstance(waiter, Waiter):
+            if self._embedded is None and now > waiter.until - LAST_LOOK:
+                self._leave_behind(claim, waiter.asking)  # its caller has no time for a reply
+                return
             until = min(until, waiter.until + FAREWELL)
         try:
             if not isinstance(waiter, Waiter) or waiter.asking:

@@ -63,8 +63,10 @@ class Waiter:
         """See how things stand, and take the lease if it is our turn; its fence, or None."""
         try:
             return (yield from self._look(store, claim, holder))
-        except Crowded:  # others of this process had their turn: as far as we know the lease is still taken
-            return None
+        except Crowded as error:
+            if error.uncertain:
+                raise
+            return None  # others of this process had their turn: as far as we know the lease is still taken
 
     def _look(self, store: Store, claim: Claim, holder: str) -> Flow[int | None]:
         until, asked = self.until, time.monotonic()
@@ -95,54 +97,71 @@ class Remnant:
 
     claim: Claim
     uncertain: bool
+    due: float
     forget_at: float
     done_at: float | None = None
 
 
 class Remains:
-    """Claims to be cleaned up behind their callers' backs, in a thread that lives for one sweep."""
+    """Claims to be cleaned up behind their callers' backs, in a thread that ends when it has done what is due."""
 
     def __init__(self, store: Store, alias: str) -> None:
         self._store = store
         self._name = f"distlock-{alias}-sweep"
         self._left: dict[str, Remnant] = {}
+        self._guard = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._next = 0.0
 
     def add(self, claim: Claim, uncertain: bool) -> None:
-        """Have the ticket and the lease of ``claim`` deleted. ``uncertain``: a statement may still be executed."""
+        """Have the ticket and the lease of ``claim`` deleted, at once. ``uncertain``: a statement may still be
+        executed."""
         now = time.monotonic()
-        self._left[claim.token] = Remnant(claim, uncertain, now + (claim.ttl or 0.0) + GHOSTS)
-        self._next = now
+        with self._guard:
+            self._left[claim.token] = Remnant(claim, uncertain, now, now + (claim.ttl or 0.0) + GHOSTS)
+            self._start()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._sweep, name=self._name, daemon=True)
+            self._thread.start()
 
     def discard(self, claim: Claim) -> None:
         """The caller tries again with the same claim."""
         self._left.pop(claim.token, None)
 
     def tick(self, now: float) -> float | None:
-        """Start a sweep if one is due; the time of the next, None if nothing is left."""
-        if not self._left:
-            return None
-        if now >= self._next and (self._thread is None or not self._thread.is_alive()):
-            self._next = now + SWEEP_PAUSE
-            self._thread = threading.Thread(target=self._sweep, name=self._name, daemon=True)
-            self._thread.start()
-        return self._next
+        """Start a sweep if one is due; when the next one is, None if nothing is left."""
+        with self._guard:
+            if not self._left:
+                return None
+            due = min(remnant.due for remnant in self._left.values())
+            if due <= now:
+                self._start()
+            return max(due, now + SWEEP_PAUSE)
 
     def _sweep(self) -> None:
-        for token, remnant in list(self._left.items()):
-            try:
-                drive(self._undo(remnant.claim))
-            except StoreError:
-                if time.monotonic() < remnant.forget_at:
-                    return
-                self._left.pop(token, None)
-                continue
+        while True:
             now = time.monotonic()
-            if remnant.done_at is None:
-                remnant.done_at = now + (GHOSTS if remnant.uncertain else 0.0)
-            if now >= remnant.done_at:
-                self._left.pop(token, None)
+            with self._guard:
+                due = [remnant for remnant in self._left.values() if remnant.due <= now]
+                if not due:
+                    self._thread = None
+                    return
+            for remnant in due:
+                self._sweep_up(remnant)
+
+    def _sweep_up(self, remnant: Remnant) -> None:
+        failed = False
+        try:
+            drive(self._undo(remnant.claim))
+        except StoreError:
+            failed = True
+        now = time.monotonic()
+        remnant.due = now + SWEEP_PAUSE
+        if not failed and remnant.done_at is None:
+            remnant.done_at = now + (GHOSTS if remnant.uncertain else 0.0)
+        if now >= remnant.forget_at or (not failed and remnant.done_at is not None and now >= remnant.done_at):
+            self._left.pop(remnant.claim.token, None)
 
     def _undo(self, claim: Claim) -> Flow[None]:
         until = time.monotonic() + SWEEP_PATIENCE
@@ -151,6 +170,8 @@ class Remains:
 
     def close(self) -> None:
         """Forget them: what is left ends by itself."""
-        self._left.clear()
-        if self._thread is not None:
-            self._thread.join(2 * SWEEP_PATIENCE)
+        with self._guard:
+            self._left.clear()
+            thread = self._thread
+        if thread is not None:
+            thread.join(2 * SWEEP_PATIENCE)

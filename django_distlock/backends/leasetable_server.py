@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 # A statement that has no reply after this time has met a server that hangs: none of ours waits for anything. Seconds.
 STATEMENT_LIMIT = 0.5
-# One that has begun is not cut off before this time: a server that is only busy would lose its session. Seconds.
+# One that has begun is not cut off before this time, though its caller has no time left. Seconds.
 LEAST_LIMIT = 0.03
+# Who has no time left while the server has been silent for less than this was only unlucky; seconds.
+SILENCE = 0.25
 # The server undid the statement in favour of another one: SQLSTATEs of PostgreSQL, error numbers of MySQL and MariaDB.
 CONFLICTS = frozenset({"40001", "40P01", "55P03", 1020, 1205, 1213})
 NO_TABLE = frozenset({"42P01", 1146})
@@ -59,6 +61,8 @@ class ServerStore:
         self._session: Session | None = None
         # until when the statement that runs now may go on
         self._limit: float | None = None
+        # when the server last answered
+        self._replied_at = 0.0
         self._wake_at = wake_at
 
     def run(self, until: float, operation: str, *args: Any) -> Flow[Any]:
@@ -90,7 +94,9 @@ class ServerStore:
         limit = self._limit = max(min(until, now + STATEMENT_LIMIT), now + LEAST_LIMIT)
         self._wake_at(limit)
         try:
-            return None, session.execute(operation, args)
+            value = session.execute(operation, args)
+            self._replied_at = time.monotonic()
+            return None, value
         except Exception as error:
             if time.monotonic() >= limit:
                 return Hung(), None
@@ -119,7 +125,7 @@ class ServerStore:
     def _open(self, until: float, uncertain: bool) -> Flow[Session]:
         opening = Opening(self._database, self._alias)
         if not (yield Call(opening, "finish", (until,))):
-            raise StoreError(self._silent(), uncertain=uncertain)
+            raise self._no_time(uncertain)
         if opening.session is None:
             raise StoreError(self._failed(opening.error), uncertain=uncertain) from opening.error
         self._session = opening.session
@@ -143,12 +149,9 @@ class ServerStore:
         raise StoreError(self._failed(error)) from error
 
     def _no_time(self, uncertain: bool) -> StoreError:
-        if not uncertain and time.monotonic() - self.used_at < STATEMENT_LIMIT:
-            return Crowded(f"The lock session of alias {self._alias!r} had too much to do.")
-        return StoreError(self._silent(), uncertain=uncertain)
-
-    def _silent(self) -> str:
-        return f"The database server of alias {self._alias!r} did not answer in time."
+        if time.monotonic() - self._replied_at < SILENCE:
+            return Crowded(f"The lock session of alias {self._alias!r} had too much to do.", uncertain=uncertain)
+        return StoreError(f"The database server of alias {self._alias!r} did not answer in time.", uncertain=uncertain)
 
     def _failed(self, error: BaseException | None) -> str:
         lines = str(error).strip().splitlines() or [type(error).__name__]

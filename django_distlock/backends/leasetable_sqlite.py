@@ -24,6 +24,7 @@ from .leasetable_rows import (
     GRACE,
     KEPT,
     NOWHERE,
+    Crowded,
     Look,
     Row,
     StoreError,
@@ -93,7 +94,6 @@ class SqliteStore:
     def __init__(self, alias: str, database: str, threads: Callable[[], Threads]) -> None:
         self._threads = threads
         self._alias = short(alias)
-        self._database = database
         self._settings = connections.settings[database]
         self._name: object = None
         self._file: LeaseFile | None = None
@@ -111,25 +111,33 @@ class SqliteStore:
         """Do ``operation``, again while another process writes. StoreError at the monotonic time ``until``."""
         retries = 0
         while True:
-            error, value = yield Call(self, "attempt", (operation, args))
+            error, value = yield Call(self, "attempt", (operation, args, None if retries else until))
             if error is None:
                 return value
             yield Call(PAUSE, "sleep", (self.pause(error, until, retries),))
             retries += 1
 
-    def attempt(self, operation: str, args: tuple[Any, ...]) -> tuple[sqlite3.Error | None, Any]:
+    def attempt(
+        self, operation: str, args: tuple[Any, ...], begin_by: float | None = None
+    ) -> tuple[Exception | None, Any]:
         """The error or None, and the result: after a step that raises, a task cannot be cancelled any more."""
+        if begin_by is not None and time.monotonic() > begin_by:
+            return Crowded(f"{self._name}: too much to do."), None
         try:
             return None, getattr(self, operation)(*args)
         except sqlite3.Error as error:
             return error, None
 
-    async def aattempt(self, operation: str, args: tuple[Any, ...]) -> tuple[sqlite3.Error | None, Any]:
+    async def aattempt(
+        self, operation: str, args: tuple[Any, ...], begin_by: float | None
+    ) -> tuple[Exception | None, Any]:
         """:meth:`attempt` for a task: in a thread, since a checkpoint waits for the disk."""
-        return await self._threads().short(self.attempt, operation, args)
+        return await self._threads().short(self.attempt, operation, args, begin_by)
 
-    def pause(self, error: sqlite3.Error, until: float, retries: int) -> float:
+    def pause(self, error: Exception, until: float, retries: int) -> float:
         """Seconds to sleep before the next attempt; StoreError if there is to be none."""
+        if isinstance(error, StoreError):
+            raise error
         busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
         if busy and time.monotonic() < until:
             longest = min(SHORTEST * 2**retries, LONGEST) if retries < 10 else LONGEST
@@ -272,12 +280,11 @@ class SqliteStore:
         now = clock()
         return file.change(PRUNE, (after, last, now - _KEPT, now)), last
 
-    def attended(self, flow: Flow[Any]) -> Any:
-        """Nothing hangs here, so nothing needs a watch."""
-        return drive(flow)
-
     def watch(self, now: float) -> float | None:
+        """Nothing hangs here."""
         return None
+
+    attended = staticmethod(drive)
 
     def close_idle(self) -> None:
         self.close()
