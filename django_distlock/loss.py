@@ -18,6 +18,12 @@ def lose(holding: Holding, reason: str) -> bool:
     """Mark ``holding`` as lost and tell the callbacks, the signal and the log. False if that was known."""
     if not holdings.lose(holding, reason):
         return False
+    tell(holding, reason)
+    return True
+
+
+def tell(holding: Holding, reason: str) -> None:
+    """``holding`` has been marked as lost: tell the callbacks, the signal and the log."""
     logger.warning("The lock %r of alias %r was lost: %s.", holding.key.name, holding.backend.alias, reason)
     for callback in holding.callbacks:
         try:
@@ -25,4 +31,3 @@ def lose(holding: Holding, reason: str) -> bool:
         except Exception:
             logger.exception("A callback for the loss of the lock %r failed.", holding.key.name)
     signals.send_held(signals.lock_lost, holding, reason=reason)
-    return True

@@ -12,7 +12,9 @@ import os
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
@@ -20,10 +22,11 @@ from django.db import connections
 from . import signals
 from .holdings import holdings
 from .loss import lose
+from .loss import tell as tell_of_loss
 from .opentransactions import in_transaction, open_transactions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_distlock.transactions")
 
 STALE_LEVELS = frozenset({"REPEATABLE READ", "SERIALIZABLE", "SNAPSHOT"})
+# What is to be told once the transaction is quite over.
+News = list[Callable[[], object]]
 _WRAPPED = ("commit", "rollback", "close", "set_autocommit", "savepoint_rollback")
 
 # A task binds locks to the connection of the thread that waits for it, which may run something else meanwhile.
@@ -69,6 +74,8 @@ class TransactionWatch:
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self.connection = connection
         self.holdings: list[Holding] = []
+        # autocommit was switched off by the user, who alone switches it on again
+        self.by_hand = not (connection.in_atomic_block and connection.commit_on_exit)
         self.wrappers: dict[str, Callable[..., Any]] = {}
         # what others have put in the place of the methods: test suites, tracing
         self.replaced: dict[str, Any] = {}
@@ -138,14 +145,40 @@ class TransactionWatch:
         with _watching:
             self._uninstall()
             ended, self.holdings = self.holdings, []
+        news: News = []
         with ExitStack() as stack:  # Ctrl-C in the midst of one does not keep the others
+            stack.callback(self._tell, news)
             for holding in reversed(ended):
-                stack.callback(self._let_go, holding)
+                stack.callback(self._let_go, holding, news)
 
-    def _let_go(self, holding: Holding) -> None:
+    def _let_go(self, holding: Holding, news: News) -> None:
         holding.transactions.discard(self)
         if not holding.transactions:
-            _give_back(holding)
+            _give_back(holding, news)
+
+    def _tell(self, news: News) -> None:
+        """Tell receivers, who may use this connection: not before it is back in autocommit, else their first query
+        begins a transaction in the midst of Django's end of the last one."""
+        connection = self.connection
+        if not news or self.by_hand or connection.autocommit or not in_transaction(connection):
+            for tell in news:
+                tell()
+            return
+        original, present = connection.set_autocommit, connection.__dict__.get("set_autocommit")
+
+        def set_autocommit(*args: Any, **kwargs: Any) -> None:
+            if connection.__dict__.get("set_autocommit") is set_autocommit:
+                del connection.__dict__["set_autocommit"]
+                if present is not None:
+                    connection.__dict__["set_autocommit"] = present
+            try:
+                original(*args, **kwargs)
+            finally:
+                for tell in news:
+                    tell()
+
+        set_autocommit._distlock = True  # type: ignore[attr-defined]
+        connection.__dict__["set_autocommit"] = set_autocommit
 
     def _uninstall(self) -> None:
         attributes = self.connection.__dict__
@@ -177,24 +210,28 @@ class TransactionWatch:
                     lose(holding, "savepoint")
                 else:  # everybody has released it: nothing is lost by its end
                     holdings.end(holding)
+                    signals.send_held(signals.lock_released, holding)
 
 
-def _give_back(holding: Holding) -> None:
+def _give_back(holding: Holding, news: News) -> None:
     """The last transaction that a holding was kept for has ended. Never raises: the transaction is over."""
+    lost = ""
     if not holdings.start_release(holding):
         return
     try:
         grant = holding.grant
         # a lock of the scope of its transaction was taken along by that
         if grant is not None and grant.claim.scope == "session" and not holding.backend.release(grant):
-            lose(holding, "stolen")
+            lost = "stolen"
     except Exception:
         logger.exception("The lock %r could not be given back after its transaction.", holding.key.name)
-        lose(holding, "unreachable")
+        lost = "unreachable"
     finally:
+        if lost and holdings.lose(holding, lost):
+            news.append(partial(tell_of_loss, holding, lost))
         holdings.end(holding)
-    if holding.lost is None:
-        signals.send_held(signals.lock_released, holding)
+    if holding.lost is None and signals.lock_released.receivers:
+        news.append(partial(signals.send_held, signals.lock_released, holding))
 
 
 def bind(holding: Holding, opened: Iterable[BaseDatabaseWrapper]) -> None:
@@ -224,7 +261,10 @@ def defer(holding: Holding) -> bool:
         return False
     holdings.defer(holding)
     if not holding.transactions:  # the last one ended meanwhile in another thread, which left the release to us
-        _give_back(holding)
+        news: News = []
+        _give_back(holding, news)
+        for tell in news:
+            tell()
     return True
 
 

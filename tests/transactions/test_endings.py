@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.transactions import ways
+from tests.transactions import rows, ways
+from tests.transactions.world import SOON
 
 if TYPE_CHECKING:
     from tests.transactions.world import World
@@ -20,3 +21,20 @@ def test_r11_rival_is_out_before_the_end_and_in_after_it(world: World, way: ways
     world.check_rival_came_in(seen)
     world.check_returned_once(transaction_scope=world.using == "postgres" and way not in ways.SESSION_SCOPE)
     world.check_rival_keeps_it()
+
+
+@pytest.mark.parametrize("way", [ways.commit, ways.exception], ids=lambda way: way.__name__)
+def test_r11_rival_is_in_within_50_ms(one_world: World, way: ways.Way) -> None:
+    """100 transactions in a row, with a rival that waits for the end of each."""
+    world = one_world
+    late = []
+    for round_ in range(100):
+        seen = way(world)
+        world.check_rival_came_in(seen * (round_ + 1))
+        late.append(world.late)
+        world.again()
+    assert rows.count(world.alias, world.name) in (0, 100)
+    late.sort()
+    assert late[98] <= SOON, (
+        f"p50 {late[49] * 1000:.1f} ms, p99 {late[98] * 1000:.1f} ms, worst {late[99] * 1000:.1f} ms"
+    )

@@ -33,6 +33,23 @@ def losses(one_world: World) -> Iterator[list[str]]:
     signals.lock_lost.disconnect(receiver)
 
 
+@pytest.fixture
+def pairs(one_world: World) -> Iterator[list[str]]:
+    """Each time that the lock of the test was acquired, released or lost."""
+    heard: list[str] = []
+    names = {signals.lock_acquired: "acquired", signals.lock_released: "released", signals.lock_lost: "lost"}
+
+    def receiver(signal: Any, name: str, **kwargs: Any) -> None:
+        if name == one_world.name:
+            heard.append(names[signal])
+
+    for signal in names:
+        signal.connect(receiver)
+    yield heard
+    for signal in names:
+        signal.disconnect(receiver)
+
+
 def back(world: World, how: str) -> Any:
     """Take the lock after a savepoint and go back to that; returns the lease."""
     if how == "atomic":
@@ -59,6 +76,18 @@ def back(world: World, how: str) -> Any:
 
 
 HOW = ("atomic", "released", "deeper", "low_level", "low_level_committed")
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_r15_each_acquire_is_followed_by_one_release_or_loss(one_world: World, pairs: list[str], how: str) -> None:
+    world = one_world
+    with transaction.atomic(world.alias):
+        back(world, how)
+        with world.lock():
+            pass
+    kept = world.using != "postgres"
+    first = [] if kept else ["acquired", "released" if how == "released" else "lost"]
+    assert pairs == [*first, "acquired", "released"]
 
 
 @pytest.mark.parametrize("how", HOW)

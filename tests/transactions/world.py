@@ -18,8 +18,10 @@ from tests.transactions.rival import Rival, is_out, release, start_waiting
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# The rival is in this many seconds after the end of the transaction (R11).
+# The rival is in this many seconds after the end of the transaction (R11), in 99 of 100 cases; see test_endings.py. A
+# single case on a busy machine gets more, but far less than any timeout.
 SOON = 0.05
+AT_LAST = 1.0
 WRAPPED = ("commit", "rollback", "close", "set_autocommit", "savepoint_rollback")
 
 
@@ -27,6 +29,7 @@ class World:
     def __init__(self, using: str, alias: str, name: str, rival: Rival) -> None:
         self.using, self.alias, self.name, self.rival = using, alias, name, rival
         self.engine_releases = 0
+        self.late = 0.0
         self.returned: list[Holding] = []
         self._waiting = self._heard = False
         self._before = self._after = 0.0
@@ -52,10 +55,10 @@ class World:
             self.engine_releases += grant.claim.key.name == self.name
             return release_at_engine(grant)
 
-        def counted_return(holding: Holding) -> None:
+        def counted_return(holding: Holding, news: list[Any]) -> None:
             if holding.key.name == self.name:
                 self.returned.append(holding)
-            give_back(holding)
+            give_back(holding, news)
 
         self._patches.enter_context(mock.patch.object(backend, "release", counted_release))
         self._patches.enter_context(mock.patch.object(transactions, "_give_back", counted_return))
@@ -86,8 +89,8 @@ class World:
         assert self._waiting, "what should run under the lock did not run"
         granted_at, count = self.hear_grant()
         assert granted_at >= self._before, "the rival was in before the end"
-        late = granted_at - self._after
-        assert late <= SOON, f"the rival was in {late * 1000:.0f} ms after the end of the transaction"
+        self.late = granted_at - self._after
+        assert self.late <= AT_LAST, f"the rival was in {self.late * 1000:.0f} ms after the end of the transaction"
         assert count == seen, "the rival did not see what was committed under the lock"
 
     def check_returned_once(self, transaction_scope: bool | None = None) -> None:
@@ -117,6 +120,12 @@ class World:
         self._heard = True
         answer: list[Any] = self.rival.hear()
         return answer
+
+    def again(self) -> None:
+        """Another round with the same lock."""
+        release(self.rival)
+        self._waiting = self._heard = False
+        self._before = self._after = 0.0
 
     def leave(self) -> None:
         """Leave the rival without a lock and without a question, also after a test that failed."""
