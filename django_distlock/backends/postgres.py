@@ -21,7 +21,6 @@ from django_distlock.exceptions import DeadlockDetected
 from django_distlock.records import Claim, Grant, LockInfo
 from django_distlock.waiting import LEAST_PATIENCE, Flow, adrive, drive
 
-from . import sockets
 from .session import GRACE, SessionDead
 from .sessionlocks import SessionLockBackend
 
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from django_distlock.names import LockKey
 
 try:
-    from psycopg import pq
-
     from .postgres_session import (
         DEADLOCK_DETECTED,
         LOCK_NOT_AVAILABLE,
@@ -43,6 +40,7 @@ try:
         lock_timeout,
         open_session,
     )
+    from .postgres_watched import Watched
 except ImportError as error:
     raise ImproperlyConfigured(
         "The PostgreSQL lock backend needs psycopg 3: pip install 'django-distlock[postgres]'."
@@ -60,8 +58,6 @@ FROM pg_locks LEFT JOIN pg_stat_activity USING (pid)
 WHERE {_OURS.replace("database", "pg_locks.database", 1)}
 """  # noqa: S608 - constants
 MINE = f"SELECT {_NUMBER} FROM pg_locks WHERE {_OURS} AND granted AND pid = pg_backend_pid()"  # noqa: S608 - constants
-# Between two looks at a server that may hang; seconds.
-NEXT_LOOK = 0.01
 TRY = "SELECT %s(%d), current_setting('transaction_isolation')"
 # Without parameters the server takes several statements at once. The caller's lock_timeout is put back explicitly: what
 # was set after a savepoint outlives its release.
@@ -72,36 +68,6 @@ SELECT %s(%d);
 RELEASE SAVEPOINT distlock_wait;
 SELECT set_config('lock_timeout', current_setting('distlock.lock_timeout'), true),
        current_setting('transaction_isolation')"""
-
-
-class Watched:
-    """A caller's connection while it is asked for a lock.
-
-    It is the caller's: it is ended only if the server has not answered, never because this process was slow to read or
-    to handle an answer. So the keepalive thread looks three times; a look hardly counts if it came late or did not get
-    the interpreter back at once, because then the caller does not get it either.
-    """
-
-    __slots__ = ("conn", "fd", "misses", "until")
-
-    def __init__(self, connection: BaseDatabaseWrapper, until: float) -> None:
-        self.conn: Any = connection.connection.pgconn
-        self.fd: int = self.conn.socket
-        self.until = until
-        self.misses = 0.0
-
-    def look(self, now: float) -> float:
-        """End the connection if the server hangs; the monotonic time of the next look."""
-        late = now - self.until
-        if late < 0:
-            return self.until
-        waits = self.conn.transaction_status == pq.TransactionStatus.ACTIVE and not sockets.readable(self.fd, 0)
-        smoothly = late < NEXT_LOOK and time.monotonic() - now < NEXT_LOOK / 4
-        self.misses = self.misses + (1.0 if smoothly else 0.1) if waits else 0.0
-        if self.misses >= 3:
-            sockets.shut(self.fd)
-        self.until = now + max(NEXT_LOOK, late)
-        return self.until
 
 
 class TransactionSession:
