@@ -75,7 +75,7 @@ class LeaseTableBackend(Backend):
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         store = self._embedded
-        if store is None or claim.token in self._claims:
+        if store is None or claim.token in self._claims or self._remains.left:
             return drive(self._acquire(self._direct, claim, wait))
         asked = time.monotonic()
         self._claims[claim.token] = ASKING
@@ -95,8 +95,9 @@ class LeaseTableBackend(Backend):
         waiter = self._claims.get(claim.token)
         try:
             if not isinstance(waiter, Waiter):
+                if not self._remains.discard(claim):
+                    return None
                 self._claims[claim.token] = ASKING
-                self._remains.discard(claim)
                 until = asked + max(wait, LEAST_PATIENCE)
                 entered = yield from store.run(until, "enter", claim, self._holder.text(), wait > 0)
                 return self._entered(claim, asked, wait, *entered)
@@ -125,7 +126,7 @@ class LeaseTableBackend(Backend):
         if fence is not None:
             return self._granted(claim, fence, asked)
         if ticket is not None:
-            self._claims[claim.token] = Waiter(ticket, asked + max(wait, LEAST_PATIENCE))
+            self._claims[claim.token] = Waiter(ticket, asked + wait, asked + max(wait, LEAST_PATIENCE))
         else:
             del self._claims[claim.token]
         return None
@@ -153,7 +154,7 @@ class LeaseTableBackend(Backend):
         waiter, now = self._claims.pop(claim.token), time.monotonic()
         until = now + LEAST_PATIENCE
         if isinstance(waiter, Waiter):
-            if self._embedded is None and now > waiter.until - LAST_LOOK:
+            if self._embedded is None and now > waiter.deadline - LAST_LOOK:
                 self._leave_behind(claim, waiter.asking)  # its caller has no time for a reply
                 return
             until = min(until, waiter.until + FAREWELL)

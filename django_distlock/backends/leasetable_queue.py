@@ -39,13 +39,13 @@ class Store(Protocol):
 
 
 class Waiter:
-    """One claim with a ticket."""
+    """One claim with a ticket. ``deadline`` is the caller's; statements have time ``until`` then or a little later."""
 
-    __slots__ = ("_ahead", "_place", "_scene", "_seen_at", "_since", "_took", "asking", "until")
+    __slots__ = ("_ahead", "_place", "_scene", "_seen_at", "_since", "_took", "asking", "deadline", "until")
 
-    def __init__(self, ticket: Ticket, until: float) -> None:
+    def __init__(self, ticket: Ticket, deadline: float, until: float) -> None:
         self._place, self._ahead = ticket
-        self.until = until
+        self.deadline, self.until = deadline, until
         # whose the lease was and how many were ahead at the last look, and since when that was so
         self._scene: tuple[int | None, int] = (None, 0)
         self._since = self._seen_at = time.monotonic()
@@ -100,6 +100,7 @@ class Remnant:
     due: float
     forget_at: float
     done_at: float | None = None
+    in_hand: bool = False
 
 
 class Remains:
@@ -108,7 +109,7 @@ class Remains:
     def __init__(self, store: Store, alias: str) -> None:
         self._store = store
         self._name = f"distlock-{alias}-sweep"
-        self._left: dict[str, Remnant] = {}
+        self.left: dict[str, Remnant] = {}
         self._guard = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -117,7 +118,7 @@ class Remains:
         executed."""
         now = time.monotonic()
         with self._guard:
-            self._left[claim.token] = Remnant(claim, uncertain, now, now + (claim.ttl or 0.0) + GHOSTS)
+            self.left[claim.token] = Remnant(claim, uncertain, now, now + (claim.ttl or 0.0) + GHOSTS)
             self._start()
 
     def _start(self) -> None:
@@ -125,16 +126,21 @@ class Remains:
             self._thread = threading.Thread(target=self._sweep, name=self._name, daemon=True)
             self._thread.start()
 
-    def discard(self, claim: Claim) -> None:
-        """The caller tries again with the same claim."""
-        self._left.pop(claim.token, None)
+    def discard(self, claim: Claim) -> bool:
+        """The caller tries again with the same claim. False: not now, since it is just being undone."""
+        with self._guard:
+            remnant = self.left.get(claim.token)
+            if remnant is not None and remnant.in_hand:
+                return False
+            self.left.pop(claim.token, None)
+            return True
 
     def tick(self, now: float) -> float | None:
         """Start a sweep if one is due; when the next one is, None if nothing is left."""
         with self._guard:
-            if not self._left:
+            if not self.left:
                 return None
-            due = min(remnant.due for remnant in self._left.values())
+            due = min(remnant.due for remnant in self.left.values())
             if due <= now:
                 self._start()
             return max(due, now + SWEEP_PAUSE)
@@ -143,7 +149,7 @@ class Remains:
         while True:
             now = time.monotonic()
             with self._guard:
-                due = [remnant for remnant in self._left.values() if remnant.due <= now]
+                due = [remnant for remnant in self.left.values() if remnant.due <= now]
                 if not due:
                     self._thread = None
                     return
@@ -151,6 +157,10 @@ class Remains:
                 self._sweep_up(remnant)
 
     def _sweep_up(self, remnant: Remnant) -> None:
+        with self._guard:
+            if self.left.get(remnant.claim.token) is not remnant:
+                return
+            remnant.in_hand = True
         failed = False
         try:
             drive(self._undo(remnant.claim))
@@ -160,8 +170,10 @@ class Remains:
         remnant.due = now + SWEEP_PAUSE
         if not failed and remnant.done_at is None:
             remnant.done_at = now + (GHOSTS if remnant.uncertain else 0.0)
-        if now >= remnant.forget_at or (not failed and remnant.done_at is not None and now >= remnant.done_at):
-            self._left.pop(remnant.claim.token, None)
+        with self._guard:
+            remnant.in_hand = False
+            if now >= remnant.forget_at or (not failed and remnant.done_at is not None and now >= remnant.done_at):
+                self.left.pop(remnant.claim.token, None)
 
     def _undo(self, claim: Claim) -> Flow[None]:
         until = time.monotonic() + SWEEP_PATIENCE
@@ -171,7 +183,7 @@ class Remains:
     def close(self) -> None:
         """Forget them: what is left ends by itself."""
         with self._guard:
-            self._left.clear()
+            self.left.clear()
             thread = self._thread
         if thread is not None:
             thread.join(2 * SWEEP_PATIENCE)

@@ -24,6 +24,7 @@ NOWHERE = 2**62
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXT = 255
+_CENTURY = 3.2e9  # seconds
 
 
 class StoreError(Exception):
@@ -81,7 +82,8 @@ class Row(NamedTuple):
 
 
 def microseconds(seconds: float) -> int:
-    return int(seconds * 1_000_000)
+    """At most a century: sums of it fit into 64 bits and into a datetime."""
+    return int(min(seconds, _CENTURY) * 1_000_000)
 
 
 def moment(value: int) -> datetime:

@@ -42,7 +42,6 @@ class Session:
             options["isolation_level"] = "read committed"  # under the server's own the queue would take gap locks
         self.wrapper.inc_thread_sharing()
         self.used_at = time.monotonic()
-        self.cut_at: float | None = None
         # a thread may end the conversation while another closes the descriptor, whose number is then somebody else's
         self._end = threading.Lock()
         self._fd = -1

@@ -209,3 +209,27 @@ def test_r7_an_interrupt_after_the_write(
     client.withdraw(claim)  # what a waiter does at its end
     assert stores.tickets() == 0
     assert other.release(other.try_acquire(stores.claim()))
+
+
+@pytest.mark.parametrize(
+    ("original", "changes"),
+    [("pgbouncer", {}), ("postgres", {"OPTIONS": {"pool": True}}), ("postgres", {"CONN_MAX_AGE": 0})],
+    ids=["pgbouncer", "pool", "no persistent connections"],
+)
+def test_sessions_of_others_are_not_used(name: str, settings: Any, original: str, changes: dict[str, Any]) -> None:
+    """A pooler that gives each statement another session does no harm to rows; Django's pool is left out."""
+    with database_alias("pooled", original, **changes) as alias:
+        settings.DISTLOCK = {
+            "pooled": {
+                "BACKEND": "django_distlock.backends.leasetable.LeaseTableBackend",
+                "OPTIONS": {"database": alias},
+            }
+        }
+        lock = advisory_lock(name, using="pooled")
+        for _ in range(20):
+            with lock as lease:
+                assert lease.held
+        session = registry.entry("pooled").backend.store._session  # type: ignore[attr-defined]
+        assert (session.wrapper.connection.prepare_threshold is None) == (original == "pgbouncer")
+        assert "pool" not in session.wrapper.settings_dict["OPTIONS"]
+        registry.close()

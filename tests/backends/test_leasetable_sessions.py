@@ -181,16 +181,6 @@ def using_leasetable(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_a_blocking_call_inside_an_event_loop(using_leasetable: str, name: str) -> None:
-    """Django's connections refuse that; the library's own session is not one of them."""
-
-    async def work() -> bool:
-        with advisory_lock(name, using=using_leasetable) as lease:
-            return lease.held
-
-    assert asyncio.run(work())
-
-
 def test_old_leases_are_pruned_in_the_background(stores: Stores, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leasetable_prune, "BREATH", 0.0)
     assert client.release(client.try_acquire(stores.claim()))
@@ -217,22 +207,22 @@ def test_what_a_failed_farewell_leaves_is_swept_up(
         client.withdraw(waiting)
         client.withdraw(granted)
         eventually(lambda: client._remains._thread is None, "it sweeps for ever")
-        assert set(client._remains._left) == {waiting.token, granted.token}, "tried, and to be tried again"
+        assert set(client._remains.left) == {waiting.token, granted.token}, "tried, and to be tried again"
     assert stores.tickets("other") == 1
     assert other.try_acquire(stores.claim()) is None
     sweep(client)
     assert stores.tickets("other") == 0
     assert other.release(other.try_acquire(stores.claim()))
-    assert client._remains._left, "a statement that hangs may still be executed"
-    for remnant in client._remains._left.values():
+    assert client._remains.left, "a statement that hangs may still be executed"
+    for remnant in client._remains.left.values():
         remnant.done_at -= GHOSTS
     sweep(client)
-    assert not client._remains._left
+    assert not client._remains.left
 
 
 def sweep(client: Any) -> None:
     """What the keepalive thread has done a little later."""
-    for remnant in client._remains._left.values():
+    for remnant in client._remains.left.values():
         remnant.due = 0.0
     assert client.tick(time.monotonic()) is not None
     eventually(lambda: client._remains._thread is None, "it sweeps for ever")
