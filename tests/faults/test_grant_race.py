@@ -1,0 +1,109 @@
+"""R7: PostgreSQL's lock_timeout can fire after the grant. 24 clients wait for one millisecond each, for 20 seconds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from django.db import connections
+
+from django_distlock import advisory_lock
+from django_distlock.registry import registry
+from tests.processes import Child
+
+if TYPE_CHECKING:
+    from tests.child import Link
+
+CLIENTS, SECONDS, NAIVE_SECONDS = 24, 20.0, 4.0
+HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = ANY(%s)"
+
+
+def connect() -> psycopg.Connection[Any]:
+    settings = connections["postgres"].settings_dict
+    return psycopg.connect(
+        host=settings["HOST"],
+        port=settings["PORT"],
+        user=settings["USER"],
+        password=settings["PASSWORD"],
+        dbname=settings["NAME"],
+        autocommit=True,
+    )
+
+
+def client(link: Link, name: str, seconds: float) -> None:
+    """Acquire with a millisecond to wait, again and again; say (grants, timeouts, timeouts that left a lock held)."""
+    lock = advisory_lock(name, using="postgres")
+    backend: Any = registry.entry("postgres").backend
+    grants = timeouts = left_held = 0
+    with connect() as looking:
+        lease = lock.try_acquire()  # connects
+        if lease is not None:
+            lease.release()
+        link.say("ready")
+        link.hear()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            lease = lock.try_acquire(timeout=0.001)
+            if lease is not None:
+                grants += 1
+                lease.release()
+                continue
+            timeouts += 1
+            pids = [session.server_id for session in backend.sessions.all() if session.dead is None]
+            row = looking.execute(HELD, [pids]).fetchone()
+            left_held += bool(row and row[0])
+    link.say([grants, timeouts, left_held])
+
+
+def test_r7_no_timeout_leaves_the_lock_held(databases: None, name: str) -> None:
+    children = [Child(client, name, SECONDS) for _ in range(CLIENTS)]
+    try:
+        for child in children:
+            assert child.hear() == "ready"
+        for child in children:
+            child.say()
+        told = [child.hear(timeout=SECONDS + 30) for child in children]
+        for child in children:
+            child.finish()
+    finally:
+        for child in children:
+            child.__exit__(AssertionError, None, None)
+    grants, timeouts, left_held = (sum(column) for column in zip(*told, strict=True))
+    print(f"{CLIENTS} clients: {grants} grants, {timeouts} timeouts, {left_held} left a lock held")
+    assert grants > 0
+    assert timeouts > 1000
+    assert left_held == 0, f"{left_held} of {timeouts} timeouts left the lock held"
+
+
+def naive(counts: list[int], end: float) -> None:
+    with connect() as connection:
+        connection.execute("SET lock_timeout = 1")
+        while time.monotonic() < end:
+            try:
+                connection.execute("SELECT pg_advisory_lock(4711)")
+            except psycopg.errors.LockNotAvailable:
+                counts[0] += 1
+                freed = connection.execute("SELECT pg_advisory_unlock(4711)").fetchone()
+                counts[1] += bool(freed and freed[0])
+            else:
+                connection.execute("SELECT pg_advisory_unlock(4711)")
+
+
+@pytest.mark.usefixtures("databases")
+def test_the_fault_exists_without_our_care() -> None:
+    """The same race on a bare driver, repeated until it shows, at most five times."""
+    counts = [0, 0]
+    for _ in range(5):
+        end = time.monotonic() + NAIVE_SECONDS
+        threads = [threading.Thread(target=naive, args=(counts, end)) for _ in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if counts[1]:
+            break
+    print(f"bare driver: {counts[0]} timeouts, {counts[1]} kept the lock")
+    assert counts[1] > 0, f"none of {counts[0]} timeouts kept the lock"
