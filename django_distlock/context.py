@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import sys
 import threading
@@ -29,6 +30,8 @@ from django.core.exceptions import SynchronousOnlyOperation
 
 if TYPE_CHECKING:
     from types import FrameType
+
+logger = logging.getLogger("django_distlock.context")
 
 _WORKER = SyncToAsync.thread_handler.__code__
 _AWAITER = SyncToAsync.__call__.__code__
@@ -182,5 +185,20 @@ def alive(owner: object) -> bool:
     if isinstance(owner, threading.Thread):
         return owner.is_alive()
     if isinstance(owner, asyncio.Future):
-        return not owner.done()
+        return not owner.done() and not owner.get_loop().is_closed()
     return True
+
+
+def abandoned(owner: object) -> bool:
+    """Is it a task in the middle of something whose event loop is closed, so that it will never go on?"""
+    return isinstance(owner, asyncio.Task) and not owner.done() and owner.get_loop().is_closed()
+
+
+def end(owner: object) -> None:
+    """Have an abandoned task clean up where it was stopped, as the garbage collector would some day."""
+    coroutine: Any = owner.get_coro() if isinstance(owner, asyncio.Task) else None
+    if coroutine is not None:
+        try:
+            coroutine.close()
+        except Exception as error:  # it wanted to await something
+            logger.warning("A task of a closed event loop could not be ended: %s", error)

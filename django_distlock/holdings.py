@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from .records import Grant
 
 
+UNFINISHED = frozenset({State.WAITING, State.CLAIMING, State.RELEASING})
+
+
 class Holdings:
     """All holdings of this process."""
 
@@ -218,6 +221,12 @@ class Holdings:
                 for holding in slot.holders
                 if holding.state in (State.HELD, State.DEFERRED) and backend in (None, holding.backend)
             ]
+
+    def unfinished(self) -> list[Holding]:
+        """Those that wait, ask the engine or give the lock back: somebody is in the middle of it."""
+        with self._mutex:
+            everything = list(self.everything())
+        return [holding for holding in everything if holding.state in UNFINISHED]
 
     def everything(self) -> Iterator[Holding]:
         """Every holding, without the mutex: for the child of a fork, where another thread may have taken it."""

@@ -91,6 +91,10 @@ class Keepalive:
                 wanted = now + TICK
             if wanted is not None:
                 due.append(wanted)
+        for holding in holdings.unfinished():
+            if context.abandoned(holding.owner):
+                context.end(holding.owner)
+                holdings.end(holding)
         held = holdings.held()
         self._warned.intersection_update(held)
         for holding in held:

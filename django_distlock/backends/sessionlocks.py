@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -80,7 +82,14 @@ class SessionLockBackend(SessionAcquire[S]):
     def _release(self, grant: Grant, *, entered: bool = False) -> Flow[bool]:
         session: S = grant.session
         key = grant.claim.key
-        if not entered and not (yield Call(session.turnstile, "acquire", (2 * STATEMENT_LIMIT,))):
+        try:
+            entered = entered or (yield Call(session.turnstile, "acquire", (2 * STATEMENT_LIMIT,)))
+        except GeneratorExit:  # the event loop is closed, and nobody will go on here
+            threading.Thread(
+                target=self._release_in_thread, args=(grant,), name="distlock-release", daemon=True
+            ).start()
+            raise
+        if not entered:
             session.kill("a release could not get through")  # rather lost than held by nobody
             raise BackendUnavailable(f"The server of alias {self.alias!r} did not answer to a release.")
         try:
@@ -98,6 +107,10 @@ class SessionLockBackend(SessionAcquire[S]):
             session.turnstile.release()
             if (session.waits or session.retired) and not session.held:
                 self.sessions.give_back(session)
+
+    def _release_in_thread(self, grant: Grant) -> None:
+        with contextlib.suppress(BackendUnavailable):  # its session is dead then, and the lock free
+            self.release(grant)
 
     def _verify(self, grant: Grant) -> Flow[bool]:
         session: S = grant.session
