@@ -54,7 +54,7 @@ def test_r7_a_cancel_while_releasing_releases(using: str, name: str) -> None:
         for _ in range(6):
             tasks = [asyncio.create_task(one(number)) for number in range(40)]
             for task in chance.sample(tasks, len(tasks)):
-                await asyncio.sleep(chance.random() * 0.02)
+                await asyncio.sleep(chance.random() * 0.004)
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             assert all(task.cancelled() for task in tasks)
