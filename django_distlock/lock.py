@@ -18,8 +18,9 @@ from .opentransactions import open_transactions
 from .records import Claim, Grant
 from .registry import Entry, registry
 from .sitekey import site_key
+from .snapshots import warn_of_stale_snapshot
 from .tokens import new_token
-from .transactions import bind, choose_scope, on_own_connection, warn_of_stale_snapshot
+from .transactions import bind, choose_scope, on_own_connection
 from .validation import UNSET, Timeout, optional_seconds
 from .waiting import Call, Deadline, Flow, acquire_flow
 

@@ -1,4 +1,4 @@
-"""What a transaction does to a lock: what was written under it is committed before the next holder gets in (R11-R15).
+"""What a transaction does to a lock: what was written under it is committed before the next holder gets in.
 
 ``on_commit`` is not enough for that: it misses rollbacks, failed commits, closed and killed connections. So for as long
 as something is kept for a transaction, ``commit``, ``rollback``, ``close``, ``set_autocommit`` and
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_distlock.transactions")
 
-STALE_LEVELS = frozenset({"REPEATABLE READ", "SERIALIZABLE", "SNAPSHOT"})
 # What is to be told once the transaction is quite over.
 News = list[Callable[[], object]]
 _WRAPPED = ("commit", "rollback", "close", "set_autocommit", "savepoint_rollback")
@@ -50,10 +47,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-class StaleSnapshotWarning(RuntimeWarning):
-    """A lock was taken inside a transaction that may read data from before the lock was granted."""
 
 
 def choose_scope(backend: Any, opened: list[BaseDatabaseWrapper]) -> Scope:
@@ -266,33 +259,3 @@ def defer(holding: Holding) -> bool:
         for tell in news:
             tell()
     return True
-
-
-def warn_of_stale_snapshot(name: str, scope: Scope, reported: str | None, opened: list[BaseDatabaseWrapper]) -> None:
-    """R13: the snapshot of such a transaction can be older than the lock. Warns with the name and the fix."""
-    for connection in opened:
-        level = reported if scope == "transaction" else isolation_level(connection)
-        if level in STALE_LEVELS:
-            warnings.warn(
-                f"The lock {name!r} was taken inside a {level} transaction on {connection.alias!r}. What the "
-                "transaction reads may be older than the lock: its snapshot is taken before the lock is granted. Take "
-                "the lock before atomic(), or use READ COMMITTED.",
-                StaleSnapshotWarning,
-                stacklevel=_frames_of_this_package(),
-            )
-
-
-def _frames_of_this_package() -> int:
-    """The ``stacklevel`` at which the user's own code begins."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("django_distlock."):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-def isolation_level(connection: BaseDatabaseWrapper) -> str | None:
-    """The isolation level as settings gave it, in capitals; None if that is not known."""
-    level = getattr(connection, "isolation_level", None)
-    if level is None:
-        return None
-    return str(getattr(level, "name", level)).replace("_", " ").upper()

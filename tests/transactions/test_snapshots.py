@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections, transaction
 from django.db.backends.postgresql.psycopg_any import IsolationLevel
+from django.test.utils import CaptureQueriesContext
 
 from django_distlock import advisory_lock
-from django_distlock.transactions import StaleSnapshotWarning
+from django_distlock.snapshots import StaleSnapshotWarning
 from tests.transactions import rows
 from tests.transactions.reconnecting import options
 
@@ -168,6 +169,10 @@ def test_r13_mariadb_with_the_level_of_the_server(make_world: Any, using: str) -
         with warned(world.name, "REPEATABLE READ", "mariadb"), transaction.atomic("mariadb"):
             rows.count("mariadb", world.name)
             world.lock().acquire()
+        with CaptureQueriesContext(connections["mariadb"]) as queries, transaction.atomic("mariadb"):
+            with warned(world.name, "REPEATABLE READ", "mariadb"):
+                world.lock().acquire()
+        assert not [query for query in queries if "isolation" in query["sql"]], "asked once a connection"
 
 
 def test_r13_warning_as_an_error_leaves_nothing_held(make_world: Any) -> None:
