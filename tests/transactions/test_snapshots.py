@@ -169,9 +169,12 @@ def test_r13_mariadb_with_the_level_of_the_server(make_world: Any, using: str) -
         with warned(world.name, "REPEATABLE READ", "mariadb"), transaction.atomic("mariadb"):
             rows.count("mariadb", world.name)
             world.lock().acquire()
-        with CaptureQueriesContext(connections["mariadb"]) as queries, transaction.atomic("mariadb"):
-            with warned(world.name, "REPEATABLE READ", "mariadb"):
-                world.lock().acquire()
+        with (
+            CaptureQueriesContext(connections["mariadb"]) as queries,
+            transaction.atomic("mariadb"),
+            warned(world.name, "REPEATABLE READ", "mariadb"),
+        ):
+            world.lock().acquire()
         assert not [query for query in queries if "isolation" in query["sql"]], "asked once a connection"
 
 
