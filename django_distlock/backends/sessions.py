@@ -174,6 +174,10 @@ class Sessions(Generic[S]):
             shared = [self._shared] if self._shared is not None else []
             return [*shared, *self._idle, *self._lent, *self._retired, *self._doomed]
 
+    def heard_since(self, when: float) -> bool:
+        """Has the server replied on any session since the monotonic time ``when``?"""
+        return any(session.replied_at >= when for session in self.all())
+
     def tick(self, now: float) -> float | None:
         """Look after each session; close those that are dead, and those that were idle for too long."""
         self._bury()

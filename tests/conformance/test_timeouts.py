@@ -18,6 +18,7 @@ from django_distlock import (
     LockTimeout,
     advisory_lock,
 )
+from django_distlock.registry import registry
 from tests.conformance.actors import PATIENCE, Face
 from tests.conformance.watching import asking_here, waiting_here
 from tests.conftest import eventually
@@ -223,8 +224,6 @@ class _alias:
     def __exit__(self, *error: object) -> None:
         from django.db import connections
 
-        from django_distlock.registry import registry
-
         registry.reset()
         del connections.settings[self.alias]
 
@@ -235,3 +234,29 @@ def test_r6_a_bug_in_a_callback_is_no_lock_error(using: str, name: str) -> None:
         _ = 1 / 0
     assert threading.current_thread().is_alive()
     advisory_lock(name, using=using).acquire(timeout=0).release()
+
+
+@pytest.mark.parametrize("using", ["postgres", "mysql"])
+def test_r6_a_crowd_at_a_server_that_answers_is_busy_and_not_unavailable(
+    databases: None, face: Face, using: str, name: str
+) -> None:
+    """Whoever spends all the time behind others of this process has no word from the server, which is well."""
+    backend: Any = registry.entry(using).backend
+    lease = face.actor().acquire(advisory_lock(name, using=using))
+    session = lease._grant.session
+    crowded = face.actor()
+    crowded.try_acquire(advisory_lock(name + "first", using=using)).release()
+    session.turnstile.acquire(0)
+    try:
+        for _ in range(2):
+            waiting = crowded.start(advisory_lock(name + "other", using=using), "try_acquire", timeout=0.2)
+            while not waiting.done():
+                session.replied_at = time.monotonic()
+                threading.Event().wait(0.01)
+            assert waiting.result() is None
+        with pytest.raises(BackendUnavailable, match="did not answer within"):
+            crowded.try_acquire(advisory_lock(name + "other", using=using), timeout=0.6)
+    finally:
+        session.turnstile.release()
+    assert backend.sessions.all()
+    lease.release()
