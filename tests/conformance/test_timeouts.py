@@ -26,7 +26,7 @@ from tests.conftest import eventually
 if TYPE_CHECKING:
     from tests.conformance.actors import Actor
 
-AT_ONCE = 34
+AT_ONCE = 50
 
 
 def _timed(face: Face, lock: Any, rounds: int) -> Any:
@@ -55,7 +55,7 @@ async def _ameasure(lock: Any) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.parametrize(("names", "rounds"), [(AT_ONCE, 3), (1, 1)], ids=["many names", "one name"])
+@pytest.mark.parametrize(("names", "rounds"), [(AT_ONCE, 2), (1, 1)], ids=["many names", "one name"])
 def test_r5_half_a_second_is_half_a_second(
     face: Face, rival: Any, using: str, name: str, names: int, rounds: int
 ) -> None:
