@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from asgiref.sync import SyncToAsync
 from django.conf import settings
 from django.db import connections
 from django.test.utils import setup_databases, teardown_databases
@@ -50,6 +51,10 @@ def databases(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
     with django_db_blocker.unblock():
         yield
         connections.close_all()
+        # the one thread that asgiref keeps for every task without a thread of its own: a later test may restart the
+        # server under the connections that this one has left there
+        if SyncToAsync.single_thread_executor._threads:
+            SyncToAsync.single_thread_executor.submit(connections.close_all).result(PATIENCE)
 
 
 @pytest.fixture(params=MATRIX, ids=lambda entry: entry.using)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
 from signal import SIGHUP, SIGINT, SIGTERM
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
                 services.up()
                 return print_status()
             case ["down"]:
-                services.down()
+                stop_everything()
                 return 0
             case ["status"]:
                 return print_status()
@@ -95,4 +96,12 @@ def _stop_if_last(users: int) -> None:
     except BlockingIOError:
         return
     if not read_json(processes_path()).get("keep", True):
-        services.down()
+        stop_everything()
+
+
+def stop_everything() -> None:
+    """The servers, and those of test processes (tests/workers.py) that did not come to stop theirs."""
+    for left in state_path().parent.glob("gw*/state.processes.json"):
+        environment = {**os.environ, "DISTLOCK_SERVICES": str(left.with_name("state.json"))}
+        subprocess.run([sys.executable, "-m", "tests.services", "down"], env=environment, check=False)
+    services.down()
