@@ -109,7 +109,9 @@ class Vigil:
         visitor = Visitor.arrive(self.port, self.path)
         barrier.wait(BARRIER_SECONDS)
         answers = [visitor.post(self.path, self.form)]
-        while not over.is_set():
+        replay = multiprocessing.parent_process()
+        # a replay that was killed never says that it is over
+        while not over.is_set() and (replay is None or replay.is_alive()):
             answers.append(visitor.post(self.path, self.form))
         return answers
 
