@@ -28,7 +28,9 @@ class Clock:
         self.slow = 0.0  # how long a look takes
         self.shut: list[float] = []
         monkeypatch.setattr(postgres_watched, "time", SimpleNamespace(monotonic=lambda: self.now + self.slow))
-        sockets = SimpleNamespace(readable=postgres_watched.sockets.readable, shut=lambda fd: self.shut.append(self.now))
+        sockets = SimpleNamespace(
+            readable=postgres_watched.sockets.readable, shut=lambda fd: self.shut.append(self.now)
+        )
         monkeypatch.setattr(postgres_watched, "sockets", sockets)
 
     def run(self, watched: Watched, looks: int, bad: dict[int, tuple[float, float]]) -> float | None:
