@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
 from django.http import HttpRequest
 from django.views import View
 
+from . import context
 from .nametemplates import Template
 
 if TYPE_CHECKING:
@@ -77,7 +80,7 @@ def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
     """Wrap ``function`` so that each call holds ``face``."""
     _refuse(function)
     template = Template(face.templates(), function)
-    if iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__):
+    if _is_async(function):
         return _decorate_async(face, function, template, on_busy)
     inner = getattr(function, "_non_atomic_requests", ())
     innermost = not isinstance(inner, LockedView)
@@ -91,7 +94,8 @@ def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
         if dispatches and request is not None and _is_async_dispatch(function, args):
             return _held_async(_recipe(face, template, args, kwargs), call, args, kwargs, on_busy)
         recipe = _recipe(face, template, args, kwargs)
-        # also on the thread of an event loop: the function may well give an awaitable, which nobody can know before
+        if context.on_event_loop():
+            _refuse_event_loop(function)
         lease = recipe._try_acquire(recipe.timeout) if on_busy != "raise" else recipe._acquire()
         if lease is None:
             return _call_view(on_busy, request, excluded, *args, **kwargs) if callable(on_busy) else None
@@ -99,6 +103,24 @@ def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
 
     locked._non_atomic_requests = LockedView(inner)  # type: ignore[attr-defined]
     return locked  # type: ignore[return-value]
+
+
+def _is_async(function: Any) -> bool:
+    """Does a call of it surely give an awaitable? What it wraps says nothing: ``async_to_sync`` wraps an async one."""
+    while isinstance(function, functools.partial) and not iscoroutinefunction(function):
+        function = function.func
+    return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
+
+
+def _refuse_event_loop(function: Callable[..., Any]) -> None:
+    """The wait for the lock would stop the loop, and with it whoever holds the lock there."""
+    if not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+        name = getattr(function, "__qualname__", repr(function))
+        raise SynchronousOnlyOperation(
+            f"{name} is not known to be async, so its lock would block the event loop. Call it in a thread "
+            "(sync_to_async). If it gives an awaitable, make it an `async def` or mark it with "
+            "asgiref.sync.markcoroutinefunction below the lock."
+        )
 
 
 def _run(lease: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
