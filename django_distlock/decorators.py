@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+import os
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
 from django.http import HttpRequest
+from django.views import View
 
+from . import context
 from .nametemplates import Template
 
 if TYPE_CHECKING:
@@ -29,43 +34,93 @@ def validate_on_busy(on_busy: object) -> Any:
     raise kind(f'on_busy must be "raise", "skip" or a callable, not {on_busy!r}.')
 
 
+# What Django's non_atomic_requests runs to take an alias out; its argument ``view`` is read from its frame.
+_TAKES_OUT = getattr(getattr(transaction, "_non_atomic_requests", None), "__code__", None)
+
+
 class LockedView(set[str]):
     """``_non_atomic_requests`` of a locked view: Django opens no transaction around it, the innermost lock does.
 
     Django asks whether an alias is *in* this set; the answer is always yes. The elements are the aliases that the user
-    himself took out with ``non_atomic_requests``.
+    himself took out with ``non_atomic_requests``; ``of_class`` has those of class-based views.
     """
+
+    def __init__(self, other: Iterable[str] = ()) -> None:
+        super().__init__(other)
+        self.of_class: dict[type, frozenset[str]] = dict(getattr(other, "of_class", {}))
 
     def __contains__(self, alias: object) -> bool:
         return True
+
+    def add(self, alias: str) -> None:
+        """``functools.wraps`` gives several views one set: the view that is taken out gets one of its own.
+
+        ``method_decorator`` makes it anew for each request and shows it to nobody, so there it is kept by class.
+        """
+        frame = sys._getframe(1)
+        view = frame.f_locals["view"] if frame.f_code is _TAKES_OUT else None
+        instance = getattr(view.func, "__self__", None) if isinstance(view, functools.partial) else None
+        if isinstance(instance, View):
+            kind = type(instance)
+            self.of_class[kind] = self.of_class.get(kind, frozenset()) | {alias}
+        elif view is None:
+            super().add(alias)
+        else:
+            own = LockedView(self)
+            set.add(own, alias)
+            view._non_atomic_requests = own
+
+    def taken_out(self, view: Any) -> set[str]:
+        """The aliases that no transaction is opened for around ``view``."""
+        kind: Any = getattr(view, "view_class", None) or getattr(view, "cls", None)
+        return {*self, *self.of_class.get(kind, ())}
 
 
 def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
     """Wrap ``function`` so that each call holds ``face``."""
     _refuse(function)
     template = Template(face.templates(), function)
-    if iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__):
+    if _is_async(function):
         return _decorate_async(face, function, template, on_busy)
     inner = getattr(function, "_non_atomic_requests", ())
     innermost = not isinstance(inner, LockedView)
-    excluded = LockedView(inner)
     dispatches = getattr(function, "__name__", "") == "dispatch"
 
     @functools.wraps(function)
     def locked(*args: Any, **kwargs: Any) -> Any:
         request = _request(args)
+        excluded: LockedView = locked._non_atomic_requests  # type: ignore[attr-defined]
         call = functools.partial(_call_view, function, request if innermost else None, excluded)
         if dispatches and request is not None and _is_async_dispatch(function, args):
             return _held_async(_recipe(face, template, args, kwargs), call, args, kwargs, on_busy)
         recipe = _recipe(face, template, args, kwargs)
-        # also on the thread of an event loop: the function may well give an awaitable, which nobody can know before
+        if context.on_event_loop():
+            _refuse_event_loop(function)
         lease = recipe._try_acquire(recipe.timeout) if on_busy != "raise" else recipe._acquire()
         if lease is None:
             return _call_view(on_busy, request, excluded, *args, **kwargs) if callable(on_busy) else None
         return _run(lease, call, args, kwargs)
 
-    locked._non_atomic_requests = excluded  # type: ignore[attr-defined]
+    locked._non_atomic_requests = LockedView(inner)  # type: ignore[attr-defined]
     return locked  # type: ignore[return-value]
+
+
+def _is_async(function: Any) -> bool:
+    """Does a call of it surely give an awaitable? What it wraps says nothing: ``async_to_sync`` wraps an async one."""
+    while isinstance(function, functools.partial) and not iscoroutinefunction(function):
+        function = function.func
+    return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
+
+
+def _refuse_event_loop(function: Callable[..., Any]) -> None:
+    """The wait for the lock would stop the loop, and with it whoever holds the lock there."""
+    if not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+        name = getattr(function, "__qualname__", repr(function))
+        raise SynchronousOnlyOperation(
+            f"{name} is not known to be async, so its lock would block the event loop. Call it in a thread "
+            "(sync_to_async). If it gives an awaitable, make it an `async def` or mark it with "
+            "asgiref.sync.markcoroutinefunction below the lock."
+        )
 
 
 def _run(lease: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -184,7 +239,7 @@ def _call_view(
     marker = getattr(view, "_non_atomic_requests", None)
     if not isinstance(marker, LockedView):
         return function(*args, **kwargs)
-    out = {*marker, *excluded}
+    out = marker.taken_out(view) | excluded.taken_out(view)
     with ExitStack() as stack:
         for alias, settings in connections.settings.items():
             if settings["ATOMIC_REQUESTS"] and alias not in out and not _is_atomic(alias):

@@ -77,6 +77,16 @@ class Holding:
         """Where the lock lives: on a session of ours, or on the caller's connection and with its transaction."""
         return self.grant.claim.scope if self.grant is not None else "session"
 
+    @property
+    def in_doubt(self) -> bool:
+        """Nobody may rely on it now, though it may yet come back."""
+        return self.grant is not None and self.state is not State.ENDED and self.backend.in_doubt(self.grant)
+
+    @property
+    def reason(self) -> str:
+        """Why nobody may rely on it."""
+        return self.lost or "its transaction was aborted"
+
     def excludes(self, other: Holding) -> bool:
         """Must the one wait for the other? What a context keeps for its own transaction never stands in its way."""
         if self.owner is other.owner and self.state is State.DEFERRED:

@@ -144,12 +144,12 @@ class Lease(Releasable):
 
     @property
     def held(self) -> bool:
-        """Is it held, neither released nor lost nor ended with its transaction?"""
-        return not (self._released or self._holding.state is State.ENDED or self.lost)
+        """Is it held, neither released nor lost nor ended with its transaction, which was not aborted either?"""
+        return not (self._released or self._holding.state is State.ENDED or self.lost or self._holding.in_doubt)
 
     def ensure_held(self) -> None:
         """Raise LockLost if the lock was lost, LockNotHeld if it was released or has ended with its transaction."""
-        if self.lost:
+        if self.lost or self._holding.in_doubt:
             raise LockLost(self._lost_message())
         if self._released or self._holding.state is State.ENDED:
             raise LockNotHeld(f"The lease of {self.name!r} has been released.")
@@ -205,7 +205,7 @@ class Lease(Releasable):
         self.ensure_held()
 
     def _lost_message(self) -> str:
-        return f"The lock {self.name!r} of alias {self.using!r} was lost ({self._holding.lost})."
+        return f"The lock {self.name!r} of alias {self.using!r} was lost ({self._holding.reason})."
 
     def _release(self, raising: bool) -> None:
         holding = self._holding

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .records import Scope
 
 STALE_LEVELS = frozenset({"REPEATABLE READ", "SERIALIZABLE", "SNAPSHOT"})
+# libpq's PQTRANS_INTRANS: inside a transaction, which is not aborted
+_BEGUN = 2
 
 
 class StaleSnapshotWarning(RuntimeWarning):
@@ -44,7 +46,15 @@ def _frames_of_this_package() -> int:
 
 
 def isolation_level(connection: BaseDatabaseWrapper) -> str | None:
-    """The isolation level as settings gave it, in capitals; None if that is not known."""
+    """The isolation level of the transaction of ``connection``, in capitals; None if that is not known.
+
+    PostgreSQL is asked, because SQL may have set another one than the settings; MySQL does not tell what SQL has set
+    for one transaction.
+    """
+    if connection.vendor == "postgresql":
+        level = _level_of_the_transaction(connection)
+        if level is not None:
+            return level
     level = getattr(connection, "isolation_level", None)
     if level is None:
         return _level_of_the_server(connection) if connection.vendor == "mysql" else None
@@ -53,6 +63,28 @@ def isolation_level(connection: BaseDatabaseWrapper) -> str | None:
 
 def _spelt(level: Any) -> str:
     return str(level).replace("_", " ").replace("-", " ").upper()
+
+
+def _level_of_the_transaction(connection: Any) -> str | None:
+    """What PostgreSQL says of a transaction that has begun: one round trip, and no snapshot. None: it cannot be asked.
+
+    On the driver's own cursor: a lock that lives elsewhere is no query of the caller's, for assertNumQueries above all.
+    """
+    raw = connection.connection
+    if connection._thread_ident != threading.get_ident() or _status(raw) != _BEGUN:
+        return None  # a thread waits for this task, BEGIN was not sent yet, or the transaction is aborted
+    try:
+        with connection.wrap_database_errors, raw.cursor() as cursor:
+            cursor.execute("SHOW transaction_isolation")
+            return _spelt(cursor.fetchone()[0])
+    except DatabaseError:  # the caller's next statement says what is wrong
+        return None
+
+
+def _status(raw: Any) -> int | None:
+    """libpq's status of the transaction."""
+    info = getattr(raw, "info", None)
+    return None if info is None else int(info.transaction_status)
 
 
 def _level_of_the_server(connection: Any) -> str | None:

@@ -99,6 +99,10 @@ class Backend(ABC):
         """:meth:`alive`, after a look at the socket if there is one; still no round trip."""
         return self.alive(grant)
 
+    def in_doubt(self, grant: Grant) -> bool:
+        """Can nobody tell at present whether ``grant`` holds? Unlike a loss this may pass."""
+        return False
+
     def pause(self, claim: Claim, attempt: int) -> float:
         """Seconds to sleep before the next attempt at ``claim``."""
         return backoff(attempt)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from django_distlock.names import LockKey
 
 try:
+    from psycopg import pq
+
     from .postgres_session import (
         DEADLOCK_DETECTED,
         LOCK_NOT_AVAILABLE,
@@ -80,6 +82,10 @@ class TransactionSession:
         self.raw: Any = connection.connection
         self.isolation = isolation.upper()
         self.dead: str | None = None
+
+    @property
+    def aborted(self) -> bool:
+        return bool(self.raw.pgconn.transaction_status == pq.TransactionStatus.INERROR)
 
     def look(self) -> None:
         if self.connection.connection is not self.raw or self.raw.closed:
@@ -143,6 +149,10 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     async def averify(self, grant: Grant) -> bool:
         return self.look(grant) if grant.claim.scope == "transaction" else await adrive(self._verify(grant))
+
+    def in_doubt(self, grant: Grant) -> bool:
+        # the error has freed the locks of the transaction, but for those from before a savepoint
+        return grant.claim.scope == "transaction" and grant.session.aborted
 
     # on the caller's connection
 

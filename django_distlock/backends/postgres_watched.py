@@ -12,8 +12,15 @@ from . import sockets
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-# Between two looks at a server that may hang; seconds.
-NEXT_LOOK = 0.01
+# Between two looks at a server that may hang; seconds. So short that a row of three that one bad look broke off is made
+# up for within the grace of the deadline.
+NEXT_LOOK = 0.004
+# The server gets this long after the first look in any case.
+LEAST_WATCH = 0.02
+# A look that came later than this, or got the interpreter back later than that, says nothing of the server.
+LATE, SLOW = 0.01, 0.0025
+# So many looks that say nothing, and the connection is ended all the same.
+MOST_ROUGH = 100
 
 
 class Watched:
@@ -24,12 +31,13 @@ class Watched:
     interpreter back at once, starts that anew, because then the caller does not get it either.
     """
 
-    __slots__ = ("conn", "fd", "misses", "rough", "until")
+    __slots__ = ("conn", "fd", "misses", "ripe", "rough", "until")
 
     def __init__(self, connection: BaseDatabaseWrapper, until: float) -> None:
         self.conn: Any = connection.connection.pgconn
         self.fd: int = self.conn.socket
         self.until = until
+        self.ripe = until + LEAST_WATCH
         self.misses = self.rough = 0
 
     def look(self, now: float) -> float:
@@ -40,11 +48,11 @@ class Watched:
         waits = self.conn.transaction_status == pq.TransactionStatus.ACTIVE and not sockets.readable(self.fd, 0)
         if not waits:
             self.misses = self.rough = 0
-        elif late < NEXT_LOOK and time.monotonic() - now < NEXT_LOOK / 4:
+        elif late < LATE and time.monotonic() - now < SLOW:
             self.misses += 1
         else:
             self.misses, self.rough = 0, self.rough + 1
-        if self.misses >= 3 or self.rough >= 50:
+        if (self.misses >= 3 and now >= self.ripe) or self.rough >= MOST_ROUGH:
             sockets.shut(self.fd)
         self.until = now + max(NEXT_LOOK, late)
         return self.until

@@ -10,6 +10,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from django.db import connections
+
 from tests.conformance.actors import PATIENCE, ThreadActor
 
 if TYPE_CHECKING:
@@ -102,6 +104,8 @@ def serve(link: Any) -> None:
             answer = [token, None, getattr(office, verb)(*args)]
         except Exception as error:
             answer = [token, type(error).__name__, str(error)]
+        finally:
+            connections.close_all()  # other tests count the sessions of the database
         with mouth:
             link.say(answer)
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from asgiref.sync import sync_to_async
 
 from django_distlock import advisory_lock
 from tests.decorators.elsewhere import is_free
@@ -31,7 +32,7 @@ def test_r7_awaitable_that_nobody_awaits_leaves_nothing_held(name: str) -> None:
 
 def test_r7_awaitable_that_is_cancelled_before_it_begins_leaves_nothing_held(name: str) -> None:
     async def cancel() -> None:
-        task = asyncio.ensure_future(plain(name)())
+        task = asyncio.ensure_future(await sync_to_async(plain(name))())
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -57,13 +58,14 @@ def test_awaitable_is_as_good_as_a_coroutine(name: str) -> None:
         return is_free(name)
 
     call = lock(lambda fails: work(fails))
+    in_thread = sync_to_async(call)
 
     async def everything() -> None:
-        assert await call(False) is False
-        assert await asyncio.create_task(call(False)) is False
-        assert await asyncio.gather(call(False)) == [False]
+        assert await (await in_thread(False)) is False
+        assert await asyncio.create_task(await in_thread(False)) is False
+        assert await asyncio.gather(await in_thread(False)) == [False]
         with pytest.raises(KeyError, match="its own"):
-            await call(True)
+            await (await in_thread(True))
 
     asyncio.run(everything())
     assert asyncio.run(call(False)) is False
@@ -78,7 +80,8 @@ def test_r7_awaitable_that_is_cancelled_in_its_body_leaves_nothing_held(name: st
             entered.set()
             await asyncio.Event().wait()
 
-        task = asyncio.create_task(advisory_lock(name, using="memory", timeout=0)(lambda: work())())
+        locked = advisory_lock(name, using="memory", timeout=0)(lambda: work())
+        task = asyncio.create_task(await sync_to_async(locked)())
         await asyncio.wait_for(entered.wait(), 10)
         assert not is_free(name)
         task.cancel()

@@ -215,8 +215,5 @@ def test_awaitable_of_a_plain_function_is_awaited_inside_the_lock(name: str) -> 
         await asyncio.sleep(0)
         return is_free(name)
 
-    async def call() -> bool:
-        return await advisory_lock(name, using="memory", timeout=0)(lambda: work())()  # type: ignore[no-any-return]
-
-    assert asyncio.run(call()) is False
+    assert asyncio.run(advisory_lock(name, using="memory", timeout=0)(lambda: work())()) is False
     assert is_free(name)

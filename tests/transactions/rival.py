@@ -36,6 +36,8 @@ def serve(link: Any) -> None:
             _answer(link, question, leases)
         except Exception as error:
             link.say({"error": repr(error)})
+        finally:
+            connections.close_all()  # other tests count the sessions of the database
 
 
 def _answer(link: Any, question: list[str], leases: list[Lease]) -> None:

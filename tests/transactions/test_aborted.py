@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import DatabaseError, Error, InternalError, connections, transaction
 
-from django_distlock import BackendUnavailable, LockLost, advisory_lock
+from django_distlock import BackendUnavailable, LockLost, LockNotHeld, advisory_lock
 from django_distlock.holdings import holdings
 from django_distlock.loss import lose
 from tests.transactions import rows
@@ -50,7 +50,8 @@ def test_r14_caught_error_leaves_the_lock_to_the_end_of_the_transaction(one_worl
             world.write()
             with swallow(DatabaseError):
                 break_transaction(world)
-            assert lease.held
+            assert lease.held == (world.using != "postgres")
+            assert not lease.lost
         if world.using == "postgres":
             world.still_inside_but_free()
             world.check_rival_came_in(0)
@@ -60,6 +61,51 @@ def test_r14_caught_error_leaves_the_lock_to_the_end_of_the_transaction(one_worl
     if world.using != "postgres":
         world.check_rival_came_in(0)
     world.check_returned_once()
+
+
+def test_r14_lease_tells_the_truth_in_an_aborted_transaction(make_world: Any) -> None:
+    """PostgreSQL frees the locks of a transaction with the error, before its ROLLBACK: from then on the lease is not
+    held, and code that asks does not go on. Nothing is lost, for nothing can be committed any more."""
+    world = make_world("postgres", "postgres")
+    lost: list[Any] = []
+    with transaction.atomic("postgres"):
+        lease = world.lock().acquire()
+        lease.on_lost(lost.append)
+        lease.ensure_held()
+        with swallow(DatabaseError):
+            break_transaction(world)
+        assert not is_out(world.rival, "postgres", world.name)
+        assert not lease.held
+        with pytest.raises(LockLost, match=r"was lost \(its transaction was aborted\)"):
+            lease.ensure_held()
+        transaction.set_rollback(True, using="postgres")
+    assert (lease.held, lease.lost, lost) == (False, False, [])
+    with pytest.raises(LockNotHeld):
+        lease.ensure_held()
+    lease.release()
+    world.check_connection_is_clean()
+
+
+@pytest.mark.parametrize("low_level", [False, True], ids=["atomic", "savepoint"])
+def test_r14_lock_from_before_the_savepoint_is_held_again_after_its_rollback(make_world: Any, low_level: bool) -> None:
+    """Inside the broken savepoint nobody can tell; the rollback of the savepoint gives the transaction back."""
+    world = make_world("postgres", "postgres")
+    with transaction.atomic("postgres"):
+        lease = world.lock().acquire()
+        if low_level:
+            savepoint = transaction.savepoint(using="postgres")
+            with swallow(DatabaseError):
+                break_transaction(world)
+            assert not lease.held
+            transaction.savepoint_rollback(savepoint, using="postgres")
+        else:
+            with swallow(DatabaseError), transaction.atomic("postgres"):
+                break_transaction(world)
+        assert lease.held
+        lease.ensure_held()
+        assert is_out(world.rival, "postgres", world.name)
+    assert not lease.lost
+    assert not is_out(world.rival, "postgres", world.name)
 
 
 def test_r14_lease_from_outside_is_released_inside_an_aborted_transaction(one_world: World) -> None:

@@ -7,7 +7,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connections, transaction
+from asgiref.sync import async_to_sync
+from django.db import DatabaseError, connections, transaction
 from django.db.backends.postgresql.psycopg_any import IsolationLevel
 from django.test.utils import CaptureQueriesContext
 
@@ -135,6 +136,77 @@ def test_r13_locks_that_live_elsewhere_warn_too(make_world: Any, using: str, lev
         world.lock().acquire()
 
 
+ELSEWHERE = ["leasetable_postgres", "postgres", "memory", "mysql"]
+
+
+def inside(stack: contextlib.ExitStack, using: str) -> None:
+    """A transaction on PostgreSQL around a lock that lives elsewhere."""
+    stack.enter_context(transaction.atomic("postgres"))
+    if using == "postgres":
+        stack.enter_context(transaction.atomic("default"))
+
+
+@pytest.mark.parametrize("using", ELSEWHERE)
+@pytest.mark.parametrize("level", STALE)
+def test_r13_level_set_by_hand_and_a_lock_that_lives_elsewhere(make_world: Any, using: str, level: str) -> None:
+    world = make_world(using, "postgres")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warned(world.name, level, "postgres"))
+        inside(stack, using)
+        set_level("postgres", level)
+        world.lock().acquire()
+
+
+@pytest.mark.parametrize("using", ELSEWHERE)
+def test_r13_level_lowered_by_hand_is_silent(make_world: Any, using: str) -> None:
+    world = make_world(using, "postgres")
+    with options("postgres", isolation_level=IsolationLevel.SERIALIZABLE), contextlib.ExitStack() as stack:
+        stack.enter_context(silent())
+        inside(stack, using)
+        set_level("postgres", "READ COMMITTED")
+        world.lock().acquire()
+
+
+def test_r13_asking_for_the_level_takes_no_snapshot_and_counts_as_no_query(make_world: Any) -> None:
+    """PostgreSQL refuses SET TRANSACTION after the first snapshot; assertNumQueries must see no lock of elsewhere."""
+    world = make_world("memory", "postgres")
+    with (
+        silent(),
+        transaction.atomic("postgres"),
+        CaptureQueriesContext(connections["postgres"]) as queries,
+    ):
+        set_level("postgres", "READ COMMITTED")
+        world.lock().acquire()
+        set_level("postgres", "SERIALIZABLE")
+    assert len(queries) == 2
+
+
+def test_r13_aborted_transaction_is_not_asked(make_world: Any) -> None:
+    world = make_world("memory", "postgres")
+    with options("postgres", isolation_level=IsolationLevel.SERIALIZABLE):
+        with warned(world.name, "SERIALIZABLE", "postgres"), transaction.atomic("postgres"):
+            with pytest.raises(DatabaseError):
+                set_level("postgres", "NO SUCH LEVEL")
+            world.lock().acquire()
+            transaction.set_rollback(True, using="postgres")
+        assert rows.count("postgres", world.name) == 0
+
+
+def test_r13_task_is_warned_of_the_level_of_the_settings(make_world: Any) -> None:
+    """Its transaction is that of a thread that waits for it, whose connection is not for others."""
+    world = make_world("postgres", "postgres")
+
+    async def work() -> None:
+        await world.lock().aacquire()
+
+    with options("postgres", isolation_level=IsolationLevel.SERIALIZABLE):
+        with warnings.catch_warnings(record=True) as caught, transaction.atomic("postgres"):
+            warnings.simplefilter("always")
+            rows.count("postgres", world.name)
+            async_to_sync(work)()
+        assert [type(warning.message) for warning in caught] == [StaleSnapshotWarning]
+
+
 @pytest.mark.parametrize("using", ["mysql", "leasetable_mariadb"])
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_r13_mariadb(make_world: Any, using: str, level: str) -> None:
@@ -188,3 +260,18 @@ def test_r13_warning_as_an_error_leaves_nothing_held(make_world: Any) -> None:
             with pytest.raises(StaleSnapshotWarning):
                 advisory_lock(world.name, using="postgres").acquire()
     world.check_connection_is_clean()
+
+
+@pytest.mark.parametrize("using", ["mysql", "leasetable_mariadb"])
+def test_r13_mariadb_does_not_tell_a_level_that_sql_has_set(make_world: Any, using: str) -> None:
+    """What holds for one transaction is in no variable of the session: such a lock is not warned of, and the
+    documentation says so."""
+    world = make_world(using, "mariadb")
+    with transaction.atomic("mariadb"):
+        set_level("mariadb", "SERIALIZABLE")
+        rows.count("mariadb", world.name)
+        with connections["mariadb"].cursor() as cursor:
+            cursor.execute("SELECT @@tx_isolation")
+            assert cursor.fetchone() == ("READ-COMMITTED",)
+        with silent():
+            world.lock().acquire()

@@ -1,0 +1,114 @@
+"""I1 and I2 at a size for every commit: no two sections overlap and no update is lost, with holders that are killed;
+and the checkers find out every lock that is broken on purpose.
+
+`pytest -m chaos` runs the same for DISTLOCK_CHAOS_MINUTES (60) with faults at random.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults.server import SESSION_LOCKS
+from tests.faults.workload_actors import JOURNAL, KINDS
+from tests.faults.workloads import Crew, Run, at_random, chaos_seconds, folder_for, judge, kill
+from tests.matrix import MATRIX, Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("databases")
+
+PROCESSES = 3
+# A lease outlives its dead holder by its TTL, and a dead waiter keeps its place for a second.
+SECONDS, KILLS = 2.0, (0.5, 1.1)
+SECONDS_OF_LEASES, KILLS_OF_LEASES = 2.8, (0.5,)
+# A run that did less has shown nothing.
+LEAST = 50
+# A TTL that is shorter than the section.
+LONG_PAUSE = 0.12
+
+
+@pytest.fixture(scope="module")
+def crew(django_db_setup: None) -> Iterator[Crew]:
+    crew = Crew(PROCESSES)
+    yield crew
+    crew.close()
+
+
+def test_i1_i2_no_overlap_and_no_lost_update(entry: Entry, name: str, crew: Crew, tmp_path: Path) -> None:
+    """W1 and W2. A holder is killed now and then, in the middle of its section, where others could go on."""
+    run = Run(crew, entry.using, name, tmp_path)
+    if not entry.processes:
+        verdict = run.go(SECONDS, processes=1, threads=4)
+    elif entry.using in SESSION_LOCKS:
+        verdict = run.go(SECONDS, faults=[(at, kill) for at in KILLS])
+    else:
+        verdict = run.go(SECONDS_OF_LEASES, faults=[(at, kill) for at in KILLS_OF_LEASES])
+    assert (verdict.overlaps, verdict.lost_updates) == ([], 0), verdict
+    assert not verdict.stale, "a lock was lost without a fault of its holder"
+    assert not verdict.errors, verdict.errors
+    assert verdict.sections >= LEAST, verdict
+
+
+MUTANTS = {kind: "leasetable" if kind == "no_renewal" else "postgres" for kind in KINDS if kind != "sound"}
+
+
+@pytest.mark.parametrize("kind", MUTANTS)
+def test_mutants_are_found_out(kind: str, name: str, crew: Crew, tmp_path: Path) -> None:
+    """The checkers above turn red for a lock that is broken: else they prove nothing."""
+    pause = LONG_PAUSE if kind == "no_renewal" else 0.002
+    verdict = Run(crew, MUTANTS[kind], name, tmp_path).go(1.5, kind=kind, pause=pause)
+    if kind == "no_renewal":
+        assert verdict.stale, "sections that outlived their lease did not notice"
+    else:
+        assert verdict.overlaps, "W2, the oracle of the kernel, saw nothing"
+        assert verdict.lost_updates, "W1, the counter, saw nothing"
+
+
+@pytest.mark.chaos
+def test_chaos(name: str, crew: Crew, tmp_path: Path) -> None:
+    """Every backend in turn, with SIGKILL, SIGSTOP and SIGCONT, and terminated sessions at random."""
+    seed = int(os.environ.get("DISTLOCK_CHAOS_SEED") or time.time_ns() % 1_000_000)
+    print(f"DISTLOCK_CHAOS_SEED={seed}")
+    rng = random.Random(seed)
+    until = time.monotonic() + chaos_seconds()
+    rounds = sections = 0
+    while time.monotonic() < until:
+        for entry in (entry for entry in MATRIX if entry.processes):
+            rounds += 1
+            seconds = rng.uniform(3, 20)
+            folder = folder_for(tmp_path, rounds, entry.using)
+            faults = at_random(rng, entry.using, seconds)
+            verdict = Run(crew, entry.using, f"{name}-{rounds}", folder).go(seconds, faults=faults)
+            print(f"round {rounds} {entry.using}: {seconds:.1f} s, {len(faults)} faults, {verdict}")
+            assert (verdict.overlaps, verdict.lost_updates) == ([], 0), (seed, folder)
+            assert verdict.sections, (seed, folder)
+            sections += verdict.sections
+            if time.monotonic() >= until:
+                break
+    print(f"{sections} sections in {rounds} rounds")
+
+
+@pytest.mark.parametrize(
+    ("journal", "overlaps", "lost_updates"),
+    [
+        (["w 1 5.0.1", "w 2 6.0.1"], 0, 0),
+        (["w 1 5.0.1", "w 1 6.0.1"], 0, 1),
+        (["o 6.0.1 5.0.1 99"], 1, 0),  # before 5 was killed
+        (["o 6.0.1 5.0.1 101"], 0, 0),  # the dead
+        (["o 6.0.1 7.0.1 99", "s 7.0.1"], 0, 0),  # told that its lock was lost
+        (["o 6.0.1 7.0.1 99", "s 7.0.2"], 1, 0),
+        (["o 8.0.1 7.0.1 99"], 0, 0),  # stopped and killed: it could not tell
+    ],
+)
+def test_verdict_excuses_nothing_else(journal: list[str], overlaps: int, lost_updates: int, tmp_path: Path) -> None:
+    (tmp_path / JOURNAL).write_text("\n".join(journal))
+    killed = {5: 100.0, 8: 100.0} if "8." in journal[0] else {5: 100.0}
+    verdict = judge(tmp_path, killed, stopped=[8])
+    assert (len(verdict.overlaps), verdict.lost_updates) == (overlaps, lost_updates)

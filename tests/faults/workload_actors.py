@@ -1,0 +1,147 @@
+"""The workers of test_workloads.py: a racy counter in a plain file (W1) and an oracle of the kernel's own (W2).
+
+All that is seen goes to one journal, line by line in single appends, so that one that is killed leaves what it saw:
+
+    w <value> <section>          wrote that value to the counter: a value that is written twice is a lost update
+    o <section> <other> <time>   met another section inside: the kernel had given its flock away
+    s <section>                  found at its end that its lock was lost
+    e <kind>                     a lock failed with that error
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from django_distlock import DistlockError, Lock, advisory_lock
+from django_distlock.registry import registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+COUNTER, ORACLE, JOURNAL = "counter", "oracle", "journal"
+PATIENCE = 10.0  # seconds for one acquire; longer than a dead holder's TTL
+# In the section, so that two who are inside meet.
+PAUSE = 0.0005
+TTL = 0.6
+
+
+class Desk:
+    """The files of one run, as one thread has opened them."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+        self.counter = os.open(self.folder / COUNTER, os.O_RDWR | os.O_CREAT)
+        self.oracle = os.open(self.folder / ORACLE, os.O_RDWR | os.O_CREAT)
+        self.journal = os.open(self.folder / JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(self, line: str) -> None:
+        os.write(self.journal, f"{line}\n".encode())
+
+    def section(self, token: str, held: Callable[[], bool], pause: float) -> None:
+        """What only one may do at a time. The oracle notices who is not alone, and keeps nobody out: the counter has to
+        find that out by itself."""
+        try:
+            fcntl.flock(self.oracle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.pwrite(self.oracle, token.ljust(40).encode(), 0)
+        except BlockingIOError:
+            self.note(f"o {token} {self._inside()} {time.monotonic()}")
+        try:
+            value = int(os.pread(self.counter, 20, 0) or 0) + 1
+            time.sleep(pause)
+            if held():
+                os.pwrite(self.counter, str(value).ljust(20).encode(), 0)
+                self.note(f"w {value} {token}")
+        finally:
+            fcntl.flock(self.oracle, fcntl.LOCK_UN)
+
+    def _inside(self) -> str:
+        return os.pread(self.oracle, 40, 0).decode().strip() or "0"
+
+    def close(self) -> None:
+        for fd in (self.counter, self.oracle, self.journal):
+            os.close(fd)
+
+
+# --- the lock, and locks that are broken on purpose
+
+
+def sound(lock: Lock) -> Any:
+    return lock
+
+
+def no_lock(lock: Lock) -> Any:
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def early(lock: Lock) -> Iterator[None]:
+    """Releases before the section ends."""
+    lock.acquire().release()
+    yield
+
+
+def own_name(lock: Lock) -> Any:
+    """A name that each process hashes in its own way."""
+    return advisory_lock(f"{lock.name}-{os.getpid()}", using=lock.using, timeout=lock.timeout)
+
+
+_turns = itertools.count(1)
+
+
+def sometimes(lock: Lock) -> Any:
+    """Lets one in twenty-five in without asking."""
+    return contextlib.nullcontext() if next(_turns) % 25 == 0 else lock
+
+
+def no_renewal(lock: Lock) -> Any:
+    """The TTL is shorter than the section, and nobody renews."""
+    return advisory_lock(lock.name, using=lock.using, timeout=lock.timeout, ttl=0.05, max_hold=0.05)
+
+
+KINDS = {kind.__name__: kind for kind in (sound, no_lock, early, own_name, sometimes, no_renewal)}
+
+
+def work(link: Any) -> None:
+    """In a child: run after run, [using, name, folder, kind, threads, pause, until], until told to end."""
+    link.say("ready")
+    while (order := link.hear()) is not None:
+        using, name, folder, kind, threads, pause, until = order
+        desks = [Desk(folder) for _ in range(threads)]
+        workers = [
+            threading.Thread(target=_worker, args=(using, name, desk, kind, f"{os.getpid()}.{number}", pause, until))
+            for number, desk in enumerate(desks)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        for desk in desks:
+            desk.close()
+        registry.close()
+        link.say("done")
+
+
+def _worker(using: str, name: str, desk: Desk, kind: str, who: str, pause: float, until: float) -> None:
+    ttl = {"ttl": TTL} if registry.entry(using).backend.supports_ttl else {}
+    lock = advisory_lock(name, using=using, timeout=PATIENCE, **ttl)  # type: ignore[arg-type]
+    for number in itertools.count():
+        if time.monotonic() >= until:
+            return
+        _round(desk, KINDS[kind](lock), f"{who}.{number}", pause)
+
+
+def _round(desk: Desk, lock: Any, token: str, pause: float) -> None:
+    try:
+        with lock as lease:
+            desk.section(token, lambda: lease is None or lease.held, pause)
+            if lease is not None and not lease.held:
+                desk.note(f"s {token}")
+    except DistlockError as error:
+        desk.note(f"e {type(error).__name__}")
