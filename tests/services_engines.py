@@ -192,6 +192,10 @@ class MariaDB(Engine):
         self.run(program_path("mariadb-install-db"), "--no-defaults", f"--datadir={self.data}", "--skip-test-db")
 
     def configure(self) -> None:
+        temporary = self.directory / "tmp"
+        temporary.mkdir(mode=0o700, exist_ok=True)
+        if self.account:
+            os.chown(temporary, self.account.pw_uid, self.account.pw_gid)
         user, password, name = self.server["user"], self.server["password"], self.server["name"]
         statements = [
             f"CREATE DATABASE IF NOT EXISTS {name};",
@@ -208,6 +212,8 @@ class MariaDB(Engine):
             "pid-file": self.directory / "pid",
             "bind-address": "127.0.0.1",
             "port": self.server["port"],
+            # a server that starts deletes every temporary table it finds there, another server's too
+            "tmpdir": self.directory / "tmp",
             "max-connections": 300,
             "character-set-server": "utf8mb4",
             "default-time-zone": "+00:00",

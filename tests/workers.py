@@ -37,6 +37,12 @@ def pytest_xdist_auto_num_workers() -> int:
     return 1 if services.is_external() else WORKERS
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that must be alone come first: the first process gets them all, and the others have no part in them."""
+    items.sort(key=lambda item: item.get_closest_marker("alone") is None)
+
+
 def pytest_unconfigure() -> None:
     if _own:
         services.down()
@@ -51,5 +57,3 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     with _alone.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         return (yield)
-
-

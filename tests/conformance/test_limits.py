@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tests.conformance.actors import Actor
     from tests.matrix import Entry
 
+pytestmark = pytest.mark.alone
+
 PAIRS = 2000
 
 

@@ -26,6 +26,8 @@ from tests.conftest import eventually
 if TYPE_CHECKING:
     from tests.conformance.actors import Actor
 
+pytestmark = pytest.mark.alone
+
 AT_ONCE = 50
 
 

@@ -17,6 +17,8 @@ from tests.processes import Child
 if TYPE_CHECKING:
     from tests.child import Link
 
+pytestmark = pytest.mark.alone
+
 CLIENTS, SECONDS, NAIVE_SECONDS = 24, 20.0, 4.0
 HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = ANY(%s)"
 
@@ -39,9 +41,7 @@ def client(link: Link, name: str, seconds: float) -> None:
     backend: Any = registry.entry("postgres").backend
     grants = timeouts = left_held = 0
     with connect() as looking:
-        lease = lock.try_acquire()  # connects
-        if lease is not None:
-            lease.release()
+        lock.acquire(timeout=30).release()  # connects
         link.say("ready")
         link.hear()
         end = time.monotonic() + seconds

@@ -19,7 +19,7 @@ from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, holders, waiters
 from tests.processes import Child
 
-pytestmark = pytest.mark.usefixtures("databases")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("databases")]
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
 
 ROUNDS = 5

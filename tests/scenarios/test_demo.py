@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(90)
-SERVING_SECONDS = 60
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(90)]
+SERVING_SECONDS = 85
 
 
 @pytest.fixture

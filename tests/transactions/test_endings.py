@@ -12,6 +12,8 @@ from tests.transactions.world import SOON
 if TYPE_CHECKING:
     from tests.transactions.world import World
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize("way", ways.WAYS, ids=lambda way: way.__name__)
 def test_r11_rival_is_out_before_the_end_and_in_after_it(world: World, way: ways.Way) -> None:

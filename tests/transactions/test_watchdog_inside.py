@@ -18,6 +18,8 @@ from tests.transactions.reconnecting import address
 if TYPE_CHECKING:
     from tests.transactions.world import World
 
+pytestmark = pytest.mark.alone
+
 
 def test_r5_busy_process_does_not_cost_the_user_his_transaction(postgres: World, busy: str) -> None:
     """Threads of this process fight for the interpreter while waits run out: late they may be, the connection stays."""
