@@ -223,7 +223,7 @@ def _give_back(holding: Holding, news: News) -> None:
         logger.exception("The lock %r could not be given back after its transaction.", holding.key.name)
         lost = "unreachable"
     finally:
-        if lost and holdings.lose(holding, lost):
+        if lost and holdings.lose(holding, lost, releasing=True):
             news.append(partial(tell_of_loss, holding, lost))
         holdings.end(holding)
     if holding.lost is None and signals.lock_released.receivers:
