@@ -189,6 +189,19 @@ def alive(owner: object) -> bool:
     return True
 
 
+class Ended:
+    """In the place of a task that has ended, so that nobody keeps what it returned."""
+
+
+def unless_ended(owner: object) -> object:
+    """``owner``, or Ended() for a task that has run to its end.
+
+    It may have acquired for somebody else: before Python 3.12 ``asyncio.wait_for(lock.aacquire(), 5)`` makes a task for
+    the acquire alone. The Lease owns the lock (R16), so what counts then is whether somebody has that.
+    """
+    return Ended() if isinstance(owner, asyncio.Task) and owner.done() else owner
+
+
 def abandoned(owner: object) -> bool:
     """Is it a task in the middle of something whose event loop is closed, so that it will never go on?"""
     return isinstance(owner, asyncio.Task) and not owner.done() and owner.get_loop().is_closed()

@@ -16,7 +16,7 @@ from django.db import connections, transaction
 from django.http import HttpRequest
 from django.views import View
 
-from . import context
+from . import context, garbage
 from .nametemplates import Template
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class _Awaited(Coroutine[Any, Any, Any]):
         try:
             yield
         except BaseException as error:
-            lease._release(False)
+            garbage.now_or_later(lease._release, False)
             # as for any coroutine: what is cancelled says nothing, what is dropped warns that it was never awaited
             if not isinstance(error, GeneratorExit) and inspect.iscoroutine(result):
                 result.close()

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Self, TypeVar
 
-from . import context, decorators
+from . import context, decorators, garbage
 from .exceptions import LockNotAcquired, LockNotHeld, LockTimeout
-from .lease import Releasable
 from .registry import registry
+from .releasable import Releasable
 from .validation import UNSET, Timeout, optional_seconds
 from .waiting import Flow, adrive, drive
 
@@ -39,8 +39,8 @@ class Entries:
             else:
                 found[1].append(lease)
 
-    def pop(self, recipe: object) -> Any | None:
-        """The caller's own latest entry, or the only open one (R24); None if there is neither."""
+    def pop(self, recipe: object, owner: object = None) -> Any | None:
+        """The latest entry of ``owner`` (the caller), or the only open one (R24); None if there is neither."""
         with self._guard:
             found = self._open.get(id(recipe))
             if found is None:
@@ -49,7 +49,7 @@ class Entries:
             if len(entries) == 1:
                 del self._open[id(recipe)]
                 return entries[0]
-            owner = context.current()
+            owner = owner or context.current()
             for index in range(len(entries) - 1, -1, -1):
                 if entries[index].owner is owner:
                     return entries.pop(index)
@@ -151,7 +151,13 @@ class Face(Generic[L]):
         return lease
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        lease = self._entered(kind)
+        if garbage.collecting():
+            garbage.later(self._exit, kind, context.current())
+        else:
+            self._exit(kind)
+
+    def _exit(self, kind: type[BaseException] | None, owner: object = None) -> None:
+        lease = self._entered(kind, owner)
         if lease is not None:
             lease._release(kind is None)
 
@@ -163,12 +169,15 @@ class Face(Generic[L]):
         return lease
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if garbage.collecting():
+            garbage.later(self._exit, kind, context.current())
+            return
         lease = self._entered(kind)
         if lease is not None:
             await adrive(lease._release_flow(kind is None))
 
-    def _entered(self, kind: type[BaseException] | None) -> L | None:
-        lease: L | None = entries.pop(self)
+    def _entered(self, kind: type[BaseException] | None, owner: object = None) -> L | None:
+        lease: L | None = entries.pop(self, owner)
         if lease is None and kind is None:
             raise LockNotHeld(f"{self._described()} was not entered by this context.")
         return lease

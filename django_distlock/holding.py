@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from enum import Enum, auto
@@ -71,6 +72,12 @@ class Holding:
         self.abandoned = False
         self.ttl: float | None = None
         self.max_hold: float | None = None
+
+    def in_use(self) -> bool:
+        """Does anybody refer to one of its Leases, so that they may still be released?"""
+        nobodys = {object()}
+        references = [sys.getrefcount(lease) for lease in [*nobodys, *self.leases]]
+        return max(references) > references[0]
 
     @property
     def scope(self) -> Scope:

@@ -196,10 +196,15 @@ class Holdings:
                 self._dismiss(slot, head)
                 head.state = State.ENDED
 
-    def lose(self, holding: Holding, reason: str) -> bool:
-        """It is not ours any more; the next one of this process may ask. False if that was known or it has ended."""
+    def lose(self, holding: Holding, reason: str, *, releasing: bool = False) -> bool:
+        """It is not ours any more; the next one of this process may ask. False if that was known or it has ended.
+
+        While it is RELEASING only its release can tell whether it was lost (``releasing``): to all others it looks lost
+        as soon as the engine has it back.
+        """
         with self._mutex:
-            if holding.lost is not None or holding.state not in (State.HELD, State.DEFERRED, State.RELEASING):
+            states = (State.RELEASING,) if releasing else (State.HELD, State.DEFERRED)
+            if holding.lost is not None or holding.state not in states:
                 return False
             holding.lost = reason
             return self._end(holding)

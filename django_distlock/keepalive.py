@@ -127,6 +127,9 @@ class Keepalive:
     def _may_renew(holding: Holding, now: float) -> bool:
         if holding.max_hold is not None and now >= holding.claimed_at + holding.max_hold:
             return False
+        holding.owner = context.unless_ended(holding.owner)
+        if isinstance(holding.owner, context.Ended):
+            return holding.in_use()
         return context.alive(holding.owner)
 
     @staticmethod

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from . import context
 from .exceptions import DistlockError, LockLost, LockNotHeld
@@ -14,6 +13,7 @@ from .holding import FORKED, Holding, State
 from .holdings import holdings
 from .keepalive import RENEWALS_PER_TTL, keepalive
 from .loss import lose
+from .releasable import Releasable
 from .release import freed_now, give_back
 from .transactions import defer
 from .validation import seconds
@@ -25,43 +25,6 @@ if TYPE_CHECKING:
     from .records import Grant
 
 logger = logging.getLogger("django_distlock.lease")
-
-
-class Releasable:
-    """``with lease:`` and ``async with lease:`` for whatever can be released."""
-
-    __slots__ = ()
-
-    def _release_flow(self, raising: bool) -> Flow[None]:
-        raise NotImplementedError
-
-    def _release(self, raising: bool) -> None:
-        drive(self._release_flow(raising))
-
-    def release(self) -> None:
-        """Give it back. Releasing twice is harmless.
-
-        Raises LockLost if it was lost before, unless another exception is on its way already. Inside a transaction
-        the engine keeps the lock until that has ended.
-        """
-        self._release(sys.exc_info()[0] is None)
-
-    async def arelease(self) -> None:
-        """:meth:`release` for a task."""
-        await adrive(self._release_flow(sys.exc_info()[0] is None))
-
-    def __enter__(self) -> Self:
-        context.refuse_event_loop("async with")
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._release(kind is None)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        await adrive(self._release_flow(kind is None))
 
 
 class Lease(Releasable):

@@ -206,9 +206,11 @@ def _claimed(lock: Lock, entry: Entry, holding: Holding, lease: Lease, deadline:
         holdings.end(holding)
         raise
     except BaseException:
-        if grant is not None:
-            yield Call(backend, "release", (grant,))
-        holdings.end(holding)
+        try:
+            if grant is not None:
+                yield Call(backend, "release", (grant,))
+        finally:
+            holdings.end(holding)
         raise
     if holding.ttl is not None:
         keepalive.wake_at(grant.acquired_at + holding.ttl / 3)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_distlock.loss")
 
 
-def lose(holding: Holding, reason: str) -> bool:
+def lose(holding: Holding, reason: str, *, releasing: bool = False) -> bool:
     """Mark ``holding`` as lost and tell the callbacks, the signal and the log. False if that was known."""
-    if not holdings.lose(holding, reason):
+    if not holdings.lose(holding, reason, releasing=releasing):
         return False
     tell(holding, reason)
     return True

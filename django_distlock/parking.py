@@ -12,6 +12,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
+from . import garbage
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -122,7 +124,7 @@ class Turnstile:
         try:
             return await parker.apark(timeout) or self._quit(parker)
         except BaseException:
-            self._desert(parker)
+            garbage.now_or_later(self._desert, parker)
             raise
 
     def release(self) -> None:

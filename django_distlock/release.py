@@ -30,9 +30,9 @@ def give_back(holding: Holding) -> Flow[DistlockError | None]:
     try:
         released = yield Call(holding.backend, "release", (holding.grant,))
         if not released:
-            lose(holding, "stolen")
+            lose(holding, "stolen", releasing=True)
     except DistlockError as error:
-        lose(holding, "unreachable")
+        lose(holding, "unreachable", releasing=True)
         return error
     finally:
         holdings.end(holding)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
-from . import signals
+from . import garbage, signals
 from .holdings import holdings
 from .loss import lose
 from .loss import tell as tell_of_loss
@@ -135,6 +135,9 @@ class TransactionWatch:
 
     def finish(self) -> None:
         """The transaction has ended, one way or the other."""
+        if garbage.collecting():
+            garbage.later(self.finish)
+            return
         with _watching:
             self._uninstall()
             ended, self.holdings = self.holdings, []
@@ -220,7 +223,7 @@ def _give_back(holding: Holding, news: News) -> None:
         logger.exception("The lock %r could not be given back after its transaction.", holding.key.name)
         lost = "unreachable"
     finally:
-        if lost and holdings.lose(holding, lost):
+        if lost and holdings.lose(holding, lost, releasing=True):
             news.append(partial(tell_of_loss, holding, lost))
         holdings.end(holding)
     if holding.lost is None and signals.lock_released.receivers:

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import random
 import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from . import garbage
+
 if TYPE_CHECKING:
     from .records import Claim, Grant
+
+logger = logging.getLogger("django_distlock.waiting")
 
 T = TypeVar("T")
 
@@ -34,44 +39,81 @@ class Call(NamedTuple):
 
 Flow = Generator[Call, Any, T]
 
+# What adrive runs now: a flow that only its task refers to would itself be closed by the garbage collector.
+_flows: set[Flow[Any]] = set()
+
 
 def drive(flow: Flow[T]) -> T:
-    """Run ``flow`` to its end in this thread. An exception of a step, KeyboardInterrupt too, is raised in the flow."""
+    """Run ``flow`` to its end in this thread. An exception of a step is raised in the flow.
+
+    KeyboardInterrupt wins over what goes wrong while the flow cleans up after it.
+    """
+    interruption: BaseException | None = None
     try:
         step = flow.send(None)
         while True:
             try:
                 result = getattr(step.target, step.method)(*step.args)
             except BaseException as error:
+                interruption = _first(interruption, error)
                 step = flow.throw(error)
             else:
                 step = flow.send(result)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+    except Exception as error:
+        if interruption is None:
+            raise
+        _log(error)
+    raise interruption
 
 
 async def adrive(flow: Flow[T]) -> T:
     """Run ``flow`` to its end in this task.
 
-    Once a step was cancelled, the steps that clean up after it are not: they run to their end, and a further
-    cancellation is remembered. Each of them is bounded in time by its own target.
+    Once a step was cancelled, the steps that clean up after it are not: they run to their end. Each of them is bounded
+    in time by its own target. The cancellation wins over what goes wrong in them.
     """
+    interruption: BaseException | None = None
+    failed = False
+    _flows.add(flow)
     try:
         step = flow.send(None)
-        failed = False
         while True:
             try:
                 call = getattr(step.target, "a" + step.method)(*step.args)
                 result = await (uninterrupted(call) if failed else call)
             except BaseException as error:
+                if isinstance(error, GeneratorExit) and garbage.collecting():
+                    raise  # and the flow is closed elsewhere
                 failed = True
+                interruption = _first(interruption, error)
                 step = flow.throw(error)
             else:
                 step = flow.send(result)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+    except Exception as error:
+        if interruption is None:
+            raise
+        _log(error)
     finally:
-        flow.close()
+        garbage.now_or_later(_abandon, flow)
+    raise interruption
+
+
+def _abandon(flow: Flow[Any]) -> None:
+    flow.close()
+    _flows.discard(flow)
+
+
+def _first(interruption: BaseException | None, error: BaseException) -> BaseException | None:
+    """What the caller gets in the end: the first cancellation, KeyboardInterrupt or the like, if there was one."""
+    return error if interruption is None and not isinstance(error, Exception) else interruption
+
+
+def _log(error: Exception) -> None:
+    logger.warning("An interrupted call could not clean up: %s", error)
 
 
 async def uninterrupted(awaitable: Any) -> Any:

@@ -43,7 +43,8 @@ class MemoryBackend(Backend):
         super().__init__(alias, options)
         self._mutex = threading.Lock()
         self._entries: dict[bytes, list[Entry]] = {}
-        self._fences: dict[bytes, int] = {}
+        # The highest of all names: what rises over all of them rises for each, and nothing is kept of those let go.
+        self._fence = 0
 
     def _live(self, digest: bytes, now: float) -> list[Entry]:
         live = [entry for entry in self._entries.get(digest, ()) if entry.expires > now]
@@ -61,8 +62,7 @@ class MemoryBackend(Backend):
             live = self._live(digest, now)
             if any(not (entry.shared and claim.shared) for entry in live if entry.token != claim.token):
                 return None
-            fence = max(self._fences.get(digest, 0) + 1, time.time_ns() // 1000)
-            self._fences[digest] = fence
+            fence = self._fence = max(self._fence + 1, time.time_ns() // 1000)
             live = [entry for entry in live if entry.token != claim.token]
             thread = threading.current_thread().name
             live.append(Entry(claim.key, claim.token, claim.shared, fence, time.time(), now + ttl, thread))

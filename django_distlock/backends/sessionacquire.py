@@ -176,12 +176,12 @@ class SessionAcquire(Backend, Generic[S]):
         if session is None:
             return (yield from self._try(claim, answer_by))
         asked = time.monotonic()
-        granted = False
+        entered = granted = False
         if asked >= until:
             self.sessions.give_back(session)
             return None
-        yield Call(session.turnstile, "acquire", (math.inf,))
         try:
+            entered = yield Call(session.turnstile, "acquire", (math.inf,))
             granted = yield from self._wait_on(session, claim, until)
             if granted:
                 session.note(claim.key)
@@ -198,10 +198,12 @@ class SessionAcquire(Backend, Generic[S]):
         except BaseException:
             granted = False
             session.held.clear()
-            yield from self._stop_waiting(session)
+            if entered:
+                yield from self._stop_waiting(session)
             raise
         finally:
-            session.turnstile.release()
+            if entered:
+                session.turnstile.release()
             if not granted:
                 self.sessions.give_back(session)
 

@@ -11,6 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from django_distlock import garbage
 from django_distlock.waiting import uninterrupted
 
 if TYPE_CHECKING:
@@ -56,8 +57,7 @@ class Threads:
         try:
             return await self._run("wait", WAIT_THREADS, function, args, undo, interrupt)
         finally:
-            with self._guard:
-                self._waiting -= 1
+            garbage.now_or_later(self._count_out, 1, 0)
 
     async def _run(
         self,
@@ -77,8 +77,12 @@ class Threads:
             await self._clean_up(future, undo, interrupt)
             raise
         finally:
-            with self._guard:
-                self._running -= 1
+            garbage.now_or_later(self._count_out, 0, 1)
+
+    def _count_out(self, waiting: int, running: int) -> None:
+        with self._guard:
+            self._waiting -= waiting
+            self._running -= running
 
     async def _clean_up(
         self,

@@ -158,6 +158,17 @@ def test_r17_a_loss_ends_it_once_and_lets_the_next_one_ask(world: World) -> None
     assert world.empty
 
 
+def test_r17_what_is_being_given_back_is_lost_only_for_its_release(world: World) -> None:
+    """A renewal that meets a release finds nothing to renew: that is no loss."""
+    holding = world.hold("a", "x")
+    (lease,) = holding.leases
+    assert world.holdings.leave(holding, lease)
+    assert not world.holdings.lose(holding, "stolen")
+    assert (holding.state, holding.lost) == (State.RELEASING, None)
+    assert world.holdings.lose(holding, "stolen", releasing=True)
+    assert world.empty
+
+
 def test_r23_the_limit_counts_holders_of_one_backend() -> None:
     world = World(limit=2)
     held = [world.hold("a", "x"), world.hold("b", "y")]

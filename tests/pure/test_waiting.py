@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from django_distlock.exceptions import BackendUnavailable
 from django_distlock.names import LockKey
 from django_distlock.records import Claim
 from django_distlock.waiting import (
@@ -189,6 +190,41 @@ def test_r7_a_cancelled_task_cleans_up_and_a_second_cancellation_does_not_stop_t
         assert target.ended == ["first", "second"]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError("mine"), KeyboardInterrupt("mine")])
+def test_r7_an_interruption_wins_over_a_clean_up_that_fails(
+    run: Driver, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who cancels a task waits for its CancelledError; what the clean-up met is in the log."""
+    target = Target(error, BackendUnavailable("the server has gone"), OSError("still gone"))
+
+    def flow() -> Flow[None]:
+        try:
+            yield Call(target, "step")
+        except BaseException:
+            try:
+                yield Call(target, "step")
+            finally:
+                yield Call(target, "step")
+
+    with pytest.raises(type(error)) as raised:
+        run(flow())
+    assert raised.value.args == ("mine",)
+    assert "still gone" in caplog.text
+
+
+def test_r7_a_failure_while_nothing_was_interrupted_is_raised(run: Driver) -> None:
+    target = Target(OSError("first"), BackendUnavailable("second"))
+
+    def flow() -> Flow[None]:
+        try:
+            yield Call(target, "step")
+        finally:
+            yield Call(target, "step")
+
+    with pytest.raises(BackendUnavailable, match="second"):
+        run(flow())
 
 
 def test_r7_a_flow_that_is_dropped_is_closed() -> None:

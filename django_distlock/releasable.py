@@ -1,0 +1,58 @@
+"""``with`` and ``release`` for whatever has been acquired."""
+
+from __future__ import annotations
+
+import sys
+from typing import Self
+
+from . import context, garbage
+from .waiting import Flow, adrive, drive
+
+
+class Releasable:
+    """``with lease:`` and ``async with lease:`` for whatever can be released."""
+
+    __slots__ = ()
+
+    def _release_flow(self, raising: bool) -> Flow[None]:
+        raise NotImplementedError
+
+    def _release(self, raising: bool) -> None:
+        drive(self._release_flow(raising))
+
+    def release(self) -> None:
+        """Give it back. Releasing twice is harmless.
+
+        Raises LockLost if it was lost before, unless another exception is on its way already. Inside a transaction
+        the engine keeps the lock until that has ended.
+        """
+        if garbage.collecting():
+            garbage.later(self._release, False)
+        else:
+            self._release(sys.exc_info()[0] is None)
+
+    async def arelease(self) -> None:
+        """:meth:`release` for a task."""
+        if garbage.collecting():
+            garbage.later(self._release, False)
+        else:
+            await adrive(self._release_flow(sys.exc_info()[0] is None))
+
+    def __enter__(self) -> Self:
+        context.refuse_event_loop("async with")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if garbage.collecting():
+            garbage.later(self._release, False)
+        else:
+            self._release(kind is None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if garbage.collecting():
+            garbage.later(self._release, False)
+        else:
+            await adrive(self._release_flow(kind is None))
