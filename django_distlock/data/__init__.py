@@ -1,0 +1,1 @@
+"""Locks on the data itself: tables, rows, and writes that the database fences."""
