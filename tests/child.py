@@ -25,7 +25,7 @@ class Link:
 
 
 def main() -> None:
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     from django.conf import settings
 
     for alias, name in json.loads(os.environ["DISTLOCK_CHILD_DATABASES"]).items():

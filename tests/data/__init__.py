@@ -1,0 +1,1 @@
+"""Table locks, row locks and fenced writes."""
