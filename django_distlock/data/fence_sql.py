@@ -1,0 +1,142 @@
+"""The trigger that refuses to lower a fence, for each engine.
+
+https://www.postgresql.org/docs/current/sql-createtrigger.html
+https://dev.mysql.com/doc/refman/8.4/en/create-trigger.html
+https://sqlite.org/lang_createtrigger.html
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from django.db.backends.utils import names_digest, strip_quotes, truncate_name
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+
+PREFIX = "distlock_fence_"
+MYSQL_LONGEST_MESSAGE = 128  # characters of MESSAGE_TEXT
+# ER_CHECK_CONSTRAINT_VIOLATED, which Django knows as an IntegrityError: what the two others raise too.
+MYSQL_ERROR = 3819
+
+PG_FUNCTION = """CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $distlock$
+BEGIN
+  RAISE EXCEPTION 'stale fencing token: the {field} of % must not fall', TG_TABLE_NAME
+    USING ERRCODE = 'integrity_constraint_violation', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME,
+          CONSTRAINT = TG_NAME;
+END $distlock$"""
+PG_TRIGGER = (
+    "CREATE TRIGGER {trigger} BEFORE UPDATE ON {table} FOR EACH ROW WHEN ({lower}) EXECUTE FUNCTION {function}()"
+)
+MYSQL_TRIGGER = (
+    "CREATE TRIGGER {trigger} BEFORE UPDATE ON {table} FOR EACH ROW "
+    "IF {lower} THEN SIGNAL SQLSTATE '23000' SET MYSQL_ERRNO = {error}, MESSAGE_TEXT = {message}; END IF"
+)
+SQLITE_TRIGGER = (
+    "CREATE TRIGGER {trigger} BEFORE UPDATE ON {table} FOR EACH ROW WHEN {lower} "
+    "BEGIN SELECT RAISE(ABORT, {message}); END"
+)
+# Ours on one table, with their definition: a trigger keeps its name when the table or the column is renamed.
+FIND = {
+    "postgresql": (
+        "SELECT tgname, pg_get_triggerdef(oid) FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND tgname LIKE %s"
+    ),
+    "mysql": (
+        "SELECT TRIGGER_NAME, ACTION_STATEMENT FROM information_schema.TRIGGERS "
+        "WHERE TRIGGER_SCHEMA = DATABASE() AND EVENT_OBJECT_TABLE = %s AND TRIGGER_NAME LIKE %s"
+    ),
+    "sqlite": "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = %s AND name LIKE %s",
+}
+MYSQL_HAS_COLUMN = (
+    "SELECT 1 FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s AND COLUMN_NAME = %s"
+)
+VENDORS = tuple(FIND)
+# The first column that a definition names: NEW."fence", new.fence, NEW.`fence`
+COLUMN = re.compile(r"""\bnew\.("(?:[^"]|"")+"|`(?:[^`]|``)+`|\w+)""", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class FenceTrigger:
+    """The trigger of one column."""
+
+    table: str
+    column: str
+
+    @property
+    def name(self) -> str:
+        """What a new one is called."""
+        return PREFIX + names_digest(strip_quotes(self.table), self.column, length=12)
+
+    def create(self, editor: BaseDatabaseSchemaEditor) -> list[str]:
+        quote = editor.quote_name
+        column = quote(self.column)
+        parts = {
+            "trigger": quote(self.name),
+            "function": quote(self.name),
+            "table": quote(self.table),
+            "lower": f"NEW.{column} < OLD.{column} OR (NEW.{column} IS NULL AND OLD.{column} IS NOT NULL)",
+            "field": self.column.replace("%", "%%").replace("'", "''"),
+            "message": self._message(),
+            "error": MYSQL_ERROR,
+        }
+        statements = _CREATE[editor.connection.vendor]
+        return [*self.drop(editor), *(statement.format(**parts) for statement in statements)]
+
+    def drop(self, editor: BaseDatabaseSchemaEditor) -> list[str]:
+        """Whatever it is called, and those whose column is gone."""
+        quote, names = editor.quote_name, dict.fromkeys([self.name, *self._mine(editor.connection)])
+        if editor.connection.vendor != "postgresql":
+            return [f"DROP TRIGGER IF EXISTS {quote(name)}" for name in names]
+        return [
+            statement
+            for name in names
+            for statement in (
+                f"DROP TRIGGER IF EXISTS {quote(name)} ON {quote(self.table)}",
+                f"DROP FUNCTION IF EXISTS {quote(name)}()",
+            )
+        ]
+
+    def works(self, connection: BaseDatabaseWrapper) -> bool:
+        """Is there one about this column?"""
+        return self.column in self._found(connection).values()
+
+    def _mine(self, connection: BaseDatabaseWrapper) -> list[str]:
+        return [
+            name
+            for name, column in self._found(connection).items()
+            if column == self.column or self._is_gone(connection, column)
+        ]
+
+    def _is_gone(self, connection: BaseDatabaseWrapper, column: str) -> bool:
+        """MySQL leaves the old name of a renamed column in the trigger, and then no UPDATE works any more."""
+        if connection.vendor != "mysql":
+            return False
+        with connection.cursor() as cursor:
+            cursor.execute(MYSQL_HAS_COLUMN, [strip_quotes(self.table), column])
+            return cursor.fetchone() is None
+
+    def _found(self, connection: BaseDatabaseWrapper) -> dict[str, str]:
+        """The triggers of this table by name, each with its column."""
+        quoted = connection.vendor == "postgresql"
+        table = connection.ops.quote_name(self.table) if quoted else strip_quotes(self.table)
+        with connection.cursor() as cursor:
+            cursor.execute(FIND[connection.vendor], [table, PREFIX + "%"])
+            return {name: column_of(definition) for name, definition in cursor.fetchall()}
+
+    def _message(self) -> str:
+        text = f"stale fencing token: the {self.column} of {strip_quotes(self.table)} must not fall"
+        return "'" + truncate_name(text, MYSQL_LONGEST_MESSAGE).replace("'", "''") + "'"
+
+
+def column_of(definition: str) -> str:
+    found = COLUMN.search(definition)
+    if found is None:
+        return ""
+    quote = found[1][0]
+    return found[1][1:-1].replace(quote * 2, quote) if quote in '"`' else found[1]
+
+
+_CREATE = {"postgresql": (PG_FUNCTION, PG_TRIGGER), "mysql": (MYSQL_TRIGGER,), "sqlite": (SQLITE_TRIGGER,)}
