@@ -216,6 +216,18 @@ def test_r13_a_lock_after_the_first_read_warns(repeatable: str) -> None:
             pass
 
 
+def test_behind_a_transaction_pooler(rival: Rival) -> None:
+    """The lock lives in the transaction, and so do the settings."""
+    with table_lock(Account, using="pgbouncer", timeout=1):
+        assert not rival.writes(DB)
+        with pytest.raises(LockTimeout):
+            table_lock(Account, using=DB, timeout=0.1).__enter__()
+    with connections["pgbouncer"].cursor() as cursor:
+        cursor.execute(SHOWN)
+        assert cursor.fetchone() == ("0", "0")
+    assert rival.writes(DB)
+
+
 @isolate_apps("tests.data.app")
 def test_a_table_that_does_not_exist_is_no_busy_table() -> None:
     Absent = unmanaged("Absent", "dataapp_absent")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import SynchronousOnlyOperation
-from django.db import models
+from django.db import connections, models
 from django.test.utils import isolate_apps
 
-from django_distlock import table_lock
+from django_distlock import UnsupportedOperation, table_lock
 from django_distlock.data.fence import FencedModel
 from tests.data.app.models import Account, AccountProxy, Currency
 
@@ -59,6 +59,12 @@ def test_a_swapped_model(settings: Any) -> None:
     Swapped = type("Swapped", (models.Model,), {"Meta": meta, "__module__": __name__})
     with pytest.raises(ValueError, match=r"swapped for dataapp\.Account"):
         table_lock(Swapped)
+
+
+def test_another_engine(databases: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections["default"], "vendor", "oracle")
+    with pytest.raises(UnsupportedOperation, match="oracle"):
+        table_lock(Account, using="default").__enter__()
 
 
 class Split:
