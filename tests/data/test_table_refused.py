@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, models
 from django.test.utils import isolate_apps
@@ -37,6 +38,7 @@ CALLS: list[tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = [
     (TypeError, r"aliases\[Account\] must be a list", (Account,), {"aliases": {Account: "T6"}}),
     (TypeError, r"aliases\[Account\] must be a list", (Account,), {"aliases": {Account: [6]}}),
     (TypeError, "aliases must be model classes", (Account,), {"aliases": {"dataapp_account": ["T6"]}}),
+    (ValueError, "'T6' is given to two models", (Account,), {"aliases": {Account: ["T6"], Currency: ["T6"]}}),
     (ValueError, "is no alias", (Account,), {"aliases": {Account: ["T6` WRITE, x"]}}),
 ]
 
@@ -105,6 +107,20 @@ def test_a_call_that_gives_an_awaitable_is_refused(databases: None) -> None:
 
     with pytest.raises(TypeError, match="sync_to_async"):
         table_lock(Account)(lambda: later())()
+
+
+def test_async_code_calls_it_in_a_thread(db_alias: str) -> None:
+    @table_lock(Account, using=db_alias)
+    def count() -> int:
+        return Account.objects.using(db_alias).count()
+
+    async def call() -> int:
+        try:
+            return await sync_to_async(count)()
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    assert asyncio.run(call()) == 0
 
 
 def test_on_the_thread_of_an_event_loop_django_refuses(databases: None) -> None:
