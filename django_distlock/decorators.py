@@ -78,9 +78,9 @@ class LockedView(set[str]):
 
 def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
     """Wrap ``function`` so that each call holds ``face``."""
-    _refuse(function)
+    refuse(function)
     template = Template(face.templates(), function)
-    if _is_async(function):
+    if is_async(function):
         return _decorate_async(face, function, template, on_busy)
     inner = getattr(function, "_non_atomic_requests", ())
     innermost = not isinstance(inner, LockedView)
@@ -88,9 +88,9 @@ def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
 
     @functools.wraps(function)
     def locked(*args: Any, **kwargs: Any) -> Any:
-        request = _request(args)
+        request = request_of(args)
         excluded: LockedView = locked._non_atomic_requests  # type: ignore[attr-defined]
-        call = functools.partial(_call_view, function, request if innermost else None, excluded)
+        call = functools.partial(call_view, function, request if innermost else None, excluded)
         if dispatches and request is not None and _is_async_dispatch(function, args):
             return _held_async(_recipe(face, template, args, kwargs), call, args, kwargs, on_busy)
         recipe = _recipe(face, template, args, kwargs)
@@ -98,14 +98,14 @@ def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
             _refuse_event_loop(function)
         lease = recipe._try_acquire(recipe.timeout) if on_busy != "raise" else recipe._acquire()
         if lease is None:
-            return _call_view(on_busy, request, excluded, *args, **kwargs) if callable(on_busy) else None
+            return call_view(on_busy, request, excluded, *args, **kwargs) if callable(on_busy) else None
         return _run(lease, call, args, kwargs)
 
     locked._non_atomic_requests = LockedView(inner)  # type: ignore[attr-defined]
     return locked  # type: ignore[return-value]
 
 
-def _is_async(function: Any) -> bool:
+def is_async(function: Any) -> bool:
     """Does a call of it surely give an awaitable? What it wraps says nothing: ``async_to_sync`` wraps an async one."""
     while isinstance(function, functools.partial) and not iscoroutinefunction(function):
         function = function.func
@@ -205,7 +205,7 @@ def _recipe(face: Face[Any], template: Template, args: tuple[Any, ...], kwargs: 
     return face.formatted(values) if values else face
 
 
-def _request(args: tuple[Any, ...]) -> HttpRequest | None:
+def request_of(args: tuple[Any, ...]) -> HttpRequest | None:
     """The request of a view: its first argument, or the second of a method."""
     for argument in args[:2]:
         if isinstance(argument, HttpRequest):
@@ -226,7 +226,7 @@ def _is_async_dispatch(function: Callable[..., Any], args: tuple[Any, ...]) -> b
     return bool(getattr(view, "view_is_async", False))
 
 
-def _call_view(
+def call_view(
     function: Callable[..., Any], request: HttpRequest | None, excluded: LockedView, /, *args: Any, **kwargs: Any
 ) -> Any:
     """Call ``function`` inside the transactions that Django left to us.
@@ -256,12 +256,12 @@ def _is_atomic(alias: str) -> bool:
     return connection.in_atomic_block and not (blocks and blocks[-1]._from_testcase)
 
 
-def _refuse(function: object) -> None:
+def refuse(function: object, lock: str = "advisory_lock") -> None:
     """TypeError for what a decorator cannot protect."""
     name = getattr(function, "__qualname__", repr(function))
     if inspect.isclass(function):
         raise TypeError(
-            f"{name} is a class; use @method_decorator(advisory_lock(...), name='dispatch') on a class-based view."
+            f"{name} is a class; use @method_decorator({lock}(...), name='dispatch') on a class-based view."
         )
     if isinstance(function, (classmethod, staticmethod, property)):
         raise TypeError(f"Put @{type(function).__name__} above the lock, not below it.")

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .fence import FencedModel
     from .fenced_querysets import FencedQuerySet
+    from .modes import TableLockMode
     from .operations import EnforceFence, RelaxFence
 
-__all__ = ["EnforceFence", "FencedModel", "FencedQuerySet", "RelaxFence"]
+__all__ = ["EnforceFence", "FencedModel", "FencedQuerySet", "RelaxFence", "TableLockMode"]
 
 _MODULES = {
     "EnforceFence": "operations",
     "FencedModel": "fence",
     "FencedQuerySet": "fenced_querysets",
     "RelaxFence": "operations",
+    "TableLockMode": "modes",
 }
 
 
