@@ -69,14 +69,16 @@ def forget_in_a_task(link: Any, using: str, name: str) -> None:
 def forget_a_task(link: Any, using: str, name: str) -> None:
     """asyncio.run() cancels it at the end."""
 
-    async def hold() -> None:
+    async def hold(held: asyncio.Event) -> None:
         async with advisory_lock(name, using=using):
-            link.say("held")
+            held.set()
             await asyncio.Event().wait()
 
     async def main() -> None:
-        kept.append(asyncio.create_task(hold()))
-        await asyncio.sleep(0.3)
+        held = asyncio.Event()
+        kept.append(asyncio.create_task(hold(held)))
+        await held.wait()
+        link.say("held")
 
     asyncio.run(main())
 
