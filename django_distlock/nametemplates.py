@@ -31,10 +31,9 @@ class Template:
     def _check(self, function: Callable[..., Any]) -> None:
         """Fields against the signature, unless it takes anything: then the call will tell."""
         assert self._signature is not None  # noqa: S101 - set by the caller
-        parameters = self._signature.parameters
-        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        known = _known(self._signature)
+        if known is None:
             return
-        known = [name for name, parameter in parameters.items() if parameter.kind not in _VARIADIC]
         for name, parts in self._parsed.items():
             for _, path in parts:
                 if path and path[0] not in known:
@@ -49,20 +48,61 @@ class Template:
         if not self._parsed:
             return {}
         assert self._signature is not None  # noqa: S101 - set together with _parsed
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        values = dict(bound.arguments)
-        extra: Mapping[str, Any] = {}
-        for parameter in self._signature.parameters.values():
-            if parameter.kind in _VARIADIC:
-                variadic = values.pop(parameter.name)
-                extra = variadic if parameter.kind is inspect.Parameter.VAR_KEYWORD else extra
-        # `def f(pk, /, **kwargs)` may be called as f(1, pk=2): its argument pk is 1
-        values = {**extra, **values}
+        values = _values(self._signature.bind(*args, **kwargs))
         return {
-            name: "".join(text + (_follow(name, path, values) if path else "") for text, path in parts)
+            name: "".join(
+                text + (str(_follow(f"The lock name {name!r}", path, values)) if path else "") for text, path in parts
+            )
             for name, parts in self._parsed.items()
         }
+
+
+class Argument:
+    """One value of the calls of a decorated function: the name of an argument, with a dotted path into it if wanted.
+
+    ``what`` begins the messages. ``filled`` names an argument that the decorator itself passes, so that no caller does.
+    Raises ValueError for what is no such path, and for an argument that the signature does not have.
+    """
+
+    def __init__(self, what: str, path: str, function: Callable[..., Any], filled: str | None = None) -> None:
+        self._what, self._path = what, tuple(path.split("."))
+        signature = _signature(function)
+        kept = [parameter for parameter in signature.parameters.values() if parameter.name != filled]
+        self.signature = signature.replace(parameters=kept)
+        if not all(step.isidentifier() for step in self._path):
+            raise ValueError(f"{what} must be the name of an argument with a dotted path, not {path!r}.")
+        known = _known(self.signature)
+        if known is not None and self._path[0] not in known:
+            raise ValueError(
+                f"{what} is {path!r}, but {getattr(function, '__qualname__', function)!r} has no argument "
+                f"{self._path[0]!r}; it has {', '.join(known) or 'none'}."
+            )
+
+    def value(self, bound: inspect.BoundArguments) -> Any:
+        """The value in one call. TypeError if the path cannot be followed."""
+        return _follow(self._what, self._path, _values(bound))
+
+
+def _known(signature: inspect.Signature) -> list[str] | None:
+    """The names that a call may be asked for; None if it takes any, so that only the call will tell."""
+    parameters = signature.parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return None
+    return [name for name, parameter in parameters.items() if parameter.kind not in _VARIADIC]
+
+
+def _values(bound: inspect.BoundArguments) -> dict[str, Any]:
+    """Name -> value of a call, defaults and ``**kwargs`` included. (A copy: ``bound`` may be called with later.)"""
+    bound = inspect.BoundArguments(bound.signature, bound.arguments.copy())
+    bound.apply_defaults()
+    values = dict(bound.arguments)
+    extra: Mapping[str, Any] = {}
+    for parameter in bound.signature.parameters.values():
+        if parameter.kind in _VARIADIC:
+            variadic = values.pop(parameter.name)
+            extra = variadic if parameter.kind is inspect.Parameter.VAR_KEYWORD else extra
+    # `def f(pk, /, **kwargs)` may be called as f(1, pk=2): its argument pk is 1
+    return {**extra, **values}
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
@@ -91,7 +131,7 @@ def _parse(name: str) -> list[tuple[str, tuple[str, ...]]]:
     return parts
 
 
-def _follow(name: str, path: tuple[str, ...], values: Mapping[str, Any]) -> str:
+def _follow(what: str, path: tuple[str, ...], values: Mapping[str, Any]) -> Any:
     try:
         value = values[path[0]]
         for step in path[1:]:
@@ -100,5 +140,5 @@ def _follow(name: str, path: tuple[str, ...], values: Mapping[str, Any]) -> str:
             except AttributeError:
                 value = value[step]
     except (KeyError, TypeError, IndexError) as error:
-        raise TypeError(f"The lock name {name!r} needs {{{'.'.join(path)}}}, which this call does not have.") from error
-    return str(value)
+        raise TypeError(f"{what} needs {{{'.'.join(path)}}}, which this call does not have.") from error
+    return value
