@@ -1,0 +1,120 @@
+"""What a driver says of a locking statement, in the words of this library."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from django.db import Error, InterfaceError, NotSupportedError
+from django.db.transaction import TransactionManagementError
+
+from django_distlock.exceptions import (
+    BackendUnavailable,
+    DeadlockDetected,
+    DistlockError,
+    LockNotAcquired,
+    LockTimeout,
+    UnsupportedOperation,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+Code = str | int | None
+
+# PostgreSQL's SQLSTATE, https://www.postgresql.org/docs/current/errcodes-appendix.html; the numbers of MySQL, from
+# https://dev.mysql.com/doc/mysql-errors/8.4/en/server-error-reference.html, and of MariaDB where it has its own;
+# SQLite's are in _sqlite().
+# lock_timeout and NOWAIT, a cancelled statement (statement_timeout); lock wait timeout, KILL QUERY, MariaDB's
+# max_statement_time, MySQL's max_execution_time and NOWAIT
+BUSY = frozenset({"55P03", "57014", 1205, 1317, 1969, 3024, 3572})
+DEADLOCK = frozenset({"40P01", 1213, 3058})
+# a row was changed after the snapshot of the transaction
+STALE = frozenset({"40001", 1020})
+# the connection, the session or the server is gone or refuses to talk
+GONE = frozenset({1040, 1053, 1152, 1927, 2002, 2003, 2006, 2013, 2055, 4031})
+SQLITE_BUSY, SQLITE_LOCKED, SQLITE_BUSY_SNAPSHOT = 5, 6, 517
+SQLITE_IOERR, SQLITE_CANTOPEN = 10, 14
+
+
+@contextmanager
+def lock_errors(connection: BaseDatabaseWrapper, what: str, timeout: float | None) -> Iterator[None]:
+    """Around a locking statement: the driver's errors become DistlockErrors, whose cause they are.
+
+    ``what`` begins the message ("The table x"). With ``timeout`` 0 busy is LockNotAcquired, else LockTimeout. The
+    enclosing ``atomic()`` is marked for rollback, on every engine: PostgreSQL has aborted the transaction.
+    """
+    try:
+        yield
+    except TransactionManagementError:  # Django's own, and clear
+        raise
+    except Error as error:
+        if connection.in_atomic_block:
+            connection.needs_rollback = True
+            connection.rollback_exc = error  # type: ignore[attr-defined]
+        raise translate(connection, error, what, timeout) from error
+
+
+def code_of(error: BaseException) -> Code:
+    """The engine's code of an error of Django's or of the driver's: SQLSTATE, MySQL's or SQLite's number."""
+    driver = error.__cause__ if isinstance(error, Error) and error.__cause__ is not None else error
+    for attribute in ("sqlstate", "pgcode", "sqlite_errorcode"):  # psycopg 3, psycopg2, sqlite3
+        code: Code = getattr(driver, attribute, None)
+        if code is not None:
+            return code
+    first = driver.args[0] if driver.args else None
+    return first if isinstance(first, int) else None
+
+
+def translate(connection: BaseDatabaseWrapper, error: Error, what: str, timeout: float | None) -> DistlockError:
+    """The DistlockError that says what ``error`` means for a locking statement."""
+    code = code_of(error)
+    if connection.vendor == "sqlite" and isinstance(code, int):
+        return _sqlite(error, code, what, timeout)
+    if code in BUSY:
+        return busy(what, timeout)
+    if code in DEADLOCK:
+        return DeadlockDetected(f"{what} could not be locked: waiting would have closed a circle of waiters.")
+    if code in STALE:
+        return stale(what)
+    if isinstance(error, NotSupportedError):
+        return UnsupportedOperation(f"{what} could not be locked: {error}")
+    if _gone(connection, error, code):
+        return BackendUnavailable(f"{what} could not be locked: the database did not answer.")
+    return DistlockError(f"{what} could not be locked: {error}")
+
+
+def busy(what: str, timeout: float | None) -> LockNotAcquired:
+    if timeout == 0:
+        return LockNotAcquired(f"{what} is locked by somebody else.")
+    after = "at the end of the database's own timeout" if timeout is None else f"after {timeout:g} s"
+    return LockTimeout(f"{what} was still locked by somebody else {after}.")
+
+
+def stale(what: str) -> LockNotAcquired:
+    return LockNotAcquired(
+        f"{what} could not be locked: somebody else has written since this transaction first read. Take the lock "
+        "before the first query of the transaction, or run the transaction again."
+    )
+
+
+def _gone(connection: BaseDatabaseWrapper, error: Error, code: Code) -> bool:
+    if isinstance(error, InterfaceError):
+        return True
+    if connection.vendor == "postgresql":  # without a SQLSTATE it is the client that speaks: the server did not
+        return code is None or str(code).startswith(("08", "57P"))
+    return code in GONE
+
+
+def _sqlite(error: Error, code: int, what: str, timeout: float | None) -> DistlockError:
+    """https://sqlite.org/rescode.html: the low byte of an extended code is the primary one."""
+    if code == SQLITE_BUSY_SNAPSHOT:
+        return stale(what)
+    primary = code & 0xFF
+    if primary in (SQLITE_BUSY, SQLITE_LOCKED):
+        return busy(what, timeout)
+    if primary in (SQLITE_IOERR, SQLITE_CANTOPEN):
+        return BackendUnavailable(f"{what} could not be locked: {error}")
+    return DistlockError(f"{what} could not be locked: {error}")
