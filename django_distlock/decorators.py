@@ -42,7 +42,7 @@ class LockedView(set[str]):
 
 def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
     """Wrap ``function`` so that each call holds ``face``."""
-    _refuse(function)
+    refuse(function)
     template = Template(face.templates(), function)
     if iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__):
         return _decorate_async(face, function, template, on_busy)
@@ -53,15 +53,15 @@ def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
 
     @functools.wraps(function)
     def locked(*args: Any, **kwargs: Any) -> Any:
-        request = _request(args)
-        call = functools.partial(_call_view, function, request if innermost else None, excluded)
+        request = request_of(args)
+        call = functools.partial(call_view, function, request if innermost else None, excluded)
         if dispatches and request is not None and _is_async_dispatch(function, args):
             return _held_async(_recipe(face, template, args, kwargs), call, args, kwargs, on_busy)
         recipe = _recipe(face, template, args, kwargs)
         # also on the thread of an event loop: the function may well give an awaitable, which nobody can know before
         lease = recipe._try_acquire(recipe.timeout) if on_busy != "raise" else recipe._acquire()
         if lease is None:
-            return _call_view(on_busy, request, excluded, *args, **kwargs) if callable(on_busy) else None
+            return call_view(on_busy, request, excluded, *args, **kwargs) if callable(on_busy) else None
         return _run(lease, call, args, kwargs)
 
     locked._non_atomic_requests = excluded  # type: ignore[attr-defined]
@@ -150,7 +150,7 @@ def _recipe(face: Face[Any], template: Template, args: tuple[Any, ...], kwargs: 
     return face.formatted(values) if values else face
 
 
-def _request(args: tuple[Any, ...]) -> HttpRequest | None:
+def request_of(args: tuple[Any, ...]) -> HttpRequest | None:
     """The request of a view: its first argument, or the second of a method."""
     for argument in args[:2]:
         if isinstance(argument, HttpRequest):
@@ -171,7 +171,7 @@ def _is_async_dispatch(function: Callable[..., Any], args: tuple[Any, ...]) -> b
     return bool(getattr(view, "view_is_async", False))
 
 
-def _call_view(
+def call_view(
     function: Callable[..., Any], request: HttpRequest | None, excluded: LockedView, /, *args: Any, **kwargs: Any
 ) -> Any:
     """Call ``function`` inside the transactions that Django left to us.
@@ -201,12 +201,12 @@ def _is_atomic(alias: str) -> bool:
     return connection.in_atomic_block and not (blocks and blocks[-1]._from_testcase)
 
 
-def _refuse(function: object) -> None:
+def refuse(function: object, lock: str = "advisory_lock") -> None:
     """TypeError for what a decorator cannot protect."""
     name = getattr(function, "__qualname__", repr(function))
     if inspect.isclass(function):
         raise TypeError(
-            f"{name} is a class; use @method_decorator(advisory_lock(...), name='dispatch') on a class-based view."
+            f"{name} is a class; use @method_decorator({lock}(...), name='dispatch') on a class-based view."
         )
     if isinstance(function, (classmethod, staticmethod, property)):
         raise TypeError(f"Put @{type(function).__name__} above the lock, not below it.")

@@ -25,13 +25,13 @@ class Template:
         self._parsed = {name: _parse(name) for name in names if "{" in name or "}" in name}
         self._signature: inspect.Signature | None = None
         if self._parsed:
-            self._signature = _signature(function)
+            self._signature = signature_of(function)
             self._check(function)
 
     def _check(self, function: Callable[..., Any]) -> None:
         """Fields against the signature, unless it takes anything: then the call will tell."""
         assert self._signature is not None  # noqa: S101 - set by the caller
-        known = _known(self._signature)
+        known = known_names(self._signature)
         if known is None:
             return
         for name, parts in self._parsed.items():
@@ -48,42 +48,16 @@ class Template:
         if not self._parsed:
             return {}
         assert self._signature is not None  # noqa: S101 - set together with _parsed
-        values = _values(self._signature.bind(*args, **kwargs))
+        values = values_of(self._signature.bind(*args, **kwargs))
         return {
             name: "".join(
-                text + (str(_follow(f"The lock name {name!r}", path, values)) if path else "") for text, path in parts
+                text + (str(follow(f"The lock name {name!r}", path, values)) if path else "") for text, path in parts
             )
             for name, parts in self._parsed.items()
         }
 
 
-class Argument:
-    """One value of the calls of a decorated function: the name of an argument, with a dotted path into it if wanted.
-
-    ``what`` begins the messages. ``filled`` names an argument that the decorator itself passes, so that no caller does.
-    Raises ValueError for what is no such path, and for an argument that the signature does not have.
-    """
-
-    def __init__(self, what: str, path: str, function: Callable[..., Any], filled: str | None = None) -> None:
-        self._what, self._path = what, tuple(path.split("."))
-        signature = _signature(function)
-        kept = [parameter for parameter in signature.parameters.values() if parameter.name != filled]
-        self.signature = signature.replace(parameters=kept)
-        if not all(step.isidentifier() for step in self._path):
-            raise ValueError(f"{what} must be the name of an argument with a dotted path, not {path!r}.")
-        known = _known(self.signature)
-        if known is not None and self._path[0] not in known:
-            raise ValueError(
-                f"{what} is {path!r}, but {getattr(function, '__qualname__', function)!r} has no argument "
-                f"{self._path[0]!r}; it has {', '.join(known) or 'none'}."
-            )
-
-    def value(self, bound: inspect.BoundArguments) -> Any:
-        """The value in one call. TypeError if the path cannot be followed."""
-        return _follow(self._what, self._path, _values(bound))
-
-
-def _known(signature: inspect.Signature) -> list[str] | None:
+def known_names(signature: inspect.Signature) -> list[str] | None:
     """The names that a call may be asked for; None if it takes any, so that only the call will tell."""
     parameters = signature.parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -91,7 +65,7 @@ def _known(signature: inspect.Signature) -> list[str] | None:
     return [name for name, parameter in parameters.items() if parameter.kind not in _VARIADIC]
 
 
-def _values(bound: inspect.BoundArguments) -> dict[str, Any]:
+def values_of(bound: inspect.BoundArguments) -> dict[str, Any]:
     """Name -> value of a call, defaults and ``**kwargs`` included. (A copy: ``bound`` may be called with later.)"""
     bound = inspect.BoundArguments(bound.signature, bound.arguments.copy())
     bound.apply_defaults()
@@ -105,7 +79,7 @@ def _values(bound: inspect.BoundArguments) -> dict[str, Any]:
     return {**extra, **values}
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     """The signature of what is really called: a partial made by ``method_decorator`` has ``self`` bound already, but
     says that it wraps the method that has not."""
     inner = inspect.unwrap(function, stop=lambda f: isinstance(f, functools.partial) or hasattr(f, "__signature__"))
@@ -131,7 +105,8 @@ def _parse(name: str) -> list[tuple[str, tuple[str, ...]]]:
     return parts
 
 
-def _follow(what: str, path: tuple[str, ...], values: Mapping[str, Any]) -> Any:
+def follow(what: str, path: tuple[str, ...], values: Mapping[str, Any]) -> Any:
+    """The value at the end of a dotted path; TypeError that begins with ``what`` if a step is missing."""
     try:
         value = values[path[0]]
         for step in path[1:]:

@@ -1,4 +1,4 @@
-"""From what a caller wants locked to the one ``SELECT ... FOR UPDATE`` that locks it, in the order of the primary key."""
+"""From what a caller wants locked to the one ``SELECT ... FOR UPDATE`` that locks it, in primary-key order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Wish:
         return self.timeout != 0
 
 
-def wish(timeout: Timeout, *, nowait: object, skip_locked: object, of: object, no_key: object) -> Wish:
+def wish_of(timeout: Timeout, *, nowait: object, skip_locked: object, of: object, no_key: object) -> Wish:
     """The checked options; ValueError or TypeError that names the argument."""
     for argument, value in (("nowait", nowait), ("skip_locked", skip_locked), ("no_key", no_key)):
         if not isinstance(value, bool):
@@ -64,7 +64,7 @@ def queryset_of(target: object, pk: object, using: str | None) -> QuerySet[Any]:
     return queryset.using(using) if using is not None else queryset
 
 
-def refuse(queryset: QuerySet[Any], wish: Wish) -> None:
+def refuse_queryset(queryset: QuerySet[Any], wish: Wish) -> None:
     """ValueError for what no engine can lock row by row, or none in the order of the primary key."""
     query = queryset.query
     name = queryset.model._meta.label
@@ -75,10 +75,10 @@ def refuse(queryset: QuerySet[Any], wish: Wish) -> None:
     if query.distinct:
         raise ValueError(f"row_lock cannot lock distinct rows: filter {name} by pk__in=queryset.values('pk') instead.")
     if query.group_by is not None or any(
-        annotation.contains_over_clause for annotation in query.annotations.values()
+        getattr(annotation, "contains_over_clause", False) for annotation in query.annotations.values()
     ):
         raise ValueError(
-            "row_lock cannot lock rows that stand for groups or windows: leave out aggregate and window annotations, or "
+            "row_lock cannot lock rows that stand for groups or windows: leave out aggregates and windows, or "
             f"filter {name} by pk__in=queryset.values('pk')."
         )
     if query.is_sliced and wish.waits and not _by_primary_key(queryset):
@@ -100,6 +100,7 @@ def locking(queryset: QuerySet[M], wish: Wish) -> QuerySet[M]:
 
     A slice keeps its order. Its rows are never waited for, or it is ordered by primary key already.
     """
+    refuse_queryset(queryset, wish)
     locked = queryset.select_for_update()
     features = connections[locked.db].features
     if not features.has_select_for_update:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error
@@ -12,7 +13,8 @@ from django.db import Error
 from django_distlock.validation import UNSET, Timeout, optional_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -26,7 +28,8 @@ LONGEST_WAIT, LONGEST_ROW_WAIT = 31_536_000, 100_000_000
 
 PG_SET = (
     "SELECT current_setting('lock_timeout'), current_setting('statement_timeout'),"
-    " set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true)"
+    " set_config('lock_timeout', %s, true),"
+    " set_config('statement_timeout', COALESCE(%s, current_setting('statement_timeout')), true)"
 )
 PG_RESTORE = "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true)"
 
@@ -45,7 +48,7 @@ def milliseconds(timeout: float | None, *, least: int = 0) -> int:
 
 
 @contextmanager
-def wait_limit(connection: BaseDatabaseWrapper, timeout: float | None) -> Iterator[None]:
+def wait_limit(connection: BaseDatabaseWrapper, timeout: float | None, *, whole: bool = True) -> Iterator[None]:
     """Statements inside end with the engine's busy error after ``timeout`` seconds; the caller's setting is as before
     when the block has ended, whatever it was.
 
@@ -53,8 +56,15 @@ def wait_limit(connection: BaseDatabaseWrapper, timeout: float | None) -> Iterat
     statement, since their lock timeouts count anew for each table or row. Two statements more; none on PostgreSQL for
     None, where the server's own lock_timeout holds (by default for ever). After an error on PostgreSQL the rollback of
     the transaction or savepoint puts back what was set in it. Oracle's MySQL knows whole seconds, at least one.
+
+    Without ``whole`` PostgreSQL's limit is on each lock and not on the statement: for one that has work to do and
+    is not to wait at all.
     """
-    setters = {"postgresql": _postgres, "mysql": _mysql, "sqlite": _sqlite}
+    setters: dict[str, Callable[..., AbstractContextManager[None]]] = {
+        "postgresql": partial(_postgres, whole=whole),
+        "mysql": _mysql,
+        "sqlite": _sqlite,
+    }
     if (setter := setters.get(connection.vendor)) is None:
         yield
         return
@@ -63,13 +73,13 @@ def wait_limit(connection: BaseDatabaseWrapper, timeout: float | None) -> Iterat
 
 
 @contextmanager
-def _postgres(connection: Any, timeout: float | None) -> Iterator[None]:
+def _postgres(connection: Any, timeout: float | None, *, whole: bool) -> Iterator[None]:
     if timeout is None:
         yield
         return
     limit = str(milliseconds(timeout, least=1))  # 0 would be for ever
     with connection.cursor() as cursor:
-        cursor.execute(PG_SET, [limit, limit])
+        cursor.execute(PG_SET, [limit, limit if whole else None])
         before = cursor.fetchone()[:2]
     yield
     # explicitly: what was set locally outlives the release of a savepoint
