@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .data.table import table_lock
 from .exceptions import (
     BackendUnavailable,
     DeadlockDetected,
@@ -32,6 +33,7 @@ __all__ = [
     "held_locks",
     "lock_all",
     "semaphore",
+    "table_lock",
 ]
 
 __version__ = "0.1.0"

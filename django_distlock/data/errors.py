@@ -12,6 +12,7 @@ from django_distlock.exceptions import (
     BackendUnavailable,
     DeadlockDetected,
     DistlockError,
+    LockLost,
     LockNotAcquired,
     LockTimeout,
     UnsupportedOperation,
@@ -118,3 +119,13 @@ def _sqlite(error: Error, code: int, what: str, timeout: float | None) -> Distlo
     if primary in (SQLITE_IOERR, SQLITE_CANTOPEN):
         return BackendUnavailable(f"{what} could not be locked: {error}")
     return DistlockError(f"{what} could not be locked: {error}")
+
+
+def ensure_open(connection: BaseDatabaseWrapper, raw: object) -> None:
+    """LockLost if ``connection`` has left ``raw``, on which the lock was: Django leaves an ``atomic()`` inside which it
+    was closed without a word, and the server has rolled back."""
+    if connection.closed_in_transaction or connection.connection is not raw:
+        raise LockLost(
+            f"The connection {connection.alias!r} was closed inside the block: the lock is lost, and what the block "
+            "wrote is rolled back."
+        )

@@ -44,9 +44,7 @@ class LockingQuerySet(models.QuerySet[M]):
         into: str | None = None,
     ) -> RowLock[list[M]]:
         """:func:`row_lock` of these rows: ``with Account.objects.filter(...).lock_rows() as accounts:``."""
-        return row_lock(
-            self, timeout=timeout, nowait=nowait, skip_locked=skip_locked, of=of, no_key=no_key, into=into
-        )
+        return row_lock(self, timeout=timeout, nowait=nowait, skip_locked=skip_locked, of=of, no_key=no_key, into=into)
 
     def lock_row(
         self,

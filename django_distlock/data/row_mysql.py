@@ -11,6 +11,8 @@ from .waits import mysql_limits
 if TYPE_CHECKING:
     from django.db.models import Model
 
+    from .rowquery import Wish
+
 # What TABLES and ENGINES say; a view has no engine, and a temporary table belongs to one session.
 WITHOUT_ROLLBACK = (
     "SELECT t.TABLE_NAME, t.ENGINE FROM information_schema.TABLES t"
@@ -22,12 +24,15 @@ WITHOUT_ROLLBACK = (
 _good: set[tuple[object, ...]] = set()
 
 
-def set_statement(connection: Any, timeout: float | None) -> str:
+def set_statement(connection: Any, wish: Wish) -> str:
     """What stands before a statement of MariaDB to bound its waits: nothing is left to put back.
 
     https://mariadb.com/docs/server/reference/sql-statements/administrative-sql-statements/set-commands/set-statement
     """
-    limits = mysql_limits(connection, timeout)
+    limits = mysql_limits(connection, wish.timeout)
+    if wish.skip_locked:
+        # with a limit of 0 a row that is skipped ends the statement with error 1180 (MariaDB 10.11)
+        del limits["innodb_lock_wait_timeout"]
     return f"SET STATEMENT {', '.join(f'{name} = {value}' for name, value in limits.items())} FOR "
 
 

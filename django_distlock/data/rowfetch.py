@@ -10,9 +10,9 @@ from django.db.models import prefetch_related_objects
 
 from django_distlock.exceptions import LockNotAcquired
 
-from .errors import lock_errors
+from . import table_sqlite
+from .errors import ensure_open, lock_errors
 from .row_mysql import refuse_without_rows, set_statement
-from .row_sqlite import write_lock
 from .rowquery import M, Wish, locking
 from .waits import wait_limit
 
@@ -34,31 +34,52 @@ def locked_rows(queryset: QuerySet[M], wish: Wish) -> Iterator[list[M]]:
     """
     queryset = locking(queryset, wish)
     connection = connections[queryset.db]
+    connection.ensure_connection()
+    with ExitStack() as stack:
+        if connection.vendor == "sqlite" and not connection.in_atomic_block:
+            locked = _begun(stack, connection, queryset, wish)
+        else:
+            stack.enter_context(transaction.atomic(using=queryset.db, savepoint=False))
+            locked = _prepared(connection, queryset, wish)
+        raw = connection.connection
+        yield fetch(queryset, wish) if locked else []
+        ensure_open(connection, raw)
+
+
+def _begun(stack: ExitStack, connection: Any, queryset: QuerySet[Any], wish: Wish) -> bool:
+    """Open a transaction with SQLite's one lock; without it if all rows are to be skipped while another has it."""
+    what = describe(queryset)
+
+    def enter(mode: str) -> None:
+        block = transaction.atomic(using=connection.alias)
+        table_sqlite.begin(connection, block, stack, mode, what, wish.timeout)
+
+    try:
+        enter("IMMEDIATE")
+    except LockNotAcquired:
+        if not wish.skip_locked:
+            raise
+        enter("DEFERRED")
+        return False
+    return True
+
+
+def _prepared(connection: Any, queryset: QuerySet[Any], wish: Wish) -> bool:
+    """Inside a transaction: what an engine needs before its SELECT; False if all rows are to be skipped."""
     if connection.vendor == "mysql":
         refuse_without_rows(connection, queryset.model)
-    if connection.vendor == "sqlite":
-        with _locked_database(queryset, wish) as rows:
-            yield rows
-        return
-    with transaction.atomic(using=queryset.db, savepoint=False):
-        yield fetch(queryset, wish)
-
-
-@contextmanager
-def _locked_database(queryset: QuerySet[M], wish: Wish) -> Iterator[list[M]]:
-    """SQLite has one lock, which is all rows of the database: while another has it, all of them are skipped."""
-    connection = connections[queryset.db]
+    if connection.vendor != "sqlite":
+        return True
     broken = connection.needs_rollback
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(write_lock(connection, queryset.model, wish.timeout))
-        except LockNotAcquired:
-            if not wish.skip_locked:
-                raise
-            connection.needs_rollback = broken
-            yield []
-            return
-        yield fetch(queryset, wish)
+    try:
+        table = connection.ops.quote_name(queryset.model._meta.db_table)
+        table_sqlite.take_write_lock(connection, table, describe(queryset), wish.timeout)
+    except LockNotAcquired:
+        if not wish.skip_locked:
+            raise
+        connection.needs_rollback = broken  # SQLite has refused a statement and kept the transaction
+        return False
+    return True
 
 
 def lock_inside(queryset: QuerySet[M], wish: Wish) -> list[M]:
@@ -70,12 +91,7 @@ def lock_inside(queryset: QuerySet[M], wish: Wish) -> list[M]:
             f"lock_row() on {queryset.model._meta.label} needs a transaction to hold the lock: call it inside "
             "atomic(), or use `with row_lock(...)`, which opens one."
         )
-    if connection.vendor == "mysql":
-        refuse_without_rows(connection, queryset.model)
-    if connection.vendor == "sqlite":
-        with write_lock(connection, queryset.model, wish.timeout):
-            pass  # held to the end of the transaction
-    return fetch(queryset, wish)
+    return fetch(queryset, wish) if _prepared(connection, queryset, wish) else []
 
 
 def fetch(queryset: QuerySet[M], wish: Wish) -> list[M]:
@@ -94,7 +110,7 @@ def _limit(connection: Any, wish: Wish) -> AbstractContextManager[None]:
     if connection.vendor == "sqlite":
         return nullcontext()
     if connection.vendor == "mysql" and connection.mysql_is_mariadb:
-        return connection.execute_wrapper(_prefixed(set_statement(connection, wish.timeout)))  # type: ignore[no-any-return]
+        return connection.execute_wrapper(_prefixed(set_statement(connection, wish)))  # type: ignore[no-any-return]
     return wait_limit(connection, wish.timeout, whole=wish.waits)
 
 

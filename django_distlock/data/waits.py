@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import Error
 
+from django_distlock.snapshots import STALE_LEVELS, isolation_level
 from django_distlock.validation import UNSET, Timeout, optional_seconds
 
 if TYPE_CHECKING:
@@ -79,12 +80,27 @@ def _postgres(connection: Any, timeout: float | None, *, whole: bool) -> Iterato
         return
     limit = str(milliseconds(timeout, least=1))  # 0 would be for ever
     with connection.cursor() as cursor:
-        cursor.execute(PG_SET, [limit, limit if whole else None])
-        before = cursor.fetchone()[:2]
+        if isolation_level(connection) in STALE_LEVELS:
+            before = _without_a_snapshot(cursor, limit, whole)
+        else:
+            cursor.execute(PG_SET, [limit, limit if whole else None])
+            before = cursor.fetchone()[:2]
     yield
     # explicitly: what was set locally outlives the release of a savepoint
     with connection.cursor() as cursor:
         cursor.execute(PG_RESTORE, before)
+
+
+def _without_a_snapshot(cursor: Any, limit: str, whole: bool) -> list[str]:
+    """In such a transaction the first SELECT takes the snapshot, which would be older than the lock; SHOW, SET and LOCK
+    TABLE take none. Two statements more."""
+    before = []
+    for name in ("lock_timeout", "statement_timeout"):
+        cursor.execute(f"SHOW {name}")
+        before.append(cursor.fetchone()[0])
+        if whole or name == "lock_timeout":
+            cursor.execute(f"SET LOCAL {name} = {limit}")
+    return before
 
 
 @contextmanager

@@ -33,6 +33,7 @@ PUBLIC = [
     "held_locks",
     "lock_all",
     "semaphore",
+    "table_lock",
 ]
 
 

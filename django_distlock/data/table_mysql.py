@@ -1,0 +1,116 @@
+"""LOCK TABLES of MySQL and MariaDB: https://dev.mysql.com/doc/refman/8.4/en/lock-tables.html
+
+It commits an open transaction, and START TRANSACTION or BEGIN drop its locks in silence (measured). So the block is a
+durable ``atomic()``: Django sends no BEGIN inside it, and an inner ``atomic()`` is a savepoint.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from django.db import Error, transaction
+
+from django_distlock.exceptions import UnsupportedOperation
+from django_distlock.opentransactions import in_transaction
+
+from .errors import code_of, ensure_open, lock_errors
+from .modes import READING, WRITING
+from .table_mysql_names import NOT_LOCKED, not_locked
+from .tables import described
+from .waits import mysql_limits, wait_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from .tables import Table
+
+# What would unlock the tables or end the transaction behind Django's back.
+ENDS = re.compile(
+    r"\s*(?:/\*.*?\*/\s*)*"
+    r"(?:START\s+TRANSACTION|BEGIN(?!\s+NOT)|UNLOCK\s+TABLES?|LOCK\s+TABLES?|COMMIT|ROLLBACK(?!\s+(?:WORK\s+)?TO))\b",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+@contextmanager
+def locked(connection: Any, tables: Sequence[Table], timeout: float | None) -> Iterator[None]:
+    """Run the block in a transaction that begins by LOCK TABLES; UNLOCK TABLES comes after its commit, before the
+    user's on_commit hooks, or after its rollback."""
+    if not connection.in_atomic_block:
+        connection.ensure_connection()  # only then autocommit says whether a transaction is open
+    if in_transaction(connection):
+        raise UnsupportedOperation(
+            "table_lock cannot be taken inside a transaction on MySQL and MariaDB: LOCK TABLES would commit it. Take "
+            "it around atomic(), around a view under ATOMIC_REQUESTS as its decorator, in tests under "
+            "TransactionTestCase."
+        )
+    sql = statement(connection, tables)
+    unlock = _Unlock(connection)
+    try:
+        with transaction.atomic(using=connection.alias, durable=True):
+            transaction.on_commit(unlock, using=connection.alias)  # the first hook: before those of the block
+            with lock_errors(connection, described(tables), timeout):
+                _lock(connection, sql, timeout)
+            raw = connection.connection
+            with connection.execute_wrapper(guard):
+                yield
+            ensure_open(connection, raw)
+    finally:
+        unlock()
+
+
+def statement(connection: Any, tables: Sequence[Table]) -> str:
+    if odd := [table for table in tables if table.mode not in READING | WRITING]:
+        raise UnsupportedOperation(f"MySQL and MariaDB have no table lock like {odd[0].mode}; use read or write.")
+    quote = connection.ops.quote_name
+    names = []
+    for table in tables:
+        mode = "READ" if table.mode in READING else "WRITE"
+        names.append(f"{table.name} {mode}")
+        names += [f"{table.name} AS {quote(alias)} {mode}" for alias in dict.fromkeys(table.aliases)]
+    return f"LOCK TABLES {', '.join(names)}"
+
+
+def _lock(connection: Any, sql: str, timeout: float | None) -> None:
+    if connection.mysql_is_mariadb:  # the limits hold for this statement only: nothing has to be put back
+        limits = ", ".join(f"{name} = {value}" for name, value in mysql_limits(connection, timeout).items())
+        sql = f"SET STATEMENT {limits} FOR {sql}"
+    limit = nullcontext() if connection.mysql_is_mariadb else wait_limit(connection, timeout)
+    with limit, connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+class _Unlock:
+    """UNLOCK TABLES, once. A connection that cannot do that is closed, which unlocks as well."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.done = False
+
+    def __call__(self) -> None:
+        if self.done or self.connection.connection is None:
+            return
+        self.done = True
+        try:
+            with self.connection.cursor() as cursor:
+                cursor.execute("UNLOCK TABLES")
+        except Error:
+            self.connection.close()
+
+
+def guard(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
+    """Around each statement of the block: refuses what would unlock in silence, and says what the server means by a
+    table that is not locked."""
+    text = sql if isinstance(sql, str) else str(sql)
+    if ENDS.match(text):
+        raise UnsupportedOperation(
+            f"{text.strip()[:40]!r} inside table_lock would unlock the tables or end its transaction."
+        )
+    try:
+        return execute(sql, params, many, context)
+    except Error as error:
+        if code_of(error) in NOT_LOCKED:
+            raise not_locked(error, text) from error
+        raise

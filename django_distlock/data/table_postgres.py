@@ -1,0 +1,72 @@
+"""LOCK TABLE of PostgreSQL: https://www.postgresql.org/docs/current/sql-lock.html"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager, nullcontext
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from django.db import transaction
+
+from django_distlock.opentransactions import in_transaction
+from django_distlock.snapshots import warn_of_stale_snapshot
+
+from .errors import ensure_open, lock_errors
+from .modes import POSTGRES
+from .tables import described
+from .waits import wait_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .modes import TableLockMode
+    from .tables import Table
+
+IDLE = 0  # libpq's PQTRANS_IDLE: atomic() has begun, BEGIN is not sent yet
+
+
+@contextmanager
+def locked(connection: Any, tables: Sequence[Table], timeout: float | None) -> Iterator[None]:
+    """Lock in the caller's transaction, to whose end the lock is held; without one the block is a transaction."""
+    connection.ensure_connection()
+    inside = in_transaction(connection)
+    with nullcontext() if inside else transaction.atomic(using=connection.alias):
+        if inside and not _is_first(connection.connection):
+            warn_of_stale_snapshot(described(tables), "session", None, [connection])
+        with lock_errors(connection, described(tables), timeout):
+            _lock(connection, tables, timeout)
+        raw = connection.connection
+        yield
+        ensure_open(connection, raw)
+
+
+def _is_first(raw: Any) -> bool:
+    """Will the lock be the first statement of its transaction? LOCK TABLE takes no snapshot."""
+    info = getattr(raw, "info", None)
+    return info is not None and info.transaction_status == IDLE
+
+
+def _lock(connection: Any, tables: Sequence[Table], timeout: float | None) -> None:
+    """One statement for each run of tables in one mode: the order of the tables is the same for all callers.
+
+    Without ONLY: writers may name a partition or a descendant of the table, and those are locked with it.
+    """
+    until = None if timeout is None else time.monotonic() + timeout
+    for mode, group in groupby(tables, key=_mode):
+        names = ", ".join(table.name for table in group)
+        sql = f"LOCK TABLE {names} IN {mode.upper()} MODE"
+        if timeout == 0:
+            _run(connection, f"{sql} NOWAIT")
+            continue
+        with wait_limit(connection, None if until is None else until - time.monotonic()):
+            _run(connection, sql)
+
+
+def _mode(table: Table) -> TableLockMode:
+    return POSTGRES.get(table.mode, table.mode)
+
+
+def _run(connection: Any, sql: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
