@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
 
@@ -12,3 +13,6 @@ class DistlockConfig(AppConfig):
     def ready(self) -> None:
         # registers the system checks
         from . import checks  # noqa: F401
+        from .data import fence_triggers
+
+        post_migrate.connect(fence_triggers.restore, sender=self)

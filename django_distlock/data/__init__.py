@@ -1,1 +1,32 @@
-"""Locks on the data itself: tables, rows, and writes that the database fences."""
+"""Locks on the data itself: tables, rows, and writes that the database fences.
+
+A name is imported when it is asked for: an abstract model cannot be made before the apps are loaded.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .fence import FencedModel
+    from .fenced_querysets import FencedQuerySet
+    from .operations import EnforceFence
+
+__all__ = ["EnforceFence", "FencedModel", "FencedQuerySet"]
+
+_MODULES = {
+    "EnforceFence": "operations",
+    "FencedModel": "fence",
+    "FencedQuerySet": "fenced_querysets",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_MODULES]

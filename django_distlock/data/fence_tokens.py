@@ -1,0 +1,82 @@
+"""The fencing token of one write, and how a write is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from django.core.exceptions import FieldDoesNotExist
+from django.db import connections, models
+
+from django_distlock.exceptions import LockLost
+
+FENCE = "fence"
+HIGHEST = 2**63 - 1  # of a BigIntegerField, on every engine
+
+
+class Fencing(Protocol):
+    """What is asked of a lease: :class:`django_distlock.Lease` has it."""
+
+    @property
+    def fence(self) -> int: ...
+
+    def ensure_held(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    number: int
+    lease: Fencing | None = None
+
+    def still_held(self) -> int:
+        """The number; raises LockLost or LockNotHeld if this process knows already that the lease is over."""
+        if self.lease is not None:
+            self.lease.ensure_held()
+        return self.number
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A queryset is copied deeply by forms; a lease cannot be."""
+        return self
+
+
+def read_token(argument: str, given: object) -> Token:
+    """The token of a lease, or an int as it is.
+
+    UnsupportedOperation for a lease whose engine has no fencing tokens.
+    """
+    if isinstance(given, int) and not isinstance(given, bool):
+        if not 0 <= given <= HIGHEST:
+            raise ValueError(f"{argument} must be from 0 to 2**63 - 1, not {given}.")
+        return Token(given)
+    # looked up on the type: on the lease itself the property would be evaluated, twice
+    if not (hasattr(type(given), "fence") and hasattr(type(given), "ensure_held")):
+        raise TypeError(f"{argument} must be a lease or an int, not {type(given).__name__}.")
+    lease: Any = given
+    return Token(lease.fence, lease)
+
+
+def fence_owner(model: type[models.Model]) -> type[models.Model]:
+    """The model whose table has the fence: itself, or a parent by multi-table inheritance."""
+    try:
+        field = model._meta.get_field(FENCE)
+    except FieldDoesNotExist:
+        field = None
+    if not isinstance(field, models.BigIntegerField):
+        raise TypeError(f"{model.__name__} has no fence; let it inherit from django_distlock.data.FencedModel.")
+    return field.model
+
+
+def refuse_later(rows: models.QuerySet[Any], number: int) -> None:
+    """Raise LockLost if any of these rows was written with a later token."""
+    connection = connections[rows.db]
+    later = rows.filter(**{f"{FENCE}__gt": number}).order_by(f"-{FENCE}")
+    if connection.vendor == "mysql" and connection.in_atomic_block:
+        # A plain read is answered from the snapshot of the transaction, which may be older than the other's write.
+        # https://dev.mysql.com/doc/refman/8.4/en/innodb-consistent-read.html
+        later = later.select_for_update()
+    found = next(iter(later.values_list(FENCE, flat=True)[:1]), None)
+    if found is not None:
+        raise LockLost(
+            f"{rows.model._meta.label} was written with the later fencing token {found}; "
+            f"this write with {number} came too late and changed nothing."
+        )
