@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .fence import FencedModel
     from .fenced_querysets import FencedQuerySet
+    from .managers import LockingManager, LockingQuerySet
+    from .modes import TableLockMode
     from .operations import EnforceFence
 
-__all__ = ["EnforceFence", "FencedModel", "FencedQuerySet"]
+__all__ = ["EnforceFence", "FencedModel", "FencedQuerySet", "LockingManager", "LockingQuerySet", "TableLockMode"]
 
 _MODULES = {
     "EnforceFence": "operations",
     "FencedModel": "fence",
     "FencedQuerySet": "fenced_querysets",
+    "LockingManager": "managers",
+    "LockingQuerySet": "managers",
+    "TableLockMode": "modes",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from django.core.exceptions import ValidationError
@@ -11,6 +12,7 @@ from django.db import models
 from django_distlock.lock import advisory_lock
 from django_distlock.validation import UNSET, Timeout
 
+from .fenced_querysets import FencedQuerySet
 from .row import RowLock, row_lock
 from .rowfetch import lock_inside
 from .rowquery import wish_of
@@ -21,12 +23,13 @@ if TYPE_CHECKING:
 
     from django_distlock.lock import Lock
 
+    from .fence_tokens import Fencing
     from .modes import TableLockMode
 
 M = TypeVar("M", bound=models.Model, covariant=True)
 
 
-class LockingQuerySet(models.QuerySet[M]):
+class LockingQuerySet(FencedQuerySet[M]):
     """A queryset that can lock its rows, its table, and names that belong to its model."""
 
     def lock_table(self, mode: str | TableLockMode = "write", **options: Any) -> table_lock:
@@ -66,10 +69,10 @@ class LockingQuerySet(models.QuerySet[M]):
         rows = lock_inside(found if found.query.is_sliced else found.order_by("pk")[:2], wish)
         if len(rows) == 1:
             return rows[0]
-        name = self.model._meta.object_name
+        model: Any = self.model
         if not rows:
-            raise self.model.DoesNotExist(f"{name} matching query does not exist.")
-        raise self.model.MultipleObjectsReturned(f"lock_row() found more than one {name}.")
+            raise model.DoesNotExist(f"{model._meta.object_name} matching query does not exist.")
+        raise model.MultipleObjectsReturned(f"lock_row() found more than one {model._meta.object_name}.")
 
     def advisory_lock(self, name: str, **options: Any) -> Lock:
         """:func:`advisory_lock` with a name that belongs to the model's table: two models never share it, a model and
@@ -110,6 +113,66 @@ class LockingQuerySet(models.QuerySet[M]):
 
 class LockingManager(models.Manager[M]):
     """``objects = LockingManager()``, or ``LockingManager.from_queryset(MyQuerySet)()`` with whatever queryset."""
+
+    _queryset_class: type[models.QuerySet[Any]] = LockingQuerySet
+
+    @classmethod
+    def from_queryset(cls, queryset_class: type[models.QuerySet[Any]], class_name: str | None = None) -> type[Self]:
+        """As Django's; a queryset that cannot lock learns it."""
+        name = class_name or f"{cls.__name__}From{queryset_class.__name__}"
+        return super().from_queryset(with_locks(queryset_class), name)
+
+    def get_queryset(self) -> LockingQuerySet[M]:
+        return super().get_queryset()  # type: ignore[return-value]
+
+    def all(self) -> LockingQuerySet[M]:
+        return super().all()  # type: ignore[return-value]
+
+    def filter(self, *args: Any, **kwargs: Any) -> LockingQuerySet[M]:
+        return self.get_queryset().filter(*args, **kwargs)
+
+    def lock_table(self, mode: str | TableLockMode = "write", **options: Any) -> table_lock:
+        """See :meth:`LockingQuerySet.lock_table`."""
+        return self.get_queryset().lock_table(mode, **options)
+
+    def lock_rows(self, **options: Any) -> RowLock[list[M]]:
+        """See :meth:`LockingQuerySet.lock_rows`."""
+        return self.get_queryset().lock_rows(**options)
+
+    def lock_row(self, **options: Any) -> M:
+        """See :meth:`LockingQuerySet.lock_row`."""
+        return self.get_queryset().lock_row(**options)
+
+    def advisory_lock(self, name: str, **options: Any) -> Lock:
+        """See :meth:`LockingQuerySet.advisory_lock`."""
+        return self.get_queryset().advisory_lock(name, **options)
+
+    def advisory_row_lock(self, pk: object, **options: Any) -> Lock:
+        """See :meth:`LockingQuerySet.advisory_row_lock`."""
+        return self.get_queryset().advisory_row_lock(pk, **options)
+
+    def fenced(self, fence: Fencing | int) -> LockingQuerySet[M]:
+        """See :meth:`FencedQuerySet.fenced`."""
+        return self.get_queryset().fenced(fence)
+
+
+@cache
+def with_locks(queryset_class: type[models.QuerySet[Any]]) -> type[models.QuerySet[Any]]:
+    """The queryset class itself if it can lock, else one that can, too."""
+    if issubclass(queryset_class, LockingQuerySet):
+        return queryset_class
+
+    def reduce(queryset: Any) -> tuple[Any, ...]:
+        return _unpickled, (queryset_class,), queryset.__getstate__()
+
+    body = {"__module__": queryset_class.__module__, "__doc__": queryset_class.__doc__, "__reduce__": reduce}
+    return type(f"Locking{queryset_class.__name__}", (queryset_class, LockingQuerySet), body)
+
+
+def _unpickled(queryset_class: type[models.QuerySet[Any]]) -> models.QuerySet[Any]:
+    """A class that was made here cannot be found by its name."""
+    made = with_locks(queryset_class)
+    return made.__new__(made)
 
 
 def _escaped(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections, transaction
 from django.db.models import prefetch_related_objects
 
-from django_distlock.exceptions import LockNotAcquired
+from django_distlock.exceptions import LockNotAcquired, UnsupportedOperation
 
 from . import table_sqlite
 from .errors import ensure_open, lock_errors
@@ -32,8 +32,7 @@ def locked_rows(queryset: QuerySet[M], wish: Wish) -> Iterator[list[M]]:
 
     Whatever the block raises rolls back: outside of it at once, inside an enclosing ``atomic()`` when that one ends.
     """
-    queryset = locking(queryset, wish)
-    connection = connections[queryset.db]
+    queryset, connection = _on_its_database(queryset, wish)
     connection.ensure_connection()
     with ExitStack() as stack:
         if connection.vendor == "sqlite" and not connection.in_atomic_block:
@@ -44,6 +43,15 @@ def locked_rows(queryset: QuerySet[M], wish: Wish) -> Iterator[list[M]]:
         raw = connection.connection
         yield fetch(queryset, wish) if locked else []
         ensure_open(connection, raw)
+
+
+def _on_its_database(queryset: QuerySet[M], wish: Wish) -> tuple[QuerySet[M], Any]:
+    """The queryset that locks, and the connection that it uses: of the database that is written."""
+    queryset = locking(queryset, wish)
+    connection = connections[queryset.db]
+    if connection.vendor not in ("postgresql", "mysql", "sqlite"):
+        raise UnsupportedOperation(f"row_lock does not know how long {connection.vendor} waits for a row.")
+    return queryset, connection
 
 
 def _begun(stack: ExitStack, connection: Any, queryset: QuerySet[Any], wish: Wish) -> bool:
@@ -84,8 +92,7 @@ def _prepared(connection: Any, queryset: QuerySet[Any], wish: Wish) -> bool:
 
 def lock_inside(queryset: QuerySet[M], wish: Wish) -> list[M]:
     """The rows, locked in the transaction that is open and held to its end."""
-    queryset = locking(queryset, wish)
-    connection = connections[queryset.db]
+    queryset, connection = _on_its_database(queryset, wish)
     if not connection.in_atomic_block:
         raise transaction.TransactionManagementError(
             f"lock_row() on {queryset.model._meta.label} needs a transaction to hold the lock: call it inside "
