@@ -33,6 +33,7 @@ if site_key := os.environ.get("DISTLOCK_SITE_KEY"):
 INSTALLED_APPS = [
     "django_distlock",
     "testproject.registration",
+    "testproject.wallet",
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",

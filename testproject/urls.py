@@ -7,5 +7,6 @@ from django.urls import include, path
 
 urlpatterns = [
     path("admin/", admin.site.urls),
+    path("wallet/", include("testproject.wallet.urls")),
     path("", include("testproject.registration.urls")),
 ]
