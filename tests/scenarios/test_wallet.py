@@ -82,7 +82,7 @@ def test_transfers_in_both_directions_neither_make_nor_lose_money(
     movers: list[Servant], database: str, way: str
 ) -> None:
     """And no caller hears of a deadlock."""
-    pks = accounts(database, 10)
+    pks = accounts(database, 40)
     times = TRANSFERS.get((database, way), 800)
     for mover in movers:
         mover.start("transfer", [way, database, LOCKS[database]], pks, times // PROCESSES)
