@@ -110,7 +110,7 @@ class table_lock(DataLock[None]):
 
 def _model(argument: str, model: object) -> Model:
     """A concrete model class; TypeError or ValueError that names the argument."""
-    if not (isinstance(model, type) and issubclass(model, models.Model)):
+    if not (isinstance(model, type) and issubclass(model, models.Model) and hasattr(model, "_meta")):
         kind = model.__name__ if isinstance(model, type) else type(model).__name__
         raise TypeError(f"{argument} must be model classes, not {kind}.")
     if model._meta.abstract:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.apps import apps
 
 from django_distlock.exceptions import LockNotHeld
-
-if TYPE_CHECKING:
-    from .tables import Model
 
 # ER_TABLE_NOT_LOCKED, ER_TABLE_NOT_LOCKED_FOR_WRITE
 UNNAMED, READ_ONLY = 1100, 1099
@@ -23,17 +20,18 @@ def not_locked(error: Exception, sql: str) -> LockNotHeld:
     match = QUOTED.search(str(error.args[-1]))
     name = match[1] if match else "?"
     if error.args[0] == READ_ONLY:
-        model = model_of(name)
-        what = model.__name__ if model else "its model"
-        return LockNotHeld(f"The table {name!r} is locked for reading only: name {what} in write=[...].")
+        return LockNotHeld(
+            f"The table {name!r} is locked for reading only, by table_lock or by the server for a foreign key: name "
+            f"{model_named(name)} in write=[...]."
+        )
     table = table_behind(name, sql)
     if table is None:
-        return LockNotHeld(f"The table {name!r} is used inside table_lock and not locked: {_add_model(name)}.")
-    model = model_of(table)
-    what = model.__name__ if model else f"<the model of {table}>"
+        return LockNotHeld(
+            f"The table {name!r} is used inside table_lock and not locked: name {model_named(name)} in table_lock(...)."
+        )
     return LockNotHeld(
         f"The alias {name!r} of the table {table!r} is used inside table_lock and not locked: add "
-        f"aliases={{{what}: [{name!r}]}}{'' if model else ' and the model itself'}."
+        f"aliases={{{model_named(table)}: [{name!r}]}}, and the model if it is not named yet."
     )
 
 
@@ -45,21 +43,13 @@ def table_behind(alias: str, sql: str) -> str | None:
     return found[1]
 
 
-def model_of(table: str) -> Model | None:
+def model_named(table: str) -> str:
+    """How the code of the user names the model of a table."""
     for model in apps.get_models(include_auto_created=True):
-        if model._meta.db_table.strip("`") == table and not model._meta.proxy:
-            return model
-    return None
-
-
-def _add_model(table: str) -> str:
-    model = model_of(table)
-    if model is None:
-        return "name its model in table_lock(...)"
-    if not model._meta.auto_created:
-        return f"name {model.__name__} in table_lock(...)"
-    owner: Any = model._meta.auto_created
-    for field in owner._meta.local_many_to_many:
-        if field.remote_field.through is model:
-            return f"name {owner.__name__}.{field.name}.through in table_lock(...)"
-    return f"name the model of {table!r} in table_lock(...)"
+        if model._meta.proxy or model._meta.db_table.strip("`") != table:
+            continue
+        owner: Any = model._meta.auto_created
+        fields = owner._meta.local_many_to_many if owner else ()
+        names = [f"{owner.__name__}.{field.name}.through" for field in fields if field.remote_field.through is model]
+        return names[0] if names else model.__name__
+    return "its model"

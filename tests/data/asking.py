@@ -1,0 +1,72 @@
+"""What the server itself says of table locks and of those who wait for them."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections, models
+
+from tests.conftest import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PG_HELD = """
+SELECT relation::regclass::text, mode FROM pg_locks
+WHERE locktype = 'relation' AND granted AND pid = %s AND relation >= 16384
+"""
+MARIADB_HELD = """
+SELECT TABLE_NAME, LOCK_MODE FROM information_schema.METADATA_LOCK_INFO
+WHERE THREAD_ID = %s AND LOCK_TYPE = 'Table metadata lock'
+"""
+WAITING = {
+    "postgres": "SELECT count(*) FROM pg_locks WHERE NOT granted",
+    "mariadb": "SELECT count(*) FROM information_schema.PROCESSLIST WHERE STATE LIKE 'Waiting for table %'",
+}
+
+
+@contextmanager
+def another(using: str) -> Iterator[Any]:
+    """A second connection, in autocommit."""
+    connection = connections[using].copy()
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def ask(connection: Any, sql: str, *parameters: Any) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute(sql, parameters or None)
+        return cursor.fetchall() if cursor.description else None
+
+
+def held(using: str, session: int) -> set[tuple[str, str]]:
+    """(table, mode) of the table locks of a session."""
+    with another(using) as connection:
+        return set(ask(connection, PG_HELD if using == "postgres" else MARIADB_HELD, session))
+
+
+@contextmanager
+def when_somebody_waits(using: str, action: Callable[[], Any]) -> Iterator[None]:
+    """Do ``action`` in a thread as soon as the server says that somebody waits for a lock."""
+
+    def run() -> None:
+        with another(using) as connection:
+            eventually(lambda: ask(connection, WAITING[using])[0][0] > 0, "nobody waits")
+        action()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def unmanaged(name: str, db_table: str) -> Any:
+    """A model of a table that the test itself makes; to be called under isolate_apps."""
+    meta = type("Meta", (), {"app_label": "dataapp", "db_table": db_table, "managed": False})
+    return type(name, (models.Model,), {"Meta": meta, "__module__": __name__})

@@ -1,0 +1,40 @@
+"""Each database in turn, and a rival in another process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connections
+
+from tests.data.rival import Rival
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DATABASES = ("default", "postgres", "mariadb")
+
+
+@pytest.fixture(params=DATABASES)
+def db_alias(request: pytest.FixtureRequest, databases: None) -> Iterator[str]:
+    """SQLite, PostgreSQL and MariaDB in turn, each with a fresh session."""
+    connections.close_all()
+    yield request.param
+    connections.close_all()
+
+
+@pytest.fixture
+def fresh(databases: None) -> Iterator[None]:
+    """Fresh sessions, for tests that change their settings."""
+    connections.close_all()
+    yield
+    connections.close_all()
+
+
+@pytest.fixture(scope="module")
+def rival(django_db_setup: None, django_db_blocker: Any) -> Iterator[Rival]:
+    """Somebody else who wants the same tables."""
+    with django_db_blocker.unblock():
+        rival = Rival()
+    yield rival
+    rival.stop()

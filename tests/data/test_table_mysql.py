@@ -1,0 +1,200 @@
+"""LOCK TABLES of MariaDB: never inside a transaction, never given up in silence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import OperationalError, connections, transaction
+
+from django_distlock import LockTimeout, UnsupportedOperation, table_lock
+from tests.backends.statements import counted
+from tests.data.app.models import Account, Currency
+from tests.data.asking import ask, held
+from tests.data.rival import Rival, session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.usefixtures("fresh")
+DB = "mariadb"
+ACCOUNT = ("dataapp_account", "MDL_SHARED_NO_READ_WRITE")
+
+
+@pytest.fixture(autouse=True)
+def clean(fresh: None) -> Iterator[None]:
+    yield
+    Account.objects.using(DB).all().delete()
+
+
+def locked() -> bool:
+    """Does the server say that this session holds the table of Account?"""
+    return ACCOUNT in held(DB, session(DB))
+
+
+def run(sql: str) -> Any:
+    return ask(connections[DB], sql)
+
+
+def test_fault_lock_tables_commits_what_is_open() -> None:
+    """Why it is refused: the row outlives its rollback."""
+    with transaction.atomic(using=DB):
+        Account.objects.using(DB).create(owner="x")
+        run("LOCK TABLES dataapp_account WRITE")
+        transaction.set_rollback(True, using=DB)
+    run("UNLOCK TABLES")
+    assert Account.objects.using(DB).exists()
+
+
+@pytest.mark.parametrize("sql", ["BEGIN", "START TRANSACTION", "COMMIT AND CHAIN", "UNLOCK TABLES"])
+def test_fault_locks_are_dropped_in_silence(sql: str) -> None:
+    """Why these are refused."""
+    with transaction.atomic(using=DB):
+        run("LOCK TABLES dataapp_account WRITE")
+        assert locked()
+        run(sql)
+        assert not locked()
+
+
+def test_refused_inside_atomic_before_anything_is_sent() -> None:
+    with transaction.atomic(using=DB):
+        Account.objects.using(DB).create(owner="x")
+        with counted(DB) as found, pytest.raises(UnsupportedOperation, match="inside a transaction"):
+            table_lock(Account, using=DB).__enter__()
+        transaction.set_rollback(True, using=DB)
+    assert not found
+    assert not Account.objects.using(DB).exists()
+
+
+def test_refused_without_autocommit() -> None:
+    connection = connections[DB]
+    connection.set_autocommit(False)
+    Account.objects.using(DB).create(owner="x")
+    with pytest.raises(UnsupportedOperation, match="inside a transaction"):
+        table_lock(Account, using=DB).__enter__()
+    connection.rollback()
+    connection.set_autocommit(True)
+    assert not Account.objects.using(DB).exists()
+
+
+def test_refused_inside_another() -> None:
+    with table_lock(Currency, using=DB):
+        with pytest.raises(UnsupportedOperation, match="inside a transaction"):
+            table_lock(Account, using=DB).__enter__()
+        assert "dataapp_currency" in {table for table, _ in held(DB, session(DB))}
+
+
+def test_refused_in_a_test_case() -> None:
+    block: Any = transaction.atomic(using=DB)
+    block._from_testcase = True  # else Django itself refuses the durable block
+    with block, pytest.raises(UnsupportedOperation, match="TransactionTestCase"):
+        table_lock(Account, using=DB).__enter__()
+
+
+def test_inner_atomic_keeps_the_lock() -> None:
+    with table_lock(Account, using=DB):
+        assert locked()
+        with transaction.atomic(using=DB):
+            Account.objects.using(DB).create(owner="kept")
+            assert locked()
+        with transaction.atomic(using=DB), transaction.atomic(using=DB):
+            Account.objects.using(DB).create(owner="lost")
+            transaction.set_rollback(True, using=DB)
+        assert locked()
+        # Django's own words for what would end the transaction of the block
+        with pytest.raises(RuntimeError, match="durable"), transaction.atomic(using=DB, durable=True):
+            pytest.fail("begun")
+        for end in (
+            transaction.commit,
+            transaction.rollback,
+            lambda using: transaction.set_autocommit(True, using=using),
+        ):
+            with pytest.raises(transaction.TransactionManagementError):
+                end(using=DB)
+        assert locked()
+    assert not locked()
+    assert [account.owner for account in Account.objects.using(DB)] == ["kept"]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "BEGIN",
+        " begin work",
+        "/* why */ START  TRANSACTION READ ONLY",
+        "UNLOCK TABLES",
+        "LOCK TABLES dataapp_currency READ",
+        "COMMIT",
+        "ROLLBACK",
+    ],
+)
+def test_what_would_unlock_is_refused(sql: str) -> None:
+    with table_lock(Account, using=DB):
+        with pytest.raises(UnsupportedOperation, match="unlock"):
+            run(sql)
+        assert locked()
+
+
+def test_the_order_at_the_end(rival: Rival) -> None:
+    """COMMIT, UNLOCK TABLES, then the hooks; and the row was committed before anybody else got in."""
+    seen: list[bool] = []
+    with counted(DB) as found, table_lock(Account, using=DB):
+        transaction.on_commit(lambda: seen.append(locked()), using=DB)
+        Account.objects.using(DB).create(owner="x")
+        rival.tell("lock", DB, ["Account"], "write", 5)
+    assert rival.child.hear()[0] == "held"
+    assert seen == [False]
+    assert found["UNLOCK TABLES"] == 1
+    rival.leave()
+
+
+def kill_itself() -> None:
+    run(f"KILL {session(DB)}")
+    run("SELECT 1")
+
+
+def test_unlocked_after_a_rollback_and_a_failed_hook() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with table_lock(Account, using=DB):
+        transaction.set_rollback(True, using=DB)
+    assert not locked()
+    with pytest.raises(ZeroDivisionError), table_lock(Account, using=DB):
+        transaction.on_commit(fail, using=DB)
+    assert not locked()
+    with pytest.raises(OperationalError), table_lock(Account, using=DB):
+        kill_itself()
+    with table_lock(Account, using=DB):
+        assert locked()
+    assert not locked()
+
+
+@pytest.mark.parametrize("value", ["86400", "1", "7"])
+def test_the_callers_timeouts_are_as_before(rival: Rival, value: str) -> None:
+    names = ("lock_wait_timeout", "innodb_lock_wait_timeout", "max_statement_time")
+    run("SET " + ", ".join(f"SESSION {name} = {value}" for name in names))
+    before = run("SELECT " + ", ".join(f"@@{name}" for name in names))
+    with table_lock(Account, using=DB, timeout=2.5):
+        assert run("SELECT " + ", ".join(f"@@{name}" for name in names)) == before
+    assert rival.lock(DB, "Account")[0] == "held"
+    with pytest.raises(LockTimeout):
+        table_lock(Account, using=DB, timeout=0.1).__enter__()
+    assert run("SELECT " + ", ".join(f"@@{name}" for name in names)) == before
+    assert not held(DB, session(DB))
+    rival.leave()
+
+
+@pytest.mark.parametrize(
+    ("mode", "held_as"), [("share", "READ"), ("exclusive", "WRITE"), ("access exclusive", "WRITE")]
+)
+def test_postgres_modes_that_it_has(mode: str, held_as: str) -> None:
+    with table_lock(Account, mode=mode, using=DB):
+        assert locked() == (held_as == "WRITE")
+
+
+@pytest.mark.parametrize("mode", ["access share", "row share", "row exclusive", "share update exclusive"])
+def test_postgres_modes_that_it_has_not(mode: str) -> None:
+    with counted(DB) as found, pytest.raises(UnsupportedOperation, match=mode):
+        table_lock(Account, mode=mode, using=DB).__enter__()
+    assert not found

@@ -1,0 +1,110 @@
+"""Bad input fails at once, with an error that names the argument; and nothing async."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import models
+from django.test.utils import isolate_apps
+
+from django_distlock import table_lock
+from django_distlock.data.fence import FencedModel
+from tests.data.app.models import Account, AccountProxy, Currency
+
+CALLS: list[tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = [
+    (ValueError, "at least one model", (), {}),
+    (TypeError, "models must be model classes, not str", ("dataapp_account",), {}),
+    (TypeError, "models must be model classes, not Account", (Account(),), {}),
+    (TypeError, "models must be model classes, not int", (int,), {}),
+    (TypeError, "models must be model classes, not Model", (models.Model,), {}),
+    (ValueError, "models: FencedModel is abstract", (FencedModel,), {}),
+    (TypeError, "read must be a list", (), {"read": Account}),
+    (TypeError, "write must be a list", (), {"write": "dataapp_account"}),
+    (TypeError, "read must be model classes", (), {"read": ["dataapp_account"]}),
+    (ValueError, "named twice", (Account, Account), {}),
+    (ValueError, "named twice", (AccountProxy,), {"read": [Account]}),
+    (ValueError, "mode must be one of 'read', 'write', 'access share'", (Account,), {"mode": "WRITE; DROP TABLE x"}),
+    (TypeError, "mode must be", (Account,), {"mode": 3}),
+    (TypeError, "using must be", (Account,), {"using": 3}),
+    (TypeError, "timeout must be", (Account,), {"timeout": "3"}),
+    (TypeError, "timeout must be", (Account,), {"timeout": True}),
+    (ValueError, "timeout must not be negative", (Account,), {"timeout": -1}),
+    (ValueError, "timeout must be finite", (Account,), {"timeout": float("nan")}),
+    (ValueError, "exclude each other", (Account,), {"timeout": 1, "nowait": True}),
+    (TypeError, r"aliases\[Account\] must be a list", (Account,), {"aliases": {Account: "T6"}}),
+    (TypeError, r"aliases\[Account\] must be a list", (Account,), {"aliases": {Account: [6]}}),
+    (TypeError, "aliases must be model classes", (Account,), {"aliases": {"dataapp_account": ["T6"]}}),
+    (ValueError, "is no alias", (Account,), {"aliases": {Account: ["T6` WRITE, x"]}}),
+]
+
+
+@pytest.mark.parametrize(("kind", "message", "models", "options"), CALLS)
+def test_bad_input(kind: type[Exception], message: str, models: tuple[Any, ...], options: dict[str, Any]) -> None:
+    with pytest.raises(kind, match=message):
+        table_lock(*models, **options)
+
+
+def test_an_alias_of_a_model_that_is_not_locked(db_alias: str) -> None:
+    with pytest.raises(ValueError, match="Currency is not among"):
+        table_lock(Account, aliases={Currency: ["T6"]}, using=db_alias).__enter__()
+
+
+@isolate_apps("tests.data.app")
+def test_a_swapped_model(settings: Any) -> None:
+    settings.DATAAPP_SWAPPED = "dataapp.Account"
+    meta = type("Meta", (), {"app_label": "dataapp", "swappable": "DATAAPP_SWAPPED"})
+    Swapped = type("Swapped", (models.Model,), {"Meta": meta, "__module__": __name__})
+    with pytest.raises(ValueError, match=r"swapped for dataapp\.Account"):
+        table_lock(Swapped)
+
+
+class Split:
+    """Account is written to one database, the others to another."""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str:
+        return "default" if model is Account else "postgres"
+
+
+def test_two_databases_are_refused(settings: Any, databases: None) -> None:
+    settings.DATABASE_ROUTERS = [f"{__name__}.Split"]
+    with pytest.raises(ValueError, match="several databases"):
+        table_lock(Account, Currency).__enter__()
+    with table_lock(Currency) as nothing, table_lock(Account, Currency, using="default"):
+        assert nothing is None
+
+
+def test_async_is_refused() -> None:
+    lock = table_lock(Account)
+
+    async def enter() -> None:
+        async with lock:  # type: ignore[attr-defined]
+            pytest.fail("locked")
+
+    with pytest.raises(TypeError, match="sync_to_async"):
+        asyncio.run(enter())
+    with pytest.raises(TypeError, match="sync_to_async"):
+        lock(enter)
+    with pytest.raises(TypeError, match="generator"):
+        lock(lambda: (yield))
+    with pytest.raises(TypeError, match=r"method_decorator\(table_lock"):
+        lock(Split)
+
+
+def test_a_call_that_gives_an_awaitable_is_refused(databases: None) -> None:
+    async def later() -> None:
+        pytest.fail("ran without the lock")
+
+    with pytest.raises(TypeError, match="sync_to_async"):
+        table_lock(Account)(lambda: later())()
+
+
+def test_on_the_thread_of_an_event_loop_django_refuses(databases: None) -> None:
+    async def enter() -> None:
+        with table_lock(Account):
+            pytest.fail("locked")
+
+    with pytest.raises(SynchronousOnlyOperation):
+        asyncio.run(enter())
