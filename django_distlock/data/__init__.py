@@ -13,9 +13,17 @@ if TYPE_CHECKING:
     from .fenced_querysets import FencedQuerySet
     from .managers import LockingManager, LockingQuerySet
     from .modes import TableLockMode
-    from .operations import EnforceFence
+    from .operations import EnforceFence, RelaxFence
 
-__all__ = ["EnforceFence", "FencedModel", "FencedQuerySet", "LockingManager", "LockingQuerySet", "TableLockMode"]
+__all__ = [
+    "EnforceFence",
+    "FencedModel",
+    "FencedQuerySet",
+    "LockingManager",
+    "LockingQuerySet",
+    "RelaxFence",
+    "TableLockMode",
+]
 
 _MODULES = {
     "EnforceFence": "operations",
@@ -23,6 +31,7 @@ _MODULES = {
     "FencedQuerySet": "fenced_querysets",
     "LockingManager": "managers",
     "LockingQuerySet": "managers",
+    "RelaxFence": "operations",
     "TableLockMode": "modes",
 }
 

@@ -7,6 +7,7 @@ https://sqlite.org/lang_createtrigger.html
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,26 +39,35 @@ SQLITE_TRIGGER = (
     "CREATE TRIGGER {trigger} BEFORE UPDATE ON {table} FOR EACH ROW WHEN {lower} "
     "BEGIN SELECT RAISE(ABORT, {message}); END"
 )
-EXISTS = {
-    "postgresql": "SELECT 1 FROM pg_trigger WHERE tgname = %s AND tgrelid = %s::regclass",
-    "mysql": (
-        "SELECT 1 FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA = DATABASE() AND TRIGGER_NAME = %s "
-        "AND EVENT_OBJECT_TABLE = %s"
+# Ours on one table, with their definition: a trigger keeps its name when the table or the column is renamed.
+FIND = {
+    "postgresql": (
+        "SELECT tgname, pg_get_triggerdef(oid) FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND tgname LIKE %s"
     ),
-    "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'trigger' AND name = %s AND tbl_name = %s",
+    "mysql": (
+        "SELECT TRIGGER_NAME, ACTION_STATEMENT FROM information_schema.TRIGGERS "
+        "WHERE TRIGGER_SCHEMA = DATABASE() AND EVENT_OBJECT_TABLE = %s AND TRIGGER_NAME LIKE %s"
+    ),
+    "sqlite": "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = %s AND name LIKE %s",
 }
-VENDORS = tuple(EXISTS)
+MYSQL_HAS_COLUMN = (
+    "SELECT 1 FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s AND COLUMN_NAME = %s"
+)
+VENDORS = tuple(FIND)
+# The first column that a definition names: NEW."fence", new.fence, NEW.`fence`
+COLUMN = re.compile(r"""\bnew\.("(?:[^"]|"")+"|`(?:[^`]|``)+`|\w+)""", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class FenceTrigger:
-    """The trigger of one column. Its name follows from those of the table and the column."""
+    """The trigger of one column."""
 
     table: str
     column: str
 
     @property
     def name(self) -> str:
+        """What a new one is called."""
         return PREFIX + names_digest(strip_quotes(self.table), self.column, length=12)
 
     def create(self, editor: BaseDatabaseSchemaEditor) -> list[str]:
@@ -72,26 +82,61 @@ class FenceTrigger:
             "message": self._message(),
             "error": MYSQL_ERROR,
         }
-        return [statement.format(**parts) for statement in _CREATE[editor.connection.vendor]]
+        statements = _CREATE[editor.connection.vendor]
+        return [*self.drop(editor), *(statement.format(**parts) for statement in statements)]
 
     def drop(self, editor: BaseDatabaseSchemaEditor) -> list[str]:
-        quote = editor.quote_name
-        trigger = quote(self.name)
+        """Whatever it is called, and those whose column is gone."""
+        quote, names = editor.quote_name, dict.fromkeys([self.name, *self._mine(editor.connection)])
         if editor.connection.vendor != "postgresql":
-            return [f"DROP TRIGGER IF EXISTS {trigger}"]
-        return [f"DROP TRIGGER IF EXISTS {trigger} ON {quote(self.table)}", f"DROP FUNCTION IF EXISTS {trigger}()"]
+            return [f"DROP TRIGGER IF EXISTS {quote(name)}" for name in names]
+        return [
+            statement
+            for name in names
+            for statement in (
+                f"DROP TRIGGER IF EXISTS {quote(name)} ON {quote(self.table)}",
+                f"DROP FUNCTION IF EXISTS {quote(name)}()",
+            )
+        ]
 
-    def exists(self, connection: BaseDatabaseWrapper) -> bool:
-        table = strip_quotes(self.table)
-        if connection.vendor == "postgresql":
-            table = connection.ops.quote_name(self.table)
+    def works(self, connection: BaseDatabaseWrapper) -> bool:
+        """Is there one about this column?"""
+        return self.column in self._found(connection).values()
+
+    def _mine(self, connection: BaseDatabaseWrapper) -> list[str]:
+        return [
+            name
+            for name, column in self._found(connection).items()
+            if column == self.column or self._is_gone(connection, column)
+        ]
+
+    def _is_gone(self, connection: BaseDatabaseWrapper, column: str) -> bool:
+        """MySQL leaves the old name of a renamed column in the trigger, and then no UPDATE works any more."""
+        if connection.vendor != "mysql":
+            return False
         with connection.cursor() as cursor:
-            cursor.execute(EXISTS[connection.vendor], [self.name, table])
-            return cursor.fetchone() is not None
+            cursor.execute(MYSQL_HAS_COLUMN, [strip_quotes(self.table), column])
+            return cursor.fetchone() is None
+
+    def _found(self, connection: BaseDatabaseWrapper) -> dict[str, str]:
+        """The triggers of this table by name, each with its column."""
+        quoted = connection.vendor == "postgresql"
+        table = connection.ops.quote_name(self.table) if quoted else strip_quotes(self.table)
+        with connection.cursor() as cursor:
+            cursor.execute(FIND[connection.vendor], [table, PREFIX + "%"])
+            return {name: column_of(definition) for name, definition in cursor.fetchall()}
 
     def _message(self) -> str:
         text = f"stale fencing token: the {self.column} of {strip_quotes(self.table)} must not fall"
         return "'" + truncate_name(text, MYSQL_LONGEST_MESSAGE).replace("'", "''") + "'"
+
+
+def column_of(definition: str) -> str:
+    found = COLUMN.search(definition)
+    if found is None:
+        return ""
+    quote = found[1][0]
+    return found[1][1:-1].replace(quote * 2, quote) if quote in '"`' else found[1]
 
 
 _CREATE = {"postgresql": (PG_FUNCTION, PG_TRIGGER), "mysql": (MYSQL_TRIGGER,), "sqlite": (SQLITE_TRIGGER,)}

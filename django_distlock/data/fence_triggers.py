@@ -1,8 +1,10 @@
 """The triggers that EnforceFence has made: are they still there?
 
-SQLite has no ALTER TABLE for most changes. Django makes a new table, copies the rows and drops the old table, and its
-triggers go with it without a word: https://sqlite.org/lang_altertable.html#otheralter. So they are made anew at the
-end of each ``migrate``.
+- SQLite has no ALTER TABLE for most changes. Django makes a new table, copies the rows and drops the old table, and its
+  triggers go with it without a word: https://sqlite.org/lang_altertable.html#otheralter
+- MySQL and MariaDB leave the old name of a renamed column in the trigger, and then refuse every UPDATE of the table.
+
+So they are made anew at the end of each ``migrate`` that has done something.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.core.checks import CheckMessage, Tags, Warning, register
+from django.core.exceptions import FieldDoesNotExist
 from django.db import connections, router
 from django.db.migrations.loader import MigrationLoader
-from django.db.migrations.operations import DeleteModel, RenameField, RenameModel, SeparateDatabaseAndState
+from django.db.migrations.operations import RenameField, RenameModel
 from django.db.migrations.state import ProjectState
 
-from .operations import EnforceFence, trigger_of
+from .fence_sql import VENDORS
+from .operations import EnforceFence, RelaxFence, trigger_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,21 +28,22 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.migrations import Migration
     from django.db.migrations.operations.base import Operation
-    from django.db.models import Model
+
+    from .fence_sql import FenceTrigger
 
 Fence = tuple[str, str, str]  # app label, model in lower case, field in lower case
 
 
 def restore(using: str, plan: Sequence[Any] = (), **kwargs: Any) -> None:
-    """Make the triggers that a change of their table has dropped. For ``post_migrate``."""
+    """Make anew what a change of the table has dropped or broken. For ``post_migrate``."""
     connection = connections[using]
-    if connection.vendor != "sqlite" or not plan:
+    if not plan:  # flush says post_migrate too
         return
     missing = list(_missing(connection))
     if missing:
         with connection.schema_editor() as editor:
-            for model, field in missing:
-                for statement in trigger_of(model, field).create(editor):
+            for trigger in missing:
+                for statement in trigger.create(editor):
                     editor.execute(statement, params=None)
 
 
@@ -49,30 +54,38 @@ def check_fences(
     """The triggers of the applied migrations; asks the database, so only ``check --database`` runs it."""
     return [
         Warning(
-            f"The trigger that keeps {field} of {model._meta.label} from falling is missing in database {alias!r}.",
+            f"The trigger that keeps {trigger.column!r} of the table {trigger.table!r} from falling is missing in the "
+            f"database {alias!r}.",
             hint="An old token can overwrite rows. Apply EnforceFence again in a new migration.",
             id="distlock.W003",
         )
         for alias in databases or ()
-        for model, field in _missing(connections[alias])
+        for trigger in _missing(connections[alias])
     ]
 
 
-def _missing(connection: BaseDatabaseWrapper) -> Iterator[tuple[type[Model], str]]:
+def _missing(connection: BaseDatabaseWrapper) -> Iterator[FenceTrigger]:
+    if connection.vendor not in VENDORS:
+        return
     loader = MigrationLoader(connection)
     applied = _applied(loader)
     if not any(isinstance(operation, EnforceFence) for one in applied for operation in _flat(one.operations)):
         return  # the usual case, and the rest is slow
     state = ProjectState(real_apps=loader.unmigrated_apps)
-    fences: dict[Fence, None] = {}
+    fences: set[Fence] = set()
     for migration in applied:
-        state = migration.mutate_state(state, preserve=False)
-        for operation in _flat(migration.operations):
-            fences = _after(fences, migration.app_label, operation)
-    for label, name, field in fences:
-        model = state.apps.get_model(label, name)
-        if router.allow_migrate_model(connection.alias, model) and not trigger_of(model, field).exists(connection):
-            yield model, field
+        for operation in migration.operations:
+            operation.state_forwards(migration.app_label, state)
+            for part in _flat([operation]):
+                fences = _after(fences, migration.app_label, part)
+    for label, name, field in sorted(fences):
+        try:
+            model = state.apps.get_model(label, name)
+            trigger = trigger_of(model, field)
+        except (LookupError, FieldDoesNotExist, ValueError):
+            continue  # the model or the field is gone
+        if router.allow_migrate_model(connection.alias, model) and not trigger.works(connection):
+            yield trigger
 
 
 def _applied(loader: MigrationLoader) -> list[Migration]:
@@ -84,25 +97,25 @@ def _applied(loader: MigrationLoader) -> list[Migration]:
 
 
 def _flat(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Those inside SeparateDatabaseAndState and RunSQL too."""
     for operation in operations:
-        if isinstance(operation, SeparateDatabaseAndState):
-            yield from _flat(operation.database_operations)
-        else:
-            yield operation
+        yield operation
+        yield from _flat(getattr(operation, "database_operations", ()))
+        yield from _flat(getattr(operation, "state_operations", None) or ())
 
 
-def _after(fences: dict[Fence, None], label: str, operation: Operation) -> dict[Fence, None]:
+def _after(fences: set[Fence], label: str, operation: Operation) -> set[Fence]:
     """The fences after this operation."""
     if isinstance(operation, EnforceFence):
-        return {**fences, (label, operation.model_name.lower(), operation.field.lower()): None}
-    renamed: dict[Fence, None] = {}
-    for fence in fences:
-        one, model, field = fence
-        if one == label and isinstance(operation, DeleteModel) and model == operation.name_lower:
-            continue
-        if one == label and isinstance(operation, RenameModel) and model == operation.old_name_lower:
-            model = operation.new_name_lower
-        if one == label and isinstance(operation, RenameField) and model == operation.model_name_lower:
-            field = operation.new_name_lower if field == operation.old_name_lower else field
-        renamed[one, model, field] = None
-    return renamed
+        fence = (label, operation.model_name.lower(), operation.field.lower())
+        return fences - {fence} if isinstance(operation, RelaxFence) else fences | {fence}
+    return {fence if fence[0] != label else _renamed(fence, operation) for fence in fences}
+
+
+def _renamed(fence: Fence, operation: Operation) -> Fence:
+    label, model, field = fence
+    if isinstance(operation, RenameModel) and model == operation.old_name_lower:
+        return label, operation.new_name_lower, field
+    if isinstance(operation, RenameField) and (model, field) == (operation.model_name_lower, operation.old_name_lower):
+        return label, model, operation.new_name_lower
+    return fence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.db import NotSupportedError, models, router
 from django.db.migrations.operations.base import Operation, OperationCategory
@@ -11,6 +11,8 @@ from .fence_sql import VENDORS, FenceTrigger
 from .fence_tokens import FENCE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from django.db.backends.base.schema import BaseDatabaseSchemaEditor
     from django.db.migrations.state import ProjectState
 
@@ -46,14 +48,7 @@ class EnforceFence(Operation):
         from_state: ProjectState,
         to_state: ProjectState,
     ) -> None:
-        model = to_state.apps.get_model(app_label, self.model_name)
-        if not router.allow_migrate_model(schema_editor.connection.alias, model):
-            return
-        vendor = schema_editor.connection.vendor
-        if vendor not in VENDORS:
-            raise NotSupportedError(f"EnforceFence has no trigger for {vendor}.")
-        for statement in trigger_of(model, self.field).create(schema_editor):
-            schema_editor.execute(statement, params=None)
+        self._execute(FenceTrigger.create, app_label, schema_editor, to_state)
 
     def database_backwards(
         self,
@@ -62,10 +57,23 @@ class EnforceFence(Operation):
         from_state: ProjectState,
         to_state: ProjectState,
     ) -> None:
-        model = to_state.apps.get_model(app_label, self.model_name)
-        if router.allow_migrate_model(schema_editor.connection.alias, model):
-            for statement in trigger_of(model, self.field).drop(schema_editor):
-                schema_editor.execute(statement, params=None)
+        self._execute(FenceTrigger.drop, app_label, schema_editor, to_state)
+
+    def _execute(
+        self,
+        statements: Callable[[FenceTrigger, BaseDatabaseSchemaEditor], list[str]],
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        state: ProjectState,
+    ) -> None:
+        model = state.apps.get_model(app_label, self.model_name)
+        connection = schema_editor.connection
+        if not router.allow_migrate_model(connection.alias, model):
+            return
+        if connection.vendor not in VENDORS:
+            raise NotSupportedError(f"{type(self).__name__} has no trigger for {connection.vendor}.")
+        for statement in statements(trigger_of(model, self.field), schema_editor):
+            schema_editor.execute(statement, params=None)
 
     def describe(self) -> str:
         return f"Refuse to lower {self.field} of {self.model_name}"
@@ -79,6 +87,26 @@ class EnforceFence(Operation):
 
     def references_field(self, model_name: str, name: str, app_label: str) -> bool:
         return self.references_model(model_name, app_label) and name.lower() == self.field.lower()
+
+
+class RelaxFence(EnforceFence):
+    """Take back :class:`EnforceFence`: before the field or its parent class is removed. Its reverse makes the trigger
+    again."""
+
+    category = OperationCategory.REMOVAL
+
+    def database_forwards(self, *args: Any) -> None:
+        super().database_backwards(*args)
+
+    def database_backwards(self, *args: Any) -> None:
+        super().database_forwards(*args)
+
+    def describe(self) -> str:
+        return f"No longer refuse to lower {self.field} of {self.model_name}"
+
+    @property
+    def migration_name_fragment(self) -> str:
+        return f"relax_{self.model_name.lower()}_{self.field.lower()}"
 
 
 def trigger_of(model: type[models.Model], name: str) -> FenceTrigger:

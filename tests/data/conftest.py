@@ -23,6 +23,17 @@ def db_alias(request: pytest.FixtureRequest, databases: None) -> Iterator[str]:
     connections.close_all()
 
 
+@pytest.fixture(params=DATABASES)
+def alias(request: pytest.FixtureRequest, databases: None) -> Iterator[str]:
+    """Each database in turn, with the rows of fenced models gone after each test."""
+    from tests.data.app.models import FencedLedger, Node, Place, Register
+
+    yield request.param
+    models: tuple[Any, ...] = (FencedLedger, Register, Node, Place)
+    for model in models:
+        model._default_manager.using(request.param).all().delete()
+
+
 @pytest.fixture
 def fresh(databases: None) -> Iterator[None]:
     """Fresh sessions, for tests that change their settings."""

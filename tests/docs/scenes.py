@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
-from django.db import connection
+from django.db import IntegrityError, connection
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_distlock import LockLost, LockNotAcquired, UnsupportedOperation, advisory_lock
+from django_distlock.data.operations import trigger_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -155,15 +156,23 @@ def several(names: Names) -> None:
 
 def fencing(names: Names) -> None:
     report = names["Report"]
+    (operation,) = names["Migration"].operations
     with connection.schema_editor() as editor:
         editor.create_model(report)
     try:
+        with connection.schema_editor() as editor:
+            for statement in trigger_of(report, operation.field).create(editor):
+                editor.execute(statement, params=None)
         late = report.objects.create()
-        names["publish"](late.pk, "first")
+        assert names["publish"](late.pk, "first") == 1
+        names["correct"](late.pk, " and last")
         report.objects.update(fence=2**62)  # somebody with a later token
-        with pytest.raises(LockLost, match="later token"):
-            names["publish"](late.pk, "late")
-        assert report.objects.get().body == "first"
+        for write in ("publish", "correct"):
+            with pytest.raises(LockLost, match="later fencing token"):
+                names[write](late.pk, "late")
+        with pytest.raises(IntegrityError, match="stale fencing token"):
+            report.objects.update(body="late", fence=1)
+        assert report.objects.get().body == "first and last"
     finally:
         with connection.schema_editor() as editor:
             editor.delete_model(report)

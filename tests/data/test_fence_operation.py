@@ -1,0 +1,152 @@
+"""EnforceFence as an operation: written to a file, squashed, refused, routed, on odd tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.core.exceptions import FieldDoesNotExist
+from django.db import IntegrityError, connections, migrations, models, transaction
+from django.db.migrations.optimizer import MigrationOptimizer
+from django.db.migrations.state import ProjectState
+from django.db.migrations.writer import OperationWriter
+from django.test import override_settings
+
+import django_distlock.data
+from django_distlock.data import EnforceFence
+from django_distlock.data.fence_sql import FenceTrigger, column_of
+from tests.data.app.models import FencedLedger
+from tests.data.fences import EARLY, LATE
+
+
+def test_it_is_written_to_a_file() -> None:
+    text, imports = OperationWriter(EnforceFence("Register", field="fence"), indentation=0).serialize()
+    assert imports == {"import django_distlock.data.operations"}
+    assert "".join(text.split()) == (
+        "django_distlock.data.operations.EnforceFence(model_name='Register',field='fence',),"
+    )
+    operation = EnforceFence("Register")
+    assert operation.describe() == "Refuse to lower fence of Register"
+    assert operation.formatted_description() == "+ Refuse to lower fence of Register"
+    assert operation.migration_name_fragment == "enforce_register_fence"
+    assert operation.reversible
+    assert operation.reduces_to_sql
+    assert not operation.elidable
+
+
+def test_other_operations_pass_it_when_squashed() -> None:
+    field = models.IntegerField(default=0)
+    operations = [
+        migrations.CreateModel("A", [("id", models.BigAutoField(primary_key=True)), ("fence", field)]),
+        migrations.CreateModel("B", [("id", models.BigAutoField(primary_key=True))]),
+        EnforceFence("A"),
+        migrations.AddField("B", "x", field),
+        migrations.AlterField("A", "fence", models.BigIntegerField(default=0)),
+    ]
+    done = MigrationOptimizer().optimize(operations, "dataapp")
+    assert [type(operation).__name__ for operation in done] == [
+        "CreateModel",
+        "EnforceFence",
+        "CreateModel",
+        "AlterField",
+    ]
+    assert [name for name, _ in done[2].fields] == ["id", "x"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((1,), TypeError, "model_name must be a str, not int."),
+        (("Register", None), TypeError, "field must be a str, not NoneType."),
+        (("app.Register",), ValueError, "model_name must be the name of a model or field without its app"),
+        (("",), ValueError, "model_name must be the name of a model or field without its app, not ''."),
+        (("Register", "fence; DROP TABLE x"), ValueError, "field must be the name of"),
+    ],
+)
+def test_bad_input(arguments: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        EnforceFence(*arguments)
+
+
+def run(alias: str, operation: EnforceFence, backwards: bool = False) -> None:
+    state = ProjectState.from_apps(apps)
+    go = operation.database_backwards if backwards else operation.database_forwards
+    with connections[alias].schema_editor() as editor:
+        go("dataapp", editor, state, state)
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "error", "message"),
+    [
+        ("Register", "fense", FieldDoesNotExist, "has no field named 'fense'"),
+        ("Register", "owner", ValueError, "owner of Register is no integer field"),
+        ("CashRegister", "fence", ValueError, "fence is a field of Register; name that model"),
+    ],
+)
+def test_a_field_that_cannot_have_one(
+    databases: None, model: str, field: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        run("postgres", EnforceFence(model, field))
+
+
+def test_a_name_that_must_be_quoted_and_the_orm(alias: str) -> None:
+    """ORM writes that name the fence meet the trigger too; fenced() is in front of it."""
+    operation = EnforceFence("FencedLedger")
+    run(alias, operation)
+    run(alias, operation)  # a second one takes the place of the first
+    try:
+        row = FencedLedger.objects.using(alias).create(fence=LATE)
+        with transaction.atomic(alias):
+            refused = pytest.raises(
+                IntegrityError, match="stale fencing token: the fence of dataapp O'Hara Fenced must"
+            )
+            with refused, transaction.atomic(alias):
+                FencedLedger.objects.using(alias).filter(pk=row.pk).update(fence=EARLY)
+            row.fence = EARLY
+            with pytest.raises(IntegrityError, match="must not fall"), transaction.atomic(alias):
+                models.Model.save_base(row, using=alias)
+        with pytest.raises(django_distlock.LockLost):
+            row.save(fence=EARLY)
+    finally:
+        run(alias, operation, backwards=True)
+    FencedLedger.objects.using(alias).filter(pk=row.pk).update(fence=EARLY)
+
+
+class Elsewhere:
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool:
+        return False
+
+
+def test_the_router_is_asked(alias: str) -> None:
+    with override_settings(DATABASE_ROUTERS=[Elsewhere()]):
+        run(alias, EnforceFence("FencedLedger"))
+    row = FencedLedger.objects.using(alias).create(fence=LATE)
+    assert FencedLedger.objects.using(alias).filter(pk=row.pk).update(fence=EARLY) == 1
+
+
+def test_the_message_of_a_long_name_fits() -> None:
+    """MESSAGE_TEXT has 128 characters, and MySQL refuses a longer one."""
+    trigger = FenceTrigger("x" * 64, "y" * 64)
+    assert len(trigger._message()) <= 130
+
+
+@pytest.mark.parametrize(
+    ("definition", "column"),
+    [
+        ("WHEN ((new.fence < old.fence) OR", "fence"),
+        ('WHEN ((new."my ""own"" fence" < old', 'my "own" fence'),
+        ("IF NEW.`a``b` < OLD.`a``b`", "a`b"),
+        ("something else", ""),
+    ],
+)
+def test_the_column_is_read_from_the_definition(definition: str, column: str) -> None:
+    assert column_of(definition) == column
+
+
+def test_public_names() -> None:
+    assert {"EnforceFence", "FencedModel", "FencedQuerySet"} <= set(dir(django_distlock.data))
+    assert all(hasattr(django_distlock.data, name) for name in django_distlock.data.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = django_distlock.data.Nothing

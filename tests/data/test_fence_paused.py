@@ -1,0 +1,95 @@
+"""A holder is stopped beyond the TTL of its lease, another one writes, the first wakes up and writes: never in."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from django.apps import apps
+from django.db import connections
+from django.db.migrations.state import ProjectState
+
+from django_distlock import DistlockError, advisory_lock
+from django_distlock.data import EnforceFence
+from tests.conftest import eventually
+from tests.data.app.models import FencedLedger, Register
+from tests.data.fences import LEASES, register, rows
+from tests.data.paused import FRESH, STALE, WAYS, holder
+from tests.processes import Child
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django_distlock import Lease
+
+PAUSES, AT_ONCE = 5, 40
+
+
+@pytest.fixture
+def enforced(alias: str) -> Iterator[None]:
+    """The table of raw SQL has its trigger; the others do without."""
+    state = ProjectState.from_apps(apps)
+    operation = EnforceFence("FencedLedger")
+    with connections[alias].schema_editor() as editor:
+        operation.database_forwards("dataapp", editor, state, state)
+    yield
+    with connections[alias].schema_editor() as editor:
+        operation.database_backwards("dataapp", editor, state, state)
+
+
+def take_over(child: Child, alias: str, name: str) -> Lease:
+    """Stop the holder, wait for the end of its lease, and be the next holder."""
+    lock = advisory_lock(name, using=LEASES[alias])
+    for _ in range(20):
+        child.signal(signal.SIGSTOP)
+        eventually(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED, "it runs on")
+        try:
+            return lock.acquire(timeout=2)
+        except DistlockError:
+            # SQLite has one write lock for each file, and it was stopped with the lock of the leases in its hand.
+            child.signal(signal.SIGCONT)
+    raise AssertionError("no lease")
+
+
+def play(child: Child, alias: str, name: str, number: int) -> Counter[tuple[str, str]]:
+    """One pause with many leases: what came of the late writes."""
+    work: list[tuple[str, dict[str, int], str]] = []
+    for index in range(AT_ONCE):
+        pks = {way: register(alias).pk for way in ("update", "save", "naive")}
+        pks["raw"] = FencedLedger.objects.using(alias).create().pk
+        work.append((f"{name}-{number}-{index}", pks, WAYS[index % len(WAYS)]))
+    child.say(work)
+    assert child.hear() == "ready"
+    leases = [take_over(child, alias, one) for one, _, _ in work]
+    for lease, (_, pks, _) in zip(leases, work, strict=True):
+        ours = [pks["update"], pks["save"], pks["naive"]]
+        assert rows(alias).fenced(lease).filter(pk__in=ours).update(balance=FRESH) == 3
+        FencedLedger.objects.using(alias).fenced(lease).filter(pk=pks["raw"]).update(amount=FRESH)
+    child.say("go")
+    child.signal(signal.SIGCONT)
+    found = Counter(pair for outcome in child.hear() for pair in outcome.items())
+    for lease in leases:
+        lease.release()
+    return found
+
+
+def test_no_late_write(alias: str, name: str, enforced: None) -> None:
+    found: Counter[tuple[str, str]] = Counter()
+    with Child(holder, alias) as child:
+        for number in range(PAUSES):
+            found += play(child, alias, name, number)
+        child.say(None)
+    all_of_them = PAUSES * AT_ONCE
+    assert found == {
+        ("update", "refused"): all_of_them,
+        ("save", "refused"): all_of_them,
+        ("raw", "refused"): all_of_them,
+        ("naive", "accepted"): all_of_them,  # else nothing was shown
+    }
+    balances: Any = Counter(Register.objects.using(alias).values_list("balance", flat=True))
+    assert balances == {FRESH: 2 * all_of_them, STALE: all_of_them}
+    amounts: Any = Counter(FencedLedger.objects.using(alias).values_list("amount", flat=True))
+    assert amounts == {FRESH: all_of_them}
