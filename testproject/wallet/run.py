@@ -94,7 +94,7 @@ def fresh_accounts(count: int) -> list[int]:
 
 def replay(plan: Plan, tell: Callable[[str], Any] = lambda line: None) -> tuple[Replay, str]:
     """Run the plan; the result, and the end of the server's log if it did not go as promised."""
-    with Crowd(processes=8, threads=4) as crowd, Server(threads=crowd.processes * crowd.threads + 8) as server:
+    with Crowd(processes=4, threads=4) as crowd, Server(threads=crowd.processes * crowd.threads + 8) as server:
         stage = Stage(server, crowd)
         stage.pairs(plan.ways[0], crowd.processes)  # every server process loads what it loads at its first request
         results = []
