@@ -17,6 +17,9 @@ logger = logging.getLogger("django_distlock.introspection")
 def held_locks(using: str | None = None) -> list[BackendReport]:
     """The held locks of one alias, or of all: one report per alias.
 
+    On PostgreSQL, MySQL and MariaDB also the locks on tables and rows of the alias's database that keep somebody
+    waiting: ``details["kind"]`` is "relation" or "row", ``details["blocks"]`` the sessions that wait.
+
     A backend that does not answer is data, not an exception: its report has ``error``, the class of the error. The
     error itself, which may hold an address, goes to the log only.
     """
@@ -32,7 +35,7 @@ def _report(alias: str) -> BackendReport:
     backend = entry.backend
     name = type(backend).__name__
     try:
-        locks = tuple(_named(entry, info) for info in backend.inspect())
+        locks = tuple(_named(entry, info) for info in (*backend.inspect(), *backend.blocking()))
         return BackendReport(alias=alias, backend=name, locks=locks)
     except DistlockError as error:
         logger.warning("The locks of alias %r cannot be listed: %s", alias, error)

@@ -76,6 +76,11 @@ class Backend(ABC):
     def inspect(self) -> Iterable[LockInfo]:
         """The locks that are held now, by anybody."""
 
+    def blocking(self) -> Iterable[LockInfo]:
+        """Locks on tables and rows of the same database that keep somebody waiting, whoever took them; none where the
+        engine has no such locks. ``details["kind"]`` is "relation" or "row", ``details["blocks"]`` who waits."""
+        return ()
+
     def take_now(self, claim: Claim, wait: float) -> Grant | None:
         """Take the lock in this thread with one statement on a session at hand, if that is possible; else None.
 

@@ -16,6 +16,7 @@ from django.db import connections
 from django_distlock.records import LockInfo
 from django_distlock.waiting import Flow, drive
 
+from . import mysql_relations
 from .session import ServerError, SessionDead
 from .sessionlocks import SessionLockBackend
 
@@ -107,6 +108,24 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
             for name, status, connection, user, host, seconds in _texts(rows)
             if status == "GRANTED"
         ]
+
+    def blocking(self) -> Iterable[LockInfo]:
+        return drive(self._blocking())
+
+    def _blocking(self) -> Flow[list[LockInfo]]:
+        session = yield from self._shared_session()
+        rows = yield from self._rows(mysql_relations.PERFORMANCE_SCHEMA)
+        if not rows and session.mariadb:
+            rows = yield from self._rows(mysql_relations.PLUGIN)
+        rows += yield from self._rows(mysql_relations.INNODB if session.mariadb else mysql_relations.SYS)
+        return mysql_relations.blocking(self.alias, rows)
+
+    def _rows(self, sql: bytes) -> Flow[list[list[str]]]:
+        """Nothing where the server has no such table, or no privilege for us."""
+        try:
+            return _texts((yield from self._listing(sql)))
+        except ServerError:
+            return []
 
     def _used_locks(self) -> Flow[list[Any]]:
         names = list(self._known)

@@ -1,0 +1,133 @@
+"""Locks on tables and rows that keep somebody waiting appear in held_locks(), with who holds and who waits."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connections, transaction
+
+from django_distlock import advisory_lock, held_locks, table_lock
+from tests.backends.statements import counted
+from tests.conftest import eventually
+from tests.data.app.models import Account, Currency
+from tests.data.asking import another, ask
+from tests.data.rival import Rival, session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django_distlock.records import LockInfo
+
+ALIASES = {"postgres": "postgres", "mysql": "mariadb"}  # lock alias -> database alias
+
+
+@pytest.fixture(params=ALIASES)
+def using(request: pytest.FixtureRequest, fresh: None) -> Iterator[str]:
+    yield request.param
+    Account.objects.using(ALIASES[request.param]).all().delete()
+
+
+def listed(using: str, kind: str = "relation") -> list[LockInfo]:
+    (report,) = held_locks(using)
+    assert report.error is None
+    return [info for info in report.locks if info.details.get("kind") == kind]
+
+
+def asked_for(using: str, rival: Rival) -> int:
+    """The rival's session, whose wait for the table of Account has begun."""
+    number: int = rival.ask("session", ALIASES[using])
+    rival.tell("lock", ALIASES[using], ["Account"], "write", 10)
+    eventually(lambda: listed(using), "nobody is listed")
+    return number
+
+
+def test_a_table_that_somebody_waits_for(using: str, rival: Rival) -> None:
+    alias = ALIASES[using]
+    with table_lock(Account, Currency, using=alias):
+        holder = session(alias)
+        waiter = asked_for(using, rival)
+        (info,) = listed(using)
+    assert rival.child.hear()[0] == "held"
+    rival.leave()
+    assert not listed(using)
+    assert (info.name, info.waiters, info.backend) == ("dataapp_account", 1, using)
+    assert info.details["blocks"] == str(waiter)
+    assert str(holder) in (info.details.get("pid"), info.details.get("connection"))
+    assert str(holder) in str(info.holder)
+    assert "Lock" in info.details["mode"] or info.details["mode"] == "SHARED_NO_READ_WRITE"
+
+
+def test_what_blocks_nobody_is_not_listed(using: str) -> None:
+    with table_lock(Account, using=ALIASES[using]), advisory_lock("data:listing", using=using):
+        (report,) = held_locks(using)
+    assert "data:listing" in [info.name for info in report.locks]
+    assert not [info for info in report.locks if info.details.get("kind")]
+
+
+def test_two_wait_and_only_the_holder_is_named(using: str, rival: Rival) -> None:
+    """Whoever merely stands first in the queue is no holder."""
+    other = Rival()
+    try:
+        with table_lock(Account, using=ALIASES[using]):
+            first = asked_for(using, rival)
+            second: int = other.ask("session", ALIASES[using])
+            other.tell("lock", ALIASES[using], ["Account"], "write", 10)
+            eventually(lambda: [info.waiters for info in listed(using)] == [2], "not both are listed")
+            (info,) = listed(using)
+        assert {int(number) for number in info.details["blocks"].split(", ")} == {first, second}
+        for one in (rival, other):
+            assert one.child.hear()[0] == "held"
+            one.leave()
+    finally:
+        other.stop()
+
+
+def test_a_row_that_somebody_waits_for(using: str) -> None:
+    alias = ALIASES[using]
+    account = Account.objects.using(alias).create(owner="x")
+    query = f"UPDATE dataapp_account SET balance = 1 WHERE id = {account.pk}"
+    with another(alias) as connection:
+        number = ask(connection, "SELECT pg_backend_pid()" if using == "postgres" else "SELECT CONNECTION_ID()")[0][0]
+        connection.inc_thread_sharing()
+        with transaction.atomic(using=alias):
+            ask(connections[alias], query)
+            thread = threading.Thread(target=ask, args=(connection, query))
+            thread.start()
+            eventually(lambda: listed(using, "row"), "nobody is listed")
+            (info,) = listed(using, "row")
+        thread.join()
+    assert (info.name, info.waiters) == ("dataapp_account", 1)
+    assert info.details["blocks"] == str(number)
+
+
+def test_without_the_performance_schema(fresh: None, rival: Rival, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MariaDB has it off by default: then its plugin tells, and without that nobody does."""
+    from django_distlock.backends import mysql_relations
+
+    monkeypatch.setattr(mysql_relations, "PERFORMANCE_SCHEMA", b"SELECT 1 FROM performance_schema.nothing")
+    with table_lock(Account, using="mariadb"):
+        waiter = asked_for("mysql", rival)
+        (info,) = listed("mysql")
+        assert (info.name, info.details["blocks"]) == ("dataapp_account", str(waiter))
+        monkeypatch.setattr(mysql_relations, "PLUGIN", b"SELECT 1 FROM information_schema.nothing")
+        monkeypatch.setattr(mysql_relations, "INNODB", b"SELECT 1 FROM information_schema.nothing")
+        assert listed("mysql") == []
+    assert rival.child.hear()[0] == "held"
+    rival.leave()
+
+
+def test_it_costs_one_statement(fresh: None) -> None:
+    held_locks("postgres")
+    with counted("postgres") as found:
+        held_locks("postgres")
+    assert sum(found.values()) <= 2, found
+
+
+def test_inside_a_broken_transaction(using: str) -> None:
+    """The list is asked for on a session of its own: the caller's transaction is none of its business."""
+    connection: Any = connections[ALIASES[using]]
+    with transaction.atomic(using=ALIASES[using]):
+        connection.needs_rollback = True
+        assert listed(using) == []
