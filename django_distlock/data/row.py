@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from django.db.models import Manager, QuerySet
 
 R = TypeVar("R")
-F = TypeVar("F", bound="Callable[..., Any]")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -41,8 +41,9 @@ class RowLock(DataLock[R]):
     def __repr__(self) -> str:
         return f"row_lock({getattr(self.target, '__name__', type(self.target).__name__)})"
 
-    def __call__(self, function: F) -> F:
-        """Each call of ``function`` runs with the rows locked; ``into`` names the argument that gets them."""
+    def __call__(self, function: Callable[..., T]) -> Callable[..., T]:
+        """Each call of ``function`` runs with the rows locked; ``into`` names the argument that gets them, which is not
+        the caller's to give. (A type checker can take no argument out of a signature.)"""
         return decorate(self, function)
 
     @contextmanager

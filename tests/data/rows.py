@@ -6,9 +6,11 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from django.db import OperationalError, connections, transaction
+from django.apps.registry import Apps
+from django.db import OperationalError, connections, models, transaction
 
 from django_distlock import DeadlockDetected
+from django_distlock.data import LockingManager
 from django_distlock.data.row import row_lock
 from tests.data.app.models import Account, Node
 from tests.processes import Servant
@@ -24,6 +26,30 @@ if TYPE_CHECKING:
 ENGINES = ["postgres", "mariadb", "default"]
 SERVERS = ["postgres", "mariadb"]
 SLACK = 0.05  # seconds, R5
+
+
+class Legacy(models.Model):
+    """A table that a test makes, kept by MyISAM; unknown to the app, which has a table for each of its models."""
+
+    amount = models.IntegerField(default=0)
+    objects = LockingManager()
+
+    class Meta:
+        app_label = "legacy"
+        apps = Apps()
+        db_table = "dataapp_legacy"
+
+    def __str__(self) -> str:
+        return str(self.amount)
+
+
+@contextmanager
+def kept_by_myisam() -> Iterator[None]:
+    ask("mariadb", "CREATE TABLE dataapp_legacy (id integer PRIMARY KEY, amount integer NOT NULL) ENGINE=MyISAM")
+    try:
+        yield
+    finally:
+        ask("mariadb", "DROP TABLE dataapp_legacy")
 
 
 def accounts(using: str, *balances: int) -> list[int]:

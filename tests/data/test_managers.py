@@ -13,8 +13,8 @@ from django.db.transaction import TransactionManagementError
 
 from django_distlock import LockNotAcquired, advisory_lock, held_locks
 from django_distlock.data import LockingManager, LockingQuerySet
-from tests.data.app.models import Entry, Legacy, Wallet, WalletProxy
-from tests.data.rows import ENGINES, ask
+from tests.data.app.models import Entry, Wallet, WalletProxy
+from tests.data.rows import ENGINES, Legacy, kept_by_myisam
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -163,9 +163,5 @@ def test_a_migration_can_hold_the_managers() -> None:
 
 
 def test_a_myisam_table_has_the_emulated_lock() -> None:
-    ask("mariadb", "CREATE TABLE dataapp_legacy (id integer PRIMARY KEY, amount integer NOT NULL) ENGINE=MyISAM")
-    try:
-        with Legacy.objects.advisory_row_lock(1, using="mysql", timeout=1):
-            Legacy.objects.using("mariadb").create(pk=1)
-    finally:
-        ask("mariadb", "DROP TABLE dataapp_legacy")
+    with kept_by_myisam(), Legacy.objects.advisory_row_lock(1, using="mysql", timeout=1):
+        Legacy.objects.using("mariadb").create(pk=1)

@@ -9,10 +9,10 @@ import pytest
 from django.db import connections, models, transaction
 from django.db.transaction import TransactionManagementError
 
-from django_distlock import LockNotAcquired, LockTimeout, UnsupportedOperation, row_lock
+from django_distlock import LockLost, LockNotAcquired, LockTimeout, UnsupportedOperation, row_lock
 from tests.backends.statements import counted
-from tests.data.app.models import Account, Course, Legacy, Node, Place, Restaurant, Student
-from tests.data.rows import ENGINES, SERVERS, Rival, accounts, ask, balances, rows_of, took
+from tests.data.app.models import Account, Course, Node, Place, Restaurant, Student
+from tests.data.rows import ENGINES, SERVERS, Legacy, Rival, accounts, ask, balances, kept_by_myisam, rows_of, took
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -230,17 +230,21 @@ def test_no_key_lets_a_foreign_key_be_inserted(rival: Rival) -> None:
         node.delete()
 
 
-@pytest.mark.parametrize("using", ["mariadb"])
-def test_a_table_without_row_locks_is_refused(using: str) -> None:
-    ask(using, "CREATE TABLE dataapp_legacy (id integer PRIMARY KEY, amount integer NOT NULL) ENGINE=MyISAM")
-    try:
+def test_a_table_without_row_locks_is_refused() -> None:
+    with kept_by_myisam():
         with pytest.raises(UnsupportedOperation, match=r"MyISAM.*Legacy\.objects\.advisory_row_lock"):
-            row_lock(Legacy, pk=1, using=using).__enter__()
-        ask(using, "ALTER TABLE dataapp_legacy ENGINE=InnoDB")
+            row_lock(Legacy, pk=1, using="mariadb").__enter__()
+        assert not connections["mariadb"].in_atomic_block
+        ask("mariadb", "ALTER TABLE dataapp_legacy ENGINE=InnoDB")  # what was refused is looked up again
         with pytest.raises(Legacy.DoesNotExist):
-            row_lock(Legacy, pk=1, using=using).__enter__()
-    finally:
-        ask(using, "DROP TABLE dataapp_legacy")
+            row_lock(Legacy, pk=1, using="mariadb").__enter__()
+
+
+def test_a_connection_closed_inside_the_block_is_a_loss() -> None:
+    """Django leaves the transaction without a word, and what comes after it is written without the lock."""
+    (pk,) = accounts("postgres", 1)
+    with pytest.raises(LockLost, match="closed inside the block"), row_lock(Account, pk=pk, using="postgres"):
+        connections["postgres"].close()
 
 
 def test_the_database_is_the_one_that_is_written(settings: Any) -> None:

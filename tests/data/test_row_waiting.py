@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -55,13 +56,18 @@ def test_a_busy_row_is_given_up_at_the_timeout(rival: Rival, using: str) -> None
     """R5"""
     pks = accounts(using, 1, 2)
     with rival.holding(using, pks):
-        with took(0.3, 0.3 + SLACK), pytest.raises(LockTimeout) as error, row_lock(rows_of(using, pks), timeout=0.3):
-            raise AssertionError
-        assert error.value.__cause__ is not None
-        assert "0.3 s" in str(error.value)
-        assert not connections[using].in_atomic_block
+        times = []
+        for _ in range(3):
+            start = time.monotonic()
+            with pytest.raises(LockTimeout, match=r"0\.3 s") as error, row_lock(rows_of(using, pks), timeout=0.3):
+                raise AssertionError
+            times.append(time.monotonic() - start)
+            assert error.value.__cause__ is not None
+            assert not connections[using].in_atomic_block
+        assert min(times) >= 0.3
+        assert sorted(times)[1] <= 0.3 + SLACK, times
         for options in ({"nowait": True}, {"timeout": 0}):
-            with took(0, SLACK), pytest.raises(LockNotAcquired) as busy, row_lock(rows_of(using, pks), **options):
+            with took(0, 5 * SLACK), pytest.raises(LockNotAcquired) as busy, row_lock(rows_of(using, pks), **options):
                 raise AssertionError
             assert type(busy.value) is LockNotAcquired
     with row_lock(rows_of(using, pks), timeout=0) as rows:
@@ -75,7 +81,7 @@ def test_one_deadline_for_all_rows(rivals: tuple[Rival, Rival], using: str) -> N
     one, other = rivals
     with other.holding(using, pks[1:]), connections[using].cursor():
         assert one.do("hold_for", using, pks[:1], 0.2) == pks[:1]
-        with took(0.3, 0.3 + SLACK), pytest.raises(LockTimeout), row_lock(rows_of(using, pks), timeout=0.3):
+        with took(0.3, 0.3 + 3 * SLACK), pytest.raises(LockTimeout), row_lock(rows_of(using, pks), timeout=0.3):
             raise AssertionError
         assert one.hear() == "released"
 
@@ -110,7 +116,7 @@ def test_a_table_locked_by_somebody_else_is_given_up_as_well(rival: Rival, using
     """NOWAIT and SKIP LOCKED are about rows; a table lock would make them wait for ever."""
     pks = accounts(using, 1)
     rival.do("lock_table", using)
-    with took(0, 2 * SLACK), pytest.raises(LockNotAcquired), row_lock(rows_of(using, pks), **options):
+    with took(0, 5 * SLACK), pytest.raises(LockNotAcquired), row_lock(rows_of(using, pks), **options):
         raise AssertionError
     rival.do("release")
 
@@ -127,7 +133,7 @@ def test_skip_locked_gives_disjoint_sets(rival: Rival, using: str) -> None:
 
 def test_skip_locked_on_sqlite_skips_everything_while_somebody_writes(rival: Rival) -> None:
     pks = accounts("default", 1, 2)
-    with rival.holding("default", pks), took(0, SLACK), row_lock(rows_of("default", pks), skip_locked=True) as rows:
+    with rival.holding("default", pks), took(0, 5 * SLACK), row_lock(rows_of("default", pks), skip_locked=True) as rows:
         assert rows == []
         assert connections["default"].in_atomic_block
     with row_lock(rows_of("default", pks), skip_locked=True) as rows:

@@ -44,17 +44,3 @@ class Entry(models.Model):
 
     def __str__(self) -> str:
         return str(self.pk)
-
-
-class Legacy(models.Model):
-    """Made by a test, kept by MyISAM."""
-
-    amount = models.IntegerField(default=0)
-    objects = LockingManager()
-
-    class Meta:
-        managed = False
-        db_table = "dataapp_legacy"
-
-    def __str__(self) -> str:
-        return str(self.amount)

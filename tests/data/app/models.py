@@ -6,7 +6,7 @@ from django.db import models
 
 from django_distlock.data.fence import FencedModel
 
-from .locking import Entry, Legacy, Wallet, WalletProxy  # noqa: F401 - models are found here
+from .locking import Entry, Wallet, WalletProxy  # noqa: F401 - models are found here
 
 
 class Account(models.Model):
