@@ -11,9 +11,10 @@ from django.db import connections, migrations, models, transaction
 from django.db.migrations.state import ModelState
 from django.db.transaction import TransactionManagementError
 
-from django_distlock import LockNotAcquired, advisory_lock, held_locks
+from django_distlock import LockLost, LockNotAcquired, advisory_lock, held_locks
 from django_distlock.data import LockingManager, LockingQuerySet
-from tests.data.app.models import Entry, Wallet, WalletProxy
+from tests.backends.statements import counted
+from tests.data.app.models import Entry, Register, Wallet, WalletProxy
 from tests.data.rows import ENGINES, Legacy, kept_by_myisam
 
 if TYPE_CHECKING:
@@ -55,6 +56,31 @@ def test_lock_row(using: str, wallets: list[Wallet]) -> None:
         with pytest.raises(Wallet.MultipleObjectsReturned):
             manager.lock_row(owner="ann")
         assert not connections[using].needs_rollback
+
+
+def test_lock_row_is_one_statement(using: str, wallets: list[Wallet]) -> None:
+    """Two more set the timeout and put it back; MariaDB has it in the statement."""
+    expected = {"postgres": (1, 3), "mariadb": (1, 1)}
+    if using not in expected:
+        return
+    manager = Wallet.objects.db_manager(using)
+    for timeout, number in zip((None, 2), expected[using], strict=True):
+        with transaction.atomic(using=using):
+            manager.lock_row(pk=wallets[0].pk)
+            with counted(using) as found:
+                manager.lock_row(pk=wallets[0].pk, timeout=timeout)
+        assert sum(found.values()) == number, found
+
+
+def test_fenced_on_a_locking_queryset() -> None:
+    register = Register.objects.create(balance=1)
+    try:
+        rows = LockingQuerySet(Register).filter(pk=register.pk)
+        assert rows.fenced(7).update(balance=2) == 1
+        with pytest.raises(LockLost):
+            rows.fenced(6).update(balance=3)
+    finally:
+        register.delete()
 
 
 def test_any_queryset_learns_to_lock(using: str, wallets: list[Wallet]) -> None:

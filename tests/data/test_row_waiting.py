@@ -6,9 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
+from django.db.transaction import TransactionManagementError
 
-from django_distlock import LockNotAcquired, LockTimeout
+from django_distlock import DeadlockDetected, LockNotAcquired, LockTimeout
 from django_distlock.data.row import row_lock
 from tests.data.app.models import Account
 from tests.data.rows import ENGINES, SERVERS, SLACK, Rival, accounts, balances, pair, rows_of, took
@@ -157,3 +158,23 @@ def test_all_rows_at_once_are_locked_in_one_order(rivals: tuple[Rival, Rival], u
     for rival, order in zip(rivals, (pks, pks[::-1]), strict=True):
         rival.start("take", using, order, 100)
     assert [rival.hear() for rival in rivals] == ["done", "done"]
+
+
+def test_a_deadlock_on_mysql_leaves_no_half_of_a_transaction(rival: Rival) -> None:
+    """1213 has rolled back everything, and Django believes that its transaction is open: it would commit what comes
+    after. The victim is the transaction that has written less."""
+    pks = accounts("mariadb", *[1] * 5)
+    mine, first, *theirs = pks
+    for pk in theirs:
+        rival.do("write", "mariadb", pk, 2)
+    with transaction.atomic(using="mariadb"):
+        rows_of("mariadb", [mine]).update(balance=9)
+        with row_lock(rows_of("mariadb", [first])):
+            rival.start("take_next", "mariadb", first)
+            with pytest.raises(DeadlockDetected), row_lock(rows_of("mariadb", theirs)):
+                raise AssertionError
+        assert connections["mariadb"].needs_rollback
+        with pytest.raises(TransactionManagementError):
+            rows_of("mariadb", [mine]).update(balance=10)
+    assert rival.hear() == "done"
+    assert balances("mariadb") == [1, 1, 2, 2, 2]
