@@ -127,11 +127,13 @@ def _models(argument: str, given: object) -> tuple[Any, ...]:
 
 
 def _aliases(given: Mapping[Model, Sequence[str]] | None) -> dict[Model, tuple[str, ...]]:
-    found = {}
+    found: dict[Model, tuple[str, ...]] = {}
     for model, names in (given or {}).items():
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise TypeError(f"aliases[{getattr(model, '__name__', model)!s}] must be a list of str, not {names!r}.")
         for name in names:
+            if any(name in others for others in found.values()):
+                raise ValueError(f"aliases: {name!r} is given to two models; an alias belongs to one table.")
             if not ALIAS.fullmatch(name):
                 raise ValueError(f"aliases: {name!r} is no alias; the ORM's are letters and digits, like T6.")
         found[_model("aliases", model)] = tuple(names)

@@ -64,6 +64,13 @@ def test_an_engine_knows_no_other_and_nothing_above_it(path: Path) -> None:
     assert drivers <= (DRIVER_OF[mine] if mine else set()), f"{path.name} imports {drivers}"
 
 
+@pytest.mark.parametrize("path", sorted((PACKAGE / "data").glob("*.py")), ids=lambda path: path.stem)
+def test_locks_on_data_know_nothing_of_engines_and_settings(path: Path) -> None:
+    """Named locks and data locks are different things: they share errors, decorators and transactions."""
+    below = {module.split(".")[0] for module in ours(imported(path))}
+    assert not below & {"backends", "registry", "conf", "sitekey", "holdings", "keepalive", "introspection"}
+
+
 def test_drivers_and_engines_are_named_by_nobody_else() -> None:
     for path in MODULES:
         if path.parent.name == "backends":

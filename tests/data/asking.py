@@ -22,8 +22,10 @@ SELECT TABLE_NAME, LOCK_MODE FROM information_schema.METADATA_LOCK_INFO
 WHERE THREAD_ID = %s AND LOCK_TYPE = 'Table metadata lock'
 """
 WAITING = {
-    "postgres": "SELECT count(*) FROM pg_locks WHERE NOT granted",
-    "mariadb": "SELECT count(*) FROM information_schema.PROCESSLIST WHERE STATE LIKE 'Waiting for table %'",
+    "postgres": "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database AND datname = current_database() "
+    "WHERE NOT granted",
+    "mariadb": "SELECT count(*) FROM information_schema.PROCESSLIST "
+    "WHERE STATE LIKE 'Waiting for table %' AND DB = DATABASE()",
 }
 
 

@@ -91,6 +91,15 @@ def _begin(held: list[Any], using: str, model: str) -> str:
     return "begun"
 
 
+def _insert(held: list[Any], using: str, model: str) -> str:
+    """Write a row, however long that waits."""
+    try:
+        model_named(model)._default_manager.using(using).create()
+    except Error as error:
+        return type(error).__name__
+    return "done"
+
+
 def _read(held: list[Any], using: str, model: str) -> str:
     return _attempt(using, lambda: model_named(model)._default_manager.using(using).first())
 

@@ -10,7 +10,7 @@ from django.db import OperationalError, connections, transaction
 from django_distlock import LockTimeout, UnsupportedOperation, table_lock
 from tests.backends.statements import counted
 from tests.data.app.models import Account, Currency
-from tests.data.asking import ask, held
+from tests.data.asking import ask, held, when_somebody_waits
 from tests.data.rival import Rival, session
 
 if TYPE_CHECKING:
@@ -183,6 +183,30 @@ def test_the_callers_timeouts_are_as_before(rival: Rival, value: str) -> None:
     assert run("SELECT " + ", ".join(f"@@{name}" for name in names)) == before
     assert not held(DB, session(DB))
     rival.leave()
+
+
+@pytest.fixture
+def repeatable(fresh: None) -> Iterator[str]:
+    """An alias whose transactions are REPEATABLE READ, as the server's own are."""
+    connection = connections[DB].copy("repeatable")
+    connection.settings_dict["OPTIONS"]["isolation_level"] = "repeatable read"
+    connections["repeatable"] = connection
+    yield "repeatable"
+    connection.close()
+    del connections["repeatable"]
+
+
+@pytest.mark.parametrize("timeout", [5, None])
+def test_r13_the_snapshot_is_younger_than_the_lock(rival: Rival, repeatable: str, timeout: float | None) -> None:
+    assert rival.lock(DB, "Account")[0] == "held"
+    assert rival.ask("begin", DB, "Account") == "begun"
+
+    def commit() -> None:
+        rival.leave()
+        rival.leave()
+
+    with when_somebody_waits(DB, commit), table_lock(Account, using=repeatable, timeout=timeout):
+        assert Account.objects.using(repeatable).exists()
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
-from django.db import models
+from django.db import connections, models
 from django.test.utils import isolate_apps
 
-from django_distlock import table_lock
+from django_distlock import UnsupportedOperation, table_lock
 from django_distlock.data.fence import FencedModel
 from tests.data.app.models import Account, AccountProxy, Currency
 
@@ -37,6 +38,7 @@ CALLS: list[tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = [
     (TypeError, r"aliases\[Account\] must be a list", (Account,), {"aliases": {Account: "T6"}}),
     (TypeError, r"aliases\[Account\] must be a list", (Account,), {"aliases": {Account: [6]}}),
     (TypeError, "aliases must be model classes", (Account,), {"aliases": {"dataapp_account": ["T6"]}}),
+    (ValueError, "'T6' is given to two models", (Account,), {"aliases": {Account: ["T6"], Currency: ["T6"]}}),
     (ValueError, "is no alias", (Account,), {"aliases": {Account: ["T6` WRITE, x"]}}),
 ]
 
@@ -59,6 +61,12 @@ def test_a_swapped_model(settings: Any) -> None:
     Swapped = type("Swapped", (models.Model,), {"Meta": meta, "__module__": __name__})
     with pytest.raises(ValueError, match=r"swapped for dataapp\.Account"):
         table_lock(Swapped)
+
+
+def test_another_engine(databases: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections["default"], "vendor", "oracle")
+    with pytest.raises(UnsupportedOperation, match="oracle"):
+        table_lock(Account, using="default").__enter__()
 
 
 class Split:
@@ -99,6 +107,20 @@ def test_a_call_that_gives_an_awaitable_is_refused(databases: None) -> None:
 
     with pytest.raises(TypeError, match="sync_to_async"):
         table_lock(Account)(lambda: later())()
+
+
+def test_async_code_calls_it_in_a_thread(db_alias: str) -> None:
+    @table_lock(Account, using=db_alias)
+    def count() -> int:
+        return Account.objects.using(db_alias).count()
+
+    async def call() -> int:
+        try:
+            return await sync_to_async(count)()
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    assert asyncio.run(call()) == 0
 
 
 def test_on_the_thread_of_an_event_loop_django_refuses(databases: None) -> None:

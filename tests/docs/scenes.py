@@ -24,6 +24,7 @@ from django.test import RequestFactory
 
 from django_distlock import LockLost, LockNotAcquired, UnsupportedOperation, advisory_lock
 from django_distlock.data.operations import trigger_of
+from tests.data.app import models
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -257,6 +258,27 @@ def register_function(names: Names) -> None:
         User.objects.filter(email=address).delete()
 
 
+@contextmanager
+def with_tables() -> Iterator[Names]:
+    names = ("Account", "Currency", "Student", "Course", "Node")
+    yield {name: getattr(models, name) for name in names} | {"Transfer": models.Place}
+
+
+def table_locks(names: Names) -> None:
+    account = models.Account.objects.create(owner="x", balance=3)
+    student, course = models.Student.objects.create(name="x"), models.Course.objects.create(title="y")
+    try:
+        assert names["close_books"]() == 3
+        assert names["settle"](7) == "settled 7"
+        assert names["convert"]() == names["deep"]() == 0
+        names["enrol"](student, course)
+        assert list(student.courses.all()) == [course]
+        assert names["try_to_close"]() == "closed"
+    finally:
+        for row in (account, student, course):
+            row.delete()
+
+
 SCENES = {
     "README.md": Scene(after=readme),
     "docs/quickstart.md": Scene(after=quickstart),
@@ -270,6 +292,7 @@ SCENES = {
     "docs/usage/async.md": Scene(after=in_asyncio),
     "docs/usage/waiting.md": Scene(after=waiting),
     "docs/usage/several.md": Scene(after=several),
+    "docs/table-locks.md": Scene(before=with_tables, after=table_locks),
     "docs/usage/fencing.md": Scene(after=fencing),
     "docs/row-locks.md": Scene(after=row_locks),
     "docs/usage/tasks.md": Scene(before=task_decorators, after=tasks),
