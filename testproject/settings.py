@@ -32,6 +32,7 @@ if site_key := os.environ.get("DISTLOCK_SITE_KEY"):
 
 INSTALLED_APPS = [
     "django_distlock",
+    "testproject.inventory",
     "testproject.registration",
     "testproject.wallet",
     "django.contrib.admin",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WAYS = ("update", "save", "raw")
 STALE, FRESH = -1, 1
-TTL = 0.3  # seconds
+TTL = 0.5  # seconds
 
 
 class Gate:

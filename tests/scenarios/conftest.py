@@ -44,24 +44,31 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def replayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replayed]:
-    """Exit status and figures of `manage.py replay`: 200 identical sign-ups per way against 4 server processes."""
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], dict[str, str]]]:
+    """The environment that points to a migrated database on an engine; one for all replays."""
     with ExitStack() as databases:
 
         @once
         def database(engine: str) -> dict[str, str]:
             return databases.enter_context(demo_database(engine, tmp_path_factory.mktemp(engine)))
 
-        @once
-        def run(engine: str, atomic: str) -> subprocess.CompletedProcess[str]:
-            environment = database(engine) | {"DISTLOCK_ATOMIC_REQUESTS": atomic}
-            return manage("replay", "--identical=200", "--distinct=0", "--json", environment=environment)
+        yield database
 
-        def replay(engine: str, *, atomic: bool) -> tuple[int, dict[str, Any]]:
-            done = run(engine, "1" if atomic else "0")
-            # Shown with every test that fails on this replay: it ends with the server's own log.
-            print(done.stderr)
-            assert done.stdout, f"The replay broke off with exit status {done.returncode}."
-            return done.returncode, json.loads(done.stdout)
 
-        yield replay
+@pytest.fixture(scope="session")
+def replayed(migrated: Callable[[str], dict[str, str]]) -> Replayed:
+    """Exit status and figures of `manage.py replay`: 200 identical sign-ups per way against 4 server processes."""
+
+    @once
+    def run(engine: str, atomic: str) -> subprocess.CompletedProcess[str]:
+        environment = migrated(engine) | {"DISTLOCK_ATOMIC_REQUESTS": atomic}
+        return manage("replay", "--identical=200", "--distinct=0", "--json", environment=environment)
+
+    def replay(engine: str, *, atomic: bool) -> tuple[int, dict[str, Any]]:
+        done = run(engine, "1" if atomic else "0")
+        # Shown with every test that fails on this replay: it ends with the server's own log.
+        print(done.stderr)
+        assert done.stdout, f"The replay broke off with exit status {done.returncode}."
+        return done.returncode, json.loads(done.stdout)
+
+    return replay
