@@ -49,3 +49,13 @@ def rival(django_db_setup: None, django_db_blocker: Any) -> Iterator[Rival]:
         rival = Rival()
     yield rival
     rival.stop()
+
+
+@pytest.fixture
+def no_accounts(databases: None) -> Iterator[None]:
+    """Whatever accounts the test has made are gone after it."""
+    from tests.data.app.models import Account
+
+    yield
+    for using in DATABASES:
+        Account.objects.using(using).all().delete()

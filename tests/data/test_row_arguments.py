@@ -23,7 +23,7 @@ from tests.data.rows import accounts, balances
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
-pytestmark = pytest.mark.usefixtures("databases")
+pytestmark = pytest.mark.usefixtures("no_accounts")
 
 
 @pytest.fixture

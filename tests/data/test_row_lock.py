@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from django.db.models import QuerySet
 
-pytestmark = pytest.mark.usefixtures("databases")
+pytestmark = pytest.mark.usefixtures("no_accounts")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from tests.data.rows import ENGINES, SERVERS, SLACK, Rival, accounts, balances, 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.usefixtures("databases")
+pytestmark = pytest.mark.usefixtures("no_accounts")
 
 
 @pytest.fixture(scope="module")

@@ -191,8 +191,7 @@ def row_locks(names: Names) -> None:
         names["deposit"](first.pk, 50)
         names["withdraw_inside"](second.pk, 300)
         assert list(wallet.objects.order_by("pk").values_list("balance", flat=True)) == [650, 500]
-        assert names["next_wallets"](1) == [first.pk]
-        assert asyncio.run(names["report"](first.pk)) == first
+        assert (names["next_wallets"](1), asyncio.run(names["report"](first.pk))) == ([first.pk], first)
     finally:
         with connection.schema_editor() as editor:
             editor.delete_model(wallet)
