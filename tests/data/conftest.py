@@ -43,12 +43,19 @@ def fresh(databases: None) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def rival(django_db_setup: None, django_db_blocker: Any) -> Iterator[Rival]:
-    """Somebody else who wants the same tables."""
+def rival_process(django_db_setup: None, django_db_blocker: Any) -> Iterator[Rival]:
     with django_db_blocker.unblock():
         rival = Rival()
     yield rival
     rival.stop()
+
+
+@pytest.fixture
+def rival(rival_process: Rival) -> Iterator[Rival]:
+    """Somebody else who wants the same tables. What a failing test has left it with is given up before rows are cleaned
+    away, which would wait for it."""
+    yield rival_process
+    rival_process.reset()
 
 
 @pytest.fixture

@@ -50,6 +50,12 @@ class Rival:
     def writes(self, using: str, model: str = "Account") -> bool:
         return bool(self.ask("write", using, model) == "done")
 
+    def reset(self) -> None:
+        """Give up whatever it holds, and forget what it still has to say."""
+        self.tell("reset")
+        while self.child.hear() != "reset":
+            pass
+
     def stop(self) -> None:
         self.child.__exit__(None, None, None)
 
@@ -80,6 +86,12 @@ def _lock(held: list[Any], using: str, models: list[str], mode: str, timeout: fl
 def _leave(held: list[Any]) -> str:
     held.pop().__exit__(None, None, None)
     return "left"
+
+
+def _reset(held: list[Any]) -> str:
+    while held:
+        held.pop().__exit__(None, None, None)
+    return "reset"
 
 
 def _begin(held: list[Any], using: str, model: str) -> str:
