@@ -16,7 +16,7 @@ from django_distlock import DistlockError, advisory_lock
 from django_distlock.data import EnforceFence
 from tests.conftest import eventually
 from tests.data.app.models import FencedLedger, Register
-from tests.data.fences import LEASES, register, rows
+from tests.data.fences import LEASES, rows
 from tests.data.paused import FRESH, STALE, WAYS, holder
 from tests.processes import Child
 
@@ -57,9 +57,10 @@ def take_over(child: Child, alias: str, name: str) -> Lease:
 def play(child: Child, alias: str, name: str, number: int) -> Counter[tuple[str, str]]:
     """One pause with many leases: what came of the late writes."""
     work: list[tuple[str, dict[str, int], str]] = []
-    for index in range(AT_ONCE):
-        pks = {way: register(alias).pk for way in ("update", "save", "naive")}
-        pks["raw"] = FencedLedger.objects.using(alias).create().pk
+    made = iter(rows(alias).bulk_create([Register(owner="ann") for _ in range(3 * AT_ONCE)]))
+    ledgers = FencedLedger.objects.using(alias).bulk_create([FencedLedger() for _ in range(AT_ONCE)])
+    for index, ledger in enumerate(ledgers):
+        pks = {way: next(made).pk for way in ("update", "save", "naive")} | {"raw": ledger.pk}
         work.append((f"{name}-{number}-{index}", pks, WAYS[index % len(WAYS)]))
     child.say(work)
     assert child.hear() == "ready"

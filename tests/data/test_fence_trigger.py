@@ -79,14 +79,17 @@ def enforced(alias: str, table: str = VAULT, fence: str = "fence") -> bool:
 
 
 TRIGGERS = {
-    "postgresql": "SELECT tgname FROM pg_trigger WHERE tgname LIKE 'distlock%%'",
-    "mysql": "SELECT TRIGGER_NAME FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA = DATABASE()",
-    "sqlite": "SELECT name FROM sqlite_master WHERE type = 'trigger'",
+    "postgresql": "SELECT tgname FROM pg_trigger JOIN pg_class ON tgrelid = pg_class.oid WHERE relname IN (%s, %s)",
+    "mysql": (
+        "SELECT TRIGGER_NAME FROM information_schema.TRIGGERS "
+        "WHERE TRIGGER_SCHEMA = DATABASE() AND EVENT_OBJECT_TABLE IN (%s, %s)"
+    ),
+    "sqlite": "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name IN (%s, %s)",
 }
 
 
 def triggers(alias: str) -> list[Any]:
-    return execute(alias, TRIGGERS[connections[alias].vendor])
+    return execute(alias, TRIGGERS[connections[alias].vendor], parameters=[VAULT, SAFE])
 
 
 def test_raw_sql(alias: str, migrate: Any) -> None:
