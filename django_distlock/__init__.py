@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .data.row import row_lock
 from .data.table import table_lock
 from .exceptions import (
     BackendUnavailable,
@@ -32,6 +33,7 @@ __all__ = [
     "advisory_lock",
     "held_locks",
     "lock_all",
+    "row_lock",
     "semaphore",
     "table_lock",
 ]

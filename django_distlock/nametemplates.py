@@ -25,16 +25,15 @@ class Template:
         self._parsed = {name: _parse(name) for name in names if "{" in name or "}" in name}
         self._signature: inspect.Signature | None = None
         if self._parsed:
-            self._signature = _signature(function)
+            self._signature = signature_of(function)
             self._check(function)
 
     def _check(self, function: Callable[..., Any]) -> None:
         """Fields against the signature, unless it takes anything: then the call will tell."""
         assert self._signature is not None  # noqa: S101 - set by the caller
-        parameters = self._signature.parameters
-        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        known = known_names(self._signature)
+        if known is None:
             return
-        known = [name for name, parameter in parameters.items() if parameter.kind not in _VARIADIC]
         for name, parts in self._parsed.items():
             for _, path in parts:
                 if path and path[0] not in known:
@@ -49,23 +48,38 @@ class Template:
         if not self._parsed:
             return {}
         assert self._signature is not None  # noqa: S101 - set together with _parsed
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        values = dict(bound.arguments)
-        extra: Mapping[str, Any] = {}
-        for parameter in self._signature.parameters.values():
-            if parameter.kind in _VARIADIC:
-                variadic = values.pop(parameter.name)
-                extra = variadic if parameter.kind is inspect.Parameter.VAR_KEYWORD else extra
-        # `def f(pk, /, **kwargs)` may be called as f(1, pk=2): its argument pk is 1
-        values = {**extra, **values}
+        values = values_of(self._signature.bind(*args, **kwargs))
         return {
-            name: "".join(text + (_follow(name, path, values) if path else "") for text, path in parts)
+            name: "".join(
+                text + (str(follow(f"The lock name {name!r}", path, values)) if path else "") for text, path in parts
+            )
             for name, parts in self._parsed.items()
         }
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
+def known_names(signature: inspect.Signature) -> list[str] | None:
+    """The names that a call may be asked for; None if it takes any, so that only the call will tell."""
+    parameters = signature.parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return None
+    return [name for name, parameter in parameters.items() if parameter.kind not in _VARIADIC]
+
+
+def values_of(bound: inspect.BoundArguments) -> dict[str, Any]:
+    """Name -> value of a call, defaults and ``**kwargs`` included. (A copy: ``bound`` may be called with later.)"""
+    bound = inspect.BoundArguments(bound.signature, bound.arguments.copy())
+    bound.apply_defaults()
+    values = dict(bound.arguments)
+    extra: Mapping[str, Any] = {}
+    for parameter in bound.signature.parameters.values():
+        if parameter.kind in _VARIADIC:
+            variadic = values.pop(parameter.name)
+            extra = variadic if parameter.kind is inspect.Parameter.VAR_KEYWORD else extra
+    # `def f(pk, /, **kwargs)` may be called as f(1, pk=2): its argument pk is 1
+    return {**extra, **values}
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     """The signature of what is really called: a partial made by ``method_decorator`` has ``self`` bound already, but
     says that it wraps the method that has not."""
     inner = inspect.unwrap(function, stop=lambda f: isinstance(f, functools.partial) or hasattr(f, "__signature__"))
@@ -91,7 +105,8 @@ def _parse(name: str) -> list[tuple[str, tuple[str, ...]]]:
     return parts
 
 
-def _follow(name: str, path: tuple[str, ...], values: Mapping[str, Any]) -> str:
+def follow(what: str, path: tuple[str, ...], values: Mapping[str, Any]) -> Any:
+    """The value at the end of a dotted path; TypeError that begins with ``what`` if a step is missing."""
     try:
         value = values[path[0]]
         for step in path[1:]:
@@ -100,5 +115,5 @@ def _follow(name: str, path: tuple[str, ...], values: Mapping[str, Any]) -> str:
             except AttributeError:
                 value = value[step]
     except (KeyError, TypeError, IndexError) as error:
-        raise TypeError(f"The lock name {name!r} needs {{{'.'.join(path)}}}, which this call does not have.") from error
-    return str(value)
+        raise TypeError(f"{what} needs {{{'.'.join(path)}}}, which this call does not have.") from error
+    return value

@@ -7,6 +7,7 @@ from django.urls import include, path
 
 urlpatterns = [
     path("admin/", admin.site.urls),
+    path("wallet/", include("testproject.wallet.urls")),
     path("inventory/", include("testproject.inventory.urls")),
     path("", include("testproject.registration.urls")),
 ]

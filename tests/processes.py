@@ -9,6 +9,7 @@ databases, with lines of JSON both ways.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import queue
@@ -23,6 +24,8 @@ from django.db import connections
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tests.child import Link
 
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE = 30.0  # seconds
@@ -118,3 +121,34 @@ class Child:
                 if stream is not None and not stream.closed:
                     with contextlib.suppress(BrokenPipeError):
                         stream.close()
+
+
+class Servant(Child):
+    """A process that does what it is told, one thing after the other: methods of ``deeds(link)``, whose values it says.
+
+    For tests that need another process many times: starting one takes longer than what most of them do.
+    """
+
+    def __init__(self, deeds: Callable[..., Any]) -> None:
+        super().__init__(serve, f"{deeds.__module__}:{deeds.__qualname__}")
+
+    def start(self, deed: str, *args: Any) -> None:
+        """Tell, without waiting for the value."""
+        self.say([deed, *args])
+
+    def do(self, deed: str, *args: Any) -> Any:
+        self.start(deed, *args)
+        return self.hear()
+
+    def finish(self) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it has ended by itself, and why is said below
+            self.say(None)
+        super().finish()
+
+
+def serve(link: Link, path: str) -> None:
+    module, _, name = path.partition(":")
+    deeds = getattr(importlib.import_module(module), name)(link)
+    while (command := link.hear()) is not None:
+        deed, *args = command
+        link.say(getattr(deeds, deed)(*args))

@@ -11,15 +11,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .fence import FencedModel
     from .fenced_querysets import FencedQuerySet
+    from .managers import LockingManager, LockingQuerySet
     from .modes import TableLockMode
     from .operations import EnforceFence, RelaxFence
 
-__all__ = ["EnforceFence", "FencedModel", "FencedQuerySet", "RelaxFence", "TableLockMode"]
+__all__ = [
+    "EnforceFence",
+    "FencedModel",
+    "FencedQuerySet",
+    "LockingManager",
+    "LockingQuerySet",
+    "RelaxFence",
+    "TableLockMode",
+]
 
 _MODULES = {
     "EnforceFence": "operations",
     "FencedModel": "fence",
     "FencedQuerySet": "fenced_querysets",
+    "LockingManager": "managers",
+    "LockingQuerySet": "managers",
     "RelaxFence": "operations",
     "TableLockMode": "modes",
 }

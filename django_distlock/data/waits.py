@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error
@@ -13,7 +14,8 @@ from django_distlock.snapshots import STALE_LEVELS, isolation_level
 from django_distlock.validation import UNSET, Timeout, optional_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -27,7 +29,8 @@ LONGEST_WAIT, LONGEST_ROW_WAIT = 31_536_000, 100_000_000
 
 PG_SET = (
     "SELECT current_setting('lock_timeout'), current_setting('statement_timeout'),"
-    " set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true)"
+    " set_config('lock_timeout', %s, true),"
+    " set_config('statement_timeout', COALESCE(%s, current_setting('statement_timeout')), true)"
 )
 PG_RESTORE = "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true)"
 
@@ -46,7 +49,7 @@ def milliseconds(timeout: float | None, *, least: int = 0) -> int:
 
 
 @contextmanager
-def wait_limit(connection: BaseDatabaseWrapper, timeout: float | None) -> Iterator[None]:
+def wait_limit(connection: BaseDatabaseWrapper, timeout: float | None, *, whole: bool = True) -> Iterator[None]:
     """Statements inside end with the engine's busy error after ``timeout`` seconds; the caller's setting is as before
     when the block has ended, whatever it was.
 
@@ -54,8 +57,15 @@ def wait_limit(connection: BaseDatabaseWrapper, timeout: float | None) -> Iterat
     statement, since their lock timeouts count anew for each table or row. Two statements more; none on PostgreSQL for
     None, where the server's own lock_timeout holds (by default for ever). After an error on PostgreSQL the rollback of
     the transaction or savepoint puts back what was set in it. Oracle's MySQL knows whole seconds, at least one.
+
+    Without ``whole`` PostgreSQL's limit is on each lock and not on the statement: for one that has work to do and
+    is not to wait at all.
     """
-    setters = {"postgresql": _postgres, "mysql": _mysql, "sqlite": _sqlite}
+    setters: dict[str, Callable[..., AbstractContextManager[None]]] = {
+        "postgresql": partial(_postgres, whole=whole),
+        "mysql": _mysql,
+        "sqlite": _sqlite,
+    }
     if (setter := setters.get(connection.vendor)) is None:
         yield
         return
@@ -64,16 +74,16 @@ def wait_limit(connection: BaseDatabaseWrapper, timeout: float | None) -> Iterat
 
 
 @contextmanager
-def _postgres(connection: Any, timeout: float | None) -> Iterator[None]:
+def _postgres(connection: Any, timeout: float | None, *, whole: bool) -> Iterator[None]:
     if timeout is None:
         yield
         return
     limit = str(milliseconds(timeout, least=1))  # 0 would be for ever
     with connection.cursor() as cursor:
         if isolation_level(connection) in STALE_LEVELS:
-            before = _without_a_snapshot(cursor, limit)
+            before = _without_a_snapshot(cursor, limit, whole)
         else:
-            cursor.execute(PG_SET, [limit, limit])
+            cursor.execute(PG_SET, [limit, limit if whole else None])
             before = cursor.fetchone()[:2]
     yield
     # explicitly: what was set locally outlives the release of a savepoint
@@ -81,14 +91,15 @@ def _postgres(connection: Any, timeout: float | None) -> Iterator[None]:
         cursor.execute(PG_RESTORE, before)
 
 
-def _without_a_snapshot(cursor: Any, limit: str) -> list[str]:
+def _without_a_snapshot(cursor: Any, limit: str, whole: bool) -> list[str]:
     """In such a transaction the first SELECT takes the snapshot, which would be older than the lock; SHOW, SET and LOCK
     TABLE take none. Two statements more."""
     before = []
     for name in ("lock_timeout", "statement_timeout"):
         cursor.execute(f"SHOW {name}")
         before.append(cursor.fetchone()[0])
-        cursor.execute(f"SET LOCAL {name} = {limit}")
+        if whole or name == "lock_timeout":
+            cursor.execute(f"SET LOCAL {name} = {limit}")
     return before
 
 

@@ -155,14 +155,19 @@ class Crowd:
             member.join()
             pipe.close()
 
+    def queues(self, forms: Sequence[Form]) -> list[list[list[Form]]]:
+        """Which process, which of its threads, sends which forms: neighbours are sent by different processes at once.
+        The answers come in this order."""
+        shares = [forms[number :: self.processes] for number in range(self.processes)]
+        return [[list(share[thread :: self.threads]) for thread in range(self.threads)] for share in shares]
+
     def fire(self, port: int, path: str, forms: Sequence[Form], log_in: Vigil) -> tuple[list[Answer], list[Answer]]:
         """All sign-ups at one barrier; the answers to them, and those to the log-ins meanwhile."""
         self._over.clear()
         *senders, (_, watcher) = self._members
         watcher.send(log_in)
-        for number, (_, pipe) in enumerate(senders):
-            share = forms[number :: self.processes]
-            pipe.send(Burst(port, path, [list(share[thread :: self.threads]) for thread in range(self.threads)]))
+        for (_, pipe), queues in zip(senders, self.queues(forms), strict=True):
+            pipe.send(Burst(port, path, queues))
         deadline = time.monotonic() + PHASE_SECONDS
         try:
             sign_ups = [answer for _, pipe in senders for answer in receive(pipe, deadline)]

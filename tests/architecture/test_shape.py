@@ -32,6 +32,7 @@ PUBLIC = [
     "advisory_lock",
     "held_locks",
     "lock_all",
+    "row_lock",
     "semaphore",
     "table_lock",
 ]

@@ -56,3 +56,13 @@ def rival(rival_process: Rival) -> Iterator[Rival]:
     away, which would wait for it."""
     yield rival_process
     rival_process.reset()
+
+
+@pytest.fixture
+def no_accounts(databases: None) -> Iterator[None]:
+    """Whatever accounts the test has made are gone after it."""
+    from tests.data.app.models import Account
+
+    yield
+    for using in DATABASES:
+        Account.objects.using(using).all().delete()

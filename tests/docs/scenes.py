@@ -179,6 +179,24 @@ def fencing(names: Names) -> None:
             editor.delete_model(report)
 
 
+def row_locks(names: Names) -> None:
+    wallet = names["Wallet"]
+    with connection.schema_editor() as editor:
+        editor.create_model(wallet)
+    try:
+        first, second = (wallet.objects.create(owner=owner, balance=1000) for owner in ("ann", "bob"))
+        assert [names["withdraw"](first.pk, amount) for amount in (600, 700)] == [True, False]
+        names["transfer"](second.pk, first.pk, 100)
+        names["transfer_by_names"](second.pk, first.pk, 100)
+        names["deposit"](first.pk, 50)
+        names["withdraw_inside"](second.pk, 300)
+        assert list(wallet.objects.order_by("pk").values_list("balance", flat=True)) == [650, 500]
+        assert (names["next_wallets"](1), asyncio.run(names["report"](first.pk))) == ([first.pk], first)
+    finally:
+        with connection.schema_editor() as editor:
+            editor.delete_model(wallet)
+
+
 @contextmanager
 def task_decorators() -> Iterator[Names]:
     """Stand-ins for the decorators of Celery and of Django 6.0, which hand the function on: what is tested is that the
@@ -275,6 +293,7 @@ SCENES = {
     "docs/usage/several.md": Scene(after=several),
     "docs/table-locks.md": Scene(before=with_tables, after=table_locks),
     "docs/usage/fencing.md": Scene(after=fencing),
+    "docs/row-locks.md": Scene(after=row_locks),
     "docs/usage/tasks.md": Scene(before=task_decorators, after=tasks),
     "docs/usage/testing.md": Scene(after=testing),
     "docs/reference/signals.md": Scene(after=sends_timeouts),

@@ -6,6 +6,8 @@ from django.db import models
 
 from django_distlock.data.fence import FencedModel
 
+from .locking import Entry, Wallet, WalletProxy  # noqa: F401 - models are found here
+
 
 class Account(models.Model):
     owner = models.CharField(max_length=50)

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from django.contrib import admin
+
+from testproject.registration.admin import ReplayRunAdmin
+
+from .models import Account, ReplayRun
+
+
+@admin.register(Account)
+class AccountAdmin(admin.ModelAdmin):
+    list_display = ("pk", "owner", "balance")
+    search_fields = ("owner",)
+
+
+@admin.register(ReplayRun)
+class WalletRunAdmin(ReplayRunAdmin):
+    list_display = ("created", "engine")
+    list_filter = ("engine",)

@@ -1,0 +1,193 @@
+"""Locks on managers and querysets: custom ones, related ones, proxies, migrations, pickles."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.apps.registry import Apps
+from django.db import connections, migrations, models, transaction
+from django.db.migrations.state import ModelState
+from django.db.transaction import TransactionManagementError
+
+from django_distlock import LockLost, LockNotAcquired, advisory_lock, held_locks
+from django_distlock.data import LockingManager, LockingQuerySet
+from tests.backends.statements import counted
+from tests.data.app.models import Entry, Register, Wallet, WalletProxy
+from tests.data.rows import ENGINES, Legacy, kept_by_myisam
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.usefixtures("databases")
+
+
+@pytest.fixture(params=ENGINES)
+def using(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def wallets(using: str) -> Iterator[list[Wallet]]:
+    made = [Wallet.objects.using(using).create(owner=owner, balance=1000) for owner in ("ann", "bob", "ann")]
+    yield made
+    Wallet.objects.using(using).all().delete()
+
+
+def test_lock_rows(using: str, wallets: list[Wallet]) -> None:
+    rows = Wallet.objects.using(using).filter(owner="ann").order_by("-pk")
+    with rows.lock_rows(timeout=1) as locked:
+        assert locked == [wallets[0], wallets[2]]
+        assert connections[using].in_atomic_block
+    with Wallet.objects.db_manager(using).lock_rows() as locked:
+        assert locked == wallets
+
+
+def test_lock_row(using: str, wallets: list[Wallet]) -> None:
+    manager = Wallet.objects.db_manager(using)
+    with pytest.raises(TransactionManagementError, match=r"lock_row\(\) on dataapp.Wallet.*row_lock"):
+        manager.lock_row(pk=wallets[0].pk)
+    with transaction.atomic(using=using):
+        assert manager.lock_row(pk=wallets[0].pk, timeout=1) == wallets[0]
+        assert manager.filter(balance__gt=1).lock_row(owner="bob", nowait=True) == wallets[1]
+        with pytest.raises(Wallet.DoesNotExist):
+            manager.lock_row(pk=0)
+        with pytest.raises(Wallet.MultipleObjectsReturned):
+            manager.lock_row(owner="ann")
+        assert not connections[using].needs_rollback
+
+
+def test_lock_row_is_one_statement(using: str, wallets: list[Wallet]) -> None:
+    """Two more set the timeout and put it back; MariaDB has it in the statement."""
+    expected = {"postgres": (1, 3), "mariadb": (1, 1)}
+    if using not in expected:
+        return
+    manager = Wallet.objects.db_manager(using)
+    for timeout, number in zip((None, 2), expected[using], strict=True):
+        with transaction.atomic(using=using):
+            manager.lock_row(pk=wallets[0].pk)
+            with counted(using) as found:
+                manager.lock_row(pk=wallets[0].pk, timeout=timeout)
+        assert sum(found.values()) == number, found
+
+
+def test_fenced_on_a_locking_queryset() -> None:
+    register = Register.objects.create(balance=1)
+    try:
+        rows = LockingQuerySet(Register).filter(pk=register.pk)
+        assert rows.fenced(7).update(balance=2) == 1
+        with pytest.raises(LockLost):
+            rows.fenced(6).update(balance=3)
+    finally:
+        register.delete()
+
+
+def test_any_queryset_learns_to_lock(using: str, wallets: list[Wallet]) -> None:
+    manager = Wallet.wallets.db_manager(using)
+    assert isinstance(manager.all(), LockingQuerySet)
+    with manager.rich().filter(owner="ann").lock_rows() as locked:
+        assert len(locked) == 2
+    copy = pickle.loads(pickle.dumps(manager.rich()))  # noqa: S301 - our own bytes
+    assert type(copy) is type(manager.rich())
+    assert list(copy) == wallets
+
+
+def test_related_managers_and_managers_with_a_filter(using: str, wallets: list[Wallet]) -> None:
+    entry = Entry.objects.using(using).create(wallet=wallets[0])
+    Entry.objects.using(using).create(wallet=wallets[0], open=False)
+    Entry.objects.using(using).create(wallet=wallets[1])
+    with wallets[0].entries.lock_rows() as locked:
+        assert locked == [entry]
+    with transaction.atomic(using=using):
+        assert wallets[0].entries.lock_row(pk=entry.pk) == entry
+    with Entry.objects.using(using).lock_rows() as locked:
+        assert len(locked) == 3
+
+
+def test_lock_table(using: str, wallets: list[Wallet]) -> None:
+    with Wallet.objects.using(using).lock_table():
+        wallets[0].save(using=using)
+    with Wallet.objects.db_manager(using).lock_table("read"):
+        assert Wallet.objects.using(using).count() == 3
+
+
+def name_of(lock: Any) -> str:
+    with lock:
+        (report,) = held_locks("memory")
+    (info,) = report.locks
+    return info.name
+
+
+def test_names_belong_to_the_table() -> None:
+    def named(model: type[models.Model], name: str) -> str:
+        return name_of(model.objects.advisory_lock(name, using="memory"))
+
+    assert named(Wallet, "register") == "table:dataapp_wallet:name:register"
+    assert named(WalletProxy, "register") == named(Wallet, "register")
+    assert named(Entry, "register") != named(Wallet, "register")
+    rows = [name_of(Wallet.objects.advisory_row_lock(pk, using="memory")) for pk in (7, "7", 8)]
+    assert rows == ["table:dataapp_wallet:row:7", "table:dataapp_wallet:row:7", "table:dataapp_wallet:row:8"]
+    assert named(Wallet, "row:7") not in rows
+
+
+def test_a_name_cannot_leave_its_table() -> None:
+    names = set()
+    for table, name in (("a:name:b", "c"), ("a", "b:name:c"), ("a", "c")):
+        body = {"__module__": __name__, "objects": LockingManager()}
+        meta = type("Meta", (), {"db_table": table, "app_label": "odd", "apps": Apps()})
+        model: Any = type("Odd", (models.Model,), body | {"Meta": meta})
+        names.add(name_of(model.objects.advisory_lock(name, using="memory")))
+    assert len(names) == 3
+
+
+def test_advisory_row_lock_keeps_out_who_takes_it() -> None:
+    with Wallet.objects.advisory_row_lock(7, using="leasetable"):
+        lock = advisory_lock("table:dataapp_wallet:row:7", using="leasetable", timeout=0)
+        assert in_a_thread(lock) is LockNotAcquired
+
+
+def in_a_thread(lock: Any) -> type[Exception] | None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        error = pool.submit(lock.acquire).exception()
+    return type(error) if error else None
+
+
+def test_advisory_locks_as_decorators() -> None:
+    @Wallet.objects.advisory_lock("settle:{pk}", using="memory")
+    def settle(pk: int) -> list[str]:
+        return [info.name for report in held_locks("memory") for info in report.locks]
+
+    assert settle(7) == ["table:dataapp_wallet:name:settle:7"]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda: Wallet.objects.advisory_lock(""), ValueError, "name must not be empty"),
+        (lambda: Wallet.objects.advisory_lock(7), TypeError, "name must be a str"),
+        (lambda: Wallet.objects.advisory_row_lock(None), ValueError, "pk must not be None"),
+        (lambda: Wallet.objects.advisory_row_lock("x"), ValueError, "pk is 'x'"),
+        (lambda: Wallet.objects.lock_table("writ"), ValueError, "mode"),
+        (lambda: Wallet.objects.fenced(1), TypeError, "has no fence"),
+    ],
+)
+def test_bad_input(call: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        call()
+
+
+def test_a_migration_can_hold_the_managers() -> None:
+    state = ModelState.from_model(Entry)
+    assert [name for name, _ in state.managers] == ["entries"]
+    manager = state.managers[0][1]
+    assert manager.deconstruct()[1:4] == ("tests.data.app.locking.OpenEntries", None, ())
+    assert ModelState.from_model(Wallet).managers == []
+    migrations.CreateModel("Entry", state.fields.items(), managers=state.managers)
+
+
+def test_a_myisam_table_has_the_emulated_lock() -> None:
+    with kept_by_myisam(), Legacy.objects.advisory_row_lock(1, using="mysql", timeout=1):
+        Legacy.objects.using("mariadb").create(pk=1)
