@@ -77,9 +77,7 @@ def test_r7_no_timeout_leaves_the_lock_held(databases: None, name: str) -> None:
         for child in children:
             child.__exit__(AssertionError, None, None)
     grants, timeouts, left_held, unanswered = (sum(column) for column in zip(*told, strict=True))
-    print(
-        f"{CLIENTS} clients: {grants} grants, {timeouts} timeouts, {left_held} left a lock held, {unanswered} unanswered"
-    )
+    print(f"{CLIENTS} clients: {grants} grants, {timeouts} timeouts, {left_held} left it held, {unanswered} unanswered")
     assert grants > 0
     assert timeouts > 1000
     assert unanswered < timeouts / 100
