@@ -11,6 +11,7 @@ urlpatterns = [
     path("login/", views.log_in, name="log-in"),
     path("register/none/", views.register_none, name="register-none"),
     path("register/table/", views.register_table, name="register-table"),
+    path("register/row/", views.register_row, name="register-row"),
     path("register/advisory/", views.register_advisory, name="register-advisory"),
     path("register/advisory-per-email/", views.register_per_email, name="register-advisory-per-email"),
 ]

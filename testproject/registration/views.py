@@ -10,16 +10,15 @@ from django.db.transaction import non_atomic_requests
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods
 
-from django_distlock import advisory_lock
+from django_distlock import advisory_lock, row_lock, table_lock
 from testproject.replay.verdict import race_is_possible
 
 from .accounts import authenticate, register
 from .answers import as_json, form_page, registered, wants_json
 from .forms import LogInForm, SignUp, SignUpForm
-from .locked_table import locked_table
-from .models import Account, ReplayRun
+from .models import Account, Door, ReplayRun
 from .plots import plots
-from .ways import ADVISORY, NONE, PER_EMAIL, TABLE, WAYS, Way
+from .ways import ADVISORY, NONE, PER_EMAIL, ROW, TABLE, WAYS, Way
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,10 +51,15 @@ def register_none(request: HttpRequest, sign_up: SignUp) -> Account | None:
     return register(sign_up)
 
 
-@non_atomic_requests  # The table lock has to come before its transaction, which has to be the outermost.
 @sign_up_form(TABLE)
+@table_lock(Account)
 def register_table(request: HttpRequest, sign_up: SignUp) -> Account | None:
-    with locked_table(Account):
+    return register(sign_up)
+
+
+@sign_up_form(ROW)
+def register_row(request: HttpRequest, sign_up: SignUp) -> Account | None:
+    with row_lock(Door, pk=Door.REGISTRATION):
         return register(sign_up)
 
 

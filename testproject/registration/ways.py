@@ -35,9 +35,16 @@ NONE = Way(
 TABLE = Way(
     "table",
     "Table lock",
-    "LOCK TABLE",
-    "The table locked around check and insert. It stops the race, and on PostgreSQL and MariaDB it also stops "
-    "everybody who only reads the table: log-ins wait too.",
+    "@table_lock(Account)",
+    "The table locked around check and insert, against code too that knows of no agreement. On MySQL and MariaDB "
+    "those who only read the table wait as well, log-ins among them.",
+    prevents=True,
+)
+ROW = Way(
+    "row",
+    "Row lock",
+    "with row_lock(Door, pk=Door.REGISTRATION)",
+    "One row that every registration locks: the row of an account that does not exist yet cannot be locked.",
     prevents=True,
 )
 ADVISORY = Way(
@@ -56,4 +63,4 @@ PER_EMAIL = Way(
     prevents=True,
     lock_name="register:{key}",
 )
-WAYS = (NONE, TABLE, ADVISORY, PER_EMAIL)
+WAYS = (NONE, TABLE, ROW, ADVISORY, PER_EMAIL)

@@ -53,7 +53,7 @@ def test_the_demo_replays_and_serves_until_interrupted(demo: subprocess.Popen[st
             break
     print(output)
     assert re.search(r"No lock: 200 identical sign-ups made \d+ accounts, \d+ too many", output)
-    for way in ("Table lock", "Advisory lock", "Advisory lock per address"):
+    for way in ("Table lock", "Row lock", "Advisory lock", "Advisory lock per address"):
         assert f"{way}: 200 identical sign-ups made 1 account." in output
     assert "user demo, password" in output
     address = re.search(r"^Demo: +(\S+)$", output, re.MULTILINE).group(1)

@@ -24,7 +24,7 @@ def way_of(result: dict[str, Any], slug: str) -> dict[str, Any]:
     return next(way for way in result["ways"] if way["slug"] == slug)
 
 
-@pytest.mark.parametrize("way", ["table", "advisory", "advisory-per-email"])
+@pytest.mark.parametrize("way", ["table", "row", "advisory", "advisory-per-email"])
 @pytest.mark.parametrize(("engine", "atomic"), SETTINGS)
 def test_a_lock_makes_one_account_and_no_error(replayed: Replayed, engine: str, atomic: bool, way: str) -> None:
     """R12: the lock comes before the request's transaction and goes after its commit."""
