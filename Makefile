@@ -11,6 +11,7 @@ DB ?= sqlite
 SERVE ?= 1
 COMPOSE ?=
 ARGS ?=
+FULL ?=
 # Two test processes, each with servers of its own; they share what is left when one of them is through.
 PARALLEL ?= -p tests.workers -n auto --dist worksteal
 
@@ -29,8 +30,8 @@ demo: $(VENV)/group-demo-$(DB).stamp  ## replay and serve the demo: DB=sqlite|po
 	@DB=$(DB) $(if $(filter sqlite,$(DB)),,$(SERVICES) run) \
 	  $(BIN)/python testproject/manage.py demo $(if $(filter 0,$(SERVE)),--no-serve)
 
-test: $(VENV)/group-test.stamp  ## the whole suite on private servers; ARGS="-k name" goes to pytest
-	@$(SERVICES) run $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+test: $(VENV)/group-test.stamp  ## the whole suite on private servers; ARGS="-k name" goes to pytest, FULL=1 takes longer
+	@DISTLOCK_FULL=$(FULL) $(SERVICES) run $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 chaos: $(VENV)/group-test.stamp  ## faults at random, for an hour or more
 	@$(SERVICES) run $(BIN)/python -m pytest -m chaos --timeout 7200 $(ARGS)

@@ -51,10 +51,12 @@ def isolation_level(connection: BaseDatabaseWrapper) -> str | None:
     PostgreSQL is asked, because SQL may have set another one than the settings; MySQL does not tell what SQL has set
     for one transaction.
     """
-    if connection.vendor == "postgresql":
-        level = _level_of_the_transaction(connection)
-        if level is not None:
-            return level
+    level = _level_of_the_transaction(connection) if connection.vendor == "postgresql" else None
+    return configured_level(connection) if level is None else level
+
+
+def configured_level(connection: BaseDatabaseWrapper) -> str | None:
+    """The isolation level as settings gave it, in capitals; MySQL is asked, once, if they leave it to the server."""
     level = getattr(connection, "isolation_level", None)
     if level is None:
         return _level_of_the_server(connection) if connection.vendor == "mysql" else None

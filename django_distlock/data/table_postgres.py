@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import transaction
 
 from django_distlock.opentransactions import in_transaction
-from django_distlock.snapshots import warn_of_stale_snapshot
+from django_distlock.snapshots import configured_level, warn_of_stale_snapshot
 
 from .errors import ensure_open, lock_errors
 from .modes import POSTGRES
@@ -33,7 +33,8 @@ def locked(connection: Any, tables: Sequence[Table], timeout: float | None) -> I
     inside = in_transaction(connection)
     with nullcontext() if inside else transaction.atomic(using=connection.alias):
         if inside and not _is_first(connection.connection):
-            warn_of_stale_snapshot(described(tables), "session", None, [connection])
+            # as the settings have it: asking would be one statement more
+            warn_of_stale_snapshot(described(tables), "transaction", configured_level(connection), [connection])
         with lock_errors(connection, described(tables), timeout):
             _lock(connection, tables, timeout)
         raw = connection.connection

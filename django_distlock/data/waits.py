@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import Error
 
-from django_distlock.snapshots import STALE_LEVELS, isolation_level
+from django_distlock.snapshots import STALE_LEVELS, configured_level
 from django_distlock.validation import UNSET, Timeout, optional_seconds
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _postgres(connection: Any, timeout: float | None, *, whole: bool) -> Iterato
         return
     limit = str(milliseconds(timeout, least=1))  # 0 would be for ever
     with connection.cursor() as cursor:
-        if isolation_level(connection) in STALE_LEVELS:
+        if configured_level(connection) in STALE_LEVELS:
             before = _without_a_snapshot(cursor, limit, whole)
         else:
             cursor.execute(PG_SET, [limit, limit if whole else None])

@@ -84,7 +84,8 @@ def remake() -> None:
 def test_flush_does_not_empty_it(alias: str) -> None:
     """Every TransactionTestCase flushes; a key made anew would end exclusion between running processes."""
     before = rows(alias)
-    call_command("flush", interactive=False, verbosity=0, database=alias)
+    # Django does not quote the names of tables when it resets sequences on SQLite, and one of the tests has a quote
+    call_command("flush", interactive=False, verbosity=0, database=alias, reset_sequences=False)
     assert rows(alias) == before != []
 
 

@@ -13,13 +13,14 @@ from django.db import connections
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.registry import registry
 from tests.processes import Child
+from tests.sizes import FULL
 
 if TYPE_CHECKING:
     from tests.child import Link
 
 pytestmark = pytest.mark.alone
 
-CLIENTS, SECONDS, NAIVE_SECONDS = 24, 20.0, 4.0
+CLIENTS, SECONDS, NAIVE_SECONDS = 24, 20.0 if FULL else 8.0, 4.0
 HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = ANY(%s)"
 
 
