@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from django.db import transaction
 from django.db.models import F
 
-from django_distlock import advisory_lock
+from django_distlock import advisory_lock, row_lock
 
 from .models import Item, Sale
 
@@ -35,8 +34,7 @@ def sell_advisory(pk: int, pack: Pack) -> bool:
 
 
 def sell_row(pk: int, pack: Pack) -> bool:
-    with transaction.atomic():
-        item = Item.objects.select_for_update().get(pk=pk)
+    with row_lock(Item, pk=pk) as item:
         if item.stock < 1:
             return False
         pack()

@@ -38,7 +38,7 @@ ADVISORY = Way(
 ROW = Way(
     "row",
     "Row lock",
-    "select_for_update()",
+    "with row_lock(Item, pk=pk)",
     "The row is locked from the look to the commit. SQLite has no row locks; there the transaction begins with the "
     "write lock of the whole database.",
     prevents=True,
