@@ -107,7 +107,9 @@ class Keepalive:
         if grant is None:
             return now + TICK
         if not holding.backend.alive(grant):
-            lose(holding, "session")
+            # some engines know that themselves
+            expired = grant.valid_until is not None and time.monotonic() >= grant.valid_until
+            lose(holding, "expired" if expired else "session")
             return now + TICK
         self._warn_of_long_hold(holding, now)
         if grant.valid_until is None or holding.ttl is None:

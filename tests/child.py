@@ -24,22 +24,34 @@ class Link:
         return json.loads(line)
 
 
-def main() -> None:
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
-    from django.conf import settings
-
-    for alias, name in json.loads(os.environ["DISTLOCK_CHILD_DATABASES"]).items():
-        if alias in settings.DATABASES:  # a test may have added one of its own
-            settings.DATABASES[alias]["NAME"] = name
+def load() -> None:
+    """Everything that takes long and opens nothing."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
     import django
+    from django.conf import settings
+    from django.utils.module_loading import import_string
 
     django.setup()
-    module, _, name = sys.argv[1].partition(":")
-    function: Any = importlib.import_module(module)
+    from django_distlock.conf import read_alias
+
+    for alias in settings.DISTLOCK:
+        import_string(read_alias(alias).backend)
+
+
+def run(function: str, arguments: str, databases: str) -> None:
+    """Call the function ("module:name") with the arguments and use the databases, both as JSON."""
+    from django.conf import settings
+
+    for alias, name in json.loads(databases).items():
+        if alias in settings.DATABASES:  # a test may have added one of its own
+            settings.DATABASES[alias]["NAME"] = name
+    module, _, name = function.partition(":")
+    called: Any = importlib.import_module(module)
     for part in name.split("."):
-        function = getattr(function, part)
-    function(Link(), *json.loads(sys.argv[2]))
+        called = getattr(called, part)
+    called(Link(), *json.loads(arguments))
 
 
 if __name__ == "__main__":
-    main()
+    load()
+    run(*sys.argv[1:])

@@ -75,12 +75,12 @@ def name(request: pytest.FixtureRequest) -> str:
     return f"{request.node.nodeid}-{os.getpid()}-{time.monotonic_ns()}"[-500:]
 
 
-def eventually(condition: Any, message: str, patience: float = PATIENCE) -> None:
-    """Poll until ``condition()`` is true; fail with ``message`` after ``patience`` seconds."""
+def eventually(condition: Any, message: str, patience: float = PATIENCE, pause: float = 0.005) -> None:
+    """Poll every ``pause`` seconds until ``condition()`` is true; fail with ``message`` after ``patience`` seconds."""
     deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, message
-        time.sleep(0.005)
+        time.sleep(pause)
 
 
 @pytest.fixture(autouse=True)

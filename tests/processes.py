@@ -17,35 +17,48 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from django.db import connections
+
+from tests.nursery import ROOT, Nursery, surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.child import Link
 
-ROOT = Path(__file__).resolve().parent.parent
 PATIENCE = 30.0  # seconds
+
+
+def start(function: str, arguments: str, databases: str, env: dict[str, str] | None) -> Any:
+    """A process of tests.child: forked from one that has loaded Django, if that has the same environment."""
+    global _nursery
+    if not env:
+        _nursery = _nursery or Nursery()
+        if _nursery.environment == surroundings():
+            return _nursery.fork(function, arguments, databases)
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.child", function, arguments, databases],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+    )
+
+
+_nursery: Nursery | None = None
 
 
 class Child:
     """A process that runs ``function(link, *args)``; ended at the end of the block whatever happened."""
 
     def __init__(self, function: Callable[..., Any], *args: Any, env: dict[str, str] | None = None) -> None:
-        names = {alias: str(connections[alias].settings_dict["NAME"]) for alias in connections}
+        names = json.dumps({alias: str(connections[alias].settings_dict["NAME"]) for alias in connections})
         self.killed = False
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.child", f"{function.__module__}:{function.__qualname__}", json.dumps(args)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, **(env or {}), "DISTLOCK_CHILD_DATABASES": json.dumps(names)},
-        )
+        self.process = start(f"{function.__module__}:{function.__qualname__}", json.dumps(args), names, env)
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._errors: list[str] = []
         self._readers = [

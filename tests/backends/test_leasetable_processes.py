@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 USING = ("leasetable", "leasetable_postgres", "leasetable_mariadb")
 PROCESSES = 8
-pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("databases")]
+pytestmark = pytest.mark.usefixtures("databases")
 
 
 def count(link: Any) -> None:

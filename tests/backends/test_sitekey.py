@@ -18,7 +18,8 @@ from django_distlock.registry import registry
 from django_distlock.sitekey import TABLE, site_key
 from tests.backends.actors import hold
 from tests.faults.server import key_of
-from tests.processes import ROOT, Child
+from tests.nursery import ROOT
+from tests.processes import Child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from django_distlock import Lease
 
-PAUSES, AT_ONCE = 5, 40
+PAUSES, AT_ONCE = 2, 100
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.processes import Child
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("databases")]
+pytestmark = pytest.mark.usefixtures("databases")
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
 each_backend = pytest.mark.parametrize(
     "using", ["memory", *SESSION_LOCKS, "leasetable", "leasetable_postgres", "leasetable_mariadb"]

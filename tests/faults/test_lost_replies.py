@@ -61,6 +61,7 @@ def known_or_free(proxy: Proxy, using: str, name: str, ask: Callable[[str, str],
     eventually(lambda: not holders(using, name), "held, and nobody knows")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("ask", [acquire, acquire_in_task], ids=["thread", "task"])
 @each_ending
 @each_engine

@@ -81,7 +81,7 @@ def get(address: str, path: str) -> str:
     [
         ({"DB": "oracle"}, ["check"], "use sqlite, postgres or mariadb"),
         ({"DB": "postgres", "DISTLOCK_SERVICES": "/nonexistent/state.json"}, ["check"], "make services"),
-        ({}, ["replay", "--ways=advisory,queue"], "unknown way queue; choose from none, table, advisory"),
+        ({}, ["replay", "--ways=advisory,queue"], "unknown way queue; choose from none, table, row, advisory"),
         ({}, ["replay"], "has no tables yet: run `python testproject/manage.py migrate`"),
     ],
 )

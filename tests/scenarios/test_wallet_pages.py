@@ -12,6 +12,7 @@ from testproject.replay.records import Times
 from testproject.wallet.models import Account, ReplayRun
 from testproject.wallet.records import Pairs, Transfers, WayResult, problems
 from testproject.wallet.ways import WAYS
+from tests.sizes import FULL
 
 from .databases import demo_database, manage
 from .test_pages import Page
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 JSON = {"accept": "application/json"}
 SLUGS = [way.slug for way in WAYS]
-ENGINES = ("sqlite", "postgres", "mariadb")
+ENGINES = ("sqlite", "postgres", "mariadb") if FULL else ("sqlite",)
 
 
 @pytest.fixture
