@@ -12,7 +12,7 @@ SERVE ?= 1
 COMPOSE ?=
 ARGS ?=
 FULL ?=
-# Two test processes, each with servers of its own; they share what is left when one of them is through.
+# Three test processes, each with servers of its own; they share what is left when one of them is through.
 PARALLEL ?= -p tests.workers -n auto --dist worksteal
 
 ifeq ($(filter sqlite postgres mariadb,$(DB)),)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, ...; empty without xdist
-# Most of a run is waiting, not computing.
-WORKERS = 2
+# Most of a run is waiting, not computing: two processors are enough for three.
+WORKERS = 3
 
 # The first one takes the servers that are there.
 _own = WORKER not in ("", "gw0")

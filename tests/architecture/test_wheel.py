@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.sizes import POLITELY
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110)
+    done = subprocess.run([*POLITELY, *command], cwd=cwd, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -36,10 +38,11 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 
 def test_it_works_with_django_alone(wheel: Path, tmp_path: Path) -> None:
-    run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
     python = tmp_path / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "install", "-q", wheel, cwd=tmp_path)
-    listed = run(python, "-m", "pip", "list", "--format=freeze", cwd=tmp_path).lower()
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    run(*pip, "install", "-q", wheel, cwd=tmp_path)
+    listed = run(*pip, "list", "--format=freeze", cwd=tmp_path).lower()
     assert not {"psycopg", "mysqlclient", "redis", "kazoo"} & {line.split("==")[0] for line in listed.split()}
     (tmp_path / "plain.py").write_text(
         textwrap.dedent(

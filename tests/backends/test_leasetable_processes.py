@@ -20,6 +20,7 @@ from django_distlock.backends.leasetable_rows import GRACE
 from django_distlock.registry import registry
 from tests.conftest import eventually
 from tests.processes import Child
+from tests.sizes import be_polite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.usefixtures("databases")
 
 def count(link: Any) -> None:
     """In a child: add ``rounds`` to the number in a file, as often as told, with a lock around each read and write."""
+    be_polite()
     link.say("ready")
     while (job := link.hear()) is not None:
         lock = advisory_lock(job["name"], using=job["using"], timeout=60) if job["using"] else nullcontext()

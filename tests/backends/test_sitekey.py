@@ -20,6 +20,7 @@ from tests.backends.actors import hold
 from tests.faults.server import key_of
 from tests.nursery import ROOT
 from tests.processes import Child
+from tests.sizes import POLITELY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -233,7 +234,7 @@ def run_sql(engine: str, *statements: str) -> None:
 def start(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "testproject/manage.py", *arguments]
     return subprocess.Popen(
-        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [*POLITELY, *command], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.conformance.actors import Actor
 
 
-pytestmark = with_ttl
+pytestmark = [pytest.mark.alone, with_ttl]
 
 
 def test_the_selection_above_is_that_of_the_flags(entry: Any) -> None:

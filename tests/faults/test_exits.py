@@ -17,7 +17,7 @@ from tests.processes import Child
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-pytestmark = pytest.mark.usefixtures("databases")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("databases")]
 
 kept: list[Any] = []
 

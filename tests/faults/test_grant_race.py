@@ -13,7 +13,7 @@ from django.db import connections
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.registry import registry
 from tests.processes import Child
-from tests.sizes import FULL
+from tests.sizes import FULL, be_polite
 
 if TYPE_CHECKING:
     from tests.child import Link
@@ -39,6 +39,7 @@ def connect() -> psycopg.Connection[Any]:
 def client(link: Link, name: str, seconds: float) -> None:
     """Acquire with a millisecond to wait, again and again; say (grants, timeouts, timeouts that left a lock held,
     attempts without an answer within half a second, of which a machine that is busy may have a few)."""
+    be_polite()
     lock = advisory_lock(name, using="postgres")
     backend: Any = registry.entry("postgres").backend
     grants = timeouts = left_held = unanswered = 0

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_distlock import DistlockError, Lock, advisory_lock
 from django_distlock.registry import registry
+from tests.sizes import be_polite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,6 +111,7 @@ KINDS = {kind.__name__: kind for kind in (sound, no_lock, early, own_name, somet
 
 def work(link: Any) -> None:
     """In a child: run after run, [using, name, folder, kind, threads, pause, until], until told to end."""
+    be_polite()
     link.say("ready")
     while (order := link.hear()) is not None:
         using, name, folder, kind, threads, pause, until = order

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.services import load
+from tests.sizes import POLITELY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +79,7 @@ def execute_mariadb(statement: str) -> None:
 def manage(*arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run the demo's manage.py."""
     return subprocess.run(
-        [sys.executable, ROOT / "testproject" / "manage.py", *arguments],
+        [*POLITELY, sys.executable, ROOT / "testproject" / "manage.py", *arguments],
         env=demo_environment(environment),
         capture_output=True,
         text=True,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from django_distlock import DistlockError
 from testproject.wallet.moves import Bank
+from tests.sizes import be_polite
 
 if TYPE_CHECKING:
     from tests.child import Link
@@ -42,6 +43,7 @@ class Mover:
     """The deeds of one process; errors are what a caller would have seen."""
 
     def __init__(self, link: Link) -> None:
+        be_polite()
         self.random = random.Random(os.getpid())
 
     def withdraw(self, bank: list[str], pks: list[int], amount: int, path: str, place: int) -> list[bool]:

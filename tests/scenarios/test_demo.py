@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.sizes import POLITELY
+
 from .databases import ROOT, demo_environment, manage
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ SERVING_SECONDS = 85
 def demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """`manage.py demo` on an empty SQLite file, started from another directory."""
     process = subprocess.Popen(
-        [sys.executable, ROOT / "testproject" / "manage.py", "demo"],
+        [*POLITELY, sys.executable, ROOT / "testproject" / "manage.py", "demo"],
         cwd=tmp_path,
         env=demo_environment({"DB": "sqlite", "DISTLOCK_DEMO_DB": str(tmp_path / "demo.sqlite3")}),
         stdout=subprocess.PIPE,
