@@ -18,8 +18,6 @@ from tests.sizes import FULL, be_polite
 if TYPE_CHECKING:
     from tests.child import Link
 
-pytestmark = pytest.mark.alone
-
 CLIENTS, SECONDS, NAIVE_SECONDS = 24, 20.0 if FULL else 8.0, 4.0
 HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = ANY(%s)"
 

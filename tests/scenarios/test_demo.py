@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.timeout(90)
 SERVING_SECONDS = 85
 
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 STOCK = 20
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("engine", ["sqlite", "postgres", "mariadb"])
 def test_the_replay(engine: str, migrated: Callable[[str], dict[str, str]]) -> None:
