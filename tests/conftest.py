@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,6 +43,9 @@ def django_db_setup(
     if not django_db_keepdb:
         with django_db_blocker.unblock():
             teardown_databases(made, verbosity=0)
+        leases = Path(connections["default"].settings_dict["TEST"]["NAME"])
+        for left in leases.parent.glob(f"{leases.name}-distlock*"):  # the lease table's own file, and its journal
+            left.unlink()
 
 
 @pytest.fixture
