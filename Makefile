@@ -12,8 +12,8 @@ SERVE ?= 1
 COMPOSE ?=
 ARGS ?=
 FULL ?=
-# Three test processes, each with servers of its own.
-PARALLEL ?= -p tests.workers -n auto --dist loadgroup
+# Three test processes, each with servers of its own; they share what is left when one of them is through.
+PARALLEL ?= -p tests.workers -n auto --dist worksteal
 
 ifeq ($(filter sqlite postgres mariadb,$(DB)),)
 $(error DB=$(DB) is not one of: sqlite postgres mariadb)

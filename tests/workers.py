@@ -6,12 +6,17 @@ Loaded with ``-p tests.workers``, because the settings ask which servers there a
 
 from __future__ import annotations
 
+import fcntl
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import services
 from tests.services_files import state_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, ...; empty without xdist
 # Most of a run is waiting, not computing: two processors are enough for three.
@@ -19,6 +24,7 @@ WORKERS = 3
 
 # The first one takes the servers that are there.
 _own = WORKER not in ("", "gw0")
+_alone = state_path().with_suffix(".alone")
 
 if _own:
     os.environ["DISTLOCK_SERVICES"] = str(state_path().parent / WORKER / "state.json")
@@ -31,14 +37,23 @@ def pytest_xdist_auto_num_workers() -> int:
     return 1 if services.is_external() else WORKERS
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One process gets the tests that must be alone; the others share the rest, test by test (``--dist loadgroup``)."""
-    for item in items:
-        if item.get_closest_marker("alone") is not None:
-            item.add_marker(pytest.mark.xdist_group("alone"))
+    """Those that must be alone come first: the first process gets them all, and the others have no part in them."""
+    items.sort(key=lambda item: item.get_closest_marker("alone") is None)
 
 
 def pytest_unconfigure() -> None:
     if _own:
         services.down()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test marked ``alone`` has the machine to itself, as far as the other ones that are marked so go: those that
+    need all processors, and those that measure times of milliseconds."""
+    if item.get_closest_marker("alone") is None:
+        return (yield)
+    with _alone.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return (yield)

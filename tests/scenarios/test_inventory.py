@@ -9,6 +9,7 @@ import pytest
 
 from testproject.inventory.models import InventoryRun
 from testproject.inventory.records import WayResult, problems
+from tests.sizes import FULL
 
 from .databases import manage
 
@@ -21,7 +22,7 @@ STOCK = 20
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("engine", ["sqlite", "postgres", "mariadb"])
+@pytest.mark.parametrize("engine", ["sqlite", "postgres", "mariadb"] if FULL else ["sqlite"])
 def test_the_replay(engine: str, migrated: Callable[[str], dict[str, str]]) -> None:
     done = manage("replay_inventory", f"--stock={STOCK}", "--workers=4", "--json", environment=migrated(engine))
     assert done.returncode == 0, done.stderr
