@@ -61,10 +61,3 @@ FENCED = Way(
     pauses=True,
 )
 WAYS = (NONE, ADVISORY, ROW, LEASE, FENCED)
-
-
-def ways_named(slugs: list[str]) -> list[Way]:
-    """The ways with these slugs, in their own order. Raises ValueError for an unknown slug."""
-    if unknown := set(slugs) - {way.slug for way in WAYS}:
-        raise ValueError(f"unknown way {', '.join(sorted(unknown))}; choose from {', '.join(w.slug for w in WAYS)}")
-    return [way for way in WAYS if way.slug in slugs]

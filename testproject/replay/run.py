@@ -21,7 +21,7 @@ from .server import Server
 from .verdict import problems, race_is_possible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
 # Reserved for documentation (RFC 2606): nobody's address, and easy to clear away.
 DOMAIN = "replay.example"
@@ -143,11 +143,3 @@ def path_of(way: Way) -> str:
 
 def atomic_requests() -> bool:
     return bool(connection.settings_dict["ATOMIC_REQUESTS"])
-
-
-def ways_named(slugs: Iterable[str]) -> list[Way]:
-    """The ways with these slugs, in their own order. Raises ValueError for an unknown slug."""
-    wanted = set(slugs)
-    if unknown := wanted - {way.slug for way in WAYS}:
-        raise ValueError(f"unknown way {', '.join(sorted(unknown))}; choose from {', '.join(w.slug for w in WAYS)}")
-    return [way for way in WAYS if way.slug in wanted]

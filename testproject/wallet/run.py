@@ -18,7 +18,7 @@ from .records import Pairs, Replay, Transfers, WayResult, problems
 from .ways import WAYS, Way
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
 # Nobody's account: what the replay makes, it clears away.
 OWNER = "replay"
@@ -136,11 +136,3 @@ def way_result(stage: Stage, way: Way, plan: Plan) -> WayResult:
         failed=len(failed),
         errors=sorted({f"{answer.status} {answer.error}".strip() for answer in failed}),
     )
-
-
-def ways_named(slugs: Iterable[str]) -> list[Way]:
-    """The ways with these slugs, in their own order. Raises ValueError for an unknown slug."""
-    wanted = set(slugs)
-    if unknown := wanted - {way.slug for way in WAYS}:
-        raise ValueError(f"unknown way {', '.join(sorted(unknown))}; choose from {', '.join(w.slug for w in WAYS)}")
-    return [way for way in WAYS if way.slug in wanted]

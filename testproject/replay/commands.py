@@ -1,0 +1,51 @@
+"""What the commands that replay a scenario have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import connection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from django.db.models import Model
+
+
+class ReplayCommand(BaseCommand):
+    """`ways` are the scenario's own, `model` is one whose table has to be there."""
+
+    ways: Sequence[Any]
+    model: type[Model]
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        slugs = ",".join(way.slug for way in self.ways)
+        parser.add_argument("--ways", default=slugs, help="comma-separated, default: all")
+        parser.add_argument("--json", action="store_true", help="print the figures as JSON and nothing else")
+
+    def chosen(self, slugs: str) -> list[Any]:
+        """The ways with these slugs, in their own order; CommandError for an unknown slug."""
+        wanted = set(slugs.split(","))
+        known = [way.slug for way in self.ways]
+        if unknown := wanted.difference(known):
+            raise CommandError(f"unknown way {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
+        return [way for way in self.ways if way.slug in wanted]
+
+    def require_tables(self) -> None:
+        if self.model._meta.db_table not in connection.introspection.table_names():
+            raise CommandError(
+                f"The {connection.display_name} database has no tables yet: run `python testproject/manage.py migrate`."
+            )
+
+    def teller(self, quiet: bool) -> Callable[[str], Any]:
+        """Where the progress is told: nothing but the figures goes to the standard output of --json."""
+        return self.stderr.write if quiet else self.stdout.write
+
+
+def positive(text: str) -> int:
+    """For argparse, which names the argument."""
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
