@@ -1,4 +1,5 @@
-"""Private database servers for the tests, the demo and the benchmarks: PostgreSQL, pgbouncer in front of it, MariaDB.
+"""Private servers for the tests, the demo and the benchmarks: PostgreSQL, pgbouncer in front of it, MariaDB, five Redis
+and ZooKeeper.
 
     python -m tests.services up | down | status | run COMMAND... | compose [mariadb | mysql]
 
@@ -20,10 +21,10 @@ import sys
 import time
 from pathlib import Path
 from signal import SIGKILL
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.services_compose import CONTAINER_VERBS, containers_down, control_container
-from tests.services_engines import ENGINES, Engine, Server
+from tests.services_engines import ENGINES
 from tests.services_files import exclusive, processes_path, read_json, state_path, write_json
 from tests.services_process import (
     POLL_SECONDS,
@@ -38,6 +39,9 @@ from tests.services_process import (
     start_time,
     wait_until,
 )
+
+if TYPE_CHECKING:
+    from tests.services_engine import Engine, Server
 
 
 def load() -> dict[str, Server]:
@@ -88,8 +92,9 @@ def up(*, keep: bool = True) -> dict[str, Server]:
         write_json(processes_path(), processes)
         state = _addresses(read_json(state_path()))
         write_json(state_path(), state)
-        for name in ENGINES:
-            _ensure(name, state)
+        launched = [_launch(name, state) for name in ENGINES]
+        for engine in launched:
+            _answer(engine)
         return state
 
 
@@ -115,7 +120,7 @@ def start(name: str) -> None:
     """Start one server that was stopped or killed, on its port and with its data; returns when it answers."""
     if not _done_by_container(name, "start"):
         with exclusive():
-            _ensure(name, read_json(state_path()))
+            _answer(_launch(name, read_json(state_path())))
 
 
 def stop(name: str) -> None:
@@ -181,8 +186,8 @@ def _engine(name: str, state: dict[str, Server]) -> Engine:
     return ENGINES[name](name, Path(read_json(processes_path())["home"]) / name, state)
 
 
-def _ensure(name: str, state: dict[str, Server]) -> None:
-    """Have one server run and answer, making its data directory if need be."""
+def _launch(name: str, state: dict[str, Server]) -> Engine | None:
+    """Start one server, making its data directory if need be; the server that shall answer, None if it does already."""
     engine = _engine(name, state)
     pid = _live_pid(name)
     if pid is not None:
@@ -191,7 +196,7 @@ def _ensure(name: str, state: dict[str, Server]) -> None:
         except ServicesError:
             end_process(pid, SIGKILL)
         else:
-            return
+            return None
     if not engine.directory.joinpath("created").exists():  # absent also if making it was interrupted half-way
         shutil.rmtree(engine.directory, ignore_errors=True)
         engine.directory.mkdir(mode=0o700, parents=True)
@@ -204,24 +209,27 @@ def _ensure(name: str, state: dict[str, Server]) -> None:
     processes = read_json(processes_path())
     processes["servers"][name] = {"pid": pid, "started": start_time(pid)}
     write_json(processes_path(), processes)
-    _wait_until_it_answers(engine, pid)
-    engine.prepare()
+    return engine
 
 
-def _wait_until_it_answers(engine: Engine, pid: int) -> None:
+def _answer(engine: Engine | None) -> None:
+    """Wait until a server that was started answers, and have it prepared."""
+    if engine is None:
+        return
     deadline = time.monotonic() + engine.ready_within
     while True:
         try:
             engine.version()
         except ServicesError as error:
-            ended = start_time(pid) is None
+            ended = _live_pid(engine.name) is None
             if ended or time.monotonic() > deadline:
                 why = "ended while it started" if ended else f"gave no answer in {engine.ready_within:g} s ({error})"
                 log = engine.log.read_text(errors="replace").splitlines()[-15:]
                 raise ServicesError("\n".join([f"{engine.name} {why}; the end of {engine.log}:", *log])) from None
             time.sleep(POLL_SECONDS)
         else:
-            return
+            break
+    engine.prepare()
 
 
 def _live_pid(name: str) -> int | None:

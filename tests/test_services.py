@@ -14,7 +14,8 @@ import pytest
 
 from tests import services
 from tests.services_compose import COMPOSE_FILE
-from tests.services_engines import ENGINES, POSTGRES_SETTINGS
+from tests.services_databases import POSTGRES_SETTINGS
+from tests.services_engines import ENGINES
 from tests.services_files import ROOT, processes_path, read_json
 from tests.services_process import ServicesError, start_time
 
