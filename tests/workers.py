@@ -32,6 +32,7 @@ if _own:
     services.up(keep=False)
 
 
+@pytest.hookimpl(tryfirst=True)  # before the one that counts processors
 def pytest_xdist_auto_num_workers() -> int:
     """``-n auto``: one where the servers are somebody else's and there is only one of each."""
     return 1 if services.is_external() else WORKERS
