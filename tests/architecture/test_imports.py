@@ -15,9 +15,15 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in p
 PURE = {"exceptions", "names", "records", "waiting", "parking", "validation", "tokens", "garbage"}
 # The session machinery: shared by the engines whose locks belong to a session.
 SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", "threads", "base"}
-ENGINES = {"memory", "leasetable", "postgres", "mysql"}
+ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis"}
 DRIVERS = {"psycopg", "psycopg_pool", "MySQLdb", "redis", "kazoo", "sqlite3"}
-DRIVER_OF = {"postgres": {"psycopg"}, "mysql": {"MySQLdb"}, "leasetable": {"sqlite3"}, "memory": set()}
+DRIVER_OF = {
+    "postgres": {"psycopg"},
+    "mysql": {"MySQLdb"},
+    "leasetable": {"sqlite3"},
+    "memory": set(),
+    "redis": {"redis"},
+}
 
 
 def imported(path: Path) -> set[str]:
@@ -61,7 +67,7 @@ def test_an_engine_knows_no_other_and_nothing_above_it(path: Path) -> None:
         if part[0] == "backends" and len(part) > 1 and part[1] not in SESSIONS:
             assert engine(part[1]) == mine, f"{path.name} imports {module}"
     drivers = {module.split(".")[0] for module in names} & DRIVERS
-    assert drivers <= (DRIVER_OF[mine] if mine else set()), f"{path.name} imports {drivers}"
+    assert drivers <= DRIVER_OF.get(mine or "", set()), f"{path.name} imports {drivers}"
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "data").glob("*.py")), ids=lambda path: path.stem)
