@@ -110,6 +110,14 @@ class Lease(Releasable):
         """Is it held, neither released nor lost nor ended with its transaction, which was not aborted either?"""
         return not (self._released or self._holding.state is State.ENDED or self.lost or self._holding.in_doubt)
 
+    def held_for(self, duration: float) -> bool:
+        """Is it held, and surely for ``duration`` seconds more, even if it cannot be renewed any more?
+
+        Where the lock has no TTL this is :attr:`held`.
+        """
+        until = self.valid_until
+        return self.held and (until is None or time.monotonic() + duration < until)
+
     def ensure_held(self) -> None:
         """Raise LockLost if the lock was lost, LockNotHeld if it was released or has ended with its transaction."""
         if self.lost or self._holding.in_doubt:
