@@ -134,9 +134,18 @@ def validate_alias(using: object) -> str:
 
 
 def lock_flow(
-    lock: Lock, parts: tuple[str, ...], timeout: float | None, start: float, *, reenter: bool = True
+    lock: Lock,
+    parts: tuple[str, ...],
+    timeout: float | None,
+    start: float,
+    *,
+    reenter: bool = True,
+    semaphore: int = 0,
 ) -> Flow[Lease | None]:
-    """Acquire one lock for the calling context: re-entry, the queue of this process, then the engine."""
+    """Acquire one lock for the calling context: re-entry, the queue of this process, then the engine.
+
+    ``semaphore``: as many holders may have it at once; 0: it is a lock.
+    """
     deadline = Deadline(timeout, time.monotonic, start)
     entry = registry.entry(lock.using)
     backend = entry.backend
@@ -148,7 +157,14 @@ def lock_flow(
     owner = context.current()
     while True:
         holding = holdings.arrive(
-            backend, key, owner, lock.shared, may_wait=timeout != 0, reenter=reenter, limit=entry.config.max_held
+            backend,
+            key,
+            owner,
+            lock.shared,
+            may_wait=timeout != 0,
+            reenter=reenter,
+            limit=entry.config.max_held,
+            semaphore=semaphore,
         )
         if holding is None:
             return None
@@ -222,13 +238,21 @@ def _claimed(lock: Lock, entry: Entry, holding: Holding, lease: Lease, deadline:
 def _claim(lock: Lock, entry: Entry, holding: Holding, scope: Scope, deadline: Deadline) -> Claim:
     until = deadline.answer_by
     if not entry.backend.supports_ttl:
-        return Claim(key=holding.key, shared=lock.shared, scope=scope, answer_by=until)
+        limit = holding.semaphore
+        return Claim(key=holding.key, shared=lock.shared, scope=scope, answer_by=until, limit=limit)
     config = entry.config
     holding.ttl = config.ttl if lock.ttl is UNSET else lock.ttl
     holding.max_hold = config.max_hold if lock.max_hold is UNSET else lock.max_hold
     if holding.max_hold is not None and holding.ttl is not None:
         holding.ttl = min(holding.ttl, holding.max_hold)
-    return Claim(key=holding.key, shared=lock.shared, ttl=holding.ttl, token=new_token(), answer_by=until)
+    return Claim(
+        key=holding.key,
+        shared=lock.shared,
+        ttl=holding.ttl,
+        token=new_token(),
+        answer_by=until,
+        limit=holding.semaphore,
+    )
 
 
 def advisory_lock(
