@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from .records import Grant
+    from .taskguard import TaskGuard
 
 logger = logging.getLogger("django_distlock.lease")
 
@@ -33,10 +35,11 @@ class Lease(Releasable):
     A Lease that is dropped without a release keeps the lock.
     """
 
-    __slots__ = ("__weakref__", "_holding", "_leaving", "_released")
+    __slots__ = ("__weakref__", "_guard", "_holding", "_leaving", "_released")
 
     def __init__(self, holding: Holding) -> None:
         self._holding = holding
+        self._guard: TaskGuard | None = None
         self._released = False
         self._leaving = False  # is its release the one that asks the engine?
 
@@ -177,6 +180,20 @@ class Lease(Releasable):
 
     def _lost_message(self) -> str:
         return f"The lock {self.name!r} of alias {self.using!r} was lost ({self._holding.reason})."
+
+    def _aenters(self) -> None:
+        if self._guard is not None:
+            self._guard.arm()
+
+    async def _aleave(self, error: BaseException | None) -> None:
+        if self._guard is None or not self._guard.disarm(error):
+            await adrive(self._release_flow(error is None))
+            return
+        with contextlib.suppress(DistlockError):
+            await adrive(self._release_flow(True))
+        if self._holding.lost is None:
+            raise LockLost(f"The lock {self.name!r} of alias {self.using!r} was in doubt while it was held.") from error
+        raise LockLost(self._lost_message()) from error
 
     def _release(self, raising: bool) -> None:
         holding = self._holding
