@@ -37,8 +37,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 class Term:
     """One time in office, from an election to the end of it. Given to the callbacks."""
 
-    def __init__(self, lease: Lease, margin: float | None) -> None:
+    def __init__(self, lease: Lease, margin: float | None, tell: Callable[[], None] = lambda: None) -> None:
         self._lease = lease
+        self._tell = tell
         left = None if lease.valid_until is None else lease.valid_until - time.monotonic()
         #: Seconds before the end of a lease that could not be renewed at which the term ends.
         self.margin = MARGIN * (left or 0.0) if margin is None else margin
@@ -58,8 +59,16 @@ class Term:
 
     @property
     def leading(self) -> bool:
-        """Does it last, and surely for the margin, even if the lease cannot be renewed any more?"""
-        return not self._over.is_set() and self._lease.held_for(self.margin)
+        """Does it last, and surely for the margin, even if the lease cannot be renewed any more?
+
+        Whoever was told once that it does not has stopped to lead: a renewal that comes late changes nothing.
+        """
+        if self._over.is_set():
+            return False
+        if self._lease.held_for(self.margin):
+            return True
+        self._end("not renewed" if self._lease.held else "lost")
+        return False
 
     def ensure_leading(self) -> None:
         """Raise LockLost if the term is over."""
@@ -75,6 +84,7 @@ class Term:
         if self.reason is None:
             self.reason = reason
         self._over.set()
+        self._tell()
 
 
 class Candidacy:
@@ -176,13 +186,13 @@ class Candidacy:
     async def _serve(self, lease: Lease) -> str:
         """Lead with ``lease`` until that is over; why it is."""
         try:
-            term = self._term = Term(lease, self._margin)
+            term = self._term = Term(lease, self._margin, self._wake)
         except ValueError:
             await lease.arelease()
             raise
         work: asyncio.Task[None] | None = None
         try:
-            lease.on_lost(lambda _: self._lost(term))
+            lease.on_lost(lambda _: term._end("lost"))
             logger.info("%r of alias %r: elected.", lease.name, lease.using)
             self._announce(term)
             if self._on_elected is not None:
@@ -195,19 +205,13 @@ class Candidacy:
         await self._step_down(term, work)
         return term.reason or "lost"
 
-    def _lost(self, term: Term) -> None:
-        term._end("lost")
-        self._wake()
-
     async def _watch(self, term: Term) -> None:
         lease = term._lease
         while term.reason is None:
             self._changed.clear()
-            if not term.leading:
-                term._end("lost" if not lease.held else "not renewed")
-            elif self._stopping:
+            if self._stopping:
                 term._end("stopped")
-            else:
+            elif term.leading:
                 left = LOOK if lease.valid_until is None else lease.valid_until - term.margin - time.monotonic()
                 await self._pause(min(LOOK, max(left, 0)))
 
@@ -233,7 +237,6 @@ class Candidacy:
     async def _work(self, callback: Callable[[Term], object], term: Term) -> None:
         if not await self._called(callback, term):
             term._end("failed")
-            self._wake()
 
     async def _called(self, callback: Callable[[Term], object], term: Term) -> bool:
         """Call it, in a thread of its own if it is a plain function. False if it failed, which is logged."""

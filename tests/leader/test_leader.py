@@ -7,17 +7,15 @@ import logging
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from django_distlock import Leader, LockLost, UnsupportedOperation, advisory_lock
 from django_distlock.holding import State
 from django_distlock.holdings import holdings
+from django_distlock.leader import Term
 from tests.conftest import eventually
-
-if TYPE_CHECKING:
-    from django_distlock.leader import Term
 
 PATIENCE = 10.0
 pytestmark = pytest.mark.usefixtures("databases")
@@ -247,6 +245,18 @@ def test_held_for(name: str) -> None:
     assert not lease.held_for(0)
     with advisory_lock(name, using="postgres") as lease:
         assert lease.held_for(1e6)
+
+
+def test_a_term_that_was_over_once_stays_over(name: str) -> None:
+    """Else the work would have stopped, and this candidate would lead without doing it."""
+    with advisory_lock(name, using="leasetable", ttl=30) as lease:
+        term = Term(lease, 14)
+        assert term.leading
+        lease.extend(5)
+        assert not term.leading
+        lease.extend(30)
+        assert not term.leading
+        assert term.reason == "not renewed"
 
 
 def test_what_happens_is_logged(name: str, caplog: pytest.LogCaptureFixture) -> None:
