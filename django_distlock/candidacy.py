@@ -58,6 +58,11 @@ class Term:
         return self._lease.fence
 
     @property
+    def valid_until(self) -> float | None:
+        """The end of the lease in seconds of ``time.monotonic()``, which each renewal moves on; None without a TTL."""
+        return self._lease.valid_until
+
+    @property
     def leading(self) -> bool:
         """Does it last, and surely for the margin, even if the lease cannot be renewed any more?
 
@@ -206,13 +211,12 @@ class Candidacy:
         return term.reason or "lost"
 
     async def _watch(self, term: Term) -> None:
-        lease = term._lease
         while term.reason is None:
             self._changed.clear()
             if self._stopping:
                 term._end("stopped")
             elif term.leading:
-                left = LOOK if lease.valid_until is None else lease.valid_until - term.margin - time.monotonic()
+                left = LOOK if term.valid_until is None else term.valid_until - term.margin - time.monotonic()
                 await self._pause(min(LOOK, max(left, 0)))
 
     async def _step_down(self, term: Term, work: asyncio.Task[None] | None) -> None:

@@ -5,6 +5,7 @@ Spawned: each loads Django anew, on the database that the environment names.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -56,7 +57,7 @@ class Copy:
 
         if not task.leads:
             stop = threading.Event()
-            thread = threading.Thread(target=self._run_until, args=(task, lambda pause: not stop.wait(pause), None))
+            thread = threading.Thread(target=self._run_until, args=(task, lambda pause: not stop.wait(pause)))
             thread.start()
             self._obey()
             stop.set()
@@ -65,7 +66,7 @@ class Copy:
 
         def lead(term: Any) -> None:
             self.say("leads")
-            self._run_until(task, term.wait, term.fence if task.fenced else None)
+            self._run_until(task, term.wait, term)
 
         ttl = {} if task.ttl is None else {"ttl": task.ttl}
         with Leader(task.name, using=task.using, on_elected=lead, **ttl):
@@ -75,14 +76,16 @@ class Copy:
         while self._pipe.recv() == "sleep":
             self._sleepy.set()
 
-    def _work(self) -> None:
+    def _work(self, term: Any) -> None:
         time.sleep(WORK)
         if self._sleepy.is_set():
             self._sleepy.clear()
-            os.kill(os.getpid(), signal.SIGSTOP)
+            renewed(term)
+            # to this very thread: another one might take it later, and this one would write before it sleeps
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
             self.say("woke")
 
-    def _run_until(self, task: Task, wait: Callable[[float], bool], fence: int | None) -> None:
+    def _run_until(self, task: Task, wait: Callable[[float], bool], term: Any = None) -> None:
         """Look what is due, again and again, for as long as `wait(seconds)` says so."""
         from django.db import connection
 
@@ -90,19 +93,28 @@ class Copy:
 
         from .jobs import run_next, run_next_fenced
 
+        job = functools.partial(self._work, term)
         try:
             while wait(SLOT / 5):
                 due = int((time.monotonic() - task.began) / SLOT)
-                if fence is None:
-                    run_next(task.pk, due, self._work)
+                if task.fenced:
+                    run_next_fenced(task.pk, due, job, term.fence)
                 else:
-                    run_next_fenced(task.pk, due, self._work, fence)
+                    run_next(task.pk, due, job)
         except LockLost as error:
             self.say("late", str(error))
         except Exception as error:
             self.say("error", f"{type(error).__name__}: {error}")
         finally:
             connection.close()
+
+
+def renewed(term: Any) -> None:
+    """Wait until the lease has just been renewed. A process that is stopped in the middle of a renewal may hold the
+    write lock of an SQLite file, and keep everybody out of it for as long as it sleeps."""
+    before = term.valid_until
+    while before is not None and term.valid_until == before and term.leading:
+        time.sleep(0.001)
 
 
 def work(pipe: Connection) -> None:
