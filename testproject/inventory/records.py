@@ -39,6 +39,7 @@ class Replay:
     engine_name: str
     engine_version: str
     workers: int
+    using: str
     ways: list[WayResult] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
