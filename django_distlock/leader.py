@@ -77,6 +77,7 @@ class Leader:
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
+        self._over = False  # has the last candidacy ended?
         self._waiting: list[Future[Term | None]] = []
         #: The present Term, or None. It may be over already: ``leader.leading`` knows.
         self.term: Term | None = None
@@ -100,7 +101,8 @@ class Leader:
             candidacy.tell("resigned")
 
     def elected(self, timeout: float | None = None) -> Term | None:
-        """Wait until this candidate leads; None if it does not within ``timeout`` seconds (None: no end)."""
+        """Wait until this candidate leads; None if it does not within ``timeout`` seconds (None: no end), or stands no
+        more."""
         context.refuse_event_loop("await leader.aelected()")
         waiting = self._wait_for_election(timeout)
         try:
@@ -124,7 +126,7 @@ class Leader:
         seconds("timeout", timeout, none=True)
         waiting: Future[Term | None] = Future()
         with self._guard:
-            if self.leading:
+            if self.leading or self._over:
                 waiting.set_result(self.term)
             else:
                 self._waiting = [other for other in self._waiting if not other.done()] + [waiting]
@@ -139,6 +141,7 @@ class Leader:
     def _ended(self, error: BaseException | None) -> None:
         with self._guard:
             self._candidacy = None
+            self._over = True
             self._settle(None)
 
     def _settle(self, term: Term | None) -> None:
@@ -151,6 +154,7 @@ class Leader:
         with self._guard:
             if self._candidacy is not None:
                 raise RuntimeError(f"{self!r} is a candidate already.")
+            self._over = False
             self._candidacy = Candidacy(
                 self._lock, self._margin, self._on_elected, self._on_demoted, self._announce, self._ended
             )
