@@ -46,17 +46,20 @@ class Holding:
         "max_hold",
         "owner",
         "parker",
+        "semaphore",
         "shared",
         "state",
         "transactions",
         "ttl",
     )
 
-    def __init__(self, backend: Backend, key: LockKey, owner: object, shared: bool) -> None:
+    def __init__(self, backend: Backend, key: LockKey, owner: object, shared: bool, semaphore: int = 0) -> None:
         self.backend = backend
         self.key = key
         self.owner = owner
         self.shared = shared
+        # how many may hold the key at once; 0: it is a lock
+        self.semaphore = semaphore
         self.state = State.CLAIMING
         self.claimed_at = time.monotonic()
         self.parker: Parker | None = None
@@ -118,6 +121,8 @@ class Slot:
         self.queue: deque[Holding] = deque()
 
     def admits(self, new: Holding) -> bool:
+        if new.semaphore:
+            return len(self.holders) < new.semaphore
         return not any(holder.excludes(new) for holder in self.holders)
 
     def blockers(self, waiter: Holding) -> list[Holding]:

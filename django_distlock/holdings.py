@@ -36,16 +36,26 @@ class Holdings:
         self._total = 0
 
     def arrive(
-        self, backend: Backend, key: LockKey, owner: object, shared: bool, *, may_wait: bool, reenter: bool, limit: int
+        self,
+        backend: Backend,
+        key: LockKey,
+        owner: object,
+        shared: bool,
+        *,
+        may_wait: bool,
+        reenter: bool,
+        limit: int,
+        semaphore: int = 0,
     ) -> Holding | None:
         """Ask for a place: a holding that is HELD (re-entry), DEFERRED (to be verified), CLAIMING (ask the engine) or
         WAITING (park first). None if busy and the caller may not wait, or if it is a re-entry and that is not wanted.
+        ``semaphore``: as many may hold it at once, the same owner too.
 
         Raises DeadlockDetected and, at ``limit`` holdings of the backend, DistlockError.
         """
         with self._mutex:
             slot = self._slots.get(key.digest)
-            if slot is not None:
+            if slot is not None and not semaphore:
                 mine = self._own(slot, owner)
                 if mine is not None:
                     if not reenter:
@@ -61,7 +71,7 @@ class Holdings:
                     f"This process holds {limit} locks of alias {backend.alias!r}, which is its MAX_HELD. "
                     "Lock something coarser, or raise MAX_HELD in DISTLOCK."
                 )
-            holding = Holding(backend, key, owner, shared)
+            holding = Holding(backend, key, owner, shared, semaphore)
             if slot is None or (not slot.queue and slot.admits(holding)):
                 if slot is None:
                     slot = self._slots[key.digest] = Slot()
@@ -69,13 +79,18 @@ class Holdings:
                 return holding
             if not may_wait:
                 return None
-            self._refuse_circle(slot, holding)
-            holding.state = State.WAITING
-            holding.parker = Parker()
-            slot.limit = limit
-            slot.queue.append(holding)
-            self._waiting[owner] = holding
+            self._enqueue(slot, holding, limit)
             return holding
+
+    def _enqueue(self, slot: Slot, holding: Holding, limit: int) -> None:
+        if not holding.semaphore:
+            self._refuse_circle(slot, holding)
+            self._waiting[holding.owner] = holding
+        # a circle through a semaphore may be opened by another one of its holders: the deadline ends it (R8)
+        holding.state = State.WAITING
+        holding.parker = Parker()
+        slot.limit = limit
+        slot.queue.append(holding)
 
     def claim(self, backend: Backend, key: LockKey, owner: object, limit: int) -> Holding | None:
         """A holding that is CLAIMING if nobody of this process has or wants the lock; else None. :meth:`arrive` for the

@@ -19,9 +19,10 @@ from .records import Claim, Grant
 from .registry import Entry, registry
 from .sitekey import site_key
 from .snapshots import warn_of_stale_snapshot
+from .taskguard import TaskGuard
 from .tokens import new_token
 from .transactions import bind, choose_scope, on_own_connection
-from .validation import UNSET, Timeout, optional_seconds
+from .validation import UNSET, Timeout, flag, optional_seconds
 from .waiting import Call, Deadline, Flow, acquire_flow
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Lock(Face[Lease]):
         max_hold: Timeout = UNSET,
         shared: bool = False,
         on_busy: decorators.OnBusy = "raise",
+        cancel_on_loss: bool = False,
     ) -> None:
         self.name = validate_name(name)
         self.using = validate_alias(using)
@@ -52,11 +54,10 @@ class Lock(Face[Lease]):
         self.max_hold = (
             max_hold if max_hold is UNSET else optional_seconds("max_hold", max_hold, none=True, positive=True)
         )
-        if not isinstance(shared, bool):
-            raise TypeError(f"shared must be a bool, not {type(shared).__name__}.")
-        self.shared = shared
+        self.shared = flag("shared", shared)
         self.on_busy = on_busy if on_busy == "raise" else decorators.validate_on_busy(on_busy)
-        self._special = shared or self.ttl is not UNSET or self.max_hold is not UNSET
+        self.cancel_on_loss = flag("cancel_on_loss", cancel_on_loss)
+        self._special = shared or cancel_on_loss or self.ttl is not UNSET or self.max_hold is not UNSET
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r} on {self.using!r}{' shared' if self.shared else ''}>"
@@ -76,6 +77,7 @@ class Lock(Face[Lease]):
             max_hold=self.max_hold,
             shared=self.shared,
             on_busy=self.on_busy,
+            cancel_on_loss=self.cancel_on_loss,
         )
 
     def _at_once(self, timeout: float | None) -> Lease | None:
@@ -134,9 +136,18 @@ def validate_alias(using: object) -> str:
 
 
 def lock_flow(
-    lock: Lock, parts: tuple[str, ...], timeout: float | None, start: float, *, reenter: bool = True
+    lock: Lock,
+    parts: tuple[str, ...],
+    timeout: float | None,
+    start: float,
+    *,
+    reenter: bool = True,
+    semaphore: int = 0,
 ) -> Flow[Lease | None]:
-    """Acquire one lock for the calling context: re-entry, the queue of this process, then the engine."""
+    """Acquire one lock for the calling context: re-entry, the queue of this process, then the engine.
+
+    ``semaphore``: as many holders may have it at once; 0: it is a lock.
+    """
     deadline = Deadline(timeout, time.monotonic, start)
     entry = registry.entry(lock.using)
     backend = entry.backend
@@ -148,11 +159,20 @@ def lock_flow(
     owner = context.current()
     while True:
         holding = holdings.arrive(
-            backend, key, owner, lock.shared, may_wait=timeout != 0, reenter=reenter, limit=entry.config.max_held
+            backend,
+            key,
+            owner,
+            lock.shared,
+            may_wait=timeout != 0,
+            reenter=reenter,
+            limit=entry.config.max_held,
+            semaphore=semaphore,
         )
         if holding is None:
             return None
         lease = Lease(holding)
+        if lock.cancel_on_loss:
+            lease._guard = TaskGuard(lease)
         if holding.state is State.HELD:
             if not lease.lost and holdings.enter_again(holding, lease):
                 return lease
@@ -222,13 +242,21 @@ def _claimed(lock: Lock, entry: Entry, holding: Holding, lease: Lease, deadline:
 def _claim(lock: Lock, entry: Entry, holding: Holding, scope: Scope, deadline: Deadline) -> Claim:
     until = deadline.answer_by
     if not entry.backend.supports_ttl:
-        return Claim(key=holding.key, shared=lock.shared, scope=scope, answer_by=until)
+        limit = holding.semaphore
+        return Claim(key=holding.key, shared=lock.shared, scope=scope, answer_by=until, limit=limit)
     config = entry.config
     holding.ttl = config.ttl if lock.ttl is UNSET else lock.ttl
     holding.max_hold = config.max_hold if lock.max_hold is UNSET else lock.max_hold
     if holding.max_hold is not None and holding.ttl is not None:
         holding.ttl = min(holding.ttl, holding.max_hold)
-    return Claim(key=holding.key, shared=lock.shared, ttl=holding.ttl, token=new_token(), answer_by=until)
+    return Claim(
+        key=holding.key,
+        shared=lock.shared,
+        ttl=holding.ttl,
+        token=new_token(),
+        answer_by=until,
+        limit=holding.semaphore,
+    )
 
 
 def advisory_lock(
@@ -240,6 +268,7 @@ def advisory_lock(
     max_hold: Timeout = UNSET,
     shared: bool = False,
     on_busy: decorators.OnBusy = "raise",
+    cancel_on_loss: bool = False,
 ) -> Lock:
     """A named lock: ``with advisory_lock("x"):``, ``@advisory_lock("x")``, ``advisory_lock("x").acquire()``.
 
@@ -251,8 +280,19 @@ def advisory_lock(
     :param shared: readers together, writers alone.
     :param on_busy: for decorators: "raise", "skip" (return None without calling), or a callable that is called with
         the same arguments and whose result is returned.
+    :param cancel_on_loss: for ``async with`` and the decorator of an ``async def``: if the lock is lost, or the engine
+        cannot tell whether it still holds, the task is cancelled, and LockLost leaves the block.
 
     Bad input raises ValueError or TypeError at once; what the engine cannot do raises UnsupportedOperation at the
     first acquire.
     """
-    return Lock(name, using=using, timeout=timeout, ttl=ttl, max_hold=max_hold, shared=shared, on_busy=on_busy)
+    return Lock(
+        name,
+        using=using,
+        timeout=timeout,
+        ttl=ttl,
+        max_hold=max_hold,
+        shared=shared,
+        on_busy=on_busy,
+        cancel_on_loss=cancel_on_loss,
+    )

@@ -21,7 +21,8 @@ class Claim:
     ``ttl`` is in seconds and None where the engine keeps a lock for as long as its session lives. ``token`` is drawn
     anew for each claim and proves ownership to engines that store it; it is empty for the others. ``scope`` is
     "transaction" where the lock shall live on the caller's own database connection and die with its transaction.
-    ``answer_by`` is the monotonic time by which the engine must have answered, whatever the answer is.
+    ``answer_by`` is the monotonic time by which the engine must have answered, whatever the answer is. ``limit`` is 0
+    for a lock; for a semaphore it is how many may hold ``key`` at once, each with a claim and a token of its own.
     """
 
     key: LockKey
@@ -30,6 +31,7 @@ class Claim:
     token: str = ""
     scope: Scope = "session"
     answer_by: float = 0.0
+    limit: int = 0
 
 
 class Grant(NamedTuple):

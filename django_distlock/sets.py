@@ -10,6 +10,7 @@ from .attempts import Attempt
 from .faces import Face
 from .lease import Lease, LeaseSet
 from .lock import Lock, lock_flow, validate_alias
+from .registry import registry
 from .validation import UNSET, Timeout, count, optional_seconds
 from .waiting import PAUSE, Call, Deadline, Flow, backoff
 
@@ -42,6 +43,8 @@ class LockSet(Face[LeaseSet]):
                 locks[identity] = lock
         if not locks:
             raise ValueError("names must not be empty.")
+        if any(lock.cancel_on_loss for lock in locks.values()):
+            raise ValueError("names must not have locks with cancel_on_loss: lock_all() cancels no task.")
         # everybody takes them in one order, across aliases: two callers can then not wait for each other (R9)
         self.locks = tuple(locks[identity] for identity in sorted(locks))
 
@@ -78,8 +81,8 @@ class LockSet(Face[LeaseSet]):
 class Semaphore(Face[Lease]):
     """At most ``limit`` holders at once. Make it with :func:`semaphore`.
 
-    It is made of ``limit`` slot locks; waiters try them in random order and are not served in order of arrival. Unlike
-    a lock it is not re-entrant: each acquire takes a slot of its own.
+    Where the engine knows no semaphores it is made of ``limit`` slot locks: waiters then try them in random order and
+    are not served in order of arrival. Unlike a lock it is not re-entrant: each acquire takes a slot of its own.
     """
 
     def __init__(
@@ -103,6 +106,9 @@ class Semaphore(Face[Lease]):
         return type(self)(name, self.limit, using=self.using, timeout=self.timeout, ttl=self._lock.ttl)
 
     def _flow(self, timeout: float | None, start: float) -> Flow[Lease | None]:
+        if registry.entry(self.using).backend.supports_semaphore:
+            parts: tuple[str, ...] = (self.name, "semaphore")
+            return (yield from lock_flow(self._lock, parts, timeout, start, reenter=False, semaphore=self.limit))
         deadline = Deadline(timeout, time.monotonic, start)
         attempt = 0
         while True:

@@ -35,6 +35,8 @@ class Backend(ABC):
     supports_ttl: ClassVar[bool] = False
     # Does a grant carry a fencing token that rises from holder to holder?
     supports_fencing: ClassVar[bool] = False
+    # Does a claim with a limit admit that many holders? Else a semaphore is made of as many locks.
+    supports_semaphore: ClassVar[bool] = False
     # Can an operator take a lock away from its holder?
     supports_break: ClassVar[bool] = False
     # Can a lock live on the caller's own connection and die with its transaction?

@@ -36,6 +36,7 @@ class MemoryBackend(Backend):
     supports_shared = True
     supports_ttl = True
     supports_fencing = True
+    supports_semaphore = True
     supports_break = True
     needs_site_key = False
 
@@ -60,13 +61,17 @@ class MemoryBackend(Backend):
         digest = claim.key.digest
         with self._mutex:
             live = self._live(digest, now)
-            if any(not (entry.shared and claim.shared) for entry in live if entry.token != claim.token):
+            others = [entry for entry in live if entry.token != claim.token]
+            if claim.limit:
+                busy = len(others) >= claim.limit
+            else:
+                busy = any(not (entry.shared and claim.shared) for entry in others)
+            if busy:
                 return None
             fence = self._fence = max(self._fence + 1, time.time_ns() // 1000)
-            live = [entry for entry in live if entry.token != claim.token]
             thread = threading.current_thread().name
-            live.append(Entry(claim.key, claim.token, claim.shared, fence, time.time(), now + ttl, thread))
-            self._entries[digest] = live
+            entry = Entry(claim.key, claim.token, claim.shared, fence, time.time(), now + ttl, thread)
+            self._entries[digest] = [*others, entry]
         return Grant(claim=claim, fence=fence, acquired_at=now, valid_until=now + ttl - drift(ttl))
 
     def _find(self, grant: Grant, now: float) -> Entry | None:

@@ -21,6 +21,7 @@ FEATURES = {
     "supports_shared": "shared locks",
     "supports_ttl": "TTL",
     "supports_fencing": "fencing token",
+    "supports_semaphore": "semaphores in order of arrival",
     "waits_natively": "waits without polling",
 }
 # What people call an engine, by the module of its backend, which is also the name of its page.

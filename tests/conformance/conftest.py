@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.utils.module_loading import import_string
 
 from django_distlock.registry import registry
 from tests.conformance import watching
@@ -22,8 +23,12 @@ across_processes = pytest.mark.parametrize(
     "entry", [entry for entry in MATRIX if entry.processes], ids=lambda entry: entry.using, indirect=True
 )
 
+# For engines that have semaphores of their own.
+SEMAPHORE = [entry for entry in MATRIX if import_string(entry.backend).supports_semaphore]
+with_semaphore = pytest.mark.parametrize("entry", SEMAPHORE, ids=lambda entry: entry.using, indirect=True)
+
 # For rules about leases.
-TTL = [entry for entry in MATRIX if entry.using == "memory" or entry.using.startswith("leasetable")]
+TTL = [entry for entry in MATRIX if import_string(entry.backend).supports_ttl]
 with_ttl = pytest.mark.parametrize("entry", TTL, ids=lambda entry: entry.using, indirect=True)
 
 

@@ -14,6 +14,7 @@ from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.registry import registry
 from tests.processes import Child
 from tests.sizes import FULL, be_polite
+from tests.timing import TooSlow
 
 if TYPE_CHECKING:
     from tests.child import Link
@@ -80,8 +81,9 @@ def test_r7_no_timeout_leaves_the_lock_held(databases: None, name: str) -> None:
     print(f"{CLIENTS} clients: {grants} grants, {timeouts} timeouts, {left_held} left it held, {unanswered} unanswered")
     assert grants > 0
     assert timeouts > 1000
-    assert unanswered < timeouts / 100
     assert left_held == 0, f"{left_held} of {timeouts} timeouts left the lock held"
+    if unanswered >= timeouts / 100:  # each took longer than half a second
+        raise TooSlow(f"{unanswered} of {timeouts} attempts had no answer")
 
 
 def naive(counts: list[int], end: float) -> None:

@@ -12,6 +12,7 @@ from django.db import connections
 from django_distlock import Lock, advisory_lock, transactions
 from django_distlock.holding import Holding, State
 from django_distlock.registry import registry
+from tests.timing import within
 from tests.transactions import rows
 from tests.transactions.rival import Rival, is_out, release, start_waiting
 
@@ -90,7 +91,7 @@ class World:
         granted_at, count = self.hear_grant()
         assert granted_at >= self._before, "the rival was in before the end"
         self.late = granted_at - self._after
-        assert self.late <= AT_LAST, f"the rival was in {self.late * 1000:.0f} ms after the end of the transaction"
+        within(self.late, AT_LAST, what=f"the rival was in {self.late * 1000:.0f} ms after the end of the transaction")
         assert count == seen, "the rival did not see what was committed under the lock"
 
     def check_returned_once(self, transaction_scope: bool | None = None) -> None:

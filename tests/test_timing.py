@@ -1,0 +1,56 @@
+"""What tests/timing.py promises of a test that was too slow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.timing import TooSlow, within
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest_plugins = ["pytester"]
+
+SLOW_TWICE = """
+import itertools
+from tests.timing import within
+
+runs = itertools.count(1)
+
+def test_slow_twice():
+    within(0.2 / next(runs), 0.1)
+"""
+
+
+def test_what_it_refuses() -> None:
+    within(0.1, 0.1, least=0.1)
+    with pytest.raises(TooSlow, match=r"^p99 took 0\.1001 s, and may take 0\.1 s$"):
+        within(0.1001, 0.1, what="p99")
+    with pytest.raises(AssertionError, match=r"less than 0\.1 s$") as caught:
+        within(0.0999, 0.2, least=0.1)
+    assert caught.type is AssertionError, "too early is no matter of the machine"
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        (SLOW_TWICE, {"passed": 1, "rerun": 1}),
+        ("from tests.timing import within\ndef test(): within(0.2, 0.1)", {"failed": 1, "rerun": 3}),
+        ("def test(): assert 0.2 < 0.1", {"failed": 1}),
+    ],
+    ids=["disturbed", "slow of its own", "wrong"],
+)
+def test_only_what_was_slow_is_measured_again(
+    pytester: pytest.Pytester, pytestconfig: pytest.Config, text: str, outcome: dict[str, int]
+) -> None:
+    """With the options of our own configuration, in a process of its own."""
+    path: Path = pytester.makepyfile(text)
+    options = [str(part) for part in pytestconfig.getini("addopts")]
+    begin = options.index("--reruns")
+    reruns = [*options[begin : begin + 2], *options[begin + 4 : begin + 6]]
+    pytester.syspathinsert(pytestconfig.rootpath)
+    plain = ["-p", "no:django", "-p", "no:randomly", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    result = pytester.runpytest_subprocess(*plain, *reruns, path)
+    assert result.parseoutcomes() == outcome
