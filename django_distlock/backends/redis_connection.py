@@ -10,20 +10,15 @@ come between replies (https://redis.io/docs/latest/develop/reference/protocol-sp
 from __future__ import annotations
 
 import contextlib
-import math
-import select
-import ssl
 import threading
 import time
-import uuid
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django_distlock.parking import Parker
 from django_distlock.waiting import Call, Flow
 
-from .redis_protocol import PENDING, Garbled, Push, pack, parse
-from .sockets import LONGEST_POLL, READY, shut
+from .redis_link import Link, LinkError
 
 if TYPE_CHECKING:
     import socket
@@ -31,175 +26,14 @@ if TYPE_CHECKING:
 
     from .redis_target import Target
 
+__all__ = ["Link", "LinkError", "Opening", "Pool"]
+
 # Links of one process to one server at most; who comes later waits for one, in order of arrival.
 MAX_LINKS = 64
 # A link without a command is closed after this time; seconds.
 IDLE = 5.0
 # One that was idle for longer than this is looked at before it is used; seconds.
 FRESH = 0.5
-CHUNK = 65536
-
-
-class LinkError(Exception):
-    """A server was not reached, or gave no answer. ``uncertain``: it may have done what it was asked, or may do so
-    later. The error of the driver or of the socket is the ``__cause__``."""
-
-    def __init__(self, message: str, *, uncertain: bool = False, timed_out: bool = False) -> None:
-        super().__init__(message)
-        self.uncertain = uncertain
-        self.timed_out = timed_out
-
-
-class Link:
-    """One connection, used by one thread or task at a time. After a LinkError it can only be closed.
-
-    ``send`` never waits; ``receive`` gives the replies in order. ``owed`` is how many have not come yet: a link that is
-    owed something must not go back into the pool.
-    """
-
-    __slots__ = ("_in", "_out", "_poll", "_sock", "channel", "fd", "owed", "pushes", "subscribed", "used_at")
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.settimeout(0)
-        self._sock = sock
-        self.fd = sock.fileno()
-        self._poll = select.poll()
-        self._poll.register(self.fd, select.POLLIN)
-        self._in = b""
-        self._out = b""
-        self.owed = 0
-        self.pushes: deque[Push] = deque()
-        # what a hand-over is published on for whoever waits on this link
-        self.channel = b"distlock:" + uuid.uuid4().hex.encode()
-        self.subscribed = False
-        self.used_at = time.monotonic()
-
-    def send(self, *commands: bytes, subscribe: bool = False) -> None:
-        """Write packed commands, as many as replies are due; before them SUBSCRIBE to the link's own channel, if it was
-        not done yet, which gets a push for a reply. What the socket does not take now is sent by :meth:`receive`."""
-        data = commands[0] if len(commands) == 1 else b"".join(commands)
-        if subscribe and not self.subscribed:
-            self.subscribed = True
-            data = pack("SUBSCRIBE", self.channel) + data
-        self.owed += len(commands)
-        if self._out:
-            self._out += data
-            return
-        try:
-            sent = self._sock.send(data)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            sent = 0
-        except OSError as error:  # nothing of it was taken
-            raise LinkError(
-                f"The connection to Redis was lost: {error}", uncertain=self.owed > len(commands)
-            ) from error
-        if sent < len(data):
-            self._out = data[sent:]
-
-    def take(self) -> Any:
-        """The next reply, or PENDING if it has not come yet; pushes go to ``pushes``. Never waits.
-
-        An error that the server replied is returned as a :class:`~.redis_protocol.ReplyError`, not raised.
-        """
-        while True:
-            if self._in:
-                try:
-                    value, at = parse(self._in, 0)
-                except Garbled as error:
-                    raise LinkError(str(error), uncertain=True) from error
-                if value is not PENDING:
-                    self._in = self._in[at:]
-                    if type(value) is Push:
-                        self.pushes.append(value)
-                        continue
-                    self.owed -= 1
-                    return value
-            if not self._fill():
-                return PENDING
-
-    def receive(self, until: float) -> Any:
-        """:meth:`take`, waiting until the monotonic time ``until``. LinkError if no reply comes by then."""
-        if not self._in:
-            self._wait(until)
-        while (value := self.take()) is PENDING:
-            if not self._wait(until):
-                raise self._silent()
-        return value
-
-    async def areceive(self, until: float) -> Any:
-        """:meth:`receive` for a task. Cancelled, the link can be used on: the reply is still owed."""
-        while (value := self.take()) is PENDING:
-            if not await READY.apoll(self.fd, bool(self._out), until):
-                raise self._silent()
-        return value
-
-    def listen(self, until: float) -> Push | None:
-        """The next push, None at the monotonic time ``until``. Replies must not be owed."""
-        while self._unheard():
-            if not self._wait(until):
-                return None
-        return self.pushes.popleft()
-
-    async def alisten(self, until: float) -> Push | None:
-        """:meth:`listen` for a task."""
-        while self._unheard():
-            if not await READY.apoll(self.fd, bool(self._out), until):
-                return None
-        return self.pushes.popleft()
-
-    def _unheard(self) -> bool:
-        if not self.pushes and self.take() is not PENDING:
-            raise LinkError("Redis replied to nothing.")
-        return not self.pushes
-
-    def _wait(self, until: float) -> bool:
-        left = until - time.monotonic()
-        if self._out:
-            return READY.poll(self.fd, True, until)
-        if left > LONGEST_POLL:
-            return bool(self._poll.poll(None))
-        # rounded up: a poll that comes back early would be taken for the deadline
-        return bool(self._poll.poll(math.ceil(left * 1000) if left > 0 else 0))
-
-    def _fill(self) -> bool:
-        try:
-            if self._out:
-                self._out = self._out[self._sock.send(self._out) :]
-            data = self._sock.recv(CHUNK)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return False
-        except OSError as error:
-            raise LinkError(f"The connection to Redis was lost: {error}", uncertain=self.owed > 0) from error
-        if not data:
-            raise LinkError("Redis closed the connection.", uncertain=self.owed > 0)
-        self._in += data
-        return True
-
-    def _silent(self) -> LinkError:
-        return LinkError("Redis did not answer in time.", uncertain=True, timed_out=True)
-
-    @property
-    def clean(self) -> bool:
-        """Is nothing on its way in either direction?"""
-        return not self.owed and not self._out and self.fd >= 0
-
-    def stale(self) -> bool:
-        """Has the server hung up while nobody looked?"""
-        try:
-            return self.take() is not PENDING
-        except LinkError:
-            return True
-
-    def cut(self) -> None:
-        """End the conversation from any thread: whoever waits on it gets a LinkError."""
-        if self.fd >= 0:
-            shut(self.fd)
-
-    def close(self) -> None:
-        """Close this process's end. In the child of a fork the parent does not notice."""
-        self.fd = -1
-        with contextlib.suppress(OSError):
-            self._sock.close()
 
 
 class Opening:
@@ -324,6 +158,7 @@ class Pool:
             self.discard(link)
             return
         link.used_at = time.monotonic()
+        link.pushes.clear()
         self._idle.append(link)
         if self._queue:
             self._call_next()
@@ -340,6 +175,15 @@ class Pool:
             while self._queue:
                 if self._queue.popleft().wake():
                     return
+
+    @property
+    def ready_at(self) -> float:
+        """When it was known how to connect: importing the driver takes longer than a caller who does not wait has. That
+        is made up for, once."""
+        if not self._target.resolved_at:
+            with contextlib.suppress(Exception):  # told when a connection is opened
+                self._target.resolve()
+        return self._target.resolved_at
 
     @property
     def is_open(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Target:
         self.cache = cache
         self.url = url
         self._found: tuple[Any, dict[str, Any]] | None = None
+        # when it was resolved: importing the driver takes longer than a caller who does not wait has
+        self.resolved_at = 0.0
 
     def __repr__(self) -> str:
         return f"<Target {self.cache or 'url'}>"  # a URL may carry a password
@@ -59,6 +62,7 @@ class Target:
                 if name not in _NOT_OURS and not name.startswith("maint")
             }
             self._found = pool.connection_class, kwargs
+            self.resolved_at = time.monotonic()
         return self._found
 
     @staticmethod
