@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("databases")
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
 each_backend = pytest.mark.parametrize(
-    "using", ["memory", *SESSION_LOCKS, "leasetable", "leasetable_postgres", "leasetable_mariadb"]
+    "using", ["memory", *SESSION_LOCKS, "leasetable", "leasetable_postgres", "leasetable_mariadb", "redis"]
 )
 
 
