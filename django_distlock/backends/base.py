@@ -47,6 +47,8 @@ class Backend(ABC):
     queues_waiters: ClassVar[bool] = False
     # Is a lock seen outside this process, so that its name is hashed with the site key?
     needs_site_key: ClassVar[bool] = True
+    # Why a lock may be in doubt.
+    doubt: ClassVar[str] = "its transaction was aborted"
     # The keys that OPTIONS may have.
     option_names: ClassVar[frozenset[str]] = frozenset()
 

@@ -15,9 +15,9 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in p
 PURE = {"exceptions", "names", "records", "waiting", "parking", "validation", "tokens", "garbage"}
 # The session machinery: shared by the engines whose locks belong to a session.
 SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", "threads", "base"}
-ENGINES = {"memory", "leasetable", "postgres", "mysql"}
+ENGINES = {"memory", "leasetable", "postgres", "mysql", "zookeeper"}
 DRIVERS = {"psycopg", "psycopg_pool", "MySQLdb", "redis", "kazoo", "sqlite3"}
-DRIVER_OF = {"postgres": {"psycopg"}, "mysql": {"MySQLdb"}, "leasetable": {"sqlite3"}, "memory": set()}
+DRIVER_OF = {"postgres": {"psycopg"}, "mysql": {"MySQLdb"}, "leasetable": {"sqlite3"}, "memory": set(), "zookeeper": {"kazoo"}}
 
 
 def imported(path: Path) -> set[str]:

@@ -1,0 +1,193 @@
+"""kazoo's client as this package needs it: one thread, a session timeout that is known, and an end that comes in time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    AuthFailedError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    SessionExpiredError,
+    SessionMovedError,
+)
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.serialization import Create2
+from kazoo.retry import KazooRetry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+# What kazoo says to requests that the server has not answered.
+NOT_ANSWERED = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, SessionMovedError, AuthFailedError)
+# Seconds that a TCP connection may take; and that the server has to say goodbye.
+CONNECT, FAREWELL = 2.0, 0.5
+# kazoo is told to try again after so many seconds, growing up to the second number.
+RETRY, LONGEST_RETRY = 0.02, 0.5
+
+# What kazoo reports as information or as a warning of its own is reported by us, as what it means for locks.
+_silent = logging.Logger("django_distlock.kazoo", logging.CRITICAL + 1)
+
+
+class CreateContainer(Create2):  # type: ignore[misc]
+    """A node that the server deletes once its last child has gone; kazoo has no call for it.
+
+    Source: https://zookeeper.apache.org/doc/r3.8.0/zookeeperProgrammers.html#Container+Nodes
+    """
+
+    type = 19
+
+
+CONTAINER = 4  # the flag that goes with it
+
+
+class Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """Replies and events are dealt with where they are read: kazoo's two threads for that cost two changes of thread
+    per request. So no callback may block or raise."""
+
+    def __init__(self, name: str, connect_timeout: float) -> None:
+        super().__init__()
+        self._name = name
+        self._connect_timeout = connect_timeout
+        self._socket: Any = None
+        self._pair: tuple[Any, ...] = ()
+
+    def start(self) -> None:
+        """Without workers: kazoo then calls back at once."""
+
+    def stop(self) -> None:
+        """Nothing was started."""
+
+    def dispatch_callback(self, callback: Any) -> None:
+        callback.func(*callback.args)
+
+    def spawn(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> threading.Thread:
+        thread = threading.Thread(target=func, args=args, kwargs=kwargs, name=self._name, daemon=True)
+        thread.start()
+        return thread
+
+    def select(self, readers: Any, writers: Any, others: Any, timeout: float | None = None) -> Any:
+        """kazoo's own makes a selector for every call, and misses what TLS has read already."""
+        decrypted = [each for each in readers if getattr(each, "pending", int)()]
+        if decrypted:
+            return decrypted, [], []
+        poll = select.poll()
+        for each in readers:
+            poll.register(each, select.POLLIN)
+        for each in writers:
+            poll.register(each, select.POLLOUT)
+        found = {fd for fd, _ in poll.poll(None if timeout is None else timeout * 1000)}
+        return *([each for each in group if each.fileno() in found] for group in (readers, writers)), []
+
+    def create_connection(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+        made = super().create_connection(*args, timeout=min(timeout or CONNECT, self._connect_timeout), **kwargs)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = made
+        return made
+
+    def create_socket_pair(self) -> Any:
+        self._pair = super().create_socket_pair()
+        return self._pair
+
+    def drop(self) -> None:
+        """End the connection, so that kazoo looks for another one."""
+        # not the method of an SSL socket, which is not meant for a second thread
+        with contextlib.suppress(OSError, TypeError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def abandon(self) -> None:
+        """In the child of a fork: give back the descriptors. The parent's connection does not notice."""
+        for each in (self._socket, *self._pair):
+            if each is not None:
+                each.close()
+
+
+class Client:
+    """One kazoo client that serves one ZooKeeper session and is not used again after its end.
+
+    ``on_connected(timeout, began)`` is called in kazoo's thread when the session is there, or there again: its
+    negotiated timeout in seconds, and the monotonic time before the server was asked. ``on_suspended`` and
+    ``on_ended`` say that there is no connection, and no session; ``on_refused(error)`` that an attempt to connect failed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        *,
+        on_connected: Callable[[float, float], None],
+        on_suspended: Callable[[], None],
+        on_ended: Callable[[], None],
+        on_refused: Callable[[Exception, int], None],
+    ) -> None:
+        self._name = name
+        self._on_connected, self._on_refused = on_connected, on_refused
+        self._states = {"SUSPENDED": on_suspended, "LOST": on_ended}
+        self.handler = Handler(f"{name}-io", min(CONNECT, settings["timeout"] / 3))
+        self.kazoo = KazooClient(
+            **settings,
+            handler=self.handler,
+            connection_retry=KazooRetry(max_tries=-1, delay=RETRY, max_delay=LONGEST_RETRY),
+            command_retry=KazooRetry(max_tries=1),
+            logger=_silent,
+        )
+        # kazoo tells nobody the timeout that the server has agreed to, nor when it asked
+        self._connect = self.kazoo._connection._connect
+        self.kazoo._connection._connect = self._connecting
+        self.kazoo.add_listener(self._changed)
+        self._closing = threading.Lock()
+
+    def start(self) -> None:
+        """Begin to connect; nothing is waited for."""
+        self.kazoo.start_async()
+
+    def _connecting(self, *args: Any) -> Any:
+        began = time.monotonic()
+        try:
+            read_timeout, connect_timeout = self._connect(*args)
+        except SessionExpiredError:
+            raise
+        except Exception as error:
+            self._on_refused(error, len(self.kazoo.hosts))
+            raise
+        # kazoo waits for two thirds of the session's timeout for a word from the server; milliseconds
+        self._on_connected(read_timeout * 1.5 / 1000, began)
+        return read_timeout, connect_timeout
+
+    def _changed(self, state: str) -> None:
+        told = self._states.get(state)
+        if told is not None:
+            told()
+
+    def create_container(self, path: str, acl: Any) -> Any:
+        """Create a container node, with kazoo's kind of result."""
+        result = self.handler.async_result()
+        self.kazoo._call(CreateContainer(self.kazoo.chroot + path, b"", acl, CONTAINER), result)
+        return result
+
+    def close(self, *, wait: bool) -> None:
+        """Close the session, and with it all its nodes. ``wait``: until the thread has gone, which takes long only
+        with a server that does not answer: FAREWELL."""
+        thread = threading.Thread(target=self._close, name=f"{self._name}-close", daemon=True)
+        thread.start()
+        if wait:
+            thread.join()
+
+    def _close(self) -> None:
+        with self._closing:
+            impatience = threading.Timer(FAREWELL, self.handler.drop)
+            impatience.name, impatience.daemon = f"{self._name}-close", True
+            impatience.start()
+            try:
+                self.kazoo.stop()
+                self.kazoo.close()
+            finally:
+                impatience.cancel()
+                impatience.join()
