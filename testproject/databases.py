@@ -110,11 +110,15 @@ def lock_aliases(configured: dict[str, dict[str, Any]]) -> dict[str, dict[str, A
         "memory": {"BACKEND": "django_distlock.backends.memory.MemoryBackend"},
         "leasetable": lock_alias("leasetable.LeaseTableBackend", "default"),
     }
-    return local | coordinators() | {
-        alias: lock_alias(backend, database)
-        for alias, (database, backend) in SERVER_LOCKS.items()
-        if database in configured
-    }
+    return (
+        local
+        | coordinators()
+        | {
+            alias: lock_alias(backend, database)
+            for alias, (database, backend) in SERVER_LOCKS.items()
+            if database in configured
+        }
+    )
 
 
 def coordinators() -> dict[str, dict[str, Any]]:

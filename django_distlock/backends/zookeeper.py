@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kazoo.exceptions import NoNodeError, ZookeeperError
@@ -30,6 +31,10 @@ PATIENCE = 2.0
 IDLE = 5.0
 # A lock that is held for longer is watched, so that its holder learns if an operator breaks it; seconds.
 WATCHED = 0.25
+
+
+def _delete(path: str, kazoo: Any) -> Any:
+    return kazoo.delete_async(path)
 
 
 class ZooKeeperBackend(Backend):
@@ -182,14 +187,14 @@ class ZooKeeperBackend(Backend):
                 return False
             except Late as late:
                 raise self._unavailable(None) from late
-            return stat is not None and stat.czxid == place.czxid
+            return bool(stat is not None and stat.czxid == place.czxid)
         return False
 
     def inspect(self) -> Iterable[LockInfo]:
         return drive(self._asked(lambda session, until: listed(session, until, self.alias)))
 
     def break_lock(self, info: LockInfo) -> bool:
-        return drive(self._asked(lambda session, until: find(session, until, info.key, info.fence)))
+        return bool(drive(self._asked(lambda session, until: find(session, until, info.key, info.fence))))
 
     def _asked(self, question: Any) -> Flow[Any]:
         until = time.monotonic() + PATIENCE
@@ -253,7 +258,7 @@ class ZooKeeperBackend(Backend):
         for path, used_at in list(self._parents.items()):
             if used_at <= unused_since and path not in used:
                 self._parents.pop(path, None)
-                session.send(lambda kazoo, path=path: kazoo.delete_async(path))
+                session.send(partial(_delete, path))
 
     def close(self) -> None:
         with self._guard:
@@ -267,5 +272,5 @@ class ZooKeeperBackend(Backend):
     def after_fork(self) -> None:
         super().after_fork()
         if self._session is not None:
-            self._session.client.handler.abandon()
+            self._session.client.abandon()
         self._after_fork()

@@ -1,7 +1,8 @@
-"""kazoo's client as this package needs it: one thread, a session timeout that is known, and an end that comes in time."""
+"""kazoo's client as this package needs it: one thread, a session timeout that is known, an end that comes in time."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import select
@@ -58,6 +59,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self._connect_timeout = connect_timeout
         self._socket: Any = None
         self._pair: tuple[Any, ...] = ()
+        self._hurry: float | None = None
 
     def start(self) -> None:
         """Without workers: kazoo then calls back at once."""
@@ -75,6 +77,11 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def select(self, readers: Any, writers: Any, others: Any, timeout: float | None = None) -> Any:
         """kazoo's own makes a selector for every call, and misses what TLS has read already."""
+        if self._hurry is not None:
+            left = self._hurry - time.monotonic()
+            if left <= 0:
+                self.drop()
+            timeout = max(left, 0.0) if timeout is None else min(timeout, max(left, 0.0))
         decrypted = [each for each in readers if getattr(each, "pending", int)()]
         if decrypted:
             return decrypted, [], []
@@ -102,6 +109,10 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         with contextlib.suppress(OSError, TypeError):
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
+    def hurry(self, until: float) -> None:
+        """Drop the connection if it is still there at the monotonic time ``until``."""
+        self._hurry = until
+
     def abandon(self) -> None:
         """In the child of a fork: give back the descriptors. The parent's connection does not notice."""
         for each in (self._socket, *self._pair):
@@ -114,7 +125,8 @@ class Client:
 
     ``on_connected(timeout, began)`` is called in kazoo's thread when the session is there, or there again: its
     negotiated timeout in seconds, and the monotonic time before the server was asked. ``on_suspended`` and
-    ``on_ended`` say that there is no connection, and no session; ``on_refused(error)`` that an attempt to connect failed.
+    ``on_ended`` say that there is no connection, and no session; ``on_refused(error, hosts)`` that an attempt to
+    connect to one of so many hosts failed.
     """
 
     def __init__(
@@ -146,6 +158,8 @@ class Client:
 
     def start(self) -> None:
         """Begin to connect; nothing is waited for."""
+        # a program that ends gives its locks back at once, and not when its session has run out
+        atexit.register(self._close)
         self.kazoo.start_async()
 
     def _connecting(self, *args: Any) -> Any:
@@ -182,12 +196,12 @@ class Client:
 
     def _close(self) -> None:
         with self._closing:
-            impatience = threading.Timer(FAREWELL, self.handler.drop)
-            impatience.name, impatience.daemon = f"{self._name}-close", True
-            impatience.start()
-            try:
-                self.kazoo.stop()
-                self.kazoo.close()
-            finally:
-                impatience.cancel()
-                impatience.join()
+            atexit.unregister(self._close)
+            self.handler.hurry(time.monotonic() + FAREWELL)
+            self.kazoo.stop()
+            self.kazoo.close()
+
+    def abandon(self) -> None:
+        """In the child of a fork: forget it without a word to the server."""
+        atexit.unregister(self._close)
+        self.handler.abandon()

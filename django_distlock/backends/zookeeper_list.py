@@ -50,7 +50,7 @@ def find(session: Session, until: float, key: str, fence: int | None) -> Flow[bo
     for path, answer in zip(paths, answers, strict=True):
         if answer is not None and answer[1].czxid == fence:
             # the name has a token of its own: nobody else's node was ever called so
-            (deleted,) = yield from _answers(session, until, [lambda kazoo, path=path: kazoo.delete_async(path)])
+            (deleted,) = yield from _answers(session, until, [_deletion(path)])
             return deleted is not None
     return False
 
@@ -61,6 +61,10 @@ def _children(path: str) -> Callable[[Any], Any]:
 
 def _data(path: str) -> Callable[[Any], Any]:
     return lambda kazoo: kazoo.get_async(path)
+
+
+def _deletion(path: str) -> Callable[[Any], Any]:
+    return lambda kazoo: kazoo.delete_async(path)
 
 
 def _answers(session: Session, until: float, requests: Sequence[Callable[[Any], Any]]) -> Flow[list[Any]]:

@@ -182,7 +182,7 @@ class Place:
     def _search(self, until: float) -> Flow[list[str] | None]:
         """The connection broke before the answer: was our node created?"""
         _, names = yield from self.session.ask(until, lambda kazoo: kazoo.sync_async(self.parent), self._children)
-        if isinstance(names, NoNodeError) or isinstance(names, list) and self._mine(names) is None:
+        if isinstance(names, NoNodeError) or (isinstance(names, list) and self._mine(names) is None):
             self._created = None
             return None
         if isinstance(names, ZookeeperError):

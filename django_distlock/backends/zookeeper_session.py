@@ -78,9 +78,7 @@ class Session:
     # may follow each other; an end is an end
     _ENDLESS: ClassVar = {CONNECTING, CONNECTED, SUSPENDED}
 
-    def __init__(
-        self, name: str, settings: Mapping[str, Any], path: str, wake_at: Callable[[float], None]
-    ) -> None:
+    def __init__(self, name: str, settings: Mapping[str, Any], path: str, wake_at: Callable[[float], None]) -> None:
         self.path = path
         self.timeout: float = settings["timeout"]
         self.heard_at = self.used_at = time.monotonic()

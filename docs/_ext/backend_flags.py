@@ -25,7 +25,13 @@ FEATURES = {
     "waits_natively": "waits without polling",
 }
 # What people call an engine, by the module of its backend, which is also the name of its page.
-ENGINES = {"postgres": "PostgreSQL", "mysql": "MySQL, MariaDB", "leasetable": "lease table", "zookeeper": "ZooKeeper", "memory": "memory"}
+ENGINES = {
+    "postgres": "PostgreSQL",
+    "mysql": "MySQL, MariaDB",
+    "leasetable": "lease table",
+    "zookeeper": "ZooKeeper",
+    "memory": "memory",
+}
 README_LINK = "[{engine}](docs/backends/{module}.md)"
 
 

@@ -17,7 +17,13 @@ PURE = {"exceptions", "names", "records", "waiting", "parking", "validation", "t
 SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", "threads", "base"}
 ENGINES = {"memory", "leasetable", "postgres", "mysql", "zookeeper"}
 DRIVERS = {"psycopg", "psycopg_pool", "MySQLdb", "redis", "kazoo", "sqlite3"}
-DRIVER_OF = {"postgres": {"psycopg"}, "mysql": {"MySQLdb"}, "leasetable": {"sqlite3"}, "memory": set(), "zookeeper": {"kazoo"}}
+DRIVER_OF = {
+    "postgres": {"psycopg"},
+    "mysql": {"MySQLdb"},
+    "leasetable": {"sqlite3"},
+    "memory": set(),
+    "zookeeper": {"kazoo"},
+}
 
 
 def imported(path: Path) -> set[str]:
