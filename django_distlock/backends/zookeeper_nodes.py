@@ -20,7 +20,7 @@ from django_distlock.records import Claim, LockInfo
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_NODE = re.compile(r"([0-9a-f]{32})-(x|s|n[1-9][0-9]*)-(-?[0-9]{10})")
+_NODE = re.compile(r"([0-9a-f]{32})-(x|s|n[1-9][0-9]*)-([0-9]{10}|-[0-9]{9,10})")
 # The sequence is a signed counter of 32 bits, which begins again below zero.
 _WRAP, _HALF = 2**32, 2**31
 _TEXT = 255  # characters of a foreign holder's text that are shown
