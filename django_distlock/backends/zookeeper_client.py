@@ -24,12 +24,13 @@ from kazoo.protocol.serialization import Create2
 from kazoo.retry import KazooRetry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 # What kazoo says to requests that the server has not answered.
 NOT_ANSWERED = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, SessionMovedError, AuthFailedError)
 # Seconds that a TCP connection may take; and that the server has to say goodbye.
 CONNECT, FAREWELL = 2.0, 0.5
+CHUNK = 65536  # bytes
 # kazoo is told to try again after so many seconds, growing up to the second number.
 RETRY, LONGEST_RETRY = 0.02, 0.5
 
@@ -49,6 +50,60 @@ class CreateContainer(Create2):  # type: ignore[misc]
 CONTAINER = 4  # the flag that goes with it
 
 
+class Buffered:
+    """kazoo's socket. kazoo waits for and reads each reply in two parts; here what has come is read at once."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = memoryview(b"")
+        self.send, self.fileno, self.close = connection.send, connection.fileno, connection.close
+        self.setblocking, self.getpeername = connection.setblocking, connection.getpeername
+
+    def pending(self) -> int:
+        """How many bytes can be had without waiting; with TLS, what is decrypted counts too."""
+        return len(self._buffer) or getattr(self._connection, "pending", int)()
+
+    def recv(self, size: int) -> bytes:
+        if not self._buffer:
+            self._buffer = memoryview(self._connection.recv(CHUNK))
+        taken, self._buffer = self._buffer[:size], self._buffer[size:]
+        return taken.tobytes()
+
+    def drop(self) -> None:
+        """End the connection, from another thread."""
+        # not the method of an SSL socket, which is not meant for a second thread
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
+
+
+class Bell:
+    """The end of a socket pair with which kazoo wakes its thread, once per request. That thread then takes the
+    interpreter away from the one that asks; so requests that go together ring once."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._held = threading.local()
+        self.close = end.close
+
+    def send(self, data: bytes) -> int:
+        held: list[bytes] | None = getattr(self._held, "data", None)
+        if held is None:
+            return self._end.send(data)
+        held.append(data)
+        return len(data)
+
+    @contextlib.contextmanager
+    def once(self) -> Iterator[None]:
+        """Ring at the end. OSError if kazoo was closed meanwhile."""
+        held = self._held.data = []
+        try:
+            yield
+        finally:
+            self._held.data = None
+            if held:
+                self._end.send(b"".join(held))
+
+
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """Replies and events are dealt with where they are read: kazoo's two threads for that cost two changes of thread
     per request. So no callback may block or raise."""
@@ -57,9 +112,11 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         super().__init__()
         self._name = name
         self._connect_timeout = connect_timeout
-        self._socket: Any = None
+        self._socket: Buffered | None = None
         self._pair: tuple[Any, ...] = ()
         self._hurry: float | None = None
+
+    bell: Bell
 
     def start(self) -> None:
         """Without workers: kazoo then calls back at once."""
@@ -96,18 +153,19 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def create_connection(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
         made = super().create_connection(*args, timeout=min(timeout or CONNECT, self._connect_timeout), **kwargs)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket = made
-        return made
+        self._socket = Buffered(made)
+        return self._socket
 
     def create_socket_pair(self) -> Any:
-        self._pair = super().create_socket_pair()
+        reader, writer = super().create_socket_pair()
+        self.bell = Bell(writer)
+        self._pair = reader, self.bell
         return self._pair
 
     def drop(self) -> None:
         """End the connection, so that kazoo looks for another one."""
-        # not the method of an SSL socket, which is not meant for a second thread
-        with contextlib.suppress(OSError, TypeError):
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+        if self._socket is not None:
+            self._socket.drop()
 
     def hurry(self, until: float) -> None:
         """Drop the connection if it is still there at the monotonic time ``until``."""

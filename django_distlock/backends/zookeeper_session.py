@@ -212,7 +212,11 @@ class Session:
         if self.state is not self.CONNECTED:
             yield from self.connected(until)
         parker = Parker()
-        results = [self.send(request) for request in requests]
+        try:
+            with self.client.handler.bell.once():
+                results = [self.send(request) for request in requests]
+        except OSError as closed:
+            raise Over from closed
         # the server answers in order, so that the last answer is the last
         results[-1].rawlink(lambda result: parker.wake())
         if not (yield Call(parker, "park", (until - time.monotonic(),))):
