@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import os
 import select
 import socket
 import threading
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 NOT_ANSWERED = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, SessionMovedError, AuthFailedError)
 # Seconds that a TCP connection may take; and that the server has to say goodbye.
 CONNECT, FAREWELL = 2.0, 0.5
+# A sixth of the session timeout may a server take to answer to a new connection, and so many seconds at least.
+LEAST_PATIENCE = 1.0
 CHUNK = 65536  # bytes
 # kazoo is told to try again after so many seconds, growing up to the second number.
 RETRY, LONGEST_RETRY = 0.02, 0.5
@@ -114,7 +117,9 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self._connect_timeout = connect_timeout
         self._socket: Buffered | None = None
         self._pair: tuple[Any, ...] = ()
-        self._hurry: float | None = None
+        # monotonic times at which the connection is dropped: an answer to its first request; the end
+        self.answer_by: float | None = None
+        self.closed_by: float | None = None
 
     bell: Bell
 
@@ -134,8 +139,9 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def select(self, readers: Any, writers: Any, others: Any, timeout: float | None = None) -> Any:
         """kazoo's own makes a selector for every call, and misses what TLS has read already."""
-        if self._hurry is not None:
-            left = self._hurry - time.monotonic()
+        limits = [each for each in (self.answer_by, self.closed_by) if each is not None]
+        if limits:
+            left = min(limits) - time.monotonic()
             if left <= 0:
                 self.drop()
             timeout = max(left, 0.0) if timeout is None else min(timeout, max(left, 0.0))
@@ -167,10 +173,6 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         if self._socket is not None:
             self._socket.drop()
 
-    def hurry(self, until: float) -> None:
-        """Drop the connection if it is still there at the monotonic time ``until``."""
-        self._hurry = until
-
     def abandon(self) -> None:
         """In the child of a fork: give back the descriptors. The parent's connection does not notice."""
         for each in (self._socket, *self._pair):
@@ -198,6 +200,7 @@ class Client:
         on_refused: Callable[[Exception, int], None],
     ) -> None:
         self._name = name
+        self._patience = max(settings["timeout"] / 6, LEAST_PATIENCE)
         self._on_connected, self._on_refused = on_connected, on_refused
         self._states = {"SUSPENDED": on_suspended, "LOST": on_ended}
         self.handler = Handler(f"{name}-io", min(CONNECT, settings["timeout"] / 3))
@@ -213,6 +216,7 @@ class Client:
         self.kazoo._connection._connect = self._connecting
         self.kazoo.add_listener(self._changed)
         self._closing = threading.Lock()
+        self._pid = os.getpid()
 
     def start(self) -> None:
         """Begin to connect; nothing is waited for."""
@@ -221,7 +225,9 @@ class Client:
         self.kazoo.start_async()
 
     def _connecting(self, *args: Any) -> Any:
+        # kazoo would wait for an answer for as long as the session lives; a server that just starts may never give one
         began = time.monotonic()
+        self.handler.answer_by = began + self._patience
         try:
             read_timeout, connect_timeout = self._connect(*args)
         except SessionExpiredError:
@@ -229,6 +235,8 @@ class Client:
         except Exception as error:
             self._on_refused(error, len(self.kazoo.hosts))
             raise
+        finally:
+            self.handler.answer_by = None
         # kazoo waits for two thirds of the session's timeout for a word from the server; milliseconds
         self._on_connected(read_timeout * 1.5 / 1000, began)
         return read_timeout, connect_timeout
@@ -253,9 +261,11 @@ class Client:
             thread.join()
 
     def _close(self) -> None:
+        if os.getpid() != self._pid:  # a child that ends, forked while this was being closed
+            return
         with self._closing:
             atexit.unregister(self._close)
-            self.handler.hurry(time.monotonic() + FAREWELL)
+            self.handler.closed_by = time.monotonic() + FAREWELL
             self.kazoo.stop()
             self.kazoo.close()
 
