@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # A caller that does not wait still grants the server this long to answer; seconds.
 LEAST_PATIENCE = 0.5
+# With less time than this a server that does not answer is not yet called unreachable; seconds.
+CHANCE = 0.2
 # So long may a release or a look by an operator take; seconds.
 PATIENCE = 2.0
 # A session without a lock is closed after this time; seconds.
@@ -113,6 +115,8 @@ class ZooKeeperBackend(Backend):
                 if began is Session.CONNECTING or time.monotonic() >= answer_by:
                     raise self._unavailable(over.__cause__) from over.__cause__
             except Late as late:
+                if wait > 0 and answer_by - asked < CHANCE and not session.in_doubt():
+                    return None  # the time was spent behind others of this process: the server had none to answer
                 raise self._unavailable(None) from late
             except ZookeeperError as error:
                 raise self._unavailable(error) from error
