@@ -34,6 +34,7 @@ INSTALLED_APPS = [
     "django_distlock",
     "testproject.inventory",
     "testproject.registration",
+    "testproject.scheduler",
     "testproject.wallet",
     "django.contrib.admin",
     "django.contrib.auth",

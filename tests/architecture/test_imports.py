@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import django_distlock
+
 PACKAGE = Path(__file__).resolve().parents[2] / "django_distlock"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts)
 
@@ -75,6 +77,11 @@ def test_locks_on_data_know_nothing_of_engines_and_settings(path: Path) -> None:
     """Named locks and data locks are different things: they share errors, decorators and transactions."""
     below = {module.split(".")[0] for module in ours(imported(path))}
     assert not below & {"backends", "registry", "conf", "sitekey", "holdings", "keepalive", "introspection"}
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "commands").glob("*.py")), ids=lambda path: path.stem)
+def test_commands_know_the_public_names_only(path: Path) -> None:
+    assert {module.split(".")[0] for module in ours(imported(path))} <= {"commands", *django_distlock.__all__}
 
 
 def test_drivers_and_engines_are_named_by_nobody_else() -> None:
