@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from benchmarks.results import Results
 
-GROUPS = ("postgres", "mysql", "sqlite")
+GROUPS = ("postgres", "mysql", "sqlite", "zookeeper")
 
 
 @dataclasses.dataclass(frozen=True)

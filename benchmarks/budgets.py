@@ -132,10 +132,21 @@ def of_sqlite() -> Iterable[Budget]:
     yield at_most(group, "worst wait, ms", 100, lambda r: r.contention(group, OURS).worst_ms)
 
 
+def of_zookeeper() -> Iterable[Budget]:
+    """ZooKeeper: a queue of nodes."""
+    group = "zookeeper"
+    yield at_most(group, "uncontended, x bare", 1.3, ratio(group, OURS))
+    yield at_most(group, "uncontended asyncio, x sync", 1.5, over_sync(group))
+    yield at_least(group, "hand-offs, x kazoo", 1.5, rate_over(group, OURS, "kazoo Lock"))
+    yield at_least(group, "fair", 0.95, lambda r: r.contention(group, OURS).fair)
+    yield at_most(group, "worst wait, ms", 100, lambda r: r.contention(group, OURS).worst_ms)
+
+
 BUDGETS: dict[str, tuple[Budget, ...]] = {
     "postgres": (*of_postgres(), *of_tasks("postgres"), *of_growth("postgres")),
     "mysql": (*of_mysql(), *of_tasks("mysql"), *of_growth("mysql")),
     "sqlite": (*of_sqlite(), *of_tasks("sqlite"), *of_growth("sqlite")),
+    "zookeeper": (*of_zookeeper(), *of_tasks("zookeeper"), *of_growth("zookeeper")),
 }
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from benchmarks.tasks import Crowd
     from benchmarks.uncontended import Uncontended
 
-TITLES = {"postgres": "PostgreSQL", "mysql": "MySQL (MariaDB)", "sqlite": "SQLite"}
+TITLES = {"postgres": "PostgreSQL", "mysql": "MySQL (MariaDB)", "sqlite": "SQLite", "zookeeper": "ZooKeeper"}
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

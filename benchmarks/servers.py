@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sqlite3
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -181,7 +182,61 @@ class SQLite(Server):
         return sum(target.endswith(cls.suffix) for target in _descriptors(pid))
 
 
-SERVERS: dict[str, type[Server]] = {"postgres": Postgres, "mysql": MariaDB, "sqlite": SQLite}
+class ZooKeeper(Server):
+    """ZooKeeper: one Java process with a session per client."""
+
+    alias = lock_alias = "zookeeper"
+
+    @classmethod
+    def address(cls) -> str:
+        """Return host:port."""
+        try:
+            return str(settings.DISTLOCK[cls.lock_alias]["OPTIONS"]["hosts"])
+        except KeyError:
+            raise SystemExit(
+                f'settings.DISTLOCK has no alias "{cls.lock_alias}": start the private servers with `make services`'
+            ) from None
+
+    @classmethod
+    def connect(cls) -> Any:
+        """Connect with kazoo's defaults."""
+        from kazoo.client import KazooClient
+
+        client = KazooClient(hosts=cls.address())
+        client.start()
+        return client
+
+    @classmethod
+    def version(cls) -> str:
+        """Return the first words of the server's own statement."""
+        return f"ZooKeeper {cls._said('srvr').partition(': ')[2].partition('-')[0]}"
+
+    @classmethod
+    def pids(cls) -> list[int]:
+        """Return the Java processes that listen on the port."""
+        port = int(cls.address().rpartition(":")[2])
+        return [pid for pid in _all_pids() if _command(pid) == "java" and port in local_ports(pid)]
+
+    @classmethod
+    def sessions_of(cls, pid: int) -> int:
+        """Match the client ports that the server lists with the sockets of the process."""
+        listed = {line.partition("[")[0].rpartition(":")[2] for line in cls._said("cons").splitlines()}
+        return len({int(port) for port in listed if port.isdigit()} & local_ports(pid))
+
+    @classmethod
+    def _said(cls, command: str) -> str:
+        host, _, port = cls.address().rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            connection.sendall(command.encode())
+            return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+
+
+SERVERS: dict[str, type[Server]] = {
+    "postgres": Postgres,
+    "mysql": MariaDB,
+    "sqlite": SQLite,
+    "zookeeper": ZooKeeper,
+}
 
 
 def local_ports(pid: int) -> set[int]:

@@ -128,11 +128,26 @@ def lock_aliases(configured: dict[str, dict[str, Any]], cached: dict[str, dict[s
     }
     if "redis" in cached:
         local["redis"] = {"BACKEND": "django_distlock.backends.redis.RedisBackend", "OPTIONS": {"cache": "redis"}}
-    return local | {
+    of_databases = {
         alias: lock_alias(backend, database)
         for alias, (database, backend) in SERVER_LOCKS.items()
         if database in configured
     }
+    return local | coordinators() | of_databases
+
+
+def coordinators() -> dict[str, dict[str, Any]]:
+    """Lock aliases on servers that are no databases."""
+    server = services().get("zookeeper")
+    if server is None or find_spec("kazoo") is None:
+        return {}
+    options = {
+        "hosts": f"{server['host']}:{server['port']}",
+        "path": f"/distlock{os.environ.get('DISTLOCK_TEST_SUFFIX', '')}",
+        # as short as a busy machine allows: the tests wait for its end
+        "session_timeout": 2.0,
+    }
+    return {"zookeeper": {"BACKEND": "django_distlock.backends.zookeeper.ZooKeeperBackend", "OPTIONS": options}}
 
 
 def lock_alias(backend: str, database: str) -> dict[str, Any]:

@@ -49,6 +49,8 @@ class Backend(ABC):
     needs_site_key: ClassVar[bool] = True
     # Is its server none of DATABASES, so that projects with different databases may share it?
     apart_from_databases: ClassVar[bool] = False
+    # Why a lock may be in doubt.
+    doubt: ClassVar[str] = "its transaction was aborted"
     # The keys that OPTIONS may have.
     option_names: ClassVar[frozenset[str]] = frozenset()
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-TITLES = {"postgres": "PostgreSQL", "mysql": "MySQL (MariaDB)", "sqlite": "SQLite"}
+TITLES = {"postgres": "PostgreSQL", "mysql": "MySQL (MariaDB)", "sqlite": "SQLite", "zookeeper": "ZooKeeper"}
 NONE_YET = (
     "No run is recorded with this documentation. A run on a machine that does nothing else is recorded by\n"
     '`make bench ARGS="--json docs/figures.json --svg docs/figures.svg"`.'

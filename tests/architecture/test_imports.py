@@ -17,7 +17,7 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in p
 PURE = {"exceptions", "names", "records", "waiting", "parking", "validation", "tokens", "garbage"}
 # The session machinery: shared by the engines whose locks belong to a session.
 SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", "threads", "base", "remains"}
-ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis"}
+ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis", "zookeeper"}
 DRIVERS = {"psycopg", "psycopg_pool", "MySQLdb", "redis", "kazoo", "sqlite3"}
 DRIVER_OF = {
     "postgres": {"psycopg"},
@@ -25,6 +25,7 @@ DRIVER_OF = {
     "leasetable": {"sqlite3"},
     "memory": set(),
     "redis": {"redis"},
+    "zookeeper": {"kazoo"},
 }
 
 
