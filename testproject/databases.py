@@ -94,6 +94,8 @@ def databases() -> dict[str, dict[str, Any]]:
 # A server without its driver is left out: `make demo DB=postgres` installs only what it needs.
 DRIVERS = {"postgres": "psycopg", "pgbouncer": "psycopg", "mariadb": "MySQLdb"}
 
+REDLOCK_NODES = tuple(f"redis{number}" for number in range(1, 6))
+
 # Lock aliases that need a server: lock alias -> (database alias, backend).
 SERVER_LOCKS = {
     "postgres": ("postgres", "postgres.AdvisoryBackend"),
@@ -110,11 +112,28 @@ def lock_aliases(configured: dict[str, dict[str, Any]]) -> dict[str, dict[str, A
         "memory": {"BACKEND": "django_distlock.backends.memory.MemoryBackend"},
         "leasetable": lock_alias("leasetable.LeaseTableBackend", "default"),
     }
-    return local | {
-        alias: lock_alias(backend, database)
-        for alias, (database, backend) in SERVER_LOCKS.items()
-        if database in configured
-    }
+    return (
+        local
+        | {
+            alias: lock_alias(backend, database)
+            for alias, (database, backend) in SERVER_LOCKS.items()
+            if database in configured
+        }
+        | redlock_alias()
+    )
+
+
+def redlock_alias() -> dict[str, dict[str, Any]]:
+    """The lock alias "redlock", if all its nodes run."""
+    servers = services()
+    if find_spec("redis") is None or not set(REDLOCK_NODES) <= set(servers):
+        return {}
+    nodes = [
+        f"redis://:{server['password']}@{server['host']}:{server['port']}/0"
+        for server in map(servers.get, REDLOCK_NODES)
+        if server
+    ]
+    return {"redlock": {"BACKEND": "django_distlock.backends.redlock.RedlockBackend", "OPTIONS": {"nodes": nodes}}}
 
 
 def lock_alias(backend: str, database: str) -> dict[str, Any]:

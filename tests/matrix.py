@@ -27,4 +27,5 @@ MATRIX = (
     Entry("leasetable_mariadb", "django_distlock.backends.leasetable.LeaseTableBackend", "mariadb"),
     Entry("postgres", "django_distlock.backends.postgres.AdvisoryBackend", "postgres"),
     Entry("mysql", "django_distlock.backends.mysql.NamedLockBackend", "mariadb"),
+    Entry("redlock", "django_distlock.backends.redlock.RedlockBackend", None, fifo=False),
 )

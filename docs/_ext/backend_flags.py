@@ -24,7 +24,13 @@ FEATURES = {
     "waits_natively": "waits without polling",
 }
 # What people call an engine, by the module of its backend, which is also the name of its page.
-ENGINES = {"postgres": "PostgreSQL", "mysql": "MySQL, MariaDB", "leasetable": "lease table", "memory": "memory"}
+ENGINES = {
+    "postgres": "PostgreSQL",
+    "mysql": "MySQL, MariaDB",
+    "leasetable": "lease table",
+    "redlock": "Redlock",
+    "memory": "memory",
+}
 README_LINK = "[{engine}](docs/backends/{module}.md)"
 
 
