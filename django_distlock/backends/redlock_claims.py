@@ -8,9 +8,11 @@ import random
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .redlock_lanes import Outcome, Question
+from django_distlock.records import Grant, drift
+
+from .redlock_lanes import Lane, Outcome, Question
 from .redlock_quorum import Answer
 from .redlock_scripts import ACQUIRE, EXTEND, JOIN, NO_QUEUE, NOT_YOUR_TURN, RELEASE, RESPECT, keys_of, vote_of
 
@@ -18,14 +20,18 @@ if TYPE_CHECKING:
     from django_distlock.names import LockKey
     from django_distlock.records import Claim
 
-    from .redlock_lanes import Lane
-
 # Seconds between two looks: the next in turn looks most often, each one behind it less often; and the less often the
 # longer nothing has changed.
 NEXT, PER_PLACE, LONGEST_PAUSE = 0.0007, 0.0005, 0.05
 SHARE_OF_HOLD, LONGEST_OF_NEXT = 0.05, 0.02
+# Who is next in turn asks all nodes, and not only the one that keeps the queue, this often; seconds.
+ALL_ASKED = 0.25
 # After a vote that nobody won: the random delay of the Redlock description, doubled each time. Seconds.
 SPLIT = 0.002
+# A waiter does not look again with less time than this; seconds.
+LAST_LOOK = 0.003
+# With less time than this a node cannot be expected to answer; seconds.
+LEAST_LOOK = 0.05
 # So long do nodes that do not answer count as a passing disturbance, if the caller has the time. Seconds.
 DISTURBANCE = 0.5
 
@@ -46,11 +52,19 @@ class Holder:
         return json.dumps(facts, separators=(",", ":"))
 
 
+class Session(NamedTuple):
+    """Where a lock was taken, and what it is known by at the nodes. All that concerns it goes the same way."""
+
+    lane: Lane
+    vote: str
+
+
 class Ballot:
     """The attempts at one claim."""
 
-    def __init__(self, claim: Claim, holder: str) -> None:
+    def __init__(self, claim: Claim, holder: str, lane: Lane) -> None:
         self.claim = claim
+        self.lane = lane
         self.keys = keys_of(claim.key.text)
         self.ttl = claim.ttl or 0.0
         self._milliseconds = max(1, int(self.ttl * 1000))
@@ -65,14 +79,24 @@ class Ballot:
         self._ahead = 0
         self._still_since = time.monotonic()
         self._splits = 0
-        self.disturbed_at: float | None = None
+        self._was_refused = False
+        self._all_asked_at = time.monotonic()
+        self._disturbed_at: float | None = None
+        self._error: Exception | None = None
 
-    def questions(self, nodes: int, lead: int, *, waits: bool, only_lead: bool = False) -> list[Question | None]:
+    def questions(self, lead: int, *, waits: bool, only_lead: bool = False) -> list[Question | None]:
         """To all nodes, of which ``lead`` keeps the queue."""
         others = self._question(NO_QUEUE) if not only_lead else None
-        found: list[Question | None] = [others] * nodes
+        found: list[Question | None] = [others] * len(self.lane.lines)
         found[lead] = self._question(JOIN if waits else RESPECT)
         return found
+
+    def due(self, now: float) -> bool:
+        """Is it time to ask everybody, whatever the lead says? It may keep a key that nobody has a majority for."""
+        if now - self._all_asked_at < ALL_ASKED:
+            return False
+        self._all_asked_at = now
+        return self._ahead == 0
 
     def _question(self, mode: str) -> Question:
         args = (self.vote, self._milliseconds, self.vote + self._holder, mode, self.claim.token, self._since)
@@ -88,27 +112,35 @@ class Ballot:
         # by its text: nobody listens for a NOSCRIPT
         return RELEASE.whole(self.keys, self.vote, member)
 
-    def take_back(self, lane: Lane, answers: list[Answer] | None = None) -> None:
+    def take_back(self, answers: list[Answer] | None = None) -> None:
         """End the attempt: undo it wherever it may have succeeded. The next one has another vote."""
         question = Question(b"", vote=self.vote, undo=self._undo(), ttl=self.ttl)
-        for index, slot in enumerate(lane.slots):
+        for index, slot in enumerate(self.lane.slots):
             # what was lost with its connection is owed already
             asked = slot is not None and slot.sent and not slot.lost and slot.vote == self.vote
             refused = answers is not None and answers[index] is Answer.REFUSED
             if (asked or index == self.led_by) and not refused:
-                lane.tell(index, question)
+                self.lane.tell(index, question)
         self.led_by = None
         self._attempt += 1
         self.vote = vote_of(self.claim.token, self._attempt)
 
-    def leave(self, lane: Lane) -> None:
+    def leave(self) -> None:
         """Leave the queue."""
         if self.queued_at is not None:
-            lane.tell(self.queued_at, Question(b"", vote=self.vote, undo=self._undo(self.claim.token), ttl=1.0))
+            self.lane.tell(self.queued_at, Question(b"", vote=self.vote, undo=self._undo(self.claim.token), ttl=1.0))
+
+    def grant(self, asked: float) -> Grant:
+        """It is ours, since a question put at ``asked``."""
+        valid_until = asked + self.ttl - drift(self.ttl)
+        session = Session(self.lane, self.vote)
+        return Grant(claim=self.claim, acquired_at=asked, valid_until=valid_until, session=session)
 
     def note(self, outcome: Outcome, lead: int, waits: bool) -> None:
         """What the lead said; it tells how long to pause."""
         slot = outcome.slots[lead]
+        if waits and slot is not None and slot.sent:
+            self.queued_at = lead
         reply = slot.reply if slot is not None and slot.done else None
         if not isinstance(reply, int):
             return
@@ -116,15 +148,33 @@ class Ballot:
             if reply > 1:
                 self._since = str(reply)
             return
-        self.queued_at = lead if waits else self.queued_at
         ahead = (-1 - reply) % NOT_YOUR_TURN
         if ahead != self._ahead:
             self._ahead, self._still_since = ahead, time.monotonic()
         self._splits = 0
 
-    def split(self) -> None:
-        """Nobody won."""
+    def refused(self, *, split: bool) -> None:
+        """It is busy. ``split``: nobody need have it, several may have got a part of it each."""
+        self._was_refused, self._disturbed_at, self._error = True, None, None
+        if split:
+            self._splits = min(self._splits + 1, 5)
+
+    def disturbed(self, error: Exception, had: float, patience: float, until: float) -> bool:
+        """Too few nodes answered, which ``had`` so many seconds of their ``patience``. May that pass, and is there time
+        to see?"""
+        if self._error is None and had < (patience if self._was_refused else LEAST_LOOK):
+            return True  # they had no time: all we know is that it was busy
+        now = time.monotonic()
+        self._error = error
         self._splits = min(self._splits + 1, 5)
+        if self._disturbed_at is None:
+            self._disturbed_at = now
+        return now - self._disturbed_at < DISTURBANCE and until > now
+
+    def last_word(self) -> None:
+        """The time is over. Raises what went wrong, if it was that and not somebody else who has the lock."""
+        if self._error is not None:
+            raise self._error
 
     def pause(self) -> float:
         """Seconds until the next look."""
@@ -133,12 +183,6 @@ class Ballot:
         steady = min((time.monotonic() - self._still_since) * SHARE_OF_HOLD, LONGEST_OF_NEXT)
         pause = max(NEXT + PER_PLACE * self._ahead, steady)
         return min(pause * (0.75 + random.random() / 2), LONGEST_PAUSE)  # noqa: S311
-
-
-def passed_over(outcome_slots: Any, lead: int) -> bool:
-    """Does the lead say that the lock is free, and that others came before us?"""
-    slot = outcome_slots[lead]
-    return slot is not None and isinstance(slot.reply, int) and slot.reply <= -NOT_YOUR_TURN
 
 
 def release_question(key: LockKey, vote: str, ttl: float) -> Question:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 # A lane without a question is closed after this time, one on which anything is still owed after the other; seconds.
 IDLE, IDLE_OWING = 5.0, 60.0
 
-Judge = Callable[[Sequence[Answer], float, "Sequence[Slot | None]"], Verdict]
+# Told the answers, and how long ago the question was put and how long an answer may take; and what each node said.
+Judge = Callable[[Sequence[Answer], float, float, "Sequence[Slot | None]"], Verdict]
 
 
 @dataclass(slots=True)
@@ -53,7 +54,7 @@ class Question:
     final: bool = False
 
     def slot(self, now: float, until: float) -> Slot:
-        return Slot(now, until, self.vote, self.undo, self.ttl)
+        return Slot(now, until, self.vote, self.undo, self.ttl, final=self.final)
 
 
 class Outcome(NamedTuple):
@@ -83,7 +84,7 @@ class Lane:
         self.lines = [Line(node, self._poll, self._by_fd) for node in nodes]
         # of the question that is asked now, or was last
         self.slots: list[Slot | None] = []
-        self._closed = False
+        self.closed = False
 
     def ask(
         self,
@@ -92,28 +93,32 @@ class Lane:
         *,
         asked: float,
         patience: float,
+        until: float,
         settle: float = 0.0,
     ) -> Flow[Outcome]:
         """Put ``questions`` to the nodes, side by side, until ``judge`` has a verdict of their answers.
 
-        ``settle``: having one, listen on for so long to those who will soon have answered too.
+        Each has ``patience`` seconds for its answer, and before that the time to connect; all of it ends at ``until``.
+        ``settle``: having a verdict, listen on for so long to those who will soon have answered too.
         """
-        until = asked + patience
-        inquiry = Inquiry(self, questions, asked, until)
+        inquiry = Inquiry(self, questions, asked, patience, until)
         self.used_at = asked
         decided_at = math.inf
         try:
             while True:
                 answers = inquiry.advance()
                 now = time.monotonic()
-                verdict = judge(answers, now - asked, self.slots)
-                end = until
+                end = min(until, inquiry.begun_at + patience)
+                verdict = judge(answers, now - asked, end - asked, self.slots)
                 if verdict is not Verdict.WAIT:
                     decided_at = min(decided_at, now)
                     end = decided_at + settle
                     if now >= end or Answer.PENDING not in answers:
                         return Outcome(verdict, answers, self.slots)
-                yield Call(self, "listen", (end,))
+                    listen_until = end
+                else:
+                    listen_until = until if inquiry.connecting else end
+                yield Call(self, "listen", (listen_until,))
         finally:
             inquiry.end()
 
@@ -129,7 +134,7 @@ class Lane:
 
     def _attach(self, line: Line, link: Link) -> None:
         with self.guard:
-            if self._closed:
+            if self.closed:
                 link.close()
             else:
                 line.attach(link)
@@ -186,7 +191,7 @@ class Lane:
     def close(self) -> None:
         """Close every connection. What is owed is forgotten."""
         with self.guard:
-            self._closed = True
+            self.closed = True
             for line in self.lines:
                 line.drop()
         self._ear.close()
@@ -203,13 +208,18 @@ class Lane:
 class Inquiry:
     """One run of :meth:`Lane.ask`: what has become of the question at each node."""
 
-    def __init__(self, lane: Lane, questions: Sequence[Question | None], asked: float, until: float) -> None:
+    def __init__(
+        self, lane: Lane, questions: Sequence[Question | None], asked: float, patience: float, until: float
+    ) -> None:
         self._lane = lane
         self._questions = questions
-        self._until = until
+        self._patience, self._until = patience, until
+        # when the last of them could be asked, as far as we know
+        self.begun_at = asked
+        self.connecting = False
         self._repeated: set[int] = set()
         self._connected: set[int] = set()  # or tried to
-        lane.slots = [None if question is None else question.slot(asked, until) for question in questions]
+        lane.slots = [None if question is None else question.slot(asked, asked + patience) for question in questions]
         unheard = asked - lane.used_at > FRESH
         for line in lane.lines:
             if unheard or line.owed:
@@ -218,10 +228,14 @@ class Inquiry:
 
     def advance(self) -> list[Answer]:
         """Do what can be done now."""
-        return [
+        self.connecting = False
+        answers = [
             Answer.FAILED if question is None else self._advance(index, question)
             for index, question in enumerate(self._questions)
         ]
+        if self.connecting:
+            self.begun_at = time.monotonic()
+        return answers
 
     def _advance(self, index: int, question: Question) -> Answer:
         slot = self._lane.slots[index]
@@ -233,7 +247,7 @@ class Inquiry:
             if index in self._repeated or not question.repeat:
                 return Answer.FAILED
             self._repeated.add(index)
-            slot = self._lane.slots[index] = question.slot(time.monotonic(), self._until)
+            slot = self._lane.slots[index] = self._slot(question)
         if not slot.sent:
             return self._send(index, question.command, question, slot)
         return Answer.SLOW if line.slow(time.monotonic()) else Answer.PENDING
@@ -241,7 +255,7 @@ class Inquiry:
     def _answer(self, index: int, question: Question, slot: Slot, line: Line) -> Answer:
         reply = slot.reply
         if unknown_script(reply) and question.whole:
-            slot = self._lane.slots[index] = question.slot(time.monotonic(), self._until)
+            slot = self._lane.slots[index] = self._slot(question)
             return self._send(index, question.whole, question, slot)
         if isinstance(reply, ReplyError):
             line.node.error = reply
@@ -254,6 +268,7 @@ class Inquiry:
 
     def _send(self, index: int, command: bytes, question: Question, slot: Slot) -> Answer:
         lane, line = self._lane, self._lane.lines[index]
+        slot.until = time.monotonic() + self._patience
         with lane.guard:
             if len(line.owed) >= MOST_OWED and not question.final:
                 return Answer.FAILED
@@ -264,12 +279,16 @@ class Inquiry:
         if sent:
             return Answer.SLOW if slow else Answer.PENDING
         waiting = Answer.SLOW if line.node.trouble else Answer.PENDING
-        if line.node.connecting(lane):
-            return waiting
-        if index in self._connected or not lane.connect(line):
-            return Answer.FAILED
-        self._connected.add(index)
+        if not line.node.connecting(lane):
+            if index in self._connected or not lane.connect(line):
+                return Answer.FAILED
+            self._connected.add(index)
+        self.connecting |= waiting is Answer.PENDING
         return waiting
+
+    def _slot(self, question: Question) -> Slot:
+        now = time.monotonic()
+        return question.slot(now, now + self._patience)
 
     def end(self) -> None:
         """What could not be sent and must not be forgotten."""

@@ -8,14 +8,14 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from .redis_connection import Link, LinkError
+from .redis_protocol import PENDING, unknown_script
 from .redlock_debts import Debts
-from .redlock_nodes import Slot
 
 if TYPE_CHECKING:
     import select
     from collections.abc import Callable
 
-    from .redlock_nodes import Node
+    from .redlock_nodes import Node, Slot
 
 # A node that owes so many answers is asked no more; one that owes so many more loses its connection.
 MOST_OWED, TOO_MANY_OWED = 64, 4096
@@ -24,10 +24,10 @@ SILENT = 1.0
 
 
 class Line:
-    """Nothing here waits. Everything but what only reads is done under the mutex of the lane, and the replies come in the
-    order of the requests."""
+    """Nothing here waits. All but what only reads is done under the mutex of the lane. Replies come in the order of the
+    requests."""
 
-    __slots__ = ("_link", "_lines", "_poll", "debts", "node", "owed")
+    __slots__ = ("_lines", "_link", "_poll", "debts", "node", "owed")
 
     def __init__(self, node: Node, poll: select.poll, lines: dict[int, Line]) -> None:
         self.node = node
@@ -89,11 +89,15 @@ class Line:
                 if link.stale():
                     self.drop()
                 return
-            slot = self.owed[0]
-            slot.reply = link.take()
-            if not slot.done:
+            reply = link.take()
+            if reply is PENDING:
                 return
-            self.owed.popleft()
+            slot = self.owed.popleft()
+            if slot.final and unknown_script(reply):  # whether or not anybody still listens, it must be done
+                self.owed.append(slot)
+                link.send(slot.undo)
+            else:
+                slot.reply = reply
 
     def _attempt(self, action: Callable[[], None]) -> None:
         try:

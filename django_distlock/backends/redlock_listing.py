@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from django_distlock.waiting import Flow
-
 from .redis_protocol import ReplyError, pack
 from .redlock_lanes import Lane, Outcome, Question
 from .redlock_quorum import Answer, Verdict, heard, majority
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from django_distlock.records import LockInfo
+    from django_distlock.waiting import Flow
 
     from .redlock_nodes import Slot
 
@@ -31,10 +30,10 @@ def _ask(lane: Lane, commands: Mapping[int, bytes], until: float) -> Flow[Outcom
         Question(commands[index], repeat=True) if index in commands else None for index in range(len(lane.lines))
     ]
 
-    def judge(answers: Sequence[Answer], elapsed: float, slots: Sequence[Slot | None]) -> Verdict:
+    def judge(answers: Sequence[Answer], elapsed: float, patience: float, slots: Sequence[Slot | None]) -> Verdict:
         return heard(answers, elapsed=elapsed, patience=patience)
 
-    return (yield from lane.ask(questions, judge, asked=asked, patience=patience))
+    return (yield from lane.ask(questions, judge, asked=asked, patience=patience, until=until))
 
 
 def _replies(outcome: Outcome) -> dict[int, Any]:

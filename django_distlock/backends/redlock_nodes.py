@@ -25,14 +25,18 @@ CONNECT_TIMEOUT, RETRY = 1.0, 0.1
 
 
 class Slot:
-    """One request to one node and its reply. ``undo`` takes back what it may have done there."""
+    """One request to one node and its reply. ``undo`` takes back what it may have done there, which is what a ``final``
+    one asks for."""
 
-    __slots__ = ("lost", "reply", "sent", "sent_at", "ttl", "undo", "until", "vote")
+    __slots__ = ("final", "lost", "reply", "sent", "sent_at", "ttl", "undo", "until", "vote")
 
-    def __init__(self, now: float, until: float, vote: str = "", undo: bytes = b"", ttl: float = 0.0) -> None:
+    def __init__(
+        self, now: float, until: float, vote: str = "", undo: bytes = b"", ttl: float = 0.0, *, final: bool = False
+    ) -> None:
         self.sent_at = now
         self.until = until
         self.vote, self.undo, self.ttl = vote, undo, ttl
+        self.final = final
         self.sent = False
         self.lost = False  # the connection was, and the reply with it
         self.reply: Any = PENDING

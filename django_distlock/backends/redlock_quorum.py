@@ -69,8 +69,11 @@ def decide(answers: Sequence[Answer], *, elapsed: float, ttl: float, patience: f
 
 
 def confirm(answers: Sequence[Answer], *, elapsed: float, patience: float) -> Verdict:
-    """Do we still have it? For extensions, releases and looks: GRANTED if a majority says so, REFUSED if so many deny it
-    that a majority may be somebody else's, UNAVAILABLE if neither can be known."""
+    """Do we still have it? For extensions, releases and looks.
+
+    GRANTED if a majority says so, REFUSED if so many deny it that a majority may be somebody else's, UNAVAILABLE if
+    neither can be known.
+    """
     count = Counter(answers)
     needed = majority(len(answers))
     if count[Answer.GRANTED] >= needed:

@@ -15,7 +15,9 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in p
 PURE = {"exceptions", "names", "records", "waiting", "parking", "validation", "tokens", "garbage"}
 # The session machinery: shared by the engines whose locks belong to a session.
 SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", "threads", "base"}
-ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis"}
+ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis", "redlock"}
+# The one sideways edge: Redlock speaks to each of its nodes as the Redis engine does.
+SIDEWAYS = {"redlock": {"redis"}}
 DRIVERS = {"psycopg", "psycopg_pool", "MySQLdb", "redis", "kazoo", "sqlite3"}
 DRIVER_OF = {
     "postgres": {"psycopg"},
@@ -23,6 +25,7 @@ DRIVER_OF = {
     "leasetable": {"sqlite3"},
     "memory": set(),
     "redis": {"redis"},
+    "redlock": set(),
 }
 
 
