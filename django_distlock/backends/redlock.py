@@ -6,6 +6,7 @@ It gives no fencing token, and it is not for correctness: see docs/backends/redl
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,7 +17,7 @@ from django_distlock.records import Claim, Grant, LockInfo, drift
 from django_distlock.waiting import Flow, adrive, drive
 
 from .base import Backend
-from .redis_target import Target
+from .redis_target import Target, WrongTarget
 from .redlock_checks import check_nodes
 from .redlock_claims import LAST_LOOK, Ballot, Holder, extend_question, release_question
 from .redlock_election import attempt, by_holders
@@ -72,6 +73,9 @@ class RedlockBackend(Backend):
         if timeout is not None and not 0 < timeout < math.inf:
             raise ImproperlyConfigured(f"{where}: OPTIONS['node_timeout'] must be above zero and finite.")
         self._targets = [Target(url=node) if "://" in node else Target(cache=node) for node in given]
+        for target in self._targets:
+            with contextlib.suppress(WrongTarget):  # said by the first who connects, and by the checks
+                target.resolve()  # imports the driver, for which no caller has the time
         self._timeout: float | None = timeout
         self._start()
 
@@ -83,12 +87,13 @@ class RedlockBackend(Backend):
         self._claims: dict[str, Ballot | Grant] = {}
         self._busy: dict[bytes, float] = {}
 
-    def _lead(self, key: LockKey, lane: Lane) -> int:
-        """The node at which waiters stand: the same for all processes as long as it is well."""
-        nodes, now = len(lane.lines), time.monotonic()
-        first = key.digest[0] % nodes
-        order = [(first + step) % nodes for step in range(nodes)]
-        return next((index for index in order if lane.lines[index].healthy(now)), first)
+    def _lead(self, key: LockKey, ballot: Ballot) -> int:
+        """The node at which waiters stand: the same for all processes as long as it is well and knows the holder."""
+        lines, now = ballot.lane.lines, time.monotonic()
+        first = key.digest[0] % len(lines)
+        order = [(first + step) % len(lines) for step in range(len(lines))]
+        healthy = [index for index in order if lines[index].healthy(now)] or order
+        return healthy[ballot.strange_leads % len(healthy)]
 
     def _patience(self, ttl: float) -> float:
         """How long one node has for an answer."""
@@ -131,7 +136,7 @@ class RedlockBackend(Backend):
 
     def _attempts(self, ballot: Ballot, waits: bool, until: float) -> Flow[Grant | None]:
         claim, patience = ballot.claim, self._patience(ballot.ttl)
-        lead = self._lead(claim.key, ballot.lane)
+        lead = self._lead(claim.key, ballot)
         for last in (False, True):
             asked = time.monotonic()
             busy = asked - self._busy.get(claim.key.digest, -BUSY) < BUSY and not ballot.due(asked)

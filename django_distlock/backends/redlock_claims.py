@@ -77,8 +77,11 @@ class Ballot:
         self.queued_at: int | None = None
         self._since = ""
         self._ahead = 0
+        self._took = 0.0
         self._still_since = time.monotonic()
         self._splits = 0
+        # how many nodes in turn granted it alone: they do not know who has it, so that nobody can wait there
+        self.strange_leads = 0
         self._was_refused = False
         self._all_asked_at = time.monotonic()
         self._disturbed_at: float | None = None
@@ -136,8 +139,9 @@ class Ballot:
         session = Session(self.lane, self.vote)
         return Grant(claim=self.claim, acquired_at=asked, valid_until=valid_until, session=session)
 
-    def note(self, outcome: Outcome, lead: int, waits: bool) -> None:
+    def note(self, outcome: Outcome, lead: int, waits: bool, took: float) -> None:
         """What the lead said; it tells how long to pause."""
+        self._took = min(took, LONGEST_OF_NEXT)
         slot = outcome.slots[lead]
         if waits and slot is not None and slot.sent:
             self.queued_at = lead
@@ -158,6 +162,7 @@ class Ballot:
         self._was_refused, self._disturbed_at, self._error = True, None, None
         if split:
             self._splits = min(self._splits + 1, 5)
+            self.strange_leads += self._splits > 1
 
     def disturbed(self, error: Exception, had: float, patience: float, until: float) -> bool:
         """Too few nodes answered, which ``had`` so many seconds of their ``patience``. May that pass, and is there time
@@ -181,7 +186,8 @@ class Ballot:
         if self._splits:
             return random.random() * SPLIT * float(2**self._splits)  # noqa: S311 - spreads retries, guards no secret
         steady = min((time.monotonic() - self._still_since) * SHARE_OF_HOLD, LONGEST_OF_NEXT)
-        pause = max(NEXT + PER_PLACE * self._ahead, steady)
+        # where a look takes long, there are fewer of them, so that they are not all that the nodes do
+        pause = max(max(NEXT, self._took) + max(PER_PLACE, 2 * self._took) * self._ahead, steady)
         return min(pause * (0.75 + random.random() / 2), LONGEST_PAUSE)  # noqa: S311
 
 

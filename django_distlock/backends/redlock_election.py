@@ -27,7 +27,7 @@ def attempt(ballot: Ballot, lead: int, *, waits: bool, busy: bool, patience: flo
     if waits and busy:
         questions = ballot.questions(lead, waits=True, only_lead=True)
         outcome = yield from lane.ask(questions, _by_lead(lead), asked=asked, patience=patience, until=until)
-        ballot.note(outcome, lead, waits)
+        ballot.note(outcome, lead, waits, time.monotonic() - asked)
         if outcome.verdict is Verdict.REFUSED:
             return outcome
         if outcome.verdict is Verdict.GRANTED:
@@ -35,7 +35,7 @@ def attempt(ballot: Ballot, lead: int, *, waits: bool, busy: bool, patience: flo
     questions = ballot.questions(lead, waits=waits)
     judge = _by_majority(lead, ballot.ttl)
     outcome = yield from lane.ask(questions, judge, asked=asked, patience=patience, until=until)
-    ballot.note(outcome, lead, waits)
+    ballot.note(outcome, lead, waits, time.monotonic() - asked)
     return outcome
 
 

@@ -250,7 +250,10 @@ class Inquiry:
             slot = self._lane.slots[index] = self._slot(question)
         if not slot.sent:
             return self._send(index, question.command, question, slot)
-        return Answer.SLOW if line.slow(time.monotonic()) else Answer.PENDING
+        now = time.monotonic()
+        if line.silent(now):
+            self._lane.connect(line)
+        return Answer.SLOW if line.slow(now) else Answer.PENDING
 
     def _answer(self, index: int, question: Question, slot: Slot, line: Line) -> Answer:
         reply = slot.reply

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # A node that owes so many answers is asked no more; one that owes so many more loses its connection.
 MOST_OWED, TOO_MANY_OWED = 64, 4096
 # A connection that has been silent for so long with an answer due is tried anew aside; seconds.
-SILENT = 1.0
+SILENT = 0.25
 
 
 class Line:
@@ -134,7 +134,11 @@ class Line:
         self.debts.settle(now)
         if self.debts and self.up and not self.owed:
             self.pay(now)
-        return bool(self.debts) if not self.up else bool(self.owed) and now - self.owed[0].sent_at > SILENT
+        return self.silent(now) if self.up else bool(self.debts)
+
+    def silent(self, now: float) -> bool:
+        """Has nothing been heard for so long that perhaps only the connection is broken?"""
+        return bool(self.owed) and now - self.owed[0].sent_at > SILENT
 
     def abandon(self) -> None:
         """In the child of a fork: the connection is the parent's, who must not notice."""
