@@ -20,8 +20,8 @@ from .base import Backend
 from .redis_target import Target, WrongTarget
 from .redlock_checks import check_nodes
 from .redlock_claims import LAST_LOOK, Ballot, Holder, extend_question, release_question
-from .redlock_election import attempt, by_holders
-from .redlock_lanes import Lane, Outcome
+from .redlock_election import attempt, by_holders, repeated
+from .redlock_inquiry import Outcome
 from .redlock_listing import break_everywhere, listing
 from .redlock_pool import TICK, Crowded, Lanes
 from .redlock_quorum import Answer, Verdict
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     from django_distlock.names import LockKey
 
-    from .redlock_lanes import Question
+    from .redlock_inquiry import Question
+    from .redlock_lanes import Lane
 
 # A node's time for an answer: this share of the TTL, but not less than this many seconds.
 SHARE_OF_TTL, LEAST_NODE_TIMEOUT = 0.05, 0.05
@@ -207,7 +208,7 @@ class RedlockBackend(Backend):
             raise
         if outcome.verdict is Verdict.UNAVAILABLE:
             in_time = grant.valid_until is not None and time.monotonic() < grant.valid_until
-            if in_time and _repeated(outcome):
+            if in_time and repeated(outcome):
                 return True  # sent twice: the first one did it, unless the lease had ended
             raise self._lanes.unavailable(outcome)
         return outcome.verdict is Verdict.GRANTED
@@ -294,8 +295,3 @@ class RedlockBackend(Backend):
         super().after_fork()
         self._lanes.abandon()
         self._start()
-
-
-def _repeated(outcome: Outcome) -> bool:
-    """Is what the nodes failed to say a "no" to something asked twice?"""
-    return any(slot is not None and slot.done and slot.reply == 0 for slot in outcome.slots)

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.records import Grant, drift
 
-from .redlock_lanes import Lane, Outcome, Question
+from .redlock_inquiry import Outcome, Question
 from .redlock_quorum import Answer
 from .redlock_scripts import ACQUIRE, EXTEND, JOIN, NO_QUEUE, NOT_YOUR_TURN, RELEASE, RESPECT, keys_of, vote_of
 
 if TYPE_CHECKING:
     from django_distlock.names import LockKey
     from django_distlock.records import Claim
+
+    from .redlock_lanes import Lane
 
 # Seconds between two looks: the next in turn looks most often, each one behind it less often; and the less often the
 # longer nothing has changed.

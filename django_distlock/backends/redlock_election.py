@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from django_distlock.waiting import Flow
 
     from .redlock_claims import Ballot
-    from .redlock_lanes import Judge, Outcome
+    from .redlock_inquiry import Judge, Outcome
     from .redlock_nodes import Slot
 
 
@@ -64,3 +64,8 @@ def _by_lead(lead: int) -> Judge:
 def by_holders(answers: Sequence[Answer], elapsed: float, patience: float, slots: Sequence[Slot | None]) -> Verdict:
     """For questions about a lock that was ours."""
     return confirm(answers, elapsed=elapsed, patience=patience)
+
+
+def repeated(outcome: Outcome) -> bool:
+    """Is what the nodes failed to say a "no" to something asked twice?"""
+    return any(slot is not None and slot.done and slot.reply == 0 for slot in outcome.slots)

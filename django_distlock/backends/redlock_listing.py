@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .redis_protocol import ReplyError, pack
-from .redlock_lanes import Lane, Outcome, Question
+from .redlock_inquiry import Outcome, Question
 from .redlock_quorum import Answer, Verdict, heard, majority
 from .redlock_scripts import DESCRIBE, PREFIX, RELEASE, Seen, info_of, keys_of, seen
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from django_distlock.records import LockInfo
     from django_distlock.waiting import Flow
 
+    from .redlock_lanes import Lane
     from .redlock_nodes import Slot
 
 # Keys looked at in one step of SCAN, and described in one call.

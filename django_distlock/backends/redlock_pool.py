@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.waiting import Call
 
-from .redlock_lanes import Lane, Outcome
+from .redlock_lanes import Lane
 from .redlock_nodes import Node
 from .redlock_quorum import Answer
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from django_distlock.waiting import Flow
 
     from .redis_target import Target
+    from .redlock_inquiry import Outcome
 
 # The connections to each node at most; a further one is opened when all others are in use.
 LANES = 8
