@@ -23,8 +23,11 @@ across_processes = pytest.mark.parametrize(
 )
 
 # For rules about leases.
-TTL = [entry for entry in MATRIX if entry.using == "memory" or entry.using.startswith("leasetable")]
+TTL = [entry for entry in MATRIX if entry.using in ("memory", "redlock") or entry.using.startswith("leasetable")]
 with_ttl = pytest.mark.parametrize("entry", TTL, ids=lambda entry: entry.using, indirect=True)
+# For rules about their fencing tokens, which Redlock has none of.
+FENCED = [entry for entry in TTL if entry.using != "redlock"]
+with_fence = pytest.mark.parametrize("entry", FENCED, ids=lambda entry: entry.using, indirect=True)
 
 
 @pytest.fixture(params=["sync", "async"])
