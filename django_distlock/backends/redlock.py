@@ -19,7 +19,7 @@ from django_distlock.waiting import Flow, adrive, drive
 from .base import Backend
 from .redis_target import Target, WrongTarget
 from .redlock_checks import check_nodes
-from .redlock_claims import LAST_LOOK, Ballot, Holder, extend_question, release_question
+from .redlock_claims import LAST_LOOK, LONGEST_PAUSE, Ballot, Holder, extend_question, release_question
 from .redlock_election import attempt, by_holders, repeated
 from .redlock_inquiry import Outcome
 from .redlock_listing import break_everywhere, listing
@@ -46,6 +46,8 @@ LONGEST = 5.0
 PATIENCE, RENEWAL_PATIENCE = 2.0, 1.0
 # A release waits so much longer for the rest of the nodes, so that nobody meets what is just being deleted. Seconds.
 SETTLE = 0.005
+# Many names that are waited for are looked at less often each; seconds.
+PER_CLAIM = 0.0005
 # A name that was busy within this time is asked for at one node first; seconds.
 BUSY = 1.0
 CACHED_NAMES = 4096
@@ -83,8 +85,7 @@ class RedlockBackend(Backend):
     def _start(self) -> None:
         self._lanes = Lanes(self._targets, f"distlock-{self.alias}-connect", lambda when: self.wake_at(when))
         self._holder = Holder()
-        # Claims that wait or are being asked for, and their grant until the caller surely has it: who is interrupted on
-        # the way withdraws, and what was granted then is given back.
+        # claims that wait, and their grant until the caller surely has it: who is interrupted on the way withdraws
         self._claims: dict[str, Ballot | Grant] = {}
         self._busy: dict[bytes, float] = {}
 
@@ -143,6 +144,8 @@ class RedlockBackend(Backend):
             busy = asked - self._busy.get(claim.key.digest, -BUSY) < BUSY and not ballot.due(asked)
             outcome = yield from attempt(ballot, lead, waits=waits, busy=busy, patience=patience, until=until)
             if outcome.verdict is Verdict.GRANTED:
+                if outcome.answers[lead] is Answer.REFUSED:
+                    ballot.leave()  # it still stands in line there
                 grant = self._claims[claim.token] = ballot.grant(asked)
                 return grant
             ballot.take_back(outcome.answers)
@@ -167,7 +170,9 @@ class RedlockBackend(Backend):
 
     def pause(self, claim: Claim, attempt: int) -> float:
         ballot = self._claims.get(claim.token)
-        return ballot.pause() if isinstance(ballot, Ballot) else super().pause(claim, attempt)
+        if not isinstance(ballot, Ballot):
+            return super().pause(claim, attempt)
+        return max(ballot.pause(), min(len(self._claims) * PER_CLAIM, LONGEST_PAUSE))
 
     def withdraw(self, claim: Claim) -> None:
         left = self._claims.pop(claim.token, None)
