@@ -1,7 +1,6 @@
 """Redlock: one lock on N independent Redis nodes, held by whom a majority has granted it.
 
-https://redis.io/docs/latest/develop/use/patterns/distributed-locks/. It survives the loss of a minority of the nodes.
-It gives no fencing token, and it is not for correctness: see docs/backends/redlock.md.
+https://redis.io/docs/latest/develop/use/patterns/distributed-locks/. Not for correctness: see docs/backends/redlock.md.
 """
 
 from __future__ import annotations
@@ -38,10 +37,8 @@ if TYPE_CHECKING:
 
 # A node's time for an answer: this share of the TTL, but not less than this many seconds.
 SHARE_OF_TTL, LEAST_NODE_TIMEOUT = 0.05, 0.05
-# A caller that does not wait still grants the nodes this long to answer; seconds.
-LEAST_PATIENCE = 0.5
-# So long does one attempt take at most, however long the caller waits; seconds.
-LONGEST = 5.0
+# So long may one attempt take: at least, also for a caller that does not wait, and at most. Seconds.
+LEAST_PATIENCE, LONGEST = 0.5, 5.0
 # So long may a release or a look by an operator take; and a renewal, for which all others wait. Seconds.
 PATIENCE, RENEWAL_PATIENCE = 2.0, 1.0
 # A release waits so much longer for the rest of the nodes, so that nobody meets what is just being deleted. Seconds.
