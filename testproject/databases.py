@@ -94,6 +94,8 @@ def databases() -> dict[str, dict[str, Any]]:
 # A server without its driver is left out: `make demo DB=postgres` installs only what it needs.
 DRIVERS = {"postgres": "psycopg", "pgbouncer": "psycopg", "mariadb": "MySQLdb"}
 
+REDLOCK_NODES = tuple(f"redis{number}" for number in range(1, 6))
+
 # Lock aliases that need a server: lock alias -> (database alias, backend).
 SERVER_LOCKS = {
     "postgres": ("postgres", "postgres.AdvisoryBackend"),
@@ -133,11 +135,11 @@ def lock_aliases(configured: dict[str, dict[str, Any]], cached: dict[str, dict[s
         for alias, (database, backend) in SERVER_LOCKS.items()
         if database in configured
     }
-    return local | coordinators() | of_databases
+    return local | zookeeper_alias() | redlock_alias() | of_databases
 
 
-def coordinators() -> dict[str, dict[str, Any]]:
-    """Lock aliases on servers that are no databases."""
+def zookeeper_alias() -> dict[str, dict[str, Any]]:
+    """The lock alias "zookeeper", if that server runs."""
     server = services().get("zookeeper")
     if server is None or find_spec("kazoo") is None:
         return {}
@@ -148,6 +150,19 @@ def coordinators() -> dict[str, dict[str, Any]]:
         "session_timeout": 2.0,
     }
     return {"zookeeper": {"BACKEND": "django_distlock.backends.zookeeper.ZooKeeperBackend", "OPTIONS": options}}
+
+
+def redlock_alias() -> dict[str, dict[str, Any]]:
+    """The lock alias "redlock", if all its nodes run."""
+    servers = services()
+    if find_spec("redis") is None or not set(REDLOCK_NODES) <= set(servers):
+        return {}
+    nodes = [
+        f"redis://:{server['password']}@{server['host']}:{server['port']}/0"
+        for server in map(servers.get, REDLOCK_NODES)
+        if server
+    ]
+    return {"redlock": {"BACKEND": "django_distlock.backends.redlock.RedlockBackend", "OPTIONS": {"nodes": nodes}}}
 
 
 def lock_alias(backend: str, database: str) -> dict[str, Any]:

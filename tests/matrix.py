@@ -29,4 +29,5 @@ MATRIX = (
     Entry("redis", "django_distlock.backends.redis.RedisBackend", None),
     Entry("zookeeper", "django_distlock.backends.zookeeper.ZooKeeperBackend", None),
     Entry("mysql", "django_distlock.backends.mysql.NamedLockBackend", "mariadb"),
+    Entry("redlock", "django_distlock.backends.redlock.RedlockBackend", None, fifo=False),
 )

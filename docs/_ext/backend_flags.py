@@ -29,6 +29,7 @@ ENGINES = {
     "postgres": "PostgreSQL",
     "mysql": "MySQL, MariaDB",
     "redis": "Redis",
+    "redlock": "Redlock",
     "zookeeper": "ZooKeeper",
     "leasetable": "lease table",
     "memory": "memory",

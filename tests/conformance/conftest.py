@@ -30,6 +30,9 @@ with_semaphore = pytest.mark.parametrize("entry", SEMAPHORE, ids=lambda entry: e
 # For rules about leases.
 TTL = [entry for entry in MATRIX if import_string(entry.backend).supports_ttl]
 with_ttl = pytest.mark.parametrize("entry", TTL, ids=lambda entry: entry.using, indirect=True)
+# For rules about their fencing tokens, which Redlock has none of.
+FENCED = [entry for entry in TTL if import_string(entry.backend).supports_fencing]
+with_fence = pytest.mark.parametrize("entry", FENCED, ids=lambda entry: entry.using, indirect=True)
 
 
 @pytest.fixture(params=["sync", "async"])

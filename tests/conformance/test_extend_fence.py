@@ -10,28 +10,27 @@ import pytest
 
 from django_distlock import LockLost, LockNotHeld, advisory_lock
 from django_distlock.records import drift
-from tests.conformance.conftest import with_ttl
+from tests.conformance.conftest import with_fence, with_ttl
 from tests.conftest import eventually
 
 if TYPE_CHECKING:
     from tests.conformance.actors import Actor
 
 
-pytestmark = with_ttl
-
-
-def test_extend_gives_more_time(me: Actor, using: str, name: str) -> None:
+@with_ttl
+def test_extend_gives_more_time(me: Actor, using: str, name: str, backend: Any) -> None:
     lease = me.acquire(advisory_lock(name, using=using, ttl=1))
-    fence = lease.fence
+    fence = backend.supports_fencing and lease.fence
     before = time.monotonic()
     me.extend(lease, 60)
     assert before + 60 - drift(60) <= lease.valid_until <= time.monotonic() + 60
-    assert lease.fence == fence
+    assert (backend.supports_fencing and lease.fence) == fence
     me.release(lease)
     with pytest.raises(LockNotHeld):
         me.extend(lease, 60)
 
 
+@with_ttl
 def test_extend_to_a_shorter_time_is_renewed_in_time(me: Actor, using: str, name: str) -> None:
     """The keepalive thread, asleep until the renewal of a long lease, is told."""
     lease = me.acquire(advisory_lock(name, using=using, ttl=30))
@@ -44,6 +43,7 @@ def test_extend_to_a_shorter_time_is_renewed_in_time(me: Actor, using: str, name
     me.release(lease)
 
 
+@with_ttl
 @pytest.mark.parametrize(
     ("ttl", "error", "message"),
     [
@@ -65,6 +65,7 @@ def test_extend_refuses_bad_input(
     me.release(lease)
 
 
+@with_fence
 def test_r21_fences_rise_in_the_order_of_grants(me: Actor, other: Actor, rival: Any, using: str, name: str) -> None:
     lock = advisory_lock(name, using=using)
     fences = []
@@ -79,6 +80,7 @@ def test_r21_fences_rise_in_the_order_of_grants(me: Actor, other: Actor, rival: 
     assert fences == sorted(set(fences))
 
 
+@with_fence
 def test_r21_fences_rise_also_after_a_loss(me: Actor, other: Actor, using: str, name: str) -> None:
     lease = me.acquire(advisory_lock(name, using=using, ttl=0.2, max_hold=0.2))
     theirs = other.acquire(advisory_lock(name, using=using), timeout=2)
@@ -88,6 +90,7 @@ def test_r21_fences_rise_also_after_a_loss(me: Actor, other: Actor, using: str, 
     other.release(theirs)
 
 
+@with_fence
 def test_r21_a_fence_is_not_below_the_clock(me: Actor, using: str, name: str) -> None:
     """Microseconds: so nothing has to be kept for ever, and it survives a server that forgot everything."""
     before = time.time_ns() // 1000

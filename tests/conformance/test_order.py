@@ -14,6 +14,7 @@ from tests.conformance.conftest import across_processes, with_semaphore
 from tests.conformance.rivals import Rival, serve
 from tests.conformance.watching import waiting_at_the_engine, waiting_here
 from tests.conftest import eventually
+from tests.matrix import MATRIX
 from tests.processes import Child
 from tests.timing import within
 
@@ -106,7 +107,9 @@ def test_r4_who_does_not_wait_does_not_overtake(me: Actor, other: Actor, face: F
     other.release(lease)
 
 
-@across_processes
+@pytest.mark.parametrize(
+    "entry", [each for each in MATRIX if each.processes and each.fifo], ids=lambda entry: entry.using, indirect=True
+)
 def test_r4_processes_are_served_in_order(me: Actor, rival: Any, second_rival: Any, using: str, name: str) -> None:
     held = rival.acquire(using, name)
     first = second_rival.start_acquire(using, name)

@@ -139,7 +139,11 @@ class Proxy:
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
-        server = socket.create_connection(self.target)
+        try:
+            server = socket.create_connection(self.target)
+        except OSError:  # the server is down: so is this door
+            client.close()
+            return
         for end in (client, server):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         pair = Pair(client, server)

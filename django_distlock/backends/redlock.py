@@ -1,0 +1,299 @@
+"""Redlock: one lock on N independent Redis nodes, held by whom a majority has granted it.
+
+https://redis.io/docs/latest/develop/use/patterns/distributed-locks/. Not for correctness: see docs/backends/redlock.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_distlock.records import Claim, Grant, LockInfo, drift
+from django_distlock.waiting import Flow, adrive, drive
+
+from .base import Backend
+from .redis_target import Target, WrongTarget
+from .redlock_checks import check_nodes
+from .redlock_claims import LAST_LOOK, LONGEST_PAUSE, Ballot, Holder, extend_question, release_question
+from .redlock_election import attempt, by_holders, repeated
+from .redlock_inquiry import Outcome
+from .redlock_listing import break_everywhere, listing
+from .redlock_pool import TICK, Crowded, Lanes
+from .redlock_quorum import Answer, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from django.core.checks import CheckMessage
+
+    from django_distlock.names import LockKey
+
+    from .redlock_inquiry import Question
+    from .redlock_lanes import Lane
+
+# A node's time for an answer: this share of the TTL, but not less than this many seconds.
+SHARE_OF_TTL, LEAST_NODE_TIMEOUT = 0.05, 0.05
+# So long may one attempt take: at least, also for a caller that does not wait, and at most. Seconds.
+LEAST_PATIENCE, LONGEST = 0.5, 5.0
+# So long may a release or a look by an operator take; and a renewal, for which all others wait. Seconds.
+PATIENCE, RENEWAL_PATIENCE = 2.0, 1.0
+# A release waits so much longer for the rest of the nodes, so that nobody meets what is just being deleted. Seconds.
+SETTLE = 0.005
+# Many names that are waited for are looked at less often each; seconds.
+PER_CLAIM = 0.0005
+# A name that was busy within this time is asked for at one node first; seconds.
+BUSY = 1.0
+CACHED_NAMES = 4096
+
+
+class RedlockBackend(Backend):
+    """OPTIONS: ``nodes``, a list of URLs (``redis://``, ``rediss://``, ``unix://``) or of aliases of django-redis in
+    CACHES: an odd number of independent servers.
+
+    ``node_timeout``: seconds that a node has for an answer (default: 5 % of the TTL, at least 0.05).
+    """
+
+    supports_ttl = True
+    supports_break = True
+    queues_waiters = True
+    option_names: ClassVar[frozenset[str]] = frozenset({"nodes", "node_timeout"})
+
+    def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
+        super().__init__(alias, options)
+        given, where = options.get("nodes"), f"DISTLOCK[{alias!r}]"
+        if not isinstance(given, (list, tuple)) or not given or not all(isinstance(node, str) for node in given):
+            raise ImproperlyConfigured(f"{where}: OPTIONS['nodes'] must be a list of URLs or of aliases in CACHES.")
+        timeout = options.get("node_timeout")
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
+            raise ImproperlyConfigured(f"{where}: OPTIONS['node_timeout'] must be a number of seconds.")
+        if timeout is not None and not 0 < timeout < math.inf:
+            raise ImproperlyConfigured(f"{where}: OPTIONS['node_timeout'] must be above zero and finite.")
+        self._targets = [Target(url=node) if "://" in node else Target(cache=node) for node in given]
+        for target in self._targets:
+            with contextlib.suppress(WrongTarget):  # said by the first who connects, and by the checks
+                target.resolve()  # imports the driver, for which no caller has the time
+        self._timeout: float | None = timeout
+        self._start()
+
+    def _start(self) -> None:
+        self._lanes = Lanes(self._targets, f"distlock-{self.alias}-connect", lambda when: self.wake_at(when))
+        self._holder = Holder()
+        # claims that wait, and their grant until the caller surely has it: who is interrupted on the way withdraws
+        self._claims: dict[str, Ballot | Grant] = {}
+        self._busy: dict[bytes, float] = {}
+
+    def _lead(self, key: LockKey, ballot: Ballot) -> int:
+        """The node at which waiters stand: the same for all processes as long as it is well and knows the holder."""
+        lines, now = ballot.lane.lines, time.monotonic()
+        first = key.digest[0] % len(lines)
+        order = [(first + step) % len(lines) for step in range(len(lines))]
+        healthy = [index for index in order if lines[index].healthy(now)] or order
+        return healthy[ballot.strange_leads % len(healthy)]
+
+    def _patience(self, ttl: float) -> float:
+        """How long one node has for an answer."""
+        return self._timeout or max(LEAST_NODE_TIMEOUT, ttl * SHARE_OF_TTL)
+
+    # acquire
+
+    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        return drive(self._acquire(claim, wait))
+
+    async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        return await adrive(self._acquire(claim, wait))
+
+    def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
+        now = time.monotonic()
+        until = min(claim.answer_by or now + max(wait, LEAST_PATIENCE), now + LONGEST)
+        known = self._claims.get(claim.token)
+        ballot = known if isinstance(known, Ballot) else None
+        if ballot is not None and wait < LAST_LOOK:
+            ballot.last_word()
+            return None
+        try:
+            lane = yield from self._lanes.enter(ballot.lane if ballot else None, until - now)
+        except Crowded:
+            if wait > 0:
+                return None  # all the time was spent behind others of this process
+            raise
+        lane.slots = []
+        if ballot is None or lane is not ballot.lane:
+            ballot = self._claims[claim.token] = Ballot(claim, self._holder.facts(claim.key.name), lane)
+        try:
+            return (yield from self._attempts(ballot, wait > 0, until))
+        except BaseException:
+            self._claims.pop(claim.token, None)
+            ballot.take_back()
+            ballot.leave()
+            raise
+        finally:
+            lane.turn.release()
+
+    def _attempts(self, ballot: Ballot, waits: bool, until: float) -> Flow[Grant | None]:
+        claim, patience = ballot.claim, self._patience(ballot.ttl)
+        lead = self._lead(claim.key, ballot)
+        for last in (False, True):
+            asked = time.monotonic()
+            busy = asked - self._busy.get(claim.key.digest, -BUSY) < BUSY and not ballot.due(asked)
+            outcome = yield from attempt(ballot, lead, waits=waits, busy=busy, patience=patience, until=until)
+            if outcome.verdict is Verdict.GRANTED:
+                if outcome.answers[lead] is Answer.REFUSED:
+                    ballot.leave()  # it still stands in line there
+                grant = self._claims[claim.token] = ballot.grant(asked)
+                return grant
+            ballot.take_back(outcome.answers)
+            # connections that had broken unnoticed: once more on new ones
+            if not outcome.lost or last:
+                break
+        if outcome.verdict is Verdict.REFUSED:
+            self._note_busy(claim.key)
+            ballot.refused(split=outcome.answers[lead] is not Answer.REFUSED)
+            if not waits:
+                self._claims.pop(claim.token, None)
+            return None
+        error = self._lanes.unavailable(outcome)
+        if waits and ballot.disturbed(error, until - asked, patience, until):
+            return None
+        raise error
+
+    def _note_busy(self, key: LockKey) -> None:
+        if len(self._busy) >= CACHED_NAMES:
+            self._busy.clear()
+        self._busy[key.digest] = time.monotonic()
+
+    def pause(self, claim: Claim, attempt: int) -> float:
+        ballot = self._claims.get(claim.token)
+        if not isinstance(ballot, Ballot):
+            return super().pause(claim, attempt)
+        return max(ballot.pause(), min(len(self._claims) * PER_CLAIM, LONGEST_PAUSE))
+
+    def withdraw(self, claim: Claim) -> None:
+        left = self._claims.pop(claim.token, None)
+        if isinstance(left, Ballot):
+            left.leave()
+        elif left is not None:  # granted to nobody, because the attempt was interrupted
+            self._take_back(left)
+
+    def _take_back(self, grant: Grant, answers: Sequence[Answer] = ()) -> None:
+        """Without waiting for an answer."""
+        question = release_question(grant.claim.key, grant.session.vote, grant.claim.ttl or 0.0)
+        lane = grant.session.lane
+        if lane.closed:
+            lane = self._lanes.lane(0)
+        for index in range(len(lane.lines)):
+            if not answers or answers[index] is not Answer.REFUSED:
+                lane.tell(index, question)
+
+    async def awithdraw(self, claim: Claim) -> None:
+        self.withdraw(claim)
+
+    # while it is held
+
+    def release(self, grant: Grant) -> bool:
+        return drive(self._release(grant))
+
+    async def arelease(self, grant: Grant) -> bool:
+        return await adrive(self._release(grant))
+
+    def _release(self, grant: Grant) -> Flow[bool]:
+        claim = grant.claim
+        self._claims.pop(claim.token, None)
+        question = release_question(claim.key, grant.session.vote, claim.ttl or 0.0)
+        try:
+            outcome = yield from self._confirmed(grant, question, claim.ttl or 0.0, PATIENCE, SETTLE)
+        except BaseException:
+            self._take_back(grant)
+            raise
+        if outcome.verdict is Verdict.UNAVAILABLE:
+            in_time = grant.valid_until is not None and time.monotonic() < grant.valid_until
+            if in_time and repeated(outcome):
+                return True  # sent twice: the first one did it, unless the lease had ended
+            raise self._lanes.unavailable(outcome)
+        return outcome.verdict is Verdict.GRANTED
+
+    def extend(self, grant: Grant, ttl: float) -> Grant | None:
+        return drive(self._extend(grant, ttl))
+
+    async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
+        return await adrive(self._extend(grant, ttl))
+
+    def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
+        asked = time.monotonic()
+        question = extend_question(grant.claim.key, grant.session.vote, ttl)
+        outcome = yield from self._confirmed(grant, question, ttl, RENEWAL_PATIENCE)
+        if outcome.verdict is Verdict.UNAVAILABLE:
+            raise self._lanes.unavailable(outcome)
+        if outcome.verdict is Verdict.REFUSED:
+            self._take_back(grant, outcome.answers)
+            return None
+        return grant._replace(acquired_at=asked, valid_until=asked + ttl - drift(ttl))
+
+    def verify(self, grant: Grant) -> bool:
+        return drive(self._verify(grant))
+
+    async def averify(self, grant: Grant) -> bool:
+        return await adrive(self._verify(grant))
+
+    def _verify(self, grant: Grant) -> Flow[bool]:
+        question = extend_question(grant.claim.key, grant.session.vote, None)
+        outcome = yield from self._confirmed(grant, question, grant.claim.ttl or 0.0, PATIENCE)
+        if outcome.verdict is Verdict.UNAVAILABLE:
+            raise self._lanes.unavailable(outcome)
+        return outcome.verdict is Verdict.GRANTED
+
+    def _confirmed(
+        self, grant: Grant, question: Question, ttl: float, longest: float, settle: float = 0.0
+    ) -> Flow[Outcome]:
+        """Ask everybody about a lock that was ours."""
+        until = time.monotonic() + longest
+        lane = yield from self._lanes.enter(grant.session.lane, longest)
+        try:
+            questions = [question] * len(lane.lines)
+            asked, patience = time.monotonic(), self._patience(ttl)
+            return (
+                yield from lane.ask(questions, by_holders, asked=asked, patience=patience, until=until, settle=settle)
+            )
+        finally:
+            lane.turn.release()
+
+    # what an operator sees and does
+
+    def inspect(self) -> Iterable[LockInfo]:
+        return drive(self._alone(lambda lane: listing(self.alias, lane, PATIENCE)))
+
+    def break_lock(self, info: LockInfo) -> bool:
+        return bool(drive(self._alone(lambda lane: break_everywhere(lane, info, PATIENCE))))
+
+    def _alone(self, work: Callable[[Lane], Flow[Any]]) -> Flow[Any]:
+        """With all nodes, for an operator."""
+        lane = yield from self._lanes.enter(None, PATIENCE)
+        try:
+            outcome = yield from work(lane)
+        finally:
+            lane.turn.release()
+        if isinstance(outcome, Outcome):
+            raise self._lanes.unavailable(outcome)
+        return outcome
+
+    def tick(self, now: float) -> float | None:
+        due = self._lanes.tick(now)
+        for token, claim in list(self._claims.items()):
+            if isinstance(claim, Grant) and now - claim.acquired_at > TICK:
+                self._claims.pop(token, None)
+        return due
+
+    def check(self) -> list[CheckMessage]:
+        return check_nodes(self.alias, self.options["nodes"], self._targets)
+
+    def close(self) -> None:
+        self._lanes.close()
+        super().close()
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self._lanes.abandon()
+        self._start()

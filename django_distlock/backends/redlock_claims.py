@@ -1,0 +1,206 @@
+"""One claim on its way to a majority: what it is known by at the nodes, and how long it pauses between attempts."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django_distlock.records import Grant, drift
+
+from .redlock_inquiry import Outcome, Question
+from .redlock_quorum import Answer
+from .redlock_scripts import ACQUIRE, EXTEND, JOIN, NO_QUEUE, NOT_YOUR_TURN, RELEASE, RESPECT, keys_of, vote_of
+
+if TYPE_CHECKING:
+    from django_distlock.names import LockKey
+    from django_distlock.records import Claim
+
+    from .redlock_lanes import Lane
+
+# Seconds between two looks: the next in turn looks most often, each one behind it less often; and the less often the
+# longer nothing has changed.
+NEXT, PER_PLACE, LONGEST_PAUSE = 0.0007, 0.0005, 0.05
+SHARE_OF_HOLD, LONGEST_OF_NEXT = 0.05, 0.02
+# Who is next in turn asks all nodes, and not only the one that keeps the queue, this often; seconds.
+ALL_ASKED = 0.25
+# After a vote that nobody won: the random delay of the Redlock description, doubled each time. Seconds.
+SPLIT = 0.002
+# A waiter does not look again with less time than this; seconds.
+LAST_LOOK = 0.003
+# With less time than this a node cannot be expected to answer; seconds.
+LEAST_LOOK = 0.05
+# So long do nodes that do not answer count as a passing disturbance, if the caller has the time. Seconds.
+DISTURBANCE = 1.0
+
+
+class Holder:
+    """Who asks."""
+
+    def __init__(self) -> None:
+        self._facts: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
+
+    def facts(self, name: str) -> str:
+        facts = {
+            "name": name,
+            **self._facts,
+            "thread": threading.current_thread().name,
+            "since": round(time.time(), 3),
+        }
+        return json.dumps(facts, separators=(",", ":"))
+
+
+class Session(NamedTuple):
+    """Where a lock was taken, and what it is known by at the nodes. All that concerns it goes the same way."""
+
+    lane: Lane
+    vote: str
+
+
+class Ballot:
+    """The attempts at one claim."""
+
+    def __init__(self, claim: Claim, holder: str, lane: Lane) -> None:
+        self.claim = claim
+        self.lane = lane
+        self.keys = keys_of(claim.key.text)
+        self.ttl = claim.ttl or 0.0
+        self._milliseconds = max(1, int(self.ttl * 1000))
+        self._holder = holder
+        self._attempt = 0
+        self.vote = vote_of(claim.token, 0)
+        # the node that granted it before the others were asked
+        self.led_by: int | None = None
+        # the node at which it stands in the queue, and since when by that node's clock
+        self.queued_at: int | None = None
+        self._since = ""
+        self._ahead = 0
+        self._took = 0.0
+        self._still_since = time.monotonic()
+        self._splits = 0
+        # how many nodes in turn granted it alone: they do not know who has it, so that nobody can wait there
+        self.strange_leads = 0
+        self._was_refused = False
+        self._all_asked_at = time.monotonic()
+        self._disturbed_at: float | None = None
+        self._error: Exception | None = None
+
+    def questions(self, lead: int, *, waits: bool, only_lead: bool = False) -> list[Question | None]:
+        """To all nodes, of which ``lead`` keeps the queue."""
+        others = self._question(NO_QUEUE) if not only_lead else None
+        found: list[Question | None] = [others] * len(self.lane.lines)
+        found[lead] = self._question(JOIN if waits else RESPECT)
+        return found
+
+    def due(self, now: float) -> bool:
+        """Is it time to ask everybody, whatever the lead says? It may keep a key that nobody has a majority for."""
+        if now - self._all_asked_at < ALL_ASKED:
+            return False
+        self._all_asked_at = now
+        return self._ahead == 0
+
+    def _question(self, mode: str) -> Question:
+        args = (self.vote, self._milliseconds, self.vote + self._holder, mode, self.claim.token, self._since)
+        return Question(
+            ACQUIRE.by_hash(self.keys, *args),
+            ACQUIRE.whole(self.keys, *args),
+            self.vote,
+            self._undo(),
+            self.ttl,
+        )
+
+    def _undo(self, member: str = "") -> bytes:
+        # by its text: nobody listens for a NOSCRIPT
+        return RELEASE.whole(self.keys, self.vote, member)
+
+    def take_back(self, answers: list[Answer] | None = None) -> None:
+        """End the attempt: undo it wherever it may have succeeded. The next one has another vote."""
+        question = Question(b"", vote=self.vote, undo=self._undo(), ttl=self.ttl)
+        for index, slot in enumerate(self.lane.slots):
+            # what was lost with its connection is owed already
+            asked = slot is not None and slot.sent and not slot.lost and slot.vote == self.vote
+            refused = answers is not None and answers[index] is Answer.REFUSED
+            if (asked or index == self.led_by) and not refused:
+                self.lane.tell(index, question)
+        self.led_by = None
+        self._attempt += 1
+        self.vote = vote_of(self.claim.token, self._attempt)
+
+    def leave(self) -> None:
+        """Leave the queue."""
+        if self.queued_at is not None:
+            self.lane.tell(self.queued_at, Question(b"", vote=self.vote, undo=self._undo(self.claim.token), ttl=1.0))
+
+    def grant(self, asked: float) -> Grant:
+        """It is ours, since a question put at ``asked``."""
+        valid_until = asked + self.ttl - drift(self.ttl)
+        session = Session(self.lane, self.vote)
+        return Grant(claim=self.claim, acquired_at=asked, valid_until=valid_until, session=session)
+
+    def note(self, outcome: Outcome, lead: int, waits: bool, took: float) -> None:
+        """What the lead said; it tells how long to pause."""
+        self._took = min(took, LONGEST_OF_NEXT)
+        slot = outcome.slots[lead]
+        if waits and slot is not None and slot.sent:
+            self.queued_at = lead
+        reply = slot.reply if slot is not None and slot.done else None
+        if not isinstance(reply, int):
+            return
+        if reply > 0:
+            if reply > 1:
+                self._since = str(reply)
+            return
+        ahead = (-1 - reply) % NOT_YOUR_TURN
+        if ahead != self._ahead:
+            self._ahead, self._still_since = ahead, time.monotonic()
+        self._splits = 0
+
+    def refused(self, *, split: bool) -> None:
+        """It is busy. ``split``: nobody need have it, several may have got a part of it each."""
+        self._was_refused, self._disturbed_at, self._error = True, None, None
+        if split:
+            self._splits = min(self._splits + 1, 5)
+            self.strange_leads += self._splits > 1
+
+    def disturbed(self, error: Exception, had: float, patience: float, until: float) -> bool:
+        """Too few nodes answered, which ``had`` so many seconds of their ``patience``. May that pass, and is there time
+        to see?"""
+        if self._error is None and had < (patience if self._was_refused else LEAST_LOOK):
+            return True  # they had no time: all we know is that it was busy
+        now = time.monotonic()
+        self._error = error
+        self._splits = min(self._splits + 1, 5)
+        if self._disturbed_at is None:
+            self._disturbed_at = now
+        return now - self._disturbed_at < DISTURBANCE and until > now
+
+    def last_word(self) -> None:
+        """The time is over. Raises what went wrong, if it was that and not somebody else who has the lock."""
+        if self._error is not None:
+            raise self._error
+
+    def pause(self) -> float:
+        """Seconds until the next look."""
+        if self._splits:
+            return random.random() * SPLIT * float(2**self._splits)  # noqa: S311 - spreads retries, guards no secret
+        steady = min((time.monotonic() - self._still_since) * SHARE_OF_HOLD, LONGEST_OF_NEXT)
+        # where a look takes long, there are fewer of them, so that they are not all that the nodes do
+        pause = max(max(NEXT, self._took) + max(PER_PLACE, 2 * self._took) * self._ahead, steady)
+        return min(pause * (0.75 + random.random() / 2), LONGEST_PAUSE)  # noqa: S311
+
+
+def release_question(key: LockKey, vote: str, ttl: float) -> Question:
+    keys = keys_of(key.text)
+    whole = RELEASE.whole(keys, vote, "")
+    return Question(RELEASE.by_hash(keys, vote, ""), whole, vote, whole, ttl, repeat=True, final=True)
+
+
+def extend_question(key: LockKey, vote: str, ttl: float | None) -> Question:
+    """Without a TTL: only a look."""
+    keys = keys_of(key.text)
+    args = (vote, "" if ttl is None else max(1, int(ttl * 1000)))
+    return Question(EXTEND.by_hash(keys, *args), EXTEND.whole(keys, *args), vote, repeat=True)

@@ -1,0 +1,177 @@
+"""A lane: one connection to each node, on which one question at a time is put to all of them.
+
+All that concerns one name goes down one lane, in order. So a node that hangs, and executes everything when it wakes,
+executes a late grant and then what takes it back; nobody has to wait to see it happen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import select
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from django_distlock.parking import Turnstile
+from django_distlock.waiting import Call, Flow
+
+from .redis_connection import FRESH, Link
+from .redlock_inquiry import Inquiry, Judge, Outcome, Question
+from .redlock_lines import Line
+from .redlock_quorum import Answer, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .redlock_nodes import Node, Slot
+
+# So long is a node waited for that is being connected to, though the others have decided; seconds.
+FIRST_TIME = 0.05
+# A lane without a question is closed after this time, one on which anything is still owed after the other; seconds.
+IDLE, IDLE_OWING = 5.0, 60.0
+
+
+class Lane:
+    """Whoever asks has ``turn``; what is only told may be told by anybody at any time."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.turn = Turnstile()
+        self.used_at = time.monotonic()
+        self.guard = threading.Lock()
+        self._ear, self._mouth = socket.socketpair()
+        self._ear.setblocking(False)
+        self._mouth.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._ear.fileno(), select.POLLIN)
+        self._by_fd: dict[int, Line] = {}
+        self.lines = [Line(node, self._poll, self._by_fd) for node in nodes]
+        # of the question that is asked now, or was last
+        self.slots: list[Slot | None] = []
+        self.closed = False
+
+    def ask(
+        self,
+        questions: Sequence[Question | None],
+        judge: Judge,
+        *,
+        asked: float,
+        patience: float,
+        until: float,
+        settle: float = 0.0,
+    ) -> Flow[Outcome]:
+        """Put ``questions`` to the nodes, side by side, until ``judge`` has a verdict of their answers.
+
+        Each has ``patience`` seconds for its answer, and before that the time to connect; all of it ends at ``until``.
+        ``settle``: having a verdict, listen on for so long to those who will soon have answered too.
+        """
+        inquiry = Inquiry(self, questions, asked, patience, until)
+        self.used_at = asked
+        decided_at = math.inf
+        try:
+            while True:
+                answers = inquiry.advance()
+                now = time.monotonic()
+                end = min(until, inquiry.begun_at + patience)
+                verdict = judge(answers, now - asked, end - asked, self.slots)
+                if verdict is not Verdict.WAIT:
+                    decided_at = min(decided_at, now)
+                    # who has never been asked yet is given a moment: a vote more is worth it
+                    end = decided_at + (max(settle, FIRST_TIME) if inquiry.connecting else settle)
+                    if now >= end or Answer.PENDING not in answers:
+                        return Outcome(verdict, answers, self.slots)
+                    listen_until = end
+                else:
+                    listen_until = until if inquiry.connecting else end
+                yield Call(self, "listen", (listen_until,))
+        finally:
+            inquiry.end()
+
+    def tell(self, index: int, question: Question) -> None:
+        """Have a node do ``question.undo`` without waiting for its answer; if it cannot be reached, later."""
+        now = time.monotonic()
+        with self.guard:
+            self.lines[index].tell(question.undo, question.slot(now, now + FRESH), now)
+
+    def connect(self, line: Line) -> bool:
+        """Open a connection in a thread aside. False if that is of no use at present."""
+        return line.node.connect(self, lambda link: self._attach(line, link), self._mouth)
+
+    def _attach(self, line: Line, link: Link) -> None:
+        with self.guard:
+            if self.closed:
+                link.close()
+            else:
+                line.attach(link)
+
+    # as a target of Call: wait until there is something to hear, and hear it
+
+    def listen(self, until: float) -> None:
+        left = until - time.monotonic()
+        for fd, _ in self._poll.poll(math.ceil(left * 1000) if left > 0 else 0):
+            line = self._by_fd.get(fd)
+            if line is None:
+                self._hear_connector()
+            else:
+                with self.guard:
+                    line.hear()
+
+    async def alisten(self, until: float) -> None:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        fds = [self._ear.fileno(), *self._by_fd]
+        for fd in fds:
+            loop.add_reader(fd, _settle, future)
+        timer = loop.call_later(max(0.0, until - time.monotonic()), _settle, future)
+        try:
+            await future
+        finally:
+            timer.cancel()
+            for fd in fds:
+                loop.remove_reader(fd)
+        self._hear_connector()
+        with self.guard:
+            for line in self.lines:
+                line.hear()
+
+    def _hear_connector(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._ear.recv(64)
+
+    # looking after it
+
+    def tend(self, now: float) -> None:
+        """Hear what came late, pay debts, try anew aside what is silent. The caller has the turn."""
+        for line in self.lines:
+            with self.guard:
+                wanted = line.tend(now)
+            if wanted:
+                self.connect(line)
+
+    def idle(self, now: float) -> bool:
+        """May it be closed?"""
+        owing = any(line.owed or line.debts for line in self.lines)
+        return now - self.used_at > (IDLE_OWING if owing else IDLE)
+
+    def close(self) -> None:
+        """Close every connection. What is owed is forgotten."""
+        with self.guard:
+            self.closed = True
+            for line in self.lines:
+                line.drop()
+        self._ear.close()
+        self._mouth.close()
+
+    def abandon(self) -> None:
+        """In the child of a fork: the connections are the parent's, who must not notice."""
+        for line in self.lines:
+            line.abandon()
+        self._ear.close()
+        self._mouth.close()
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,103 @@
+"""The lanes of a process: opened when needed, closed when idle."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING
+
+from django_distlock.exceptions import BackendUnavailable
+from django_distlock.waiting import Call
+
+from .redlock_lanes import Lane
+from .redlock_nodes import Node
+from .redlock_quorum import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from django_distlock.waiting import Flow
+
+    from .redis_target import Target
+    from .redlock_inquiry import Outcome
+
+# The connections to each node at most; a further one is opened when all others are in use.
+LANES = 8
+TICK = 0.5
+UNHEARD = (Answer.FAILED, Answer.PENDING, Answer.SLOW)
+
+
+class Crowded(BackendUnavailable):
+    """There was no time left to ask: others of this process had all connections."""
+
+
+class Lanes:
+    """``wake_at`` asks for a tick at a monotonic time."""
+
+    def __init__(self, targets: Sequence[Target], thread_name: str, wake_at: Callable[[float], None]) -> None:
+        self.nodes = [Node(number, target, thread_name) for number, target in enumerate(targets, 1)]
+        self._wake_at = wake_at
+        self._lanes: dict[int, Lane] = {}
+
+    def lane(self, number: int) -> Lane:
+        """Made when it is first needed."""
+        lane = self._lanes.get(number)
+        if lane is None:
+            # two threads may make one each: that of the first is used
+            mine = Lane(self.nodes)
+            lane = self._lanes.setdefault(number, mine)
+            if lane is not mine:
+                mine.close()
+            self._wake_at(time.monotonic() + TICK)
+        return lane
+
+    def enter(self, lane: Lane | None, seconds: float) -> Flow[Lane]:
+        """The turn on ``lane`` or, if it is None or has been closed, on the first that is free.
+
+        Crowded if there is none for so long.
+        """
+        if lane is None or lane.closed:
+            for number in range(LANES):
+                lane = self.lane(number)
+                if lane.turn.try_acquire():
+                    return lane
+            lane = self.lane(random.randrange(LANES))  # noqa: S311 - spreads waiters, guards no secret
+        if not (lane.turn.try_acquire() or (yield Call(lane.turn, "acquire", (seconds,)))):
+            raise Crowded("The connections to the Redis nodes are busy.")
+        return lane
+
+    def unavailable(self, outcome: Outcome) -> BackendUnavailable:
+        """The error for too few answers. Nodes are counted from 1: an address may hold a password."""
+        silent = [node for node, answer in zip(self.nodes, outcome.answers, strict=True) if answer in UNHEARD]
+        numbers = ", ".join(str(node.number) for node in silent)
+        error = BackendUnavailable(f"{len(silent)} of {len(self.nodes)} Redis nodes do not answer: {numbers}.")
+        causes = [node.error for node in silent if node.error is not None]
+        error.__cause__ = causes[0] if causes else TimeoutError("There was no answer in time.")
+        return error
+
+    def tick(self, now: float) -> float | None:
+        """Look after those that nobody uses; when to do so again."""
+        for number, lane in list(self._lanes.items()):
+            if not lane.turn.try_acquire():
+                continue
+            idle = lane.idle(now)
+            if idle:
+                self._lanes.pop(number, None)
+                lane.close()
+            else:
+                lane.tend(now)
+            lane.turn.release()
+        return now + TICK if self._lanes else None
+
+    def close(self) -> None:
+        """Close every connection; the next question opens others."""
+        lanes, self._lanes = list(self._lanes.values()), {}
+        for lane in lanes:
+            lane.close()
+        for node in self.nodes:
+            node.join()
+
+    def abandon(self) -> None:
+        """In the child of a fork: the connections are the parent's, who must not notice."""
+        for lane in self._lanes.values():
+            lane.abandon()

@@ -1,0 +1,78 @@
+"""Five nodes behind a proxy each, and what they themselves say of keys: never the library's word."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+from django_distlock import advisory_lock
+from django_distlock.backends.redlock import RedlockBackend
+from tests import services
+from tests.faults.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NODES = [f"redis{number}" for number in range(1, 6)]
+_names = itertools.count()
+
+
+class Nodes:
+    """The alias "five" of the test: the five servers, each behind a proxy of its own."""
+
+    using = "five"
+
+    def __init__(self, proxies: list[Proxy]) -> None:
+        self.proxies = proxies
+        self.servers = [services.load()[name] for name in NODES]
+        self.urls = [
+            f"redis://:{server['password']}@127.0.0.1:{proxy.port}/0"
+            for server, proxy in zip(self.servers, proxies, strict=True)
+        ]
+        self.clients = [
+            redis.Redis(host=server["host"], port=server["port"], password=server["password"], socket_timeout=5)
+            for server in self.servers
+        ]
+
+    def lock(self, name: str, **options: Any) -> Any:
+        return advisory_lock(name, using=self.using, **options)
+
+    def keys(self, nodes: Any = range(5)) -> list[int]:
+        """How many locks each of ``nodes`` has."""
+        return [sum(1 for _ in self.clients[index].scan_iter("redlock:{*}")) for index in nodes]
+
+    def calls(self, command: str) -> list[int]:
+        """How often each node has done a command."""
+        stats = [client.info("commandstats") for client in self.clients]
+        return [each.get(f"cmdstat_{command}", {}).get("calls", 0) for each in stats]
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+
+
+@contextlib.contextmanager
+def five_nodes(settings: Any) -> Iterator[Nodes]:
+    with contextlib.ExitStack() as stack:
+        servers = [services.load()[name] for name in NODES]
+        nodes = Nodes([stack.enter_context(Proxy(server["host"], server["port"])) for server in servers])
+        for client in nodes.clients:
+            for key in client.scan_iter("redlock:*"):
+                client.delete(key)
+        backend = f"{RedlockBackend.__module__}.{RedlockBackend.__qualname__}"
+        settings.DISTLOCK = {
+            **settings.DISTLOCK,
+            nodes.using: {"BACKEND": backend, "OPTIONS": {"nodes": nodes.urls, "node_timeout": 0.1}},
+        }
+        yield nodes
+        nodes.close()
+
+
+def seconds(work: Any) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
