@@ -27,12 +27,13 @@ across_processes = pytest.mark.parametrize(
 SEMAPHORE = [entry for entry in MATRIX if import_string(entry.backend).supports_semaphore]
 with_semaphore = pytest.mark.parametrize("entry", SEMAPHORE, ids=lambda entry: entry.using, indirect=True)
 
-# For rules about leases.
+# For rules about leases that end by themselves, about fencing tokens, and about both.
 TTL = [entry for entry in MATRIX if import_string(entry.backend).supports_ttl]
 with_ttl = pytest.mark.parametrize("entry", TTL, ids=lambda entry: entry.using, indirect=True)
-# For rules about their fencing tokens, which Redlock has none of.
-FENCED = [entry for entry in TTL if import_string(entry.backend).supports_fencing]
+FENCED = [entry for entry in MATRIX if import_string(entry.backend).supports_fencing]
 with_fence = pytest.mark.parametrize("entry", FENCED, ids=lambda entry: entry.using, indirect=True)
+FENCED_TTL = [entry for entry in TTL if entry in FENCED]
+with_fence_and_ttl = pytest.mark.parametrize("entry", FENCED_TTL, ids=lambda entry: entry.using, indirect=True)
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -10,7 +10,7 @@ import pytest
 
 from django_distlock import LockLost, LockNotHeld, advisory_lock
 from django_distlock.records import drift
-from tests.conformance.conftest import with_fence, with_ttl
+from tests.conformance.conftest import with_fence, with_fence_and_ttl, with_ttl
 from tests.conftest import eventually
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_r21_fences_rise_in_the_order_of_grants(me: Actor, other: Actor, rival: 
     assert fences == sorted(set(fences))
 
 
-@with_fence
+@with_fence_and_ttl
 def test_r21_fences_rise_also_after_a_loss(me: Actor, other: Actor, using: str, name: str) -> None:
     lease = me.acquire(advisory_lock(name, using=using, ttl=0.2, max_hold=0.2))
     theirs = other.acquire(advisory_lock(name, using=using), timeout=2)
@@ -90,7 +90,7 @@ def test_r21_fences_rise_also_after_a_loss(me: Actor, other: Actor, using: str, 
     other.release(theirs)
 
 
-@with_fence
+@with_fence_and_ttl
 def test_r21_a_fence_is_not_below_the_clock(me: Actor, using: str, name: str) -> None:
     """Microseconds: so nothing has to be kept for ever, and it survives a server that forgot everything."""
     before = time.time_ns() // 1000

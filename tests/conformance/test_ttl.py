@@ -11,12 +11,10 @@ import pytest
 
 from django_distlock import LockLost, advisory_lock
 from django_distlock.records import drift
-from django_distlock.registry import registry
 from tests.conformance.actors import ThreadActor
-from tests.conformance.conftest import FENCED, TTL, with_ttl
+from tests.conformance.conftest import with_ttl
 from tests.conformance.rivals import RivalError
 from tests.conftest import eventually
-from tests.matrix import MATRIX
 from tests.timing import within
 
 if TYPE_CHECKING:
@@ -24,12 +22,6 @@ if TYPE_CHECKING:
 
 
 pytestmark = [pytest.mark.alone, with_ttl]
-
-
-def test_the_selection_above_is_that_of_the_flags(entry: Any) -> None:
-    for each in MATRIX:
-        backend = registry.entry(each.using).backend
-        assert (backend.supports_ttl, backend.supports_fencing) == (each in TTL, each in FENCED)
 
 
 def test_r19_validity_counts_from_before_the_request_less_drift(me: Actor, using: str, name: str) -> None:
