@@ -1,57 +1,21 @@
-"""The servers under test: how to connect to them, which processes they are and which sessions they see."""
+"""The database servers: PostgreSQL, MariaDB or MySQL, and SQLite, which is none."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
-from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from django.conf import settings
+from benchmarks.servers.base import DatabaseServer
+from benchmarks.servers.processes import all_pids, command, descriptors, local_ports, parent
 
 if TYPE_CHECKING:
     from MySQLdb.connections import Connection as MySQLConnection
     from psycopg import Connection as PostgresConnection
 
-PROC = Path("/proc")
 
-
-class Server(ABC):
-    """One engine of the benchmark; ``alias`` is its name in DATABASES, ``lock_alias`` the one in DISTLOCK."""
-
-    alias: ClassVar[str]
-    lock_alias: ClassVar[str]
-    embedded: ClassVar[bool] = False  # runs inside the client process
-
-    @classmethod
-    def params(cls) -> dict[str, Any]:
-        """Return the settings of the alias, or say what is missing."""
-        try:
-            return settings.DATABASES[cls.alias]
-        except KeyError:
-            raise SystemExit(
-                f'settings.DATABASES has no alias "{cls.alias}": start the private servers with `make services`'
-            ) from None
-
-    @classmethod
-    @abstractmethod
-    def version(cls) -> str:
-        """Return what the server says it is."""
-
-    @classmethod
-    @abstractmethod
-    def pids(cls) -> list[int]:
-        """Return the server's processes on this machine; empty if it runs elsewhere or inside this process."""
-
-    @classmethod
-    @abstractmethod
-    def sessions_of(cls, pid: int) -> int:
-        """Return how many sessions the process ``pid`` has, as the server sees it."""
-
-
-class Postgres(Server):
+class Postgres(DatabaseServer):
     """PostgreSQL: one process per session, all children of one postmaster."""
 
     alias = lock_alias = "postgres"
@@ -82,10 +46,10 @@ class Postgres(Server):
         """Return the postmaster and every child it has now."""
         with cls.connect() as connection:
             backend = connection.info.backend_pid
-            if _command(backend) != "postgres":
+            if command(backend) != "postgres":
                 return []
-            postmaster = _parent(backend)
-        return [postmaster, *(pid for pid in _all_pids() if _parent(pid) == postmaster)]
+            postmaster = parent(backend)
+        return [postmaster, *(pid for pid in all_pids() if parent(pid) == postmaster)]
 
     @classmethod
     def sessions_of(cls, pid: int) -> int:
@@ -95,7 +59,7 @@ class Postgres(Server):
         return len({port for (port,) in rows} & local_ports(pid))
 
 
-class MariaDB(Server):
+class MariaDB(DatabaseServer):
     """MariaDB or MySQL: one process with a thread per session."""
 
     alias = "mariadb"
@@ -129,7 +93,7 @@ class MariaDB(Server):
             pid_file = Path(cls._query("SELECT @@datadir")[0][0]) / pid_file
         with contextlib.suppress(OSError, ValueError):
             pid = int(pid_file.read_text())
-            if _command(pid) in {"mariadbd", "mysqld"}:
+            if command(pid) in {"mariadbd", "mysqld"}:
                 return [pid]
         return []
 
@@ -147,7 +111,7 @@ class MariaDB(Server):
             return list(cursor.fetchall())
 
 
-class SQLite(Server):
+class SQLite(DatabaseServer):
     """SQLite: no server; a session is an open file."""
 
     alias = "default"
@@ -178,45 +142,4 @@ class SQLite(Server):
     @classmethod
     def sessions_of(cls, pid: int) -> int:
         """Count how often the process has the lease file open."""
-        return sum(target.endswith(cls.suffix) for target in _descriptors(pid))
-
-
-SERVERS: dict[str, type[Server]] = {"postgres": Postgres, "mysql": MariaDB, "sqlite": SQLite}
-
-
-def local_ports(pid: int) -> set[int]:
-    """Return the local TCP ports of a process, from the inodes of its sockets."""
-    inodes = {target[8:-1] for target in _descriptors(pid) if target.startswith("socket:[")}
-    ports = set()
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in (PROC / str(pid) / "net" / table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[9] in inodes:
-                    ports.add(int(fields[1].rpartition(":")[2], 16))
-    return ports
-
-
-def _descriptors(pid: int) -> list[str]:
-    targets = []
-    with contextlib.suppress(OSError):
-        for descriptor in (PROC / str(pid) / "fd").iterdir():
-            with contextlib.suppress(OSError):
-                targets.append(os.readlink(descriptor))
-    return targets
-
-
-def _all_pids() -> list[int]:
-    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
-
-
-def _command(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return (PROC / str(pid) / "comm").read_text().strip()
-    return ""
-
-
-def _parent(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
-    return 0
+        return sum(target.endswith(cls.suffix) for target in descriptors(pid))
