@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import socket
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -58,34 +58,32 @@ class Redis(Server):
         return [redis.Redis.from_url(url) for url in cls.urls()]
 
     @classmethod
+    @functools.cache
+    def observers(cls) -> list[RedisClient]:
+        """Return clients that this process keeps, to ask the nodes about themselves."""
+        return cls.clients()
+
+    @classmethod
     def version(cls) -> str:
         """Return the version of the first node, and how many there are."""
-        with contextlib.closing(cls.clients()[0]) as client:
-            version = client.info("server")["redis_version"]
+        version = cls.observers()[0].info("server")["redis_version"]
         return f"Redis {version}" if len(cls.nodes) == 1 else f"{len(cls.nodes)} x Redis {version}"
 
     @classmethod
     def pids(cls) -> list[int]:
-        """Ask the nodes, and believe them if that process listens on the node's port here."""
-        return [pid for node in cls.nodes for pid in listeners(int(service(node)["port"]))]
+        """Look for the owners of the ports."""
+        return [pid for node in cls.nodes for pid in listeners(int(service(node)["port"]), "redis-server")]
 
     @classmethod
     def sessions_of(cls, pid: int) -> int:
         """Match the addresses in CLIENT LIST with the sockets of the process; the most that any node has."""
-        mine, most = local_ports(pid), 0
-        for client in cls.clients():
-            with contextlib.closing(client):
-                most = max(most, len(mine & ports_of(row["addr"] for row in client.client_list())))
-        return most
+        mine = local_ports(pid)
+        return max(len(mine & ports_of(row["addr"] for row in node.client_list())) for node in cls.observers())
 
     @classmethod
     def requests(cls) -> int:
         """Count what was read from clients: INFO commandstats would count a script's inner commands as well."""
-        total = 0
-        for client in cls.clients():
-            with contextlib.closing(client):
-                total += client.info("stats")["total_reads_processed"]
-        return total
+        return sum(node.info("stats")["total_reads_processed"] for node in cls.observers())
 
 
 class Redlock(Redis):
@@ -107,6 +105,11 @@ class RedlockFar(Redlock):
     def addresses(cls) -> list[tuple[str, int]]:
         """Return where the proxies listen; they are started by the first call in this process."""
         return delayed(tuple(super().addresses()), cls.delay)
+
+    @classmethod
+    def version(cls) -> str:
+        """Ask the nodes directly: the proxies are started when the measurement begins."""
+        return Redlock.version()
 
     @classmethod
     def configure(cls) -> None:
@@ -141,7 +144,7 @@ class ZooKeeper(Server):
     @classmethod
     def pids(cls) -> list[int]:
         """Look for the owner of the port: no command of ZooKeeper tells a pid."""
-        return listeners(cls.address()[1])
+        return listeners(cls.address()[1], "java")
 
     @classmethod
     def sessions_of(cls, pid: int) -> int:

@@ -20,10 +20,13 @@ def local_ports(pid: int) -> set[int]:
     return {port for port, _, inode in sockets(pid) if inode in mine}
 
 
-def listeners(port: int) -> list[int]:
-    """Return the processes of this machine that listen on a TCP port, from the inodes of its sockets."""
+def listeners(port: int, program: str) -> list[int]:
+    """Return the processes that listen on a TCP port, from the inodes of its sockets, if they are that program.
+
+    In front of a container it is another one, which is of no use.
+    """
     wanted = {inode for number, state, inode in sockets(os.getpid()) if number == port and state == LISTENING}
-    return [pid for pid in all_pids() if wanted & inodes(pid)] if wanted else []
+    return [pid for pid in all_pids() if command(pid) == program and wanted & inodes(pid)]
 
 
 def sockets(pid: int) -> Iterator[tuple[int, str, str]]:
