@@ -18,6 +18,7 @@ class Tooz(Entry):
     """A lock of a tooz coordinator, made once and used again as its page shows it."""
 
     label = "tooz"
+    repeated = False
 
     @abstractmethod
     def url(self) -> str:

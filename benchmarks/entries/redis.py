@@ -72,6 +72,7 @@ class DjangoRedis(Entry):
     """The lock of a django-redis cache as its page shows it."""
 
     label = "django-redis cache.lock"
+    repeated = False
 
     def open(self) -> None:
         """Make the cache that CACHES would make."""
@@ -112,6 +113,7 @@ class Pottery(Peer):
     """pottery's Redlock with one master."""
 
     label = "pottery Redlock, one master"
+    repeated = False
 
     def open(self) -> None:
         """Import the peer and connect."""
@@ -130,6 +132,7 @@ class Sherlock(Peer):
     """sherlock as its page shows it."""
 
     label = "sherlock"
+    repeated = False
 
     def open(self) -> None:
         """Import the peer and connect."""
