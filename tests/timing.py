@@ -7,12 +7,14 @@ slow of its own stays slow. What came too early, or came out wrong, is an Assert
 
 from __future__ import annotations
 
+import math
+
 
 class TooSlow(AssertionError):
     """It took longer than it may; the options of pytest in pyproject.toml name this class."""
 
 
-def within(seconds: float, most: float, *, least: float = 0.0, what: object = "it") -> None:
+def within(seconds: float, most: float, *, least: float = -math.inf, what: object = "it") -> None:
     """``seconds`` is what was measured, ``most`` what it may be; ``what`` says more in the message."""
     assert seconds >= least, f"{what} took {seconds:.4f} s, which is less than {least:g} s"
     if seconds > most:
