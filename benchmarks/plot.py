@@ -76,7 +76,7 @@ def draw(results: Results) -> str:
         body.append(text(MARGIN, y, TITLES[group], "group"))
         for kind in GROUPS[group]:
             values = [figure(axis, results, group, kind.label) for axis in AXES]
-            if kind.exclusive and any(value is not None for value in values):
+            if (kind.exclusive or kind.uncontended) and any(value is not None for value in values):
                 y += ROW
                 body += row(y, kind.label, values, "ours" if kind.ours else "peer")
         y += ROW // 2
