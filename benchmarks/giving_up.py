@@ -6,24 +6,22 @@ A wait that begins anew with each change ahead of it takes three seconds and mor
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import django
 
+from benchmarks.children import child, value
 from benchmarks.entries import GROUPS, find
 from benchmarks.failures import reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from multiprocessing.connection import Connection
 
 TIMEOUT = 1.0
 AHEAD = (2.4, 1.6, 0.8)  # seconds after the last one's start at which those ahead of it leave, the first in line last
 APART = 0.3  # between one joining the queue and the next
-PATIENCE = 30.0
 
 
 @dataclass
@@ -56,28 +54,13 @@ def work(pipe: Connection, group: str, label: str) -> None:
             entry.close()
 
 
-def answer(pipe: Connection) -> float:
-    """Return what a process sends; RuntimeError if that is an error or nothing."""
-    text = pipe.recv() if pipe.poll(PATIENCE) else "no answer"
-    if isinstance(text, str):
-        raise RuntimeError(text)
-    return text
-
-
 def last_in_line(group: str, label: str) -> float:
     """Return how long the last of a queue waited."""
-    context, found = multiprocessing.get_context("spawn"), []
+    found: list[float] = []
     with contextlib.ExitStack() as stack:
-        pipes = []
-        for _ in range(len(AHEAD) + 1):
-            pipe, theirs = context.Pipe()
-            process = context.Process(target=work, args=(theirs, group, label), daemon=True)
-            process.start()
-            theirs.close()
-            stack.callback(end, process.join, process.kill)
-            pipes.append(pipe)
+        pipes = [child(stack, work, group, label) for _ in range(len(AHEAD) + 1)]
         for pipe in pipes:
-            answer(pipe)
+            value(pipe)
         entry = find(group, label)()
         entry.open()
         stack.callback(entry.close)
@@ -87,17 +70,10 @@ def last_in_line(group: str, label: str) -> float:
                 pipe.send(leaves + APART * (len(AHEAD) - place))
                 time.sleep(APART)
             pipes[-1].send(TIMEOUT)
-            found.append(answer(pipes[-1]))
+            found.append(value(pipes[-1]))
 
         entry.cycle(queue)
     return found[0]
-
-
-def end(join: Callable[[float], object], kill: Callable[[], object]) -> None:
-    """Let a process come to its end, or end it."""
-    join(PATIENCE / 10)
-    kill()
-    join(PATIENCE)
 
 
 def measure(group: str) -> list[GivingUp]:

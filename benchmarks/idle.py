@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import threading
 import time
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import django
 
+from benchmarks.children import PATIENCE, child, value
 from benchmarks.entries import GROUPS, find
 from benchmarks.entries.base import nothing
 from benchmarks.failures import reason
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 PROCESSES, NAMES = 5, 10  # waiters of one process for one name could share a place in the server's queue
 SETTLE = 1.0  # seconds until everybody has asked and been refused
-PATIENCE = 45.0
 
 
 @dataclass
@@ -69,28 +68,17 @@ def wait(pipe: Connection, group: str, label: str) -> None:
     with contextlib.ExitStack() as stack:
         try:
             entries = opened(group, label, stack)
-            pipe.send("")
+            pipe.send(0.0)
             pipe.recv()
             threads = [threading.Thread(target=one, args=(entry,), daemon=True) for entry in entries]
             for thread in threads:
                 thread.start()
+            pipe.send(0.0)
             for thread in threads:
                 thread.join(PATIENCE)
-            pipe.send(errors[0] if errors else "")
+            pipe.send(errors[0] if errors else 0.0)
         except Exception as error:
             pipe.send(reason(error))
-
-
-def said(pipes: Sequence[Connection]) -> None:
-    """Raise RuntimeError with the first error that a process sends, or if one sends nothing in time."""
-    deadline = time.monotonic() + PATIENCE
-    for pipe in pipes:
-        try:
-            text = pipe.recv() if pipe.poll(max(0.0, deadline - time.monotonic())) else "no answer"
-        except EOFError:
-            text = "the process ended"
-        if text:
-            raise RuntimeError(text)
 
 
 def holding(entries: Sequence[Entry], body: Callable[[], object]) -> None:
@@ -103,23 +91,18 @@ def holding(entries: Sequence[Entry], body: Callable[[], object]) -> None:
 
 def count(group: str, label: str, seconds: float) -> float:
     """Return the requests per second while every name is held here and waited for elsewhere."""
-    server, context, found = SERVERS[group], multiprocessing.get_context("spawn"), []
+    server, found = SERVERS[group], []
     with contextlib.ExitStack() as stack:
-        pipes = []
-        for _ in range(PROCESSES):
-            pipe, theirs = context.Pipe()
-            process = context.Process(target=wait, args=(theirs, group, label), daemon=True)
-            process.start()
-            theirs.close()
-            stack.callback(process.join)
-            stack.callback(process.kill)
-            pipes.append(pipe)
-        said(pipes)
+        pipes = [child(stack, wait, group, label) for _ in range(PROCESSES)]
+        for pipe in pipes:
+            value(pipe)
         entries = opened(group, label, stack)
 
         def watch() -> None:
             for pipe in pipes:
                 pipe.send("wait")
+            for pipe in pipes:
+                value(pipe)
             time.sleep(SETTLE)
             first = server.requests()
             before, began = server.requests(), time.perf_counter()
@@ -128,7 +111,8 @@ def count(group: str, label: str, seconds: float) -> float:
             found.append(max(0, counted) / (time.perf_counter() - began))
 
         holding(entries, watch)
-        said(pipes)
+        for pipe in pipes:
+            value(pipe)
     return found[0]
 
 
