@@ -113,6 +113,7 @@ def of_zookeeper() -> Iterable[Budget]:
     """ZooKeeper: a queue of nodes, against two requests that exclude nobody."""
     group, peer = "zookeeper", "kazoo Lock"
     yield at_most(group, "uncontended, x bare", 1.3, ratio(group, OURS))
+    yield at_most(group, "uncontended asyncio, x sync", 1.5, over_sync(group))
     yield at_least(group, "hand-offs, x kazoo Lock", 1.5, rate_over(group, OURS, peer))
     yield at_least(group, "fair", 0.95, fair(group))
     yield at_most(group, "worst wait, ms", 100, worst(group))

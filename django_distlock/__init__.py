@@ -15,6 +15,7 @@ from .exceptions import (
     UnsupportedOperation,
 )
 from .introspection import held_locks
+from .leader import Leader
 from .lease import Lease
 from .lock import Lock, advisory_lock
 from .sets import lock_all, semaphore
@@ -23,6 +24,7 @@ __all__ = [
     "BackendUnavailable",
     "DeadlockDetected",
     "DistlockError",
+    "Leader",
     "Lease",
     "Lock",
     "LockLost",

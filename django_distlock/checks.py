@@ -133,3 +133,27 @@ def check_isolation(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> l
                 )
             )
     return found
+
+
+@register("distlock", deploy=True)
+def check_shared_servers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """A site key that each database has of its own, for locks that are in none of them."""
+    given = getattr(settings, "DISTLOCK", {})
+    if not isinstance(given, Mapping) or getattr(settings, "DISTLOCK_SITE_KEY", None):
+        return []
+    found: list[CheckMessage] = []
+    for alias, entry in given.items():
+        try:
+            factory = import_string(str(entry["BACKEND"]))
+        except (ImportError, KeyError, TypeError):  # told by check_settings
+            continue
+        if getattr(factory, "apart_from_databases", False):
+            found.append(
+                Warning(
+                    f"DISTLOCK[{alias!r}]: the site key is in the database, and these locks are not. Projects with "
+                    "other databases do not exclude each other there.",
+                    hint="Set DISTLOCK_SITE_KEY to the same value in all projects that share these locks.",
+                    id="distlock.W004",
+                )
+            )
+    return found

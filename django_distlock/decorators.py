@@ -79,6 +79,8 @@ class LockedView(set[str]):
 def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
     """Wrap ``function`` so that each call holds ``face``."""
     refuse(function)
+    if face.cancel_on_loss and not (is_async(function) or getattr(function, "__name__", "") == "dispatch"):
+        refuse_cancel_on_loss()
     template = Template(face.templates(), function)
     if is_async(function):
         return _decorate_async(face, function, template, on_busy)
@@ -103,6 +105,14 @@ def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
 
     locked._non_atomic_requests = LockedView(inner)  # type: ignore[attr-defined]
     return locked  # type: ignore[return-value]
+
+
+def refuse_cancel_on_loss() -> None:
+    """TypeError: a thread cannot be cancelled."""
+    raise TypeError(
+        "cancel_on_loss belongs to `async with` and to the decorator of an `async def`: only a task can be cancelled. "
+        "Ask lease.ensure_held(), or register lease.on_lost()."
+    )
 
 
 def is_async(function: Any) -> bool:

@@ -71,6 +71,7 @@ class Face(Generic[L]):
     using: str
     timeout: Timeout
     on_busy: decorators.OnBusy = "raise"
+    cancel_on_loss = False
 
     def _flow(self, timeout: float | None, start: float) -> Flow[L | None]:
         """Acquire within ``timeout`` seconds (None: no end) of the monotonic time ``start``; None if busy."""
@@ -117,6 +118,8 @@ class Face(Generic[L]):
         return self._acquire(timeout)
 
     def _acquire(self, timeout: Timeout = UNSET) -> L:
+        if self.cancel_on_loss:
+            decorators.refuse_cancel_on_loss()
         timeout = self._resolve(timeout)
         start = time.monotonic()
         lease = self._at_once(timeout)
@@ -134,6 +137,8 @@ class Face(Generic[L]):
         return self._try_acquire(timeout)
 
     def _try_acquire(self, timeout: Timeout) -> L | None:
+        if self.cancel_on_loss:
+            decorators.refuse_cancel_on_loss()
         return drive(self._flow(self._resolve(timeout), time.monotonic()))
 
     async def atry_acquire(self, timeout: Timeout = 0) -> L | None:
@@ -166,6 +171,7 @@ class Face(Generic[L]):
             self._refuse_on_busy()
         lease = await self.aacquire()
         entries.push(self, lease)
+        lease._aenters()
         return lease
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -174,7 +180,7 @@ class Face(Generic[L]):
             return
         lease = self._entered(kind)
         if lease is not None:
-            await adrive(lease._release_flow(kind is None))
+            await lease._aleave(error)
 
     def _entered(self, kind: type[BaseException] | None, owner: object = None) -> L | None:
         lease: L | None = entries.pop(self, owner)

@@ -95,7 +95,7 @@ class Holding:
     @property
     def reason(self) -> str:
         """Why nobody may rely on it."""
-        return self.lost or "its transaction was aborted"
+        return self.lost or self.backend.doubt
 
     def excludes(self, other: Holding) -> bool:
         """Must the one wait for the other? What a context keeps for its own transaction never stands in its way."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from .records import Grant
+    from .taskguard import TaskGuard
 
 logger = logging.getLogger("django_distlock.lease")
 
@@ -33,10 +35,11 @@ class Lease(Releasable):
     A Lease that is dropped without a release keeps the lock.
     """
 
-    __slots__ = ("__weakref__", "_holding", "_leaving", "_released")
+    __slots__ = ("__weakref__", "_guard", "_holding", "_leaving", "_released")
 
     def __init__(self, holding: Holding) -> None:
         self._holding = holding
+        self._guard: TaskGuard | None = None
         self._released = False
         self._leaving = False  # is its release the one that asks the engine?
 
@@ -110,6 +113,14 @@ class Lease(Releasable):
         """Is it held, neither released nor lost nor ended with its transaction, which was not aborted either?"""
         return not (self._released or self._holding.state is State.ENDED or self.lost or self._holding.in_doubt)
 
+    def held_for(self, duration: float) -> bool:
+        """Is it held, and surely for ``duration`` seconds more, even if it cannot be renewed any more?
+
+        Where the lock has no TTL this is :attr:`held`.
+        """
+        until = self.valid_until
+        return self.held and (until is None or time.monotonic() + duration < until)
+
     def ensure_held(self) -> None:
         """Raise LockLost if the lock was lost, LockNotHeld if it was released or has ended with its transaction."""
         if self.lost or self._holding.in_doubt:
@@ -169,6 +180,20 @@ class Lease(Releasable):
 
     def _lost_message(self) -> str:
         return f"The lock {self.name!r} of alias {self.using!r} was lost ({self._holding.reason})."
+
+    def _aenters(self) -> None:
+        if self._guard is not None:
+            self._guard.arm()
+
+    async def _aleave(self, error: BaseException | None) -> None:
+        if self._guard is None or not self._guard.disarm(error):
+            await adrive(self._release_flow(error is None))
+            return
+        with contextlib.suppress(DistlockError):
+            await adrive(self._release_flow(True))
+        if self._holding.lost is None:
+            raise LockLost(f"The lock {self.name!r} of alias {self.using!r} was in doubt while it was held.") from error
+        raise LockLost(self._lost_message()) from error
 
     def _release(self, raising: bool) -> None:
         holding = self._holding

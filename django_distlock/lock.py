@@ -19,9 +19,10 @@ from .records import Claim, Grant
 from .registry import Entry, registry
 from .sitekey import site_key
 from .snapshots import warn_of_stale_snapshot
+from .taskguard import TaskGuard
 from .tokens import new_token
 from .transactions import bind, choose_scope, on_own_connection
-from .validation import UNSET, Timeout, optional_seconds
+from .validation import UNSET, Timeout, flag, optional_seconds
 from .waiting import Call, Deadline, Flow, acquire_flow
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Lock(Face[Lease]):
         max_hold: Timeout = UNSET,
         shared: bool = False,
         on_busy: decorators.OnBusy = "raise",
+        cancel_on_loss: bool = False,
     ) -> None:
         self.name = validate_name(name)
         self.using = validate_alias(using)
@@ -52,11 +54,10 @@ class Lock(Face[Lease]):
         self.max_hold = (
             max_hold if max_hold is UNSET else optional_seconds("max_hold", max_hold, none=True, positive=True)
         )
-        if not isinstance(shared, bool):
-            raise TypeError(f"shared must be a bool, not {type(shared).__name__}.")
-        self.shared = shared
+        self.shared = flag("shared", shared)
         self.on_busy = on_busy if on_busy == "raise" else decorators.validate_on_busy(on_busy)
-        self._special = shared or self.ttl is not UNSET or self.max_hold is not UNSET
+        self.cancel_on_loss = flag("cancel_on_loss", cancel_on_loss)
+        self._special = shared or cancel_on_loss or self.ttl is not UNSET or self.max_hold is not UNSET
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r} on {self.using!r}{' shared' if self.shared else ''}>"
@@ -76,6 +77,7 @@ class Lock(Face[Lease]):
             max_hold=self.max_hold,
             shared=self.shared,
             on_busy=self.on_busy,
+            cancel_on_loss=self.cancel_on_loss,
         )
 
     def _at_once(self, timeout: float | None) -> Lease | None:
@@ -169,6 +171,8 @@ def lock_flow(
         if holding is None:
             return None
         lease = Lease(holding)
+        if lock.cancel_on_loss:
+            lease._guard = TaskGuard(lease)
         if holding.state is State.HELD:
             if not lease.lost and holdings.enter_again(holding, lease):
                 return lease
@@ -264,6 +268,7 @@ def advisory_lock(
     max_hold: Timeout = UNSET,
     shared: bool = False,
     on_busy: decorators.OnBusy = "raise",
+    cancel_on_loss: bool = False,
 ) -> Lock:
     """A named lock: ``with advisory_lock("x"):``, ``@advisory_lock("x")``, ``advisory_lock("x").acquire()``.
 
@@ -275,8 +280,19 @@ def advisory_lock(
     :param shared: readers together, writers alone.
     :param on_busy: for decorators: "raise", "skip" (return None without calling), or a callable that is called with
         the same arguments and whose result is returned.
+    :param cancel_on_loss: for ``async with`` and the decorator of an ``async def``: if the lock is lost, or the engine
+        cannot tell whether it still holds, the task is cancelled, and LockLost leaves the block.
 
     Bad input raises ValueError or TypeError at once; what the engine cannot do raises UnsupportedOperation at the
     first acquire.
     """
-    return Lock(name, using=using, timeout=timeout, ttl=ttl, max_hold=max_hold, shared=shared, on_busy=on_busy)
+    return Lock(
+        name,
+        using=using,
+        timeout=timeout,
+        ttl=ttl,
+        max_hold=max_hold,
+        shared=shared,
+        on_busy=on_busy,
+        cancel_on_loss=cancel_on_loss,
+    )

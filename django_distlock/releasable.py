@@ -20,6 +20,13 @@ class Releasable:
     def _release(self, raising: bool) -> None:
         drive(self._release_flow(raising))
 
+    def _aenters(self) -> None:
+        """An ``async with`` block begins in this task."""
+
+    async def _aleave(self, error: BaseException | None) -> None:
+        """The block has ended, with that exception."""
+        await adrive(self._release_flow(error is None))
+
     def release(self) -> None:
         """Give it back. Releasing twice is harmless.
 
@@ -49,10 +56,11 @@ class Releasable:
             self._release(kind is None)
 
     async def __aenter__(self) -> Self:
+        self._aenters()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if garbage.collecting():
             garbage.later(self._release, False)
         else:
-            await adrive(self._release_flow(kind is None))
+            await self._aleave(error)

@@ -43,6 +43,8 @@ class LockSet(Face[LeaseSet]):
                 locks[identity] = lock
         if not locks:
             raise ValueError("names must not be empty.")
+        if any(lock.cancel_on_loss for lock in locks.values()):
+            raise ValueError("names must not have locks with cancel_on_loss: lock_all() cancels no task.")
         # everybody takes them in one order, across aliases: two callers can then not wait for each other (R9)
         self.locks = tuple(locks[identity] for identity in sorted(locks))
 

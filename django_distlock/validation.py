@@ -53,6 +53,13 @@ def optional_seconds(argument: str, value: object, *, none: bool = False, positi
     return seconds(argument, value, none=none, positive=positive)
 
 
+def flag(argument: str, value: object) -> bool:
+    """Return ``value`` if it is a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{argument} must be a bool, not {type(value).__name__}.")
+    return value
+
+
 def count(argument: str, value: object) -> int:
     """Return ``value`` if it is an int above zero."""
     if isinstance(value, bool) or not isinstance(value, int):

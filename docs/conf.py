@@ -34,7 +34,7 @@ myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3
 
 # Without a driver the module of its backend cannot be imported; its flags and docstrings need none.
-autodoc_mock_imports = [name for name in ("psycopg", "MySQLdb") if importlib.util.find_spec(name) is None]
+autodoc_mock_imports = [name for name in ("psycopg", "MySQLdb", "kazoo") if importlib.util.find_spec(name) is None]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True

@@ -103,18 +103,51 @@ SERVER_LOCKS = {
 }
 
 
-def lock_aliases(configured: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """DISTLOCK for these DATABASES: "default" names no backend and so follows DATABASES["default"]."""
-    local = {
+def caches() -> dict[str, dict[str, Any]]:
+    """CACHES: "default" in this process, and "redis" if that server is up and its driver installed."""
+    local = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    server = services().get("redis1")
+    if server is None or find_spec("django_redis") is None:
+        return local
+    address = f"redis://{server['host']}:{server['port']}/0"
+    return local | {
+        "redis": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": address,
+            "OPTIONS": {"PASSWORD": server["password"]},
+        }
+    }
+
+
+def lock_aliases(configured: dict[str, dict[str, Any]], cached: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """DISTLOCK for these DATABASES and CACHES: "default" names no backend and so follows DATABASES["default"]."""
+    local: dict[str, dict[str, Any]] = {
         "default": {},
         "memory": {"BACKEND": "django_distlock.backends.memory.MemoryBackend"},
         "leasetable": lock_alias("leasetable.LeaseTableBackend", "default"),
     }
-    return local | {
+    if "redis" in cached:
+        local["redis"] = {"BACKEND": "django_distlock.backends.redis.RedisBackend", "OPTIONS": {"cache": "redis"}}
+    of_databases = {
         alias: lock_alias(backend, database)
         for alias, (database, backend) in SERVER_LOCKS.items()
         if database in configured
     }
+    return local | coordinators() | of_databases
+
+
+def coordinators() -> dict[str, dict[str, Any]]:
+    """Lock aliases on servers that are no databases."""
+    server = services().get("zookeeper")
+    if server is None or find_spec("kazoo") is None:
+        return {}
+    options = {
+        "hosts": f"{server['host']}:{server['port']}",
+        "path": f"/distlock{os.environ.get('DISTLOCK_TEST_SUFFIX', '')}",
+        # as short as a busy machine allows: the tests wait for its end
+        "session_timeout": 2.0,
+    }
+    return {"zookeeper": {"BACKEND": "django_distlock.backends.zookeeper.ZooKeeperBackend", "OPTIONS": options}}
 
 
 def lock_alias(backend: str, database: str) -> dict[str, Any]:

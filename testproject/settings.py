@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from testproject.databases import databases, lock_aliases
+from testproject.databases import caches, databases, lock_aliases
 
 PROJECT = Path(__file__).resolve().parent
 
@@ -26,7 +26,9 @@ DATABASES = databases()
 DATABASES["default"]["ATOMIC_REQUESTS"] = os.environ.get("DISTLOCK_ATOMIC_REQUESTS") == "1"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-DISTLOCK = lock_aliases(DATABASES)
+CACHES = caches()
+
+DISTLOCK = lock_aliases(DATABASES, CACHES)
 if site_key := os.environ.get("DISTLOCK_SITE_KEY"):
     DISTLOCK_SITE_KEY = site_key
 
@@ -34,6 +36,7 @@ INSTALLED_APPS = [
     "django_distlock",
     "testproject.inventory",
     "testproject.registration",
+    "testproject.scheduler",
     "testproject.wallet",
     "django.contrib.admin",
     "django.contrib.auth",

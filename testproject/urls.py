@@ -8,6 +8,7 @@ from django.urls import include, path
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("wallet/", include("testproject.wallet.urls")),
+    path("scheduler/", include("testproject.scheduler.urls")),
     path("inventory/", include("testproject.inventory.urls")),
     path("", include("testproject.registration.urls")),
 ]

@@ -26,5 +26,7 @@ MATRIX = (
     Entry("leasetable_postgres", "django_distlock.backends.leasetable.LeaseTableBackend", "postgres"),
     Entry("leasetable_mariadb", "django_distlock.backends.leasetable.LeaseTableBackend", "mariadb"),
     Entry("postgres", "django_distlock.backends.postgres.AdvisoryBackend", "postgres"),
+    Entry("redis", "django_distlock.backends.redis.RedisBackend", None),
+    Entry("zookeeper", "django_distlock.backends.zookeeper.ZooKeeperBackend", None),
     Entry("mysql", "django_distlock.backends.mysql.NamedLockBackend", "mariadb"),
 )

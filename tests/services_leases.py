@@ -74,6 +74,7 @@ class ZooKeeper(Engine):
 
     def command(self) -> list[str]:
         options = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no")
+        options += ("-Dznode.container.checkIntervalMs=1000",)  # a minute, if nothing is said
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
         jars = str(JAVA_JARS / "zookeeper.jar")
         return [program_path("java"), *options, "-cp", jars, main, str(self.directory / "zoo.cfg")]

@@ -47,6 +47,10 @@ class Backend(ABC):
     queues_waiters: ClassVar[bool] = False
     # Is a lock seen outside this process, so that its name is hashed with the site key?
     needs_site_key: ClassVar[bool] = True
+    # Is its server none of DATABASES, so that projects with different databases may share it?
+    apart_from_databases: ClassVar[bool] = False
+    # Why a lock may be in doubt.
+    doubt: ClassVar[str] = "its transaction was aborted"
     # The keys that OPTIONS may have.
     option_names: ClassVar[frozenset[str]] = frozenset()
 

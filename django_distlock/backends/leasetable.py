@@ -18,10 +18,11 @@ from django_distlock.waiting import Flow, adrive, drive
 
 from .base import Backend
 from .leasetable_prune import Pruning
-from .leasetable_queue import ASKING, Remains, Store, Waiter
-from .leasetable_rows import Crowded, Holder, StoreError, Ticket
+from .leasetable_queue import ASKING, Waiter
+from .leasetable_rows import Crowded, Holder, Ticket
 from .leasetable_server import ServerStore
 from .leasetable_sqlite import SqliteStore
+from .remains import Remains, Store, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -9,8 +9,8 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from .leasetable_rows import StoreError
 from .leasetable_sqlite_sql import SCHEMA, VERSION
+from .remains import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from django_distlock.waiting import drive
 
-from .leasetable_rows import StoreError
+from .remains import StoreError
 
 if TYPE_CHECKING:
-    from .leasetable_queue import Store
+    from .remains import Store
 
 logger = logging.getLogger("django_distlock.leasetable")
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from django_distlock.records import LockInfo
 
+from .remains import StoreError
+
 # A waiter that has not been seen for this long is passed over; it keeps its place for when it comes back.
 GRACE = 1.0
 # A waiter says that it lives this often.
@@ -25,14 +27,6 @@ NOWHERE = 2**62
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXT = 255
 _CENTURY = 3.2e9  # seconds
-
-
-class StoreError(Exception):
-    """The store did not do what was asked. ``uncertain``: it may have, or may do so later."""
-
-    def __init__(self, message: str, *, uncertain: bool = False) -> None:
-        super().__init__(message)
-        self.uncertain = uncertain
 
 
 class Crowded(StoreError):

@@ -16,8 +16,9 @@ from django.db import DEFAULT_DB_ALIAS, InterfaceError, InternalError, Operation
 from django_distlock.parking import Turnstile
 from django_distlock.waiting import PAUSE, Call, Flow, drive
 
-from .leasetable_rows import Crowded, StoreError
+from .leasetable_rows import Crowded
 from .leasetable_session import Opening, Session
+from .remains import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

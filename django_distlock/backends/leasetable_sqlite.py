@@ -27,7 +27,6 @@ from .leasetable_rows import (
     Crowded,
     Look,
     Row,
-    StoreError,
     Ticket,
     microseconds,
     printable,
@@ -50,6 +49,7 @@ from .leasetable_sqlite_sql import (
     ROWS,
     TAKE,
 )
+from .remains import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,7 +25,14 @@ FEATURES = {
     "waits_natively": "waits without polling",
 }
 # What people call an engine, by the module of its backend, which is also the name of its page.
-ENGINES = {"postgres": "PostgreSQL", "mysql": "MySQL, MariaDB", "leasetable": "lease table", "memory": "memory"}
+ENGINES = {
+    "postgres": "PostgreSQL",
+    "mysql": "MySQL, MariaDB",
+    "redis": "Redis",
+    "zookeeper": "ZooKeeper",
+    "leasetable": "lease table",
+    "memory": "memory",
+}
 README_LINK = "[{engine}](docs/backends/{module}.md)"
 
 
@@ -60,7 +67,7 @@ def promise(backend: type[Backend]) -> str:
     """The class of promise, as the page on guarantees names it."""
     if not backend.needs_site_key:
         return "-"
-    if backend.supports_ttl:
+    if backend.supports_ttl or backend.supports_fencing:
         return "C"
     return "A inside a transaction, else B" if backend.supports_transaction_scope else "B"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from testproject.replay.tables import as_table
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -37,6 +39,7 @@ class Replay:
     engine_name: str
     engine_version: str
     workers: int
+    using: str
     ways: list[WayResult] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -61,13 +64,8 @@ def problems(ways: list[WayResult], paused: set[str]) -> Iterator[str]:
 
 def table(ways: list[WayResult]) -> str:
     """The figures as a table for a terminal."""
-    rows: list[tuple[str, ...]] = [("way", "stock", "sold", "too many", "left", "late refused", "per s")]
-    for way in ways:
-        numbers = (way.stock, way.sold, way.oversold, way.left, way.late, way.per_second)
-        rows.append((way.slug, *(str(number) for number in numbers)))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(lines)
+    rows = [(way.slug, way.stock, way.sold, way.oversold, way.left, way.late, way.per_second) for way in ways]
+    return as_table([("way", "stock", "sold", "too many", "left", "late refused", "per s"), *rows])
 
 
 def story(ways: list[WayResult]) -> Iterator[str]:

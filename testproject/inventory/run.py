@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """`rounds` bounds the tries to make a fault show itself."""
+    """`rounds` bounds the tries to make a fault show itself; `using` is the lock alias that gives the leases."""
 
     ways: Sequence[Way] = WAYS
     stock: int = 40
     workers: int = 8
     rounds: int = 5
+    using: str = "leasetable"
 
 
 def replay(plan: Plan, tell: Callable[[str], Any] = lambda line: None) -> Replay:
@@ -38,6 +39,7 @@ def replay(plan: Plan, tell: Callable[[str], Any] = lambda line: None) -> Replay
         engine_name=connection.display_name,
         engine_version=".".join(str(part) for part in connection.get_database_version()),
         workers=plan.workers,
+        using=plan.using,
         ways=results,
         problems=list(problems(results, {way.slug for way in plan.ways if way.pauses})),
     )
@@ -45,18 +47,18 @@ def replay(plan: Plan, tell: Callable[[str], Any] = lambda line: None) -> Replay
 
 def until_shown(workers: Crew, way: Way, plan: Plan) -> WayResult:
     """One round for a way that keeps what it promises; else rounds until something was sold twice."""
-    result = sell_out(workers, way, plan.stock)
+    result = sell_out(workers, way, plan)
     for number in range(2, plan.rounds + 1):
         if way.prevents or result.oversold or result.errors:
             break
-        result = replace(sell_out(workers, way, plan.stock), rounds=number)
+        result = replace(sell_out(workers, way, plan), rounds=number)
     return result
 
 
-def sell_out(workers: Crew, way: Way, stock: int) -> WayResult:
-    item = Item.objects.create(name=f"replayed {way.slug}", stock=stock)
+def sell_out(workers: Crew, way: Way, plan: Plan) -> WayResult:
+    item = Item.objects.create(name=f"replayed {way.slug}", stock=plan.stock)
     started = time.monotonic()
-    late, errors = workers.sell(way.slug, item.pk, pausing=way.pauses)
+    late, errors = workers.sell(way.slug, item.pk, using=plan.using, pausing=way.pauses)
     seconds = time.monotonic() - started
     item.refresh_from_db()
     sold = item.sales.count()
@@ -66,7 +68,7 @@ def sell_out(workers: Crew, way: Way, stock: int) -> WayResult:
         title=way.title,
         prevents=way.prevents,
         rounds=1,
-        stock=stock,
+        stock=plan.stock,
         sold=sold,
         left=item.stock,
         late=late,

@@ -46,7 +46,7 @@ ROW = Way(
 LEASE = Way(
     "lease",
     "Lease alone",
-    'advisory_lock("item:7", using="leasetable")',
+    'advisory_lock("item:7", using=..., ttl=0.5)',
     "A lock with a TTL. One worker falls asleep while it packs, its lease runs out, the others sell everything, and "
     "then it wakes up and writes down the stock as it remembers it.",
     prevents=False,
@@ -60,4 +60,20 @@ FENCED = Way(
     prevents=True,
     pauses=True,
 )
-WAYS = (NONE, ADVISORY, ROW, LEASE, FENCED)
+SAVED = Way(
+    "saved",
+    "Lease and save(fence=)",
+    "item.save(fence=lease)",
+    "The same for an instance that is saved: its write carries the token, and is refused.",
+    prevents=True,
+    pauses=True,
+)
+TRIGGER = Way(
+    "trigger",
+    "Lease and EnforceFence",
+    'migrations: EnforceFence("Item")',
+    "A script that knows nothing of fenced writes sends a plain UPDATE with its token. The table's trigger refuses it.",
+    prevents=True,
+    pauses=True,
+)
+WAYS = (NONE, ADVISORY, ROW, LEASE, FENCED, SAVED, TRIGGER)

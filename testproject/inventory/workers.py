@@ -38,8 +38,10 @@ def work(pipe: Connection) -> None:
         connection.close()
 
 
-def sell_all(slug: str, pk: int, sleepy: bool) -> tuple[int, list[str]]:
+def sell_all(slug: str, pk: int, using: str, sleepy: bool) -> tuple[int, list[str]]:
     """Sell until there is nothing left; refused late writes and errors. A sleepy worker stops itself once."""
+    from django.db import IntegrityError
+
     from django_distlock import LockLost
 
     from .sales import SELL
@@ -54,10 +56,14 @@ def sell_all(slug: str, pk: int, sleepy: bool) -> tuple[int, list[str]]:
     late = 0
     while True:
         try:
-            if not SELL[slug](pk, pack):
+            if not SELL[slug](pk, pack, using):
                 return late, []
         except LockLost as error:
             late += "came too late" in str(error)  # the others tell after the sale that the lease is over
+        except IntegrityError as error:
+            if "stale fencing token" not in str(error):
+                return late, [f"{type(error).__name__}: {error}"]
+            late += 1
         except Exception as error:
             return late, [f"{type(error).__name__}: {error}"]
 
@@ -68,19 +74,19 @@ class Crew:
     def __init__(self, processes: list[Any], pipes: list[Connection]) -> None:
         self.processes, self.pipes = processes, pipes
 
-    def sell(self, slug: str, pk: int, *, pausing: bool) -> tuple[int, list[str]]:
+    def sell(self, slug: str, pk: int, *, using: str, pausing: bool) -> tuple[int, list[str]]:
         """All sell at once until there is nothing left; refused late writes and errors of all.
 
         `pausing`: the first one goes ahead until it sleeps in the middle of its sale, and wakes when the others are
         done.
         """
         first, *others = self.pipes
-        first.send((slug, pk, pausing))
+        first.send((slug, pk, using, pausing))
         if pausing:
             self._wait_for_stop()
         try:
             for pipe in others:
-                pipe.send((slug, pk, False))
+                pipe.send((slug, pk, using, False))
             outcomes = [receive(pipe) for pipe in others]
         finally:
             os.kill(self.processes[0].pid, signal.SIGCONT)

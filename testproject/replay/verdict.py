@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .tables import as_table
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -56,9 +58,7 @@ def table(replay: Replay) -> str:
         for name, phase in (("identical", way.identical), ("distinct", way.distinct)):
             if phase is not None:
                 rows.append((way.slug, f"{phase.requests} {name}", *figures(phase)))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(lines)
+    return as_table(rows)
 
 
 def figures(phase: Phase) -> tuple[str, ...]:

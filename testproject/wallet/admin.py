@@ -4,7 +4,7 @@ from django.contrib import admin
 
 from testproject.registration.admin import ReplayRunAdmin
 
-from .models import Account, ReplayRun
+from .models import Account, ConsumerRun, ReplayRun
 
 
 @admin.register(Account)
@@ -13,7 +13,7 @@ class AccountAdmin(admin.ModelAdmin):
     search_fields = ("owner",)
 
 
-@admin.register(ReplayRun)
+@admin.register(ReplayRun, ConsumerRun)
 class WalletRunAdmin(ReplayRunAdmin):
     list_display = ("created", "engine")
     list_filter = ("engine",)

@@ -24,15 +24,38 @@ class Account(models.Model):
         return self.owner
 
 
-class ReplayRun(models.Model):
-    """One replay of double spending; `result` is testproject.wallet.records.Replay as JSON."""
+class Receipt(models.Model):
+    """A message that was acted upon, stored in the transaction of what it did: its key lets each message act once.
+
+    A UUID and not a text, because MariaDB takes "a" and "A" for one text. A receipt may go when the broker cannot
+    deliver its message any more.
+    """
+
+    message = models.UUIDField(primary_key=True)
+    created = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return str(self.message)
+
+
+class Run(models.Model):
+    """What one replay measured, as JSON."""
 
     created = models.DateTimeField(auto_now_add=True)
     engine = models.CharField(max_length=20)
     result = models.JSONField()
 
     class Meta:
+        abstract = True
         ordering = ("-pk",)
 
     def __str__(self) -> str:
         return f"{self.engine}, {self.created:%Y-%m-%d %H:%M}"
+
+
+class ReplayRun(Run):
+    """One replay of double spending; `result` is testproject.wallet.records.Replay as JSON."""
+
+
+class ConsumerRun(Run):
+    """One replay of the consumer; `result` is testproject.wallet.deliveries.Replay as JSON."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from testproject.replay.tables import as_table
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -79,7 +81,7 @@ def problems(ways: list[WayResult]) -> Iterator[str]:
 
 def table(replay: Replay) -> str:
     """The figures as a table for a terminal."""
-    rows = [
+    rows: list[tuple[object, ...]] = [
         ("way", "pairs", "both", "neither", "transfers", "done", "made", "failed", "per s", "transfer ms", "look-up ms")
     ]
     for way in replay.ways:
@@ -89,6 +91,5 @@ def table(replay: Replay) -> str:
             *(way.transfers.count, way.transfers.done, way.transfers.drift, way.failed, way.transfers.per_second),
             *(f"p50 {times.p50} p99 {times.p99}", f"p50 {looks.p50} p99 {looks.p99}"),
         )
-        rows.append(tuple(str(cell) for cell in cells))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+        rows.append(cells)
+    return as_table(rows)

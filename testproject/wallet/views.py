@@ -13,7 +13,8 @@ from django.views.decorators.http import require_GET, require_http_methods
 from testproject.registration.answers import as_json, wants_json
 
 from .forms import BalanceForm, TransferForm, WithdrawForm
-from .models import Account, ReplayRun
+from .messages import DELIVERIES
+from .models import Account, ConsumerRun, ReplayRun
 from .moves import Bank
 from .plots import plots
 from .ways import WAYS, Way
@@ -105,5 +106,11 @@ def way_named(slug: str) -> Way:
 @require_GET
 def home(request: HttpRequest) -> HttpResponse:
     run = ReplayRun.objects.first()
-    context = {"ways": WAYS, "run": run, "plots": plots(run.result) if run else ()}
+    context = {
+        "ways": WAYS,
+        "run": run,
+        "plots": plots(run.result) if run else (),
+        "deliveries": DELIVERIES,
+        "consumer_run": ConsumerRun.objects.first(),
+    }
     return render(request, "wallet/home.html", context)

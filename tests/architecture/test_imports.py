@@ -9,15 +9,24 @@ from pathlib import Path
 
 import pytest
 
+import django_distlock
+
 PACKAGE = Path(__file__).resolve().parents[2] / "django_distlock"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts)
 
 PURE = {"exceptions", "names", "records", "waiting", "parking", "validation", "tokens", "garbage"}
 # The session machinery: shared by the engines whose locks belong to a session.
-SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", "threads", "base"}
-ENGINES = {"memory", "leasetable", "postgres", "mysql"}
+SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", "threads", "base", "remains"}
+ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis", "zookeeper"}
 DRIVERS = {"psycopg", "psycopg_pool", "MySQLdb", "redis", "kazoo", "sqlite3"}
-DRIVER_OF = {"postgres": {"psycopg"}, "mysql": {"MySQLdb"}, "leasetable": {"sqlite3"}, "memory": set()}
+DRIVER_OF = {
+    "postgres": {"psycopg"},
+    "mysql": {"MySQLdb"},
+    "leasetable": {"sqlite3"},
+    "memory": set(),
+    "redis": {"redis"},
+    "zookeeper": {"kazoo"},
+}
 
 
 def imported(path: Path) -> set[str]:
@@ -61,7 +70,7 @@ def test_an_engine_knows_no_other_and_nothing_above_it(path: Path) -> None:
         if part[0] == "backends" and len(part) > 1 and part[1] not in SESSIONS:
             assert engine(part[1]) == mine, f"{path.name} imports {module}"
     drivers = {module.split(".")[0] for module in names} & DRIVERS
-    assert drivers <= (DRIVER_OF[mine] if mine else set()), f"{path.name} imports {drivers}"
+    assert drivers <= DRIVER_OF.get(mine or "", set()), f"{path.name} imports {drivers}"
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "data").glob("*.py")), ids=lambda path: path.stem)
@@ -69,6 +78,11 @@ def test_locks_on_data_know_nothing_of_engines_and_settings(path: Path) -> None:
     """Named locks and data locks are different things: they share errors, decorators and transactions."""
     below = {module.split(".")[0] for module in ours(imported(path))}
     assert not below & {"backends", "registry", "conf", "sitekey", "holdings", "keepalive", "introspection"}
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "commands").glob("*.py")), ids=lambda path: path.stem)
+def test_commands_know_the_public_names_only(path: Path) -> None:
+    assert {module.split(".")[0] for module in ours(imported(path))} <= {"commands", *django_distlock.__all__}
 
 
 def test_drivers_and_engines_are_named_by_nobody_else() -> None:

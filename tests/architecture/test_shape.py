@@ -22,6 +22,7 @@ PUBLIC = [
     "BackendUnavailable",
     "DeadlockDetected",
     "DistlockError",
+    "Leader",
     "Lease",
     "Lock",
     "LockLost",

@@ -1,7 +1,26 @@
-"""The proxy of the fault tests also counts round trips."""
+"""The proxy of the fault tests also counts round trips; a Redis server of a test's own may be hurt."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock.registry import registry
+from tests.backends.redis_server import BACKEND, Own
 from tests.faults.conftest import proxied
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
 __all__ = ["proxied"]
+
+
+@pytest.fixture
+def own(databases: None, settings: Any, tmp_path: Path) -> Iterator[Own]:
+    """The server behind the alias "redis", which no other test asks, counts on or sees stop."""
+    with Own(tmp_path) as own:
+        settings.DISTLOCK = {**settings.DISTLOCK, "redis": {"BACKEND": BACKEND, "OPTIONS": {"url": own.url}}}
+        yield own
+        registry.close()

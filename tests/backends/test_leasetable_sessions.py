@@ -17,8 +17,8 @@ from django_distlock import BackendUnavailable, DistlockError, UnsupportedOperat
 from django_distlock.backends import leasetable_prune
 from django_distlock.backends.leasetable import IDLE, LeaseTableBackend
 from django_distlock.backends.leasetable_file import lease_path
-from django_distlock.backends.leasetable_queue import GHOSTS
-from django_distlock.backends.leasetable_rows import KEPT, StoreError
+from django_distlock.backends.leasetable_rows import KEPT
+from django_distlock.backends.remains import GHOSTS, StoreError
 from tests.backends.leasetable_stores import SERVERS, STORES, Stores
 from tests.conftest import eventually
 

@@ -157,5 +157,5 @@ def test_r4_the_lock_of_a_dead_process_is_free(me: Actor, using: str, name: str,
             dying.acquire(using, name)
         assert me.try_acquire(lock) is None
         child.kill()
-        lease = me.acquire(lock, timeout=2)
+        lease = me.acquire(lock, timeout=5)
     me.release(lease)

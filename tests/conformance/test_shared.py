@@ -17,7 +17,7 @@ from tests.matrix import MATRIX
 if TYPE_CHECKING:
     from tests.conformance.actors import Actor, Face
 
-SHARING = ("memory", "postgres")
+SHARING = ("memory", "postgres", "redis", "zookeeper")
 sharing = pytest.mark.parametrize(
     "entry", [entry for entry in MATRIX if entry.using in SHARING], ids=lambda entry: entry.using, indirect=True
 )

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 from django.apps import apps
 from django.db import connections
 from django.db.migrations.state import ProjectState
 
-from django_distlock import DistlockError, advisory_lock
+from django_distlock import advisory_lock
 from django_distlock.data import EnforceFence
-from tests.conftest import eventually
 from tests.data.app.models import FencedLedger, Register
 from tests.data.fences import LEASES, rows
 from tests.data.paused import FRESH, STALE, WAYS, holder
+from tests.faults.pausing import take_over, wake
 from tests.processes import Child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from django_distlock import Lease
 
 PAUSES, AT_ONCE = 2, 100
 
@@ -40,20 +37,6 @@ def enforced(alias: str) -> Iterator[None]:
         operation.database_backwards("dataapp", editor, state, state)
 
 
-def take_over(child: Child, alias: str, name: str) -> Lease:
-    """Stop the holder, wait for the end of its lease, and be the next holder."""
-    lock = advisory_lock(name, using=LEASES[alias])
-    for _ in range(20):
-        child.signal(signal.SIGSTOP)
-        eventually(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED, "it runs on")
-        try:
-            return lock.acquire(timeout=2)
-        except DistlockError:
-            # SQLite has one write lock for each file, and it was stopped with the lock of the leases in its hand.
-            child.signal(signal.SIGCONT)
-    raise AssertionError("no lease")
-
-
 def play(child: Child, alias: str, name: str, number: int) -> Counter[tuple[str, str]]:
     """One pause with many leases: what came of the late writes."""
     work: list[tuple[str, dict[str, int], str]] = []
@@ -64,13 +47,13 @@ def play(child: Child, alias: str, name: str, number: int) -> Counter[tuple[str,
         work.append((f"{name}-{number}-{index}", pks, WAYS[index % len(WAYS)]))
     child.say(work)
     assert child.hear() == "ready"
-    leases = [take_over(child, alias, one) for one, _, _ in work]
+    leases = [take_over(child, advisory_lock(one, using=LEASES[alias])) for one, _, _ in work]
     for lease, (_, pks, _) in zip(leases, work, strict=True):
         ours = [pks["update"], pks["save"], pks["naive"]]
         assert rows(alias).fenced(lease).filter(pk__in=ours).update(balance=FRESH) == 3
         FencedLedger.objects.using(alias).fenced(lease).filter(pk=pks["raw"]).update(amount=FRESH)
     child.say("go")
-    child.signal(signal.SIGCONT)
+    wake(child)
     found = Counter(pair for outcome in child.hear() for pair in outcome.items())
     for lease in leases:
         lease.release()

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import threading
-import types
 import unittest
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from django.test import RequestFactory
 from django_distlock import LockLost, LockNotAcquired, UnsupportedOperation, advisory_lock
 from django_distlock.data.operations import trigger_of
 from tests.data.app import models
+from tests.docs.tasks import delivered_twice, task_modules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -197,23 +196,6 @@ def row_locks(names: Names) -> None:
             editor.delete_model(wallet)
 
 
-@contextmanager
-def task_decorators() -> Iterator[Names]:
-    """Stand-ins for the decorators of Celery and of Django 6.0, which hand the function on: what is tested is that the
-    lock and its template fit the function."""
-
-    def decorator(function: Any = None, **options: Any) -> Any:
-        return function if function is not None else lambda function: function
-
-    doubles = {"celery": {"shared_task": decorator}, "django.tasks": {"task": decorator}}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, contents in doubles.items():
-            module = types.ModuleType(name)
-            vars(module).update(contents)
-            patch.setitem(sys.modules, name, module)
-        yield {}
-
-
 def tasks(names: Names) -> None:
     store: dict[str, str] = {}
     assert [names["daily_report"](store), names["daily_report"](store)] == ["done", "done before"]
@@ -222,6 +204,7 @@ def tasks(names: Names) -> None:
     names["send_invoice_with_context"](None, 7)
     asyncio.run(names["send_invoice_async"](7))
     names["count_stock"]("sku")
+    delivered_twice(names)
     names["rebuild_index"](SimpleNamespace(retry=None), "shop")
     with held_by_another_thread("index:shop"), pytest.raises(ZeroDivisionError):
         names["rebuild_index"](SimpleNamespace(retry=lambda countdown: ZeroDivisionError()), "shop")
@@ -294,7 +277,7 @@ SCENES = {
     "docs/table-locks.md": Scene(before=with_tables, after=table_locks),
     "docs/usage/fencing.md": Scene(after=fencing),
     "docs/row-locks.md": Scene(after=row_locks),
-    "docs/usage/tasks.md": Scene(before=task_decorators, after=tasks),
+    "docs/usage/tasks.md": Scene(before=task_modules, after=tasks),
     "docs/usage/testing.md": Scene(after=testing),
     "docs/reference/signals.md": Scene(after=sends_timeouts),
 }

@@ -7,8 +7,18 @@ import dataclasses
 import pytest
 
 from django_distlock import conf, keepalive, names, validation
-from django_distlock.backends import leasetable, mysql, session, sessionacquire, sessionlocks, sessions
+from django_distlock.backends import (
+    leasetable,
+    mysql,
+    redis,
+    redis_connection,
+    session,
+    sessionacquire,
+    sessionlocks,
+    sessions,
+)
 from django_distlock.backends.leasetable_rows import GRACE, KEPT
+from django_distlock.backends.remains import GHOSTS
 from django_distlock.middleware import LockBusyMiddleware
 from tests.docs.pages import PAGES
 
@@ -33,6 +43,10 @@ CLAIMS = [
     ("backends/leasetable", f"closed after {leasetable.IDLE:g} s without a statement"),
     ("backends/leasetable", f"not been seen for {GRACE:g} s is passed over"),
     ("backends/leasetable", f"ended more than {KEPT / 3600:g} hours ago"),
+    ("backends/redis", f"The first {redis.WAITERS} waiters of a process"),
+    ("backends/redis", {0.25: "look four times a second"}[redis.LOOK_EVERY]),
+    ("backends/redis", f"is closed after {redis_connection.IDLE:g} s"),
+    ("backends/redis", {5.0: "for five seconds after the server answers again"}[GHOSTS]),
     ("usage/fencing", f"for {KEPT / 3600:g} hours"),
     ("usage/waiting", f"for `ttl` seconds, {DEFAULTS['ttl']:g} by default"),
     ("usage/waiting", {3: "every third of that"}[keepalive.RENEWALS_PER_TTL]),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("databases")
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
 each_backend = pytest.mark.parametrize(
-    "using", ["memory", *SESSION_LOCKS, "leasetable", "leasetable_postgres", "leasetable_mariadb"]
+    "using", ["memory", *SESSION_LOCKS, "leasetable", "leasetable_postgres", "leasetable_mariadb", "redis"]
 )
 
 
@@ -191,6 +191,7 @@ def fork_without_locks(link: Any, using: str, name: str) -> None:
     """In a child of the test, like a server that preloads: used before the fork, idle at the fork."""
     with advisory_lock(name, using=using) as lease:
         before = session_of(lease).server_id
+    idle_from = time.monotonic()
 
     def child() -> None:
         with advisory_lock(name, using=using) as own:
@@ -199,10 +200,13 @@ def fork_without_locks(link: Any, using: str, name: str) -> None:
 
     statuses = [forked(child) for _ in range(3)]
     with advisory_lock(name, using=using) as lease:
-        link.say([statuses, session_of(lease).server_id == before])
+        link.say([statuses, session_of(lease).server_id == before, time.monotonic() - idle_from])
 
 
 @each_engine
 def test_r22_a_server_that_locks_before_it_forks_its_workers(using: str, name: str) -> None:
     with Child(fork_without_locks, using, name) as parent:
-        assert parent.hear() == [[0, 0, 0], True]
+        statuses, same_session, idle = parent.hear()
+    assert statuses == [0, 0, 0]
+    within(idle, 4.5)  # an idle session closes after 5 s
+    assert same_session

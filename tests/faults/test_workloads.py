@@ -63,12 +63,19 @@ MUTANTS = {kind: "leasetable" if kind == "no_renewal" else "postgres" for kind i
 def test_mutants_are_found_out(kind: str, name: str, crew: Crew, tmp_path: Path) -> None:
     """The checkers above turn red for a lock that is broken: else they prove nothing."""
     pause = LONG_PAUSE if kind == "no_renewal" else 0.002
-    verdict = Run(crew, MUTANTS[kind], name, tmp_path).go(1.5, kind=kind, pause=pause)
-    if kind == "no_renewal":
-        assert verdict.stale, "sections that outlived their lease did not notice"
-    else:
-        assert verdict.overlaps, "W2, the oracle of the kernel, saw nothing"
-        assert verdict.lost_updates, "W1, the counter, saw nothing"
+    overlaps = lost_updates = stale = 0
+    for attempt in range(10):  # a machine that is busy does little in one of these runs
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        verdict = Run(crew, MUTANTS[kind], f"{name}{attempt}", folder).go(1.5, kind=kind, pause=pause)
+        overlaps += len(verdict.overlaps)
+        lost_updates += verdict.lost_updates
+        stale += len(verdict.stale)
+        if stale if kind == "no_renewal" else overlaps and lost_updates:
+            return
+    assert stale or kind != "no_renewal", "sections that outlived their lease did not notice"
+    assert overlaps, "W2, the oracle of the kernel, saw nothing"
+    assert lost_updates, "W1, the counter, saw nothing"
 
 
 @pytest.mark.chaos

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from django_distlock import DistlockError
+from testproject.wallet.messages import ACT, TransferMessage
 from testproject.wallet.moves import Bank
 from tests.sizes import be_polite
 
@@ -54,6 +55,15 @@ class Mover:
             step.together(number)
             paid.append(Bank(*bank).withdraw(pk, amount))
         return paid
+
+    def deliver(self, way: str, database: str, bodies: list[dict[str, object]], path: str, place: int) -> list[bool]:
+        """Each message at the same time as the other process; whether money was moved by it here."""
+        step = Step(path, place)
+        moved = []
+        for number, body in enumerate(bodies, 1):
+            step.together(number)
+            moved.append(ACT[way](Bank("row", database), TransferMessage.parse(body)))
+        return moved
 
     def transfer(self, bank: list[str], pks: list[int], times: int) -> dict[str, int]:
         """Random transfers, any account to any other; how many found the money, and how many failed and why."""

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.management import CommandError, call_command
 
 from testproject.inventory.models import InventoryRun
 from testproject.inventory.records import WayResult, problems
@@ -24,15 +25,24 @@ STOCK = 20
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("engine", ["sqlite", "postgres", "mariadb"] if FULL else ["sqlite"])
 def test_the_replay(engine: str, migrated: Callable[[str], dict[str, str]]) -> None:
-    done = manage("replay_inventory", f"--stock={STOCK}", "--workers=4", "--json", environment=migrated(engine))
+    using = ["--using=default"] if engine == "sqlite" else []  # elsewhere the default alias has no leases
+    done = manage("replay_inventory", f"--stock={STOCK}", "--workers=4", *using, "--json", environment=migrated(engine))
     assert done.returncode == 0, done.stderr
     ways = {way["slug"]: way for way in json.loads(done.stdout)["ways"]}
-    for slug in ("advisory", "row", "fenced"):
+    for slug in ("advisory", "row", "fenced", "saved", "trigger"):
         assert (ways[slug]["sold"], ways[slug]["left"], ways[slug]["oversold"]) == (STOCK, 0, 0)
     # the faults are real: without them the rest would prove nothing
     assert ways["none"]["left"] < 0
     assert ways["lease"]["oversold"] > 0
-    assert [ways[slug]["late"] for slug in ways] == [0, 0, 0, 0, 1]
+    assert [ways[slug]["late"] for slug in ways] == [0, 0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("alias", "message"), [("postgres", "have no TTL"), ("mysql", "have no TTL"), ("nobody", "nobody")]
+)
+def test_an_alias_without_leases(databases: None, alias: str, message: str) -> None:
+    with pytest.raises(CommandError, match=message):
+        call_command("replay_inventory", using=alias)
 
 
 def result(slug: str = "fenced", prevents: bool = True, **figures: Any) -> WayResult:

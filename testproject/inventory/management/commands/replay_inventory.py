@@ -3,14 +3,27 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
+from django_distlock.registry import registry
 from testproject.inventory.models import InventoryRun, Item
 from testproject.inventory.records import story, table
 from testproject.inventory.run import Plan, replay
 from testproject.inventory.ways import WAYS
 from testproject.inventory.workers import WorkerError
 from testproject.replay.commands import ReplayCommand
+
+
+def leases(alias: str) -> str:
+    """The alias; CommandError if it is unknown or its locks have no TTL or no fencing tokens."""
+    try:
+        backend = registry.entry(alias).backend
+    except ImproperlyConfigured as error:
+        raise CommandError(str(error)) from error
+    if not (backend.supports_ttl and backend.supports_fencing):
+        raise CommandError(f"The locks of {alias!r} have no TTL or no fencing tokens: name another alias with --using.")
+    return alias
 
 
 class Command(ReplayCommand):
@@ -26,12 +39,14 @@ class Command(ReplayCommand):
         super().add_arguments(parser)
         parser.add_argument("--stock", type=int, default=Plan.stock, help="units there are")
         parser.add_argument("--workers", type=int, default=Plan.workers, help="processes that sell")
+        parser.add_argument("--using", default=Plan.using, help=f"lock alias of the leases, default: {Plan.using}")
 
     def handle(self, *args: Any, **options: Any) -> None:
         quiet = options["json"]
         if options["stock"] < 1 or options["workers"] < 2:
             raise CommandError("It takes a stock of at least 1 and at least 2 workers.")
-        plan = Plan(ways=self.chosen(options["ways"]), stock=options["stock"], workers=options["workers"])
+        numbers = {name: options[name] for name in ("stock", "workers")}
+        plan = Plan(ways=self.chosen(options["ways"]), using=leases(options["using"]), **numbers)
         self.require_tables()
         try:
             result = replay(plan, tell=self.teller(quiet))

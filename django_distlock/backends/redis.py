@@ -1,0 +1,294 @@
+"""Leases in Redis: each operation is one script on the server, and who waits is woken by it.
+
+An acquire that finds the lock busy joins a queue and listens; the release hands the lock to the first who still
+listens. Redis tells how many heard a message, so nobody has to send signs of life while he waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.core.checks import Error
+
+from django_distlock.exceptions import BackendUnavailable
+from django_distlock.records import Claim, Grant, LockInfo, drift
+from django_distlock.waiting import Flow, adrive, drive
+
+from .base import Backend
+from .redis_attempt import FAREWELL, LEAST_PATIENCE, Attempt
+from .redis_commands import PATIENCE, Sweeper, holder_of, milliseconds, run
+from .redis_connection import LinkError, Pool
+from .redis_listing import Teller, broken, listed
+from .redis_places import Places
+from .redis_scripts import EXTEND, HOLDS, LEAVE, RELEASE, keys_of
+from .redis_target import Target, WrongTarget
+from .remains import Remains
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from django.core.checks import CheckMessage
+
+    from .redis_protocol import Script
+
+# So long may a renewal take, for which all others wait; seconds.
+RENEWAL_PATIENCE = 1.0
+# Callers of one process that wait at the server, each on a connection; the others wait for a place, and look now and
+# then whether their lock is free. Seconds.
+WAITERS, LOOK_EVERY = 32, 0.25
+TICK = 0.5
+# A release that has no answer after this time is tried again with more patience; seconds.
+AT_ONCE = 0.25
+
+
+class RedisBackend(Backend):
+    """OPTIONS: ``cache``, an alias in CACHES whose backend is django-redis (default: "default"), or ``url``."""
+
+    supports_shared = True
+    supports_ttl = True
+    supports_fencing = True
+    supports_break = True
+    supports_semaphore = True
+    waits_natively = True
+    queues_waiters = True
+    apart_from_databases = True
+    option_names: ClassVar[frozenset[str]] = frozenset({"cache", "url"})
+
+    def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
+        super().__init__(alias, options)
+        url = options.get("url")
+        self.target = Target(url=url) if url is not None else Target(cache=options.get("cache", "default"))
+        self.pool = Pool(self.target)
+        self._start()
+
+    def _start(self) -> None:
+        self._places = Places(WAITERS)
+        self._teller = Teller()
+        # Claims that ask, and their grants until the caller surely has them: who is interrupted on the way withdraws,
+        # and what was granted then is given back.
+        self._claims: dict[str, Grant | None] = {}
+        # whose release may have been done, though its reply was lost
+        self._doubtful: set[str] = set()
+        self._remains = Remains(Sweeper(self.pool), self.alias)
+
+    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        return drive(self._acquire(claim, wait))
+
+    async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        return await adrive(self._acquire(claim, wait))
+
+    def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
+        if self._remains.left and not self._remains.discard(claim):
+            return None
+        deadline = time.monotonic() + wait
+        attempt = Attempt(self.pool, claim, self._teller.facts(claim.key), deadline)
+        self._claims[claim.token] = None
+        try:
+            grant = yield from self._queued(attempt, deadline) if wait > 0 else self._asked(attempt)
+        except LinkError as error:
+            self._forsake(attempt, claim, error.uncertain)
+            raise self._unavailable(error) from (error.__cause__ or error)
+        except asyncio.CancelledError:
+            if attempt.sent:
+                try:
+                    yield from attempt.leave(time.monotonic() + LEAST_PATIENCE)
+                except LinkError:
+                    self._forsake(attempt, claim, True)
+            attempt.drop_link()
+            self._claims.pop(claim.token, None)
+            raise
+        except BaseException:
+            self._forsake(attempt, claim, True)
+            raise
+        if grant is None:
+            self._forsake(attempt, claim, not attempt.linked)
+        else:
+            self._claims[claim.token] = grant
+        return grant
+
+    @staticmethod
+    def _asked(attempt: Attempt) -> Flow[Grant | None]:
+        """Ask once, without queueing."""
+        grant, _ = yield from attempt.ask(queue=False)
+        attempt.give_link()
+        return grant
+
+    def _queued(self, attempt: Attempt, deadline: float) -> Flow[Grant | None]:
+        """Queue at the server until the deadline; before, in this process for a place to do so."""
+        if not self._places.take():
+            number = self._places.number()
+            while True:
+                grant = yield from self._asked(attempt)
+                left = deadline - time.monotonic()
+                if grant is not None or left <= 0:
+                    return grant
+                if (yield from self._places.enter(number, min(left, LOOK_EVERY))):
+                    break
+        try:
+            return (yield from self._waited(attempt, deadline))
+        finally:
+            self._places.leave()
+
+    @staticmethod
+    def _waited(attempt: Attempt, deadline: float) -> Flow[Grant | None]:
+        while True:
+            grant, again_at = yield from attempt.ask(queue=True)
+            if grant is None and time.monotonic() < deadline:
+                grant = yield from attempt.hear(again_at)
+            if grant is not None:
+                return grant
+            now = time.monotonic()
+            if now >= deadline:
+                with contextlib.suppress(LinkError):  # then it is left behind
+                    yield from attempt.leave(now + FAREWELL)
+                return None
+
+    def _forsake(self, attempt: Attempt, claim: Claim, uncertain: bool) -> None:
+        """Undo behind its caller's back what an attempt may have done."""
+        attempt.drop_link()
+        self._claims.pop(claim.token, None)
+        if attempt.sent:
+            self._leave_behind(claim, uncertain)
+
+    def _leave_behind(self, claim: Claim, uncertain: bool) -> None:
+        self._remains.add(claim, uncertain)
+        self.wake_at(time.monotonic())
+
+    def withdraw(self, claim: Claim) -> None:
+        drive(self._withdraw(claim))
+
+    async def awithdraw(self, claim: Claim) -> None:
+        await adrive(self._withdraw(claim))
+
+    def _withdraw(self, claim: Claim) -> Flow[None]:
+        """Give back what was granted to nobody, because the caller was interrupted. Who waited has left already."""
+        if claim.token not in self._claims:
+            return
+        del self._claims[claim.token]
+        try:
+            yield from run(self.pool, time.monotonic() + LEAST_PATIENCE, LEAVE, claim)
+        except LinkError as error:
+            self._leave_behind(claim, error.uncertain)
+
+    def free_now(self, grant: Grant) -> bool:
+        """One command on a connection at hand. It waits for no task, so it may be done on an event loop."""
+        claim, link = grant.claim, self.pool.take()
+        if link is None:
+            return False
+        try:
+            link.send(RELEASE.by_hash(keys_of(claim.key), holder_of(claim)))
+            given = link.receive(time.monotonic() + AT_ONCE)
+        except LinkError as error:
+            self.pool.discard(link)
+            if error.uncertain:
+                self._doubtful.add(claim.token)
+            return False
+        except BaseException:
+            self.pool.discard(link)
+            self._leave_behind(claim, False)
+            raise
+        self.pool.give(link)
+        if given != 1:  # also if the server does not know the script
+            return False
+        self._claims.pop(claim.token, None)
+        return True
+
+    def release(self, grant: Grant) -> bool:
+        return drive(self._release(grant))
+
+    async def arelease(self, grant: Grant) -> bool:
+        return await adrive(self._release(grant))
+
+    def _release(self, grant: Grant) -> Flow[bool]:
+        claim = grant.claim
+        self._claims.pop(claim.token, None)
+        try:
+            given, again = yield from run(self.pool, time.monotonic() + PATIENCE, RELEASE, claim)
+        except LinkError as error:
+            self._leave_behind(claim, False)  # a release that comes late does no harm
+            raise self._unavailable(error) from (error.__cause__ or error)
+        except BaseException:
+            self._leave_behind(claim, False)
+            raise
+        again = again or claim.token in self._doubtful
+        self._doubtful.discard(claim.token)
+        if not given and again:  # sent twice: the first one did it, unless the lease had ended
+            return grant.valid_until is not None and time.monotonic() < grant.valid_until
+        return bool(given)
+
+    def verify(self, grant: Grant) -> bool:
+        return drive(self._verify(grant))
+
+    async def averify(self, grant: Grant) -> bool:
+        return await adrive(self._verify(grant))
+
+    def _verify(self, grant: Grant) -> Flow[bool]:
+        return bool((yield from self._tried(PATIENCE, HOLDS, grant.claim)))
+
+    def extend(self, grant: Grant, ttl: float) -> Grant | None:
+        return drive(self._extend(grant, ttl))
+
+    async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
+        return await adrive(self._extend(grant, ttl))
+
+    def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
+        asked = time.monotonic()
+        if not (yield from self._tried(RENEWAL_PATIENCE, EXTEND, grant.claim, milliseconds(ttl))):
+            return None
+        return grant._replace(valid_until=asked + ttl - drift(ttl))
+
+    def _tried(self, patience: float, script: Script, claim: Claim, *args: Any) -> Flow[Any]:
+        try:
+            reply, _ = yield from run(self.pool, time.monotonic() + patience, script, claim, *args)
+        except LinkError as error:
+            raise self._unavailable(error) from (error.__cause__ or error)
+        return reply
+
+    def inspect(self) -> Iterable[LockInfo]:
+        try:
+            return drive(listed(self.pool, self.alias, time.monotonic() + PATIENCE))
+        except LinkError as error:
+            raise self._unavailable(error) from (error.__cause__ or error)
+
+    def break_lock(self, info: LockInfo) -> bool:
+        try:
+            return drive(broken(self.pool, info, time.monotonic() + PATIENCE))
+        except LinkError as error:
+            raise self._unavailable(error) from (error.__cause__ or error)
+
+    def _unavailable(self, error: LinkError) -> BackendUnavailable:
+        return BackendUnavailable(f"The Redis server of alias {self.alias!r}: {error}")
+
+    def tick(self, now: float) -> float | None:
+        cleaned = self._remains.tick(now)
+        self.pool.close_idle(now)
+        for token, grant in list(self._claims.items()):
+            if grant is not None and now - grant.acquired_at > TICK:
+                self._claims.pop(token, None)
+        times = [when for when in (cleaned,) if when is not None]
+        if self.pool.is_open or self._claims:
+            times.append(now + TICK)
+        return min(times) if times else None
+
+    def check(self) -> list[CheckMessage]:
+        where = f"DISTLOCK[{self.alias!r}]"
+        if "cache" in self.options and "url" in self.options:
+            return [Error(f"{where}: give either OPTIONS['cache'] or OPTIONS['url'], not both.", id="distlock.E003")]
+        try:
+            self.target.resolve()
+        except WrongTarget as error:
+            return [Error(f"{where}: {error}", id="distlock.E003")]
+        return []
+
+    def close(self) -> None:
+        self._remains.close()
+        self.pool.close()
+        super().close()
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self.pool.abandon()
+        self._start()

@@ -1,0 +1,217 @@
+"""Connections to Redis: redis-py opens them, with all that it knows of TLS, sockets, Sentinel and credentials, and from
+then on the socket is ours.
+
+Three reasons. redis-py retries ten times by default, and a lock command that is sent twice behind our back takes a lock
+twice; its asyncio connections belong to one event loop each, while a plain socket is at home in every thread and loop;
+and sending apart from receiving lets one caller ask several servers at once. The protocol is RESP3, whose pushes may
+come between replies (https://redis.io/docs/latest/develop/reference/protocol-spec/).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from django_distlock.parking import Parker
+from django_distlock.waiting import Call, Flow
+
+from .redis_link import Link, LinkError
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from .redis_target import Target
+
+__all__ = ["Link", "LinkError", "Opening", "Pool"]
+
+# Links of one process to one server at most; who comes later waits for one, in order of arrival.
+MAX_LINKS = 64
+# A link without a command is closed after this time; seconds.
+IDLE = 5.0
+# One that was idle for longer than this is looked at before it is used; seconds.
+FRESH = 0.5
+
+
+class Opening:
+    """A link on its way, opened in a thread of its own: no driver keeps a deadline while it looks up a name."""
+
+    def __init__(self, connect: Callable[[float], socket.socket], until: float) -> None:
+        self.link: Link | None = None
+        self.error: BaseException | None = None
+        self._parker = Parker()
+        left = max(0.01, min(until - time.monotonic(), IDLE))
+        threading.Thread(target=self._open, args=(connect, left), name="distlock-redis-open", daemon=True).start()
+
+    def _open(self, connect: Callable[[float], socket.socket], left: float) -> None:
+        try:
+            self.link = Link(connect(left))
+        except BaseException as error:
+            self.error = error
+        if not self._parker.wake() and self.link is not None:
+            self.link.close()
+
+    def finish(self, until: float) -> bool:
+        """Wait until it is open or has failed; False at the monotonic time ``until``."""
+        try:
+            return self._parker.park(until - time.monotonic())
+        except BaseException:
+            self._leave()
+            raise
+
+    async def afinish(self, until: float) -> bool:
+        """:meth:`finish` for a task."""
+        try:
+            return await self._parker.apark(until - time.monotonic())
+        except BaseException:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        if self._parker.leave() and self.link is not None:
+            self.link.close()
+
+    def result(self) -> Link:
+        """The link, after :meth:`finish` was true. LinkError, with the driver's error as its cause, if it failed."""
+        if self.link is None:
+            raise LinkError(f"Redis cannot be reached: {self.error}") from self.error
+        return self.link
+
+
+class Pool:
+    """The links of this process to one server; the one used last is used first."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._guard = threading.Lock()
+        self._idle: list[Link] = []
+        self._links: set[Link] = set()
+        self._opening = 0
+        self._queue: deque[Parker] = deque()
+
+    def take(self) -> Link | None:
+        """A link at hand, or None. Never waits."""
+        while True:
+            try:
+                link = self._idle.pop()
+            except IndexError:
+                return None
+            if time.monotonic() - link.used_at < FRESH or not link.stale():
+                return link
+            self.discard(link)
+
+    def start(self, until: float) -> Opening:
+        """Begin to open a link, in another thread; the caller calls :meth:`adopt` with what comes of it."""
+        return Opening(self._target.connect, until)
+
+    def adopt(self, opening: Opening) -> Link:
+        """The link that was opened. LinkError if that failed."""
+        link = opening.result()
+        with self._guard:
+            self._links.add(link)
+        return link
+
+    def link(self, until: float) -> Flow[Link]:
+        """A link by the monotonic time ``until``, else LinkError: one at hand, a new one, or the next that is given
+        back."""
+        while (link := self.take()) is None:
+            parker = self._reserve()
+            if parker is None:
+                return (yield from self._opened(until))
+            try:
+                if not (yield Call(parker, "park", (until - time.monotonic(),))):
+                    raise LinkError("All connections to Redis are in use.", timed_out=True)
+            finally:
+                with self._guard, contextlib.suppress(ValueError):
+                    self._queue.remove(parker)
+        return link
+
+    def _reserve(self) -> Parker | None:
+        """None: a place for one more link; else where to wait for one."""
+        with self._guard:
+            if len(self._links) + self._opening < MAX_LINKS:
+                self._opening += 1
+                return None
+            parker = Parker()
+            self._queue.append(parker)
+            if self._idle:
+                parker.wake()
+            return parker
+
+    def _opened(self, until: float) -> Flow[Link]:
+        try:
+            opening = self.start(until)
+            if not (yield Call(opening, "finish", (until,))):
+                raise LinkError("Redis could not be reached in time.", timed_out=True)
+            return self.adopt(opening)
+        finally:
+            with self._guard:
+                self._opening -= 1
+            self._call_next()
+
+    def give(self, link: Link) -> None:
+        """Back into the pool, or closed if anything is still on its way."""
+        if not link.clean or link not in self._links:  # closed meanwhile with all others
+            self.discard(link)
+            return
+        link.used_at = time.monotonic()
+        link.pushes.clear()
+        self._idle.append(link)
+        if self._queue:
+            self._call_next()
+
+    def discard(self, link: Link) -> None:
+        """Close a link."""
+        with self._guard:
+            self._links.discard(link)
+        link.close()
+        self._call_next()
+
+    def _call_next(self) -> None:
+        with self._guard:
+            while self._queue:
+                if self._queue.popleft().wake():
+                    return
+
+    @property
+    def ready_at(self) -> float:
+        """When it was known how to connect: importing the driver takes longer than a caller who does not wait has. That
+        is made up for, once."""
+        if not self._target.resolved_at:
+            with contextlib.suppress(Exception):  # told when a connection is opened
+                self._target.resolve()
+        return self._target.resolved_at
+
+    @property
+    def is_open(self) -> bool:
+        """Is there any link?"""
+        return bool(self._links)
+
+    def close_idle(self, now: float) -> None:
+        """Close the links that had no command for IDLE seconds."""
+        while self._idle:
+            try:
+                link = self._idle.pop(0)
+            except IndexError:
+                return
+            if now - link.used_at < IDLE:
+                self._idle.insert(0, link)
+                return
+            self.discard(link)
+
+    def close(self) -> None:
+        """Close every link; who waits on one gets a LinkError. The next command opens another."""
+        with self._guard:
+            links, self._links = self._links, set()
+        idle, self._idle = self._idle, []
+        for link in links:
+            link.close() if link in idle else link.cut()
+
+    def abandon(self) -> None:
+        """In the child of a fork: the connections are the parent's, who must not notice."""
+        for link in self._links:
+            link.close()
+        self.__init__(self._target)  # type: ignore[misc]

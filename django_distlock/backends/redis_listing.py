@@ -1,0 +1,136 @@
+"""Who holds and who waits, as an operator sees it, and what a holder tells of itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from django_distlock.records import LockInfo
+from django_distlock.waiting import Call
+
+from .redis_commands import Refused, converse
+from .redis_protocol import pack
+from .redis_scripts import BREAK, HELD, LOOK, PREFIX, keys_named
+
+if TYPE_CHECKING:
+    from django_distlock.names import LockKey
+    from django_distlock.waiting import Flow
+
+    from .redis_connection import Link, Pool
+
+UNKNOWN = "unknown"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_CACHED = 1000
+_SCANNED = 500
+
+
+class Teller:
+    """What this process tells of its holders: JSON with host, pid, thread and the lock's name."""
+
+    def __init__(self) -> None:
+        self._host, self._pid = socket.gethostname(), os.getpid()
+        self._known: dict[tuple[str, str], bytes] = {}
+
+    def facts(self, key: LockKey) -> bytes:
+        thread = threading.current_thread().name
+        told = self._known.get((thread, key.name))
+        if told is None:
+            if len(self._known) >= _CACHED:
+                self._known.clear()
+            facts = {"name": key.name, "host": self._host, "pid": self._pid, "thread": thread}
+            told = self._known[thread, key.name] = json.dumps(facts).encode("ascii")
+        return told
+
+
+def text_of(key: bytes) -> bytes | None:
+    """The middle of the key under which the holders of one lock are; None if it is something else."""
+    if key.startswith(PREFIX) and key.endswith(HELD):
+        return key[len(PREFIX) : -len(HELD)]
+    return None
+
+
+def infos(alias: str, text: bytes, reply: list[Any]) -> list[LockInfo]:
+    """The holders of one lock, as the script LOOK shows them."""
+    holders, waiters = reply
+    return [_info(alias, text, holder, end, told.partition(b" ")[2], waiters) for holder, end, told in sorted(holders)]
+
+
+def _info(alias: str, text: bytes, holder: bytes, end: int, told: bytes, waiters: int) -> LockInfo:
+    facts = _facts(told)
+    name, fence, since = facts.get("name"), facts.get("fence"), facts.get("since")
+    who = [facts.get(part) for part in ("host", "pid", "thread")]
+    return LockInfo(
+        backend=alias,
+        key=text.decode("ascii", "replace"),
+        name=name if isinstance(name, str) else None,
+        shared=holder[:1] == b"s",
+        holder=UNKNOWN if None in who else ":".join(map(str, who)),
+        acquired_at=_moment(since),
+        expires_at=_moment(end * 1000),
+        fence=fence if isinstance(fence, int) else None,
+        waiters=waiters,
+        details={"token": holder[1:9].decode("ascii", "replace")},
+    )
+
+
+def _facts(told: bytes) -> dict[str, Any]:
+    try:
+        facts = json.loads(told)
+    except ValueError:
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _moment(microseconds: object) -> datetime | None:
+    if not isinstance(microseconds, int):
+        return None
+    try:
+        return _EPOCH + timedelta(microseconds=microseconds)
+    except OverflowError:
+        return None
+
+
+def listed(pool: Pool, alias: str, until: float) -> Flow[list[LockInfo]]:
+    """The locks that are held on the server of ``pool``. LinkError at the monotonic time ``until``."""
+    link = yield from pool.link(until)
+    found: list[LockInfo] = []
+    try:
+        cursor, texts = b"0", set[bytes]()
+        while True:
+            link.send(pack("SCAN", cursor, "MATCH", PREFIX + b"*" + HELD, "COUNT", _SCANNED))
+            reply = yield Call(link, "receive", (until,))
+            if isinstance(reply, Exception):
+                raise Refused(f"Redis refused: {reply}") from reply
+            cursor = reply[0]
+            texts.update(text for text in map(text_of, reply[1]) if text is not None)
+            if cursor == b"0":
+                break
+        for text in sorted(texts):
+            found += yield from _looked(alias, link, text, until)
+    except BaseException:
+        pool.discard(link)
+        raise
+    pool.give(link)
+    return found
+
+
+def _looked(alias: str, link: Link, text: bytes, until: float) -> Flow[list[LockInfo]]:
+    try:
+        reply = yield from converse(link, LOOK, keys_named(text), (), until)
+    except Refused:  # not of the type that it should be
+        return [LockInfo(backend=alias, key=text.decode("ascii", "replace"), holder=UNKNOWN)]
+    return infos(alias, text, reply)
+
+
+def broken(pool: Pool, info: LockInfo, until: float) -> Flow[bool]:
+    """Take the lock away from the holder that ``info`` shows; False if that holder has gone."""
+    link = yield from pool.link(until)
+    try:
+        keys = keys_named(info.key.encode("ascii"))
+        return bool((yield from converse(link, BREAK, keys, (info.fence or 0, info.details.get("token", "")), until)))
+    finally:
+        pool.give(link)

@@ -1,0 +1,109 @@
+"""Which Redis server: a cache alias of django-redis, or a URL; and a socket to it, logged in and speaking RESP3."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import socket
+
+INSTALL = 'pip install "django-distlock[redis]"'
+# What belongs to redis-py's own pool and parser, or would retry behind our back.
+_NOT_OURS = frozenset(
+    {
+        "parser_class",
+        "protocol",
+        "retry",
+        "retry_on_error",
+        "retry_on_timeout",
+        "health_check_interval",
+        "decode_responses",
+        "socket_timeout",
+        "socket_connect_timeout",
+        "legacy_responses",
+        "event_dispatcher",
+        "himport_registry",
+        "orig_host_address",
+        "orig_socket_timeout",
+        "orig_socket_connect_timeout",
+        "oss_cluster_maint_notifications_handler",
+    }
+)
+
+
+class WrongTarget(Exception):
+    """The settings name no server that can be used; the message says why."""
+
+
+class Target:
+    """One server, resolved when it is first needed. Exactly one of ``cache`` (an alias in CACHES) and ``url``.
+
+    Options in the URL or of the cache (database, user, TLS, Sentinel) are redis-py's.
+    """
+
+    def __init__(self, *, cache: str | None = None, url: str | None = None) -> None:
+        self.cache = cache
+        self.url = url
+        self._found: tuple[Any, dict[str, Any]] | None = None
+        # when it was resolved: importing the driver takes longer than a caller who does not wait has
+        self.resolved_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Target {self.cache or 'url'}>"  # a URL may carry a password
+
+    def resolve(self) -> tuple[Any, dict[str, Any]]:
+        """redis-py's connection class and its arguments. WrongTarget, which names the cure, if that cannot be told."""
+        if self._found is None:
+            pool = self._of_cache(self.cache) if self.cache is not None else self._of_url(self.url or "")
+            kwargs = {
+                name: value
+                for name, value in pool.connection_kwargs.items()
+                if name not in _NOT_OURS and not name.startswith("maint")
+            }
+            self._found = pool.connection_class, kwargs
+            self.resolved_at = time.monotonic()
+        return self._found
+
+    @staticmethod
+    def _of_url(url: str) -> Any:
+        try:
+            from redis import ConnectionPool
+        except ImportError as error:
+            raise WrongTarget(f"redis-py is not installed. Run: {INSTALL}") from error
+        try:
+            return ConnectionPool.from_url(url)
+        except ValueError as error:
+            raise WrongTarget(f"OPTIONS['url'] is no Redis URL: {error}") from error
+
+    @staticmethod
+    def _of_cache(alias: str) -> Any:
+        from django.core.cache import caches
+        from django.core.cache.backends.base import InvalidCacheBackendError
+
+        try:
+            client = getattr(caches[alias], "client", None)
+        except InvalidCacheBackendError as error:
+            raise WrongTarget(f"the cache {alias!r} cannot be used: {error} Perhaps: {INSTALL}") from error
+        if client is None or not hasattr(client, "get_client"):
+            raise WrongTarget(f"the cache {alias!r} is not one of django-redis (django_redis.cache.RedisCache).")
+        return client.get_client(write=True).connection_pool
+
+    def connect(self, timeout: float) -> socket.socket:
+        """A socket on which the server has accepted us. Each step has ``timeout`` seconds. Raises what redis-py
+        raises."""
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        factory, kwargs = self.resolve()
+        connection = factory(
+            **kwargs, protocol=3, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0)
+        )
+        try:
+            connection.connect()
+        except BaseException:
+            connection.disconnect()
+            raise
+        sock: socket.socket = connection._sock
+        connection._sock = None  # from here on it is ours: redis-py would close it with the object
+        return sock

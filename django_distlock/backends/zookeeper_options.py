@@ -1,0 +1,77 @@
+"""OPTIONS of the ZooKeeper backend, and what kazoo is told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import ImproperlyConfigured
+from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+
+from django_distlock.validation import seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_PATH = "/distlock"
+DEFAULT_SESSION_TIMEOUT = 10.0
+# Passed to kazoo as they are: https://kazoo.readthedocs.io/en/latest/api/client.html
+FOR_KAZOO = frozenset(
+    {"use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname", "sasl_options"}
+)
+NAMES = frozenset({"hosts", "path", "session_timeout", "auth_data", "acl"}) | FOR_KAZOO
+
+
+class Settings:
+    """Checked OPTIONS: ``kazoo`` for the client, ``path`` of the locks without a slash at its end, ``acl`` of nodes."""
+
+    def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
+        self._where = f"DISTLOCK[{alias!r}]: OPTIONS"
+        self.path = self._path(options.get("path", DEFAULT_PATH))
+        auth = self._auth(options.get("auth_data"))
+        self.acl = self._acl(options.get("acl"), bool(auth))
+        self.kazoo: dict[str, Any] = {
+            "hosts": self._hosts(options.get("hosts")),
+            "timeout": self._timeout(options.get("session_timeout", DEFAULT_SESSION_TIMEOUT)),
+            "auth_data": auth,
+            **{name: options[name] for name in FOR_KAZOO if name in options},
+        }
+
+    def _wrong(self, option: str, must: str) -> ImproperlyConfigured:
+        # without the value: it may be a password
+        return ImproperlyConfigured(f"{self._where}[{option!r}] must be {must}.")
+
+    def _hosts(self, hosts: Any) -> str:
+        if isinstance(hosts, (list, tuple)) and all(isinstance(host, str) for host in hosts):
+            hosts = ",".join(hosts)
+        if not isinstance(hosts, str) or not hosts.strip(" ,"):
+            raise self._wrong("hosts", 'a str like "zk1:2181,zk2:2181", or a list of such')
+        return hosts
+
+    def _path(self, path: Any) -> str:
+        parts = path.rstrip("/").split("/")[1:] if isinstance(path, str) and path.startswith("/") else []
+        if not parts or not all(part.isascii() and part.isprintable() and part.strip(".") for part in parts):
+            raise self._wrong("path", 'an absolute path of printable ASCII like "/distlock"')
+        return "/" + "/".join(parts)
+
+    def _timeout(self, value: Any) -> float:
+        try:
+            return seconds("session_timeout", value, positive=True) or DEFAULT_SESSION_TIMEOUT
+        except (TypeError, ValueError) as error:
+            raise ImproperlyConfigured(f"{self._where}: {error}") from error
+
+    def _auth(self, value: Any) -> list[tuple[str, str]]:
+        if value is None:
+            return []
+        if not isinstance(value, (list, tuple, set)) or not all(
+            isinstance(each, (list, tuple)) and len(each) == 2 and all(isinstance(part, str) for part in each)
+            for each in value
+        ):
+            raise self._wrong("auth_data", 'a list of pairs (scheme, credential) like ("digest", "user:password")')
+        return [(scheme, credential) for scheme, credential in value]
+
+    def _acl(self, value: Any, authenticated: bool) -> list[ACL]:
+        if value is None:
+            return list(CREATOR_ALL_ACL if authenticated else OPEN_ACL_UNSAFE)
+        if not isinstance(value, (list, tuple)) or not value or not all(isinstance(each, ACL) for each in value):
+            raise self._wrong("acl", "a list of kazoo.security.ACL")
+        return list(value)

@@ -1,0 +1,59 @@
+"""What a subcommand is, and how all of them are found."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import CommandError
+
+from django_distlock import BackendUnavailable, UnsupportedOperation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django.core.management.base import CommandParser, OutputWrapper
+
+# sysexits.h
+EX_UNAVAILABLE = 69
+EX_TEMPFAIL = 75
+
+
+class Subcommand(ABC):
+    """One subcommand. ``help`` is a sentence for the list of all, ``description`` what its own help adds to it."""
+
+    help: ClassVar[str]
+    description: ClassVar[str] = ""
+
+    def __init__(self, stdout: OutputWrapper, stderr: OutputWrapper) -> None:
+        self.stdout, self.stderr = stdout, stderr
+
+    @staticmethod  # noqa: B027 - some need none
+    def add_arguments(parser: CommandParser) -> None:
+        """Its own arguments, beside those of every Django command."""
+
+    @abstractmethod
+    def handle(self, **options: Any) -> int:
+        """Do it; the exit status."""
+
+    def run(self, **options: Any) -> int:
+        """:meth:`handle`, with what cannot work as CommandError."""
+        try:
+            return self.handle(**options)
+        except BackendUnavailable as error:
+            cause = f" ({error.__cause__})" if error.__cause__ is not None else ""
+            raise CommandError(f"{error}{cause}", returncode=EX_UNAVAILABLE) from error
+        except (UnsupportedOperation, ImproperlyConfigured, ValueError) as error:
+            raise CommandError(str(error)) from error
+
+
+def subcommands() -> Iterator[tuple[str, type[Subcommand]]]:
+    """Name and class of each, by name."""
+    package = importlib.import_module(__package__)
+    for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda module: module.name):
+        command = getattr(importlib.import_module(f"{__package__}.{module.name}"), "Command", None)
+        if command is not None:
+            yield module.name, command

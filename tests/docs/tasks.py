@@ -1,0 +1,48 @@
+"""What the page about tasks and messages imports, as stand-ins, and what it must do with a message."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import uuid
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from testproject.wallet.models import Receipt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def decorator(function: Any = None, **options: Any) -> Any:
+    return function if function is not None else lambda function: function
+
+
+@contextmanager
+def task_modules() -> Iterator[dict[str, Any]]:
+    """The decorators of Celery and of Django 6.0, which hand the function on: what is tested is that the lock and its
+    template fit the function. And a reader's app with receipts; the transfers that it makes are in `moved`."""
+    doubles = {
+        "celery": {"shared_task": decorator},
+        "django.tasks": {"task": decorator},
+        "wallet": {},
+        "wallet.models": {"Receipt": Receipt},
+    }
+    moved: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name, contents in doubles.items():
+            module = ModuleType(name)
+            vars(module).update(contents)
+            patch.setitem(sys.modules, name, module)
+        yield {"move_money": moved.append, "moved": moved}
+
+
+def delivered_twice(names: dict[str, Any]) -> None:
+    message = {"id": str(uuid.uuid4())}
+    for _ in range(2):
+        asyncio.run(names["on_transfer"](message))
+    assert names["moved"] == [message]
+    assert Receipt.objects.filter(pk=message["id"]).delete()[0] == 1

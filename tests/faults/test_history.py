@@ -1,0 +1,191 @@
+"""The checker of W3 itself: what it finds, what it does not call a fault, and that it turns red for broken locks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock import advisory_lock
+from tests.faults.history import History, Hold, Journal
+from tests.processes import Child
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.child import Link
+
+THREADS, SECONDS = 4, 20.0
+# In the section, so that somebody is inside for most of the time.
+PAUSE = 0.0005
+# A lock that is broken now and then lets in one in so many.
+ONE_IN = 1000
+
+
+def held(start: float, end: float, **facts: Any) -> Hold:
+    told: dict[str, Any] = {"lock": "a", "pid": 1, "invoke": start, "valid_until": None, "fence": None, "shared": False}
+    return Hold(**{"token": f"{start}", "acquired": start, "end": end, "why": "release", **told, **facts})
+
+
+def kinds(*holds: Hold, **options: Any) -> list[str]:
+    return [fault.kind for fault in History(sorted(holds, key=lambda hold: hold.acquired)).check(**options)]
+
+
+@pytest.mark.parametrize(
+    ("holds", "options", "faults"),
+    [
+        ([held(1, 2), held(2, 3)], {}, 0),
+        ([held(1, 2), held(1.9, 3)], {}, 1),
+        ([held(1, 9), held(2, 3), held(4, 5)], {}, 2),
+        ([held(1, 2), held(1.5, 3, lock="b")], {}, 0),
+        ([held(1, 9, shared=True), held(2, 3, shared=True)], {}, 0),
+        ([held(1, 9, shared=True), held(2, 3)], {}, 1),
+        ([held(1, 9), held(2, 9)], {"limit": 2}, 0),
+        ([held(1, 9), held(2, 9), held(3, 4)], {"limit": 2}, 2),
+        ([held(1, 9, why="loss"), held(5, 6)], {"told_within": 4}, 0),
+        ([held(1, 9, why="loss"), held(4.9, 6)], {"told_within": 4}, 1),
+        ([held(1, 9, why="SIGKILL"), held(8.9, 9)], {"told_within": 4}, 1),
+        ([held(3, 2), held(1, 5)], {}, 0),  # its validity was over when the answer came
+    ],
+)
+def test_overlaps(holds: list[Hold], options: dict[str, Any], faults: int) -> None:
+    assert kinds(*holds, **options) == ["overlap"] * faults
+
+
+@pytest.mark.parametrize(
+    ("holds", "faults"),
+    [
+        ([held(1, 2, fence=7), held(2, 3, fence=8), held(3, 4, fence=9)], 0),
+        ([held(1, 2, fence=7), held(2, 3, fence=7)], 1),
+        ([held(1, 2, fence=7), held(2, 3, fence=6), held(3, 4, fence=8)], 1),
+        ([held(1, 2, fence=7), held(3, 4, invoke=0.5, fence=6)], 1),  # it waited all the time and came later
+        ([held(1, 2, fence=7), held(2, 3, fence=None)], 0),
+        ([held(1, 9, shared=True, fence=7), held(2, 9, invoke=0.5, shared=True, fence=6)], 0),  # asked side by side
+        ([held(1, 9, shared=True, fence=7), held(2, 9, shared=True, fence=6)], 1),
+        ([held(1, 2, shared=True, fence=7), held(3, 4, fence=6)], 1),
+    ],
+)
+def test_fences(holds: list[Hold], faults: int) -> None:
+    assert kinds(*holds) == ["fence"] * faults
+
+
+@pytest.mark.parametrize(
+    ("events", "killed", "end", "why"),
+    [
+        ([("releasing", 5.0), ("released", 6.0)], {}, 5.0, "release"),
+        ([("lost", 4.0), ("releasing", 5.0)], {}, 4.0, "loss"),
+        ([("releasing", 9.0)], {}, 8.0, "validity"),
+        ([("seen", 7.0)], {7: 8.5}, 8.5, "SIGKILL"),
+        ([("seen", 7.0)], {8: 8.5}, 20.0, "validity"),
+    ],
+)
+def test_the_end_of_a_holding(
+    events: list[tuple[str, float]], killed: dict[int, float], end: float, why: str, tmp_path: Path
+) -> None:
+    told = {"lock": "a", "pid": 7, "invoke": 0.5, "valid_until": 8.0, "fence": 3, "shared": False}
+    lines: list[dict[str, Any]] = [{"event": "granted", "token": "7.1", "at": 1.0, **told}]
+    for event, at in events:
+        lines.append({"event": event, "token": "7.1", "at": at})
+        if event == "seen":
+            lines[-1]["valid_until"] = 20.0
+    (tmp_path / "journal").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (hold,) = History.read(tmp_path / "journal", killed).holds
+    assert (hold.end, hold.why) == (end, why)
+
+
+# --- a lock, and locks that are broken on purpose
+
+
+_turns = itertools.count(1)
+
+
+def sound(journal: Journal, name: str) -> None:
+    with journal.hold(advisory_lock(name, using="memory", timeout=SECONDS)):
+        time.sleep(PAUSE)
+
+
+def always_grants(journal: Journal, name: str) -> None:
+    token = journal.granted(name, time.monotonic())
+    time.sleep(0)
+    journal.releasing(token)
+
+
+def grants_twice(journal: Journal, name: str) -> None:
+    """Lets one in a thousand in without asking."""
+    if next(_turns) % ONE_IN:
+        return sound(journal, name)
+    token = journal.granted(f"memory/{name}", time.monotonic())
+    time.sleep(PAUSE)
+    journal.releasing(token)
+
+
+def forgets_its_fence(journal: Journal, name: str) -> None:
+    """Once in a thousand times it starts again."""
+    with advisory_lock(name, using="memory", timeout=SECONDS):
+        turn = next(_turns)
+        fence = turn % ONE_IN + ONE_IN * (turn // (10 * ONE_IN))
+        journal.releasing(journal.granted(name, time.monotonic(), fence=fence))
+
+
+def work(kind: Callable[[Journal, str], None], path: Path, name: str, seconds: float) -> History:
+    """Threads under one lock, until the checker finds something or the time is over."""
+    until = time.monotonic() + seconds
+    stop = threading.Event()
+    journal = Journal(path)
+
+    def worker() -> None:
+        while not stop.is_set():
+            kind(journal, name)
+
+    threads = [threading.Thread(target=worker) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    try:
+        while time.monotonic() < until and not (path.stat().st_size and History.read(path).check()):
+            stop.wait(0.2)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        journal.close()
+    return History.read(path)
+
+
+def test_a_sound_lock_has_no_fault(name: str, tmp_path: Path) -> None:
+    history = work(sound, tmp_path / "journal", name, 0.5)
+    assert len(history.holds) > 100
+    assert history.check() == []
+    assert all(hold.why == "release" and hold.released is not None for hold in history.holds)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [(always_grants, "overlap"), (grants_twice, "overlap"), (forgets_its_fence, "fence")],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_broken_locks_are_found_out(kind: Callable[..., None], fault: str, name: str, tmp_path: Path) -> None:
+    history = work(kind, tmp_path / "journal", name, SECONDS)
+    found = history.check()
+    print(f"{len(found)} faults in {len(history.holds)} holdings")
+    assert fault in {one.kind for one in found}
+
+
+def write_and_wait(link: Link, path: str) -> None:
+    Journal(path).granted("a", time.monotonic())
+    link.say("written")
+    link.hear()
+
+
+def test_one_that_is_killed_leaves_what_it_saw(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with Child(write_and_wait, str(path)) as child:
+        assert child.hear() == "written"
+        when = time.monotonic()
+        child.kill()
+    (hold,) = History.read(path, killed={child.pid: when}).holds
+    assert (hold.pid, hold.end, hold.why) == (child.pid, when, "SIGKILL")

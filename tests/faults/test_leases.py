@@ -1,0 +1,100 @@
+"""I3 and I4: a holder that slept beyond its TTL knows it as soon as it wakes up, and fencing tokens rise whatever
+happens to the server meanwhile."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.utils.module_loading import import_string
+
+from django_distlock import DistlockError, LockLost, advisory_lock
+from tests import services
+from tests.conftest import eventually
+from tests.faults.history import History, Journal
+from tests.faults.pausing import take_over, wake
+from tests.matrix import MATRIX, Entry
+from tests.processes import Child
+from tests.sizes import FULL, be_polite
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("databases")
+
+KINDS = {entry: import_string(entry.backend) for entry in MATRIX if entry.processes}
+with_ttl = pytest.mark.parametrize(
+    "entry", [entry for entry, kind in KINDS.items() if kind.supports_ttl], ids=lambda entry: entry.using, indirect=True
+)
+with_fence = pytest.mark.parametrize(
+    "entry", [entry for entry, kind in KINDS.items() if kind.supports_fencing], ids=lambda e: e.using, indirect=True
+)
+# The server behind a lock alias, where it is one that may be restarted and remembers.
+SERVERS = {"redis": "redis1", "zookeeper": "zookeeper"}
+
+PAUSES, AT_ONCE = (20 if FULL else 1), 25
+TTL = 0.4
+GRANTS, PROCESSES = (50_000 if FULL else 200), 4
+
+
+def holder(link: Any, using: str) -> None:
+    """Hold what it is told to, and say after the pause what it knows of each, without asking anybody."""
+    while (names := link.hear()) is not None:
+        leases = [advisory_lock(name, using=using, ttl=TTL).acquire() for name in names]
+        link.say("ready")
+        link.hear()  # it is stopped here
+        told = [lease.lost for lease in leases]
+        for lease in leases:
+            with suppress(LockLost):
+                lease.release()
+        link.say(told)
+
+
+@with_ttl
+def test_i3_who_slept_beyond_its_ttl_knows_it_at_once(entry: Entry, name: str) -> None:
+    """R18: lost at ``valid_until``, seen by the first look after the pause; 500 of them in the full size."""
+    with Child(holder, entry.using) as child:
+        for pause in range(PAUSES):
+            locks = [advisory_lock(f"{name}{pause}-{number}", using=entry.using, ttl=TTL) for number in range(AT_ONCE)]
+            child.say([lock.name for lock in locks])
+            assert child.hear() == "ready"
+            leases = [take_over(child, lock) for lock in locks]
+            child.say("look")
+            wake(child)
+            assert child.hear() == [True] * AT_ONCE
+            for lease in leases:
+                lease.release()
+        child.say(None)
+
+
+def taker(link: Any, using: str, name: str, path: str, count: int) -> None:
+    """Take the lock ``count`` times and write down each time; what the server's restart costs is not counted."""
+    be_polite()
+    journal, lock, done = Journal(path), advisory_lock(name, using=using), 0
+    while done < count:
+        with suppress(DistlockError):
+            with journal.hold(lock):
+                pass
+            done += 1
+    journal.close()
+    link.say("done")
+
+
+@with_fence
+def test_i4_fences_rise_from_grant_to_grant(entry: Entry, name: str, tmp_path: Path) -> None:
+    """R21, over processes, and through a restart of the server where there is one that remembers what it granted."""
+    journal = tmp_path / "journal"
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(Child(taker, entry.using, name, str(journal), GRANTS // PROCESSES))
+            for _ in range(PROCESSES)
+        ]
+        if entry.using in SERVERS:
+            eventually(lambda: journal.exists() and journal.read_text().count("granted") > GRANTS // 3, "too slow")
+            services.restart(SERVERS[entry.using])
+        for child in children:
+            assert child.hear(timeout=30 + GRANTS / 100) == "done"
+    history = History.read(journal)
+    assert history.check() == []
+    assert len(history.holds) >= GRANTS

@@ -1,0 +1,71 @@
+"""A ZooKeeper server that hangs, is not there, or starts again."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from django_distlock import BackendUnavailable, advisory_lock
+from django_distlock.registry import registry
+from tests import services
+from tests.backends.zookeeper_server import USING, address, clerk, nodes, use
+from tests.conftest import eventually
+from tests.faults.proxy import Proxy
+from tests.processes import Child
+from tests.timing import within
+
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("databases")]
+
+
+def test_r5_a_server_that_hangs(name: str) -> None:
+    """Connected or not yet, the answer comes in time, and says unreachable and not busy."""
+    with advisory_lock(f"{name}-warm", using=USING):
+        pass
+    services.signal(USING, signal.SIGSTOP)
+    try:
+        for again in (False, True):
+            if again:
+                registry.close()
+            for timeout in (0, 0.3):
+                began = time.monotonic()
+                with pytest.raises(BackendUnavailable):
+                    advisory_lock(name, using=USING).acquire(timeout=timeout)
+                within(time.monotonic() - began, 0.55)
+    finally:
+        services.signal(USING, signal.SIGCONT)
+    with clerk() as server:
+        eventually(lambda: nodes(server, name) == [], "a node stays behind")
+
+
+def test_r6_a_server_that_is_not_there_is_said_at_once(name: str, settings: Any) -> None:
+    with Proxy(*address()) as proxy:
+        port = proxy.port
+    use(settings, hosts=f"127.0.0.1:{port}")
+    began = time.monotonic()
+    with pytest.raises(BackendUnavailable) as error:
+        advisory_lock(name, using=USING).acquire(timeout=10)
+    within(time.monotonic() - began, 0.5)
+    assert error.value.__cause__ is not None
+
+
+def test_a_lock_outlives_a_restart_of_the_server(name: str, settings: Any) -> None:
+    use(settings, session_timeout=15)
+    fences = []
+    lease = advisory_lock(name, using=USING).acquire()
+    fences.append(lease.fence)
+    services.restart(USING)
+    eventually(lambda: lease.held, "it is not held again", patience=15)
+    with Child(get_not, name) as rival:
+        assert rival.hear() is False
+    lease.release()
+    with advisory_lock(name, using=USING) as lease:
+        fences.append(lease.fence)
+    assert fences == sorted(set(fences))
+
+
+def get_not(link: Any, name: str) -> None:
+    lease = advisory_lock(name, using=USING).try_acquire()
+    link.say(lease is not None)
