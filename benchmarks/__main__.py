@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from benchmarks.results import Results
 
-GROUPS = ("postgres", "mysql", "sqlite", "zookeeper")
+GROUPS = ("postgres", "mysql", "sqlite", "redis", "redlock", "redlock-far", "zookeeper")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +32,11 @@ class Scale:
     elsewhere: tuple[int, ...]  # locks held by other processes
     here: tuple[int, ...] = (1, 100, 900)  # and by the process that measures, below its limit of 1,000
     tasks: int = 1_000
+    idle_seconds: float = 3.0
 
 
 FULL = Scale(rounds=200, runs=3, seconds=2.0, growth_rounds=80, elsewhere=(1, 100, 1_000, 10_000))
-QUICK = Scale(rounds=30, runs=1, seconds=0.5, growth_rounds=20, elsewhere=(1, 100, 1_000))
+QUICK = Scale(rounds=30, runs=1, seconds=0.5, growth_rounds=20, elsewhere=(1, 100, 1_000), idle_seconds=2.0)
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -85,9 +86,27 @@ def part_tasks(results: Results, group: str, scale: Scale) -> str:
 def part_growth(results: Results, group: str, scale: Scale) -> str:
     """Measure and show how cost grows with what else is held."""
     from benchmarks import growth, report
+    from benchmarks.servers import SERVERS
 
-    results.growth[group] = growth.measure(group, scale.growth_rounds, scale.elsewhere, scale.here)
+    elsewhere = tuple(count for count in scale.elsewhere if count <= SERVERS[group].elsewhere)
+    results.growth[group] = growth.measure(group, scale.growth_rounds, elsewhere, scale.here)
     return report.growth(group, results.growth[group])
+
+
+def part_idle(results: Results, group: str, scale: Scale) -> str:
+    """Measure and show what waiting costs the server."""
+    from benchmarks import idle, report
+
+    results.idle[group] = idle.measure(group, scale.idle_seconds)
+    return report.idle(group, results.idle[group])
+
+
+def part_giving_up(results: Results, group: str, scale: Scale) -> str:
+    """Measure and show how exactly a wait ends."""
+    from benchmarks import giving_up, report
+
+    results.giving_up[group] = giving_up.measure(group)
+    return report.giving_up(group, results.giving_up[group])
 
 
 PARTS = {
@@ -95,6 +114,8 @@ PARTS = {
     "contended": part_contended,
     "tasks": part_tasks,
     "growth": part_growth,
+    "idle": part_idle,
+    "giving-up": part_giving_up,
 }
 
 
@@ -109,7 +130,9 @@ def run(options: argparse.Namespace) -> int:
     results = Results(environment({group: SERVERS[group].version() for group in groups}))
     print(report.heading(results), flush=True)
     for group in groups:
-        for part in options.part or PARTS:
+        for part in SERVERS[group].parts:
+            if part not in (options.part or PARTS):
+                continue
             try:
                 text = PARTS[part](results, group, QUICK if options.quick else FULL)
             except Exception as error:

@@ -53,12 +53,13 @@ class Contention:
 
 
 def measure(group: str, runs: int, seconds: float) -> list[Contention]:
-    """Run every entry of the group ``runs`` times, in turn."""
-    results = [Contention(group, kind.label, kind.exclusive) for kind in GROUPS[group] if kind.contended]
+    """Run every entry of the group ``runs`` times, in turn; once, if no budget asks for more."""
+    kinds = [kind for kind in GROUPS[group] if kind.contended]
+    results = [Contention(group, kind.label, kind.exclusive) for kind in kinds]
     with Crew(group, PROCESSES) as crew:
-        for _ in range(runs):
-            for result in results:
-                if result.error:
+        for turn in range(runs):
+            for kind, result in zip(kinds, results, strict=True):
+                if result.error or (turn and not kind.repeated):
                     continue
                 try:
                     result.add(*crew.run(result.entry, seconds), seconds)

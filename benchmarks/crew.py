@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import django
 
+from benchmarks.children import answer
 from benchmarks.entries import find
 from benchmarks.failures import reason
 
@@ -92,14 +93,6 @@ def work(group: str, pipe: Connection, barrier: Barrier, path: str) -> None:
             finally:
                 with contextlib.suppress(Exception):
                     entry.close()
-
-
-def answer(pipe: Connection, deadline: float) -> Share | str | None:
-    """Return what a worker sent, None if it ended or sent nothing in time."""
-    try:
-        return pipe.recv() if pipe.poll(max(0.0, deadline - time.monotonic())) else None
-    except EOFError:
-        return None
 
 
 class Crew:

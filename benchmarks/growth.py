@@ -15,7 +15,7 @@ from benchmarks.entries.ours import Ours, close_backends
 from benchmarks.failures import reason
 from benchmarks.pinning import pinned
 from benchmarks.servers import SERVERS
-from benchmarks.uncontended import PAIRS, WARM_UP
+from benchmarks.uncontended import WARM_UP
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -128,7 +128,7 @@ def compare(bare: Entry, ours: Entry, rounds: int) -> tuple[float, float]:
 
     def samples() -> Iterator[tuple[list[int], list[int]]]:
         for turn in range(-WARM_UP, rounds):
-            pair = bare.slice(PAIRS), ours.slice(PAIRS)
+            pair = bare.slice(bare.pairs), ours.slice(ours.pairs)
             if turn >= 0:
                 yield pair
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from benchmarks.results import Results
 
-LABEL_WIDTH, PLOT_WIDTH, VALUE_WIDTH, GAP = 250, 140, 62, 18
+LABEL_WIDTH, PLOT_WIDTH, VALUE_WIDTH, GAP = 270, 140, 62, 18
 ROW, TOP, MARGIN = 22, 78, 16
 COLUMN = PLOT_WIDTH + VALUE_WIDTH + GAP
 
@@ -61,7 +61,7 @@ class Axis:
 
 AXES = (
     Axis("uncontended, x bare", "less is better", ",.2f", 0.1, 100, True, lambda r, g, e: r.cost(g, e).ratio),
-    Axis("hand-offs/s", "more is better", ",.0f", 100, 100_000, True, lambda r, g, e: r.contention(g, e).rate),
+    Axis("hand-offs/s", "more is better", ",.0f", 10, 100_000, True, lambda r, g, e: r.contention(g, e).rate),
     Axis("fair", "1 is equal shares", ".2f", 0, 1, False, lambda r, g, e: r.contention(g, e).fair),
     Axis("worst wait, ms", "less is better", ",.0f", 1, 10_000, True, lambda r, g, e: r.contention(g, e).worst_ms),
 )
@@ -76,7 +76,7 @@ def draw(results: Results) -> str:
         body.append(text(MARGIN, y, TITLES[group], "group"))
         for kind in GROUPS[group]:
             values = [figure(axis, results, group, kind.label) for axis in AXES]
-            if kind.exclusive and any(value is not None for value in values):
+            if (kind.exclusive or kind.uncontended) and any(value is not None for value in values):
                 y += ROW
                 body += row(y, kind.label, values, "ours" if kind.ours else "peer")
         y += ROW // 2

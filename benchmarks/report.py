@@ -7,14 +7,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from benchmarks.budgets import Verdict
     from benchmarks.contended import Contention
+    from benchmarks.giving_up import GivingUp
     from benchmarks.growth import Growth
+    from benchmarks.idle import Idle
     from benchmarks.results import Results
     from benchmarks.tasks import Crowd
     from benchmarks.uncontended import Uncontended
+    from benchmarks.verdicts import Verdict
 
-TITLES = {"postgres": "PostgreSQL", "mysql": "MySQL (MariaDB)", "sqlite": "SQLite", "zookeeper": "ZooKeeper"}
+TITLES = {
+    "postgres": "PostgreSQL",
+    "mysql": "MySQL (MariaDB)",
+    "sqlite": "SQLite",
+    "redis": "Redis",
+    "redlock": "Redlock, 5 nodes",
+    "redlock-far": "Redlock, 5 nodes with 1 ms of delay",
+    "zookeeper": "ZooKeeper",
+}
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -47,11 +57,12 @@ def uncontended(group: str, result: Uncontended) -> str:
 def contended(group: str, results: Sequence[Contention]) -> str:
     """Show what competing processes got, as ranges over the runs."""
     rows = []
+    measure = results[0]  # the bare driver; where that excludes nobody, the first peer
     for row in results:
         if not row.rates:
             rows.append((row.entry, "failed", "-", "-", "-", "-"))
             continue
-        bare = results[0].rate if results[0].rates else 0.0
+        bare = measure.rate if measure.rates else 0.0
         rows.append(
             (
                 row.entry,
@@ -62,7 +73,8 @@ def contended(group: str, results: Sequence[Contention]) -> str:
                 f"{row.lost:,}",
             )
         )
-    header = ("", "hand-offs/s", "x bare", "fair", "worst wait ms", "lost updates")
+    over = "x bare" if measure.entry.startswith("bare") else f"x {measure.entry}"
+    header = ("", "hand-offs/s", over, "fair", "worst wait ms", "lost updates")
     return f"{TITLES[group]}, 8 processes want one lock\n\n" + table(header, rows)
 
 
@@ -95,6 +107,25 @@ def growth(group: str, rows: Iterable[Growth]) -> str:
     ]
     header = ("other locks are held by", "how many", "median us", "x bare", "against fewest")
     return f"{TITLES[group]}, while other locks are held\n\n" + table(header, cells)
+
+
+def idle(group: str, rows: Sequence[Idle]) -> str:
+    """Show what waiting costs the server."""
+    cells = [(row.entry, "failed", "-") if row.error else idle_cells(row) for row in rows]
+    title = f"{TITLES[group]}, {rows[0].waiters} waiters whose locks are not freed"
+    return f"{title}\n\n" + table(("", "requests/s", "per waiter"), cells)
+
+
+def idle_cells(row: Idle) -> tuple[str, str, str]:
+    """Show one entry's requests."""
+    return row.entry, f"{row.per_second:,.1f}", f"{row.per_second / row.waiters:.3f}"
+
+
+def giving_up(group: str, rows: Sequence[GivingUp]) -> str:
+    """Show how exactly a wait ends."""
+    cells = [(row.entry, "failed" if row.error else f"{row.seconds:.2f}") for row in rows]
+    title = f"{TITLES[group]}, the last of a queue waits {rows[0].asked:g} s while those ahead of it give up"
+    return f"{title}\n\n" + table(("", "seconds"), cells)
 
 
 def budgets(verdicts: Iterable[Verdict]) -> str:

@@ -11,11 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from benchmarks.contended import Contention
+    from benchmarks.giving_up import GivingUp
     from benchmarks.growth import Growth
+    from benchmarks.idle import Idle
     from benchmarks.tasks import Crowd
     from benchmarks.uncontended import Cost, Uncontended
 
-PACKAGES = ("Django", "psycopg", "mysqlclient", "asgiref", "django-distlock", "django-pglock", "django-mysql", "tooz")
+PACKAGES = (
+    "Django",
+    "asgiref",
+    "psycopg",
+    "mysqlclient",
+    "redis",
+    "kazoo",
+    "django-distlock",
+    "django-pglock",
+    "django-mysql",
+    "django-redis",
+    "python-redis-lock",
+    "pottery",
+    "sherlock",
+    "tooz",
+)
 
 
 @dataclass
@@ -27,6 +44,8 @@ class Results:
     contended: dict[str, list[Contention]] = field(default_factory=dict)
     tasks: dict[str, Crowd] = field(default_factory=dict)
     growth: dict[str, list[Growth]] = field(default_factory=dict)
+    idle: dict[str, list[Idle]] = field(default_factory=dict)
+    giving_up: dict[str, list[GivingUp]] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)  # parts that ended with an error of their own
 
     def cost(self, group: str, entry: str) -> Cost:
@@ -40,6 +59,20 @@ class Results:
         """Return the contended figures of an entry; LookupError if it did not run."""
         for row in self.contended[group]:
             if row.entry == entry and row.rates:
+                return row
+        raise LookupError(f"{entry} was not measured")
+
+    def waiting(self, group: str, entry: str) -> Idle:
+        """Return what idle waiters of an entry sent; LookupError if it did not run."""
+        for row in self.idle[group]:
+            if row.entry == entry and not row.error:
+                return row
+        raise LookupError(f"{entry} was not measured")
+
+    def given_up(self, group: str, entry: str) -> GivingUp:
+        """Return how long the wait of an entry took; LookupError if it did not run."""
+        for row in self.giving_up[group]:
+            if row.entry == entry and not row.error:
                 return row
         raise LookupError(f"{entry} was not measured")
 
@@ -73,6 +106,8 @@ class Results:
             for row in rows
             if row.error
         ]
+        for part in (self.idle, self.giving_up):
+            found += [f"{row.group}, {row.entry}: {row.error}" for rows in part.values() for row in rows if row.error]
         return found
 
     def as_dict(self) -> dict[str, Any]:

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
     from benchmarks.entries.base import Entry
 
-PAIRS = 25  # per slice
 WARM_UP = 2  # slices that are thrown away: connections, prepared statements, caches
-SLOW_PAIRS = 2
 
 
 @dataclass
@@ -61,20 +59,21 @@ def opened(entries: Iterable[type[Entry]], stack: contextlib.ExitStack, failed: 
 
 def measure(group: str, rounds: int) -> Uncontended:
     """Run slices of every entry in turn in this process, so that a disturbance hits all of them alike."""
-    server = SERVERS[group]
+    server, bare = SERVERS[group], GROUPS[group][0]
     with pinned(server.pids) as together, contextlib.ExitStack() as stack:
         result = Uncontended(pinned=together or server.embedded)
         entries = opened((kind for kind in GROUPS[group] if kind.uncontended), stack, result.failed)
         samples: dict[str, list[int]] = {entry.label: [] for entry in entries}
         for turn in range(-WARM_UP, rounds):
             for entry in entries:
-                taken = entry.slice(SLOW_PAIRS if entry.slow else PAIRS)
+                taken = entry.slice(entry.pairs)
                 if turn >= 0:
                     samples[entry.label] += taken
     result.costs = [cost_of(group, label, values) for label, values in samples.items()]
-    bare = result.costs[0].median_us
+    if bare.label in result.failed:
+        raise RuntimeError(f"{bare.label} cannot be measured: {result.failed[bare.label]}")
     for cost in result.costs:
-        cost.ratio = cost.median_us / bare
+        cost.ratio = cost.median_us / result.costs[0].median_us
     return result
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.entries import mysql, postgres, sqlite, zookeeper
+from benchmarks.entries import mysql, postgres, redis, redlock, sqlite, zookeeper
 from benchmarks.entries.base import NoLock
 
 if TYPE_CHECKING:
@@ -14,6 +14,9 @@ GROUPS: dict[str, tuple[type[Entry], ...]] = {
     "postgres": (*postgres.ENTRIES, NoLock),
     "mysql": (*mysql.ENTRIES, NoLock),
     "sqlite": (*sqlite.ENTRIES, NoLock),
+    "redis": (*redis.ENTRIES, NoLock),
+    "redlock": (*redlock.ENTRIES, NoLock),
+    "redlock-far": redlock.FAR,
     "zookeeper": (*zookeeper.ENTRIES, NoLock),
 }
 

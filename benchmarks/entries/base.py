@@ -27,8 +27,12 @@ class Entry(ABC):
     uncontended: ClassVar[bool] = True
     contended: ClassVar[bool] = True
     exclusive: ClassVar[bool] = True
-    slow: ClassVar[bool] = False  # milliseconds per pair: measured with fewer of them
+    repeated: ClassVar[bool] = True  # several contended runs; False where no budget asks for more than one
+    pairs: ClassVar[int] = 25  # per slice; fewer where one takes milliseconds
     ours: ClassVar[bool] = False
+    waits: ClassVar[bool] = False  # takes part in `idle`, where it waits for names of its own
+    gives_up: ClassVar[bool] = False  # can wait for a limited time: takes part in `giving-up`
+    name: str = LOCK_NAME  # changed before ``open``
 
     def open(self) -> None:  # noqa: B027  most have something to open, and one has not
         """Connect; called in the process that measures, after it was pinned."""
@@ -43,6 +47,10 @@ class Entry(ABC):
     def around(self) -> AbstractContextManager[object]:
         """Return what surrounds a whole slice and is not timed, such as an open transaction."""
         return nullcontext()
+
+    def attempt(self, seconds: float) -> bool:
+        """Acquire and release, and return True; False if that was not possible within ``seconds``."""
+        raise NotImplementedError
 
     def slice(self, pairs: int) -> list[int]:
         """Return the nanoseconds of each of ``pairs`` acquire+release pairs."""
@@ -93,8 +101,7 @@ class NoLock(Entry):
     """Exclude nobody: the checker of lost updates must find some here, or it proves nothing for the others."""
 
     label = "none"
-    uncontended = False
-    exclusive = False
+    uncontended = exclusive = repeated = False
 
     def cycle(self, body: Callable[[], object]) -> None:
         """Call ``body`` without any lock."""

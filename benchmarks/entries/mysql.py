@@ -8,7 +8,7 @@ from django.db import connections
 
 from benchmarks.entries import ours
 from benchmarks.entries.base import LOCK_NAME, Entry
-from benchmarks.entries.peers import Tooz
+from benchmarks.entries.peers import ToozDatabase
 from benchmarks.servers import MariaDB
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ class DjangoMySQL(Entry):
             body()
 
 
-class ToozMySQL(Tooz):
+class ToozMySQL(ToozDatabase):
     """tooz, which connects anew for every acquire and polls."""
 
     database = DATABASE
-    url = "mysql://{USER}:{PASSWORD}@{HOST}:{PORT}/{NAME}"
+    template = "mysql://{USER}:{PASSWORD}@{HOST}:{PORT}/{NAME}"
 
 
 class Ours(ours.Ours):

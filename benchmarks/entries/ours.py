@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from django.db import connections, transaction
 
-from benchmarks.entries.base import LOCK_NAME, LOCK_NAMES, AsyncEntry, Entry
+from benchmarks.entries.base import LOCK_NAMES, AsyncEntry, Entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +26,7 @@ class Ours(Entry):
 
     ours = True
     label = "django-distlock"
+    waits = gives_up = True
     alias: ClassVar[str]
 
     def open(self) -> None:
@@ -33,7 +34,7 @@ class Ours(Entry):
         from django_distlock import advisory_lock
 
         self.advisory_lock = advisory_lock
-        with advisory_lock(LOCK_NAME, using=self.alias):
+        with advisory_lock(self.name, using=self.alias):
             pass
 
     def close(self) -> None:
@@ -43,20 +44,30 @@ class Ours(Entry):
 
     def cycle(self, body: Callable[[], object]) -> None:
         """Hold the lock outside any transaction."""
-        with self.advisory_lock(LOCK_NAME, using=self.alias):
+        with self.advisory_lock(self.name, using=self.alias):
             body()
+
+    def attempt(self, seconds: float) -> bool:
+        """Give up after the lock's own ``timeout``."""
+        from django_distlock import LockTimeout
+
+        try:
+            with self.advisory_lock(self.name, using=self.alias, timeout=seconds):
+                return True
+        except LockTimeout:
+            return False
 
 
 class OursReused(Ours):
     """One Lock made once and used again, as a decorator or a module-level constant does."""
 
     label = "django-distlock, one Lock reused"
-    contended = False
+    contended = waits = gives_up = False
 
     def open(self) -> None:
         """Make the Lock once."""
         super().open()
-        self.lock = self.advisory_lock(LOCK_NAME, using=self.alias)
+        self.lock = self.advisory_lock(self.name, using=self.alias)
 
     def cycle(self, body: Callable[[], object]) -> None:
         """Hold the same Lock object again."""
@@ -68,7 +79,7 @@ class OursInAtomic(Ours):
     """Lock inside a transaction that is already open; its BEGIN and COMMIT surround the slice and are not timed."""
 
     label = "django-distlock in atomic()"
-    contended = False
+    contended = waits = gives_up = False
     database: ClassVar[str]
 
     def around(self) -> AbstractContextManager[object]:
@@ -86,11 +97,12 @@ class OursWholeTransaction(Ours):
     """BEGIN, lock, COMMIT: what a transaction that protects itself costs as a whole."""
 
     label = "django-distlock, whole atomic()"
+    waits = gives_up = False
     database: ClassVar[str]
 
     def cycle(self, body: Callable[[], object]) -> None:
         """Hold the lock until the commit."""
-        with transaction.atomic(using=self.database), self.advisory_lock(LOCK_NAME, using=self.alias):
+        with transaction.atomic(using=self.database), self.advisory_lock(self.name, using=self.alias):
             body()
 
 
@@ -116,5 +128,5 @@ class OursAsync(AsyncEntry):
 
     async def acycle(self, body: Callable[[], object]) -> None:
         """Hold the lock in the running task."""
-        async with self.advisory_lock(LOCK_NAME, using=self.alias):
+        async with self.advisory_lock(self.name, using=self.alias):
             body()

@@ -9,7 +9,7 @@ from django.db import connections, transaction
 
 from benchmarks.entries import ours
 from benchmarks.entries.base import LOCK_NAME, LOCK_NAMES, Entry
-from benchmarks.entries.peers import Tooz
+from benchmarks.entries.peers import ToozDatabase
 from benchmarks.servers import Postgres
 
 if TYPE_CHECKING:
@@ -127,11 +127,11 @@ class PgLockInAtomic(PgLock):
         body()
 
 
-class ToozPostgres(Tooz):
+class ToozPostgres(ToozDatabase):
     """tooz, which connects anew for every acquire."""
 
     database = DATABASE
-    url = "postgresql://{USER}:{PASSWORD}@{HOST}:{PORT}?dbname={NAME}"
+    template = "postgresql://{USER}:{PASSWORD}@{HOST}:{PORT}?dbname={NAME}"
 
 
 class Ours(ours.Ours):

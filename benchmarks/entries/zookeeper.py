@@ -1,98 +1,112 @@
-"""ZooKeeper: two bare requests of kazoo's, kazoo's own lock, tooz and ours."""
+"""ZooKeeper: kazoo's client, its Lock recipe, tooz and ours."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from benchmarks.entries import ours
-from benchmarks.entries.base import LOCK_NAME, Entry
+from benchmarks.entries.base import Entry
+from benchmarks.entries.peers import Tooz
 from benchmarks.servers import ZooKeeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ALIAS = ZooKeeper.lock_alias
+ROOT = "/benchmarks"
+PAIRS = 8
 
 
-class Bare(Entry):
-    """Create an ephemeral node and delete it: what any lock does at least. It excludes nobody."""
+class Peer(Entry):
+    """An entry with a kazoo client of its own."""
 
-    label = "bare create + delete"
-    contended = False
+    pairs = PAIRS
 
     def open(self) -> None:
-        """Connect, and make the node above."""
-        self.client = ZooKeeper.connect()
-        self.client.ensure_path("/bare")
+        """Start a session."""
+        from kazoo.client import KazooClient
+
+        self.client = KazooClient(hosts=ZooKeeper.hosts())
+        self.client.start()
+        self.client.ensure_path(ROOT)
 
     def close(self) -> None:
-        """Close the session."""
+        """End the session."""
         self.client.stop()
         self.client.close()
 
+
+class Bare(Peer):
+    """Create and delete one ephemeral sequential node: the measure for the group. It excludes nobody."""
+
+    label = "bare kazoo, create + delete"
+    contended = exclusive = False
+
     def cycle(self, body: Callable[[], object]) -> None:
-        """Two requests, one after the other."""
-        path = self.client.create("/bare/x-", b"", ephemeral=True, sequence=True)
+        """Have a node while ``body`` runs."""
+        node = self.client.create(f"{ROOT}/bare-", b"", ephemeral=True, sequence=True)
         body()
-        self.client.delete(path)
+        self.client.delete(node)
 
 
-class Kazoo(Bare):
-    """kazoo's recipe, made once and used again as its page shows it."""
+class Kazoo(Peer):
+    """kazoo's Lock recipe, made once and used again as its page shows it."""
 
     label = "kazoo Lock"
-    contended = True
+    waits = gives_up = True
 
     def open(self) -> None:
-        """Connect and make the lock."""
+        """Start a session and make the lock."""
         super().open()
-        self.lock = self.client.Lock("/kazoo/" + LOCK_NAME)
+        self.lock = self.client.Lock(f"{ROOT}/kazoo-{self.name}", "benchmarks")
 
     def cycle(self, body: Callable[[], object]) -> None:
-        """Hold the lock."""
+        """Wait in the queue of nodes."""
         with self.lock:
             body()
 
+    def attempt(self, seconds: float) -> bool:
+        """Give up after the recipe's own timeout."""
+        from kazoo.exceptions import LockTimeout
 
-class Tooz(Entry):
-    """A lock of a tooz coordinator, made once and used again as its page shows it."""
+        try:
+            taken = self.lock.acquire(timeout=seconds)
+        except LockTimeout:
+            return False
+        if taken:
+            self.lock.release()
+        return taken
 
-    label = "tooz"
 
-    def open(self) -> None:
-        """Start a coordinator."""
-        from tooz import coordination
+class ToozZooKeeper(Tooz):
+    """tooz, which uses kazoo's Lock."""
 
-        self.coordinator = coordination.get_coordinator(f"kazoo://{ZooKeeper.address()}", b"benchmarks")
-        self.coordinator.start()
-        self.lock = self.coordinator.get_lock(LOCK_NAME.encode())
+    pairs = PAIRS
 
-    def close(self) -> None:
-        """Stop the coordinator."""
-        self.coordinator.stop()
-
-    def cycle(self, body: Callable[[], object]) -> None:
-        """Hold the lock."""
-        with self.lock:
-            body()
+    def url(self) -> str:
+        """Return the address."""
+        return f"zookeeper://{ZooKeeper.hosts()}"
 
 
 class Ours(ours.Ours):
-    """The lock on the process' own session."""
+    """Our own queue of nodes."""
 
+    pairs = PAIRS
     alias = ALIAS
 
 
 class OursReused(ours.OursReused):
     """The same with one Lock object."""
 
+    pairs = PAIRS
     alias = ALIAS
 
 
 class OursAsync(ours.OursAsync):
     """The same, awaited."""
 
+    pairs = PAIRS
     alias = ALIAS
 
 
-ENTRIES: tuple[type[Entry], ...] = (Bare, Kazoo, Tooz, Ours, OursReused, OursAsync)
+ENTRIES: tuple[type[Entry], ...] = (Bare, Kazoo, ToozZooKeeper, Ours, OursReused, OursAsync)

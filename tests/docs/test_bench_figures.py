@@ -6,10 +6,17 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING
 
-from benchmarks.budgets import Verdict
+from benchmarks.__main__ import GROUPS
+from benchmarks.budgets import BUDGETS
 from benchmarks.contended import Contention
+from benchmarks.entries import GROUPS as ENTRIES
+from benchmarks.giving_up import GivingUp
+from benchmarks.idle import Idle
+from benchmarks.report import TITLES
 from benchmarks.results import Results, environment
+from benchmarks.servers import SERVERS
 from benchmarks.uncontended import Cost, Uncontended
+from benchmarks.verdicts import Verdict
 from docs._ext import bench_figures
 from tests.docs.pages import PAGES, tables
 
@@ -28,6 +35,8 @@ def recorded(path: Path) -> Path:
         Contention("postgres", "none", False, [9e6], [0.5], [1.0]),
         Contention("postgres", "broken", True, error="it failed"),
     ]
+    results.idle["postgres"] = [Idle("postgres", "bare", 50, 487.26), Idle("postgres", "broken", 50, error="it failed")]
+    results.giving_up["postgres"] = [GivingUp("postgres", "bare", 1.0, 3.42)]
     budgets = [
         Verdict("postgres", "hand-offs", ">= 0.85", 1.19, "ok"),
         Verdict("postgres", "fair", ">= 0.9", None, "NOT MEASURED"),
@@ -40,11 +49,25 @@ def recorded(path: Path) -> Path:
 def test_a_recorded_run_is_shown(tmp_path: Path) -> None:
     text = bench_figures.figures(recorded(tmp_path / "figures.json"))
     assert "PostgreSQL 15; Python" in text
-    uncontended, contended, budgets = tables(text)
+    uncontended, contended, idle, giving_up, budgets = tables(text)
     assert uncontended[1:] == [["bare", "1.00"], [r"a \| b", "0.71"]]
     assert contended[1:] == [["bare", "4,500", "0.99", "30 ms"]]
+    assert idle[1:] == [["bare", "487.3"]]
+    assert giving_up[1:] == [["bare", "3.42 s"]]
     assert budgets[1:] == [["PostgreSQL", "hand-offs", ">= 0.85", "1.19", "ok"]]
     assert "figures.svg" not in text
+
+
+def test_a_run_recorded_before_there_were_these_parts_is_shown(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "figures.json")
+    run = json.loads(path.read_text())
+    del run["idle"], run["giving_up"]
+    path.write_text(json.dumps(run))
+    assert len(tables(bench_figures.figures(path))) == 3
+
+
+def test_every_group_has_a_title_budgets_and_a_server() -> None:
+    assert list(TITLES) == list(SERVERS) == list(ENTRIES) == list(BUDGETS) == list(GROUPS)
 
 
 def test_the_plot_is_shown_if_there_is_one(tmp_path: Path) -> None:
