@@ -3,6 +3,7 @@
 DB                     sqlite (default), postgres or mariadb: what DATABASES["default"] is
 DISTLOCK_SERVICES      path of the state file that tests/services.py writes (default: .services/state.json)
 DISTLOCK_DEMO_DB       the SQLite file, or the name of the database on the server
+DISTLOCK_DEMO_TIMEOUT  seconds that the lock alias "default" waits, instead of the usual ones
 DISTLOCK_TEST_SUFFIX   appended to the names of test databases, so that two test runs can share one machine
 """
 
@@ -124,7 +125,7 @@ def caches() -> dict[str, dict[str, Any]]:
 def lock_aliases(configured: dict[str, dict[str, Any]], cached: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """DISTLOCK for these DATABASES and CACHES: "default" names no backend and so follows DATABASES["default"]."""
     local: dict[str, dict[str, Any]] = {
-        "default": {},
+        "default": {"TIMEOUT": float(seconds)} if (seconds := os.environ.get("DISTLOCK_DEMO_TIMEOUT")) else {},
         "memory": {"BACKEND": "django_distlock.backends.memory.MemoryBackend"},
         "leasetable": lock_alias("leasetable.LeaseTableBackend", "default"),
     }

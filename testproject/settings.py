@@ -1,7 +1,7 @@
 """Settings of the demo and of the test suite; the databases and lock aliases are chosen in databases.py.
 
 Environment:
-DB, DISTLOCK_SERVICES, DISTLOCK_DEMO_DB, DISTLOCK_TEST_SUFFIX   see databases.py
+DB, DISTLOCK_SERVICES, DISTLOCK_DEMO_DB, DISTLOCK_DEMO_TIMEOUT, DISTLOCK_TEST_SUFFIX   see databases.py
 DISTLOCK_ATOMIC_REQUESTS=1        every request in a transaction (ATOMIC_REQUESTS)
 DISTLOCK_SITE_KEY                 the site key; without it `migrate` makes one and keeps it in the database
 DISTLOCK_DEMO_DEBUG=1             Django's debug pages

@@ -87,9 +87,23 @@ def eventually(condition: Any, message: str, patience: float = PATIENCE, pause: 
         time.sleep(pause)
 
 
+_failed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report: Any = yield
+    if call.when == "call":
+        item.stash[_failed] = report.failed
+    return report  # type: ignore[no-any-return]
+
+
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each test no lock is held, no lock session is open and none of our threads runs."""
+    """After each test no lock is held, no lock session is open and none of our threads runs.
+
+    A test that has failed did not come to its releases: that is no second fault.
+    """
     yield
     from django_distlock.holdings import holdings
     from django_distlock.registry import registry
@@ -98,6 +112,8 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     registry.close()
     for holding in held:
         holdings.end(holding)
+    if request.node.stash.get(_failed, False):
+        return
     assert not held, f"still held: {[holding.key.name for holding in held]}"
     assert not list(holdings.everything()), "somebody still waits or claims"
     eventually(lambda: not _sessions(), f"lock sessions are open: {_sessions()}")
