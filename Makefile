@@ -27,7 +27,7 @@ help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: $(VENV)/group-demo-$(DB).stamp  ## replay and serve the demo: DB=sqlite|postgres|mariadb, SERVE=0 ends after the replay
-	@DB=$(DB) $(if $(filter sqlite,$(DB)),,$(SERVICES) run) \
+	@DB=$(DB) $(if $(filter sqlite,$(DB)),,DISTLOCK_SERVERS=$(DB) $(SERVICES) run) \
 	  $(BIN)/python testproject/manage.py demo $(if $(filter 0,$(SERVE)),--no-serve)
 
 test: $(VENV)/group-test.stamp  ## the whole suite on private servers; ARGS="-k name" goes to pytest, FULL=1 takes longer
@@ -87,5 +87,7 @@ $(VENV)/group-%.stamp: $(VENV)/pip.stamp pyproject.toml
 # What these groups need beside Python: the servers, and a compiler for mysqlclient.
 $(VENV)/group-test.stamp $(VENV)/group-bench.stamp $(VENV)/group-demo-postgres.stamp $(VENV)/group-demo-mariadb.stamp: \
   | packages
+$(VENV)/group-demo-postgres.stamp: export DISTLOCK_SERVERS = postgres
+$(VENV)/group-demo-mariadb.stamp: export DISTLOCK_SERVERS = mariadb
 packages: $(VENV)/pip.stamp
 	@$(BIN)/python -m tests.services_packages servers mysqlclient

@@ -5,10 +5,12 @@ Another engine (or five copies of one) is one more class and its entries in ENGI
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from tests.services_databases import MariaDB, Pgbouncer, Postgres
 from tests.services_leases import Redis, ZooKeeper
+from tests.services_process import ServicesError
 
 if TYPE_CHECKING:
     from tests.services_engine import Engine
@@ -23,3 +25,12 @@ ENGINES: dict[str, type[Engine]] = {
     "mariadb": MariaDB,
     **dict.fromkeys(REDISES, Redis),
 }
+
+
+def wanted() -> dict[str, type[Engine]]:
+    """All of them, or those that DISTLOCK_SERVERS names, with commas between."""
+    names = os.environ.get("DISTLOCK_SERVERS", "")
+    chosen = names.split(",") if names else list(ENGINES)
+    if unknown := set(chosen) - set(ENGINES):
+        raise ServicesError(f"DISTLOCK_SERVERS names {', '.join(sorted(unknown))}; there are {', '.join(ENGINES)}")
+    return {name: engine for name, engine in ENGINES.items() if name in chosen}

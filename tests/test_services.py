@@ -15,7 +15,6 @@ import pytest
 from tests import services
 from tests.services_compose import COMPOSE_FILE
 from tests.services_databases import POSTGRES_SETTINGS
-from tests.services_engines import ENGINES
 from tests.services_files import ROOT, processes_path, read_json
 from tests.services_process import ServicesError, start_time
 
@@ -30,6 +29,12 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("DISTLOCK_SERVICES", str(tmp_path / "state.json"))
     yield tmp_path / "state.json"
     services.down()
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that start quickly."""
+    monkeypatch.setenv("DISTLOCK_SERVERS", "postgres,pgbouncer,redis1")
 
 
 needs_private_servers = pytest.mark.skipif(
@@ -80,8 +85,14 @@ def test_a_recycled_process_id_is_not_ours(state: Path, tmp_path: Path) -> None:
         stranger.kill()
 
 
+def test_a_server_that_does_not_exist(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTLOCK_SERVERS", "redis1,oracle")
+    with pytest.raises(ServicesError, match=r"^DISTLOCK_SERVERS names oracle; there are zookeeper, postgres"):
+        services.up()
+
+
 @needs_private_servers
-def test_life_of_the_servers(state: Path) -> None:
+def test_life_of_the_servers(state: Path, few: None) -> None:
     found = services.up()
     assert services.load() == found
     assert services.up() == found, "what runs stays as it is"
@@ -92,14 +103,14 @@ def test_life_of_the_servers(state: Path) -> None:
     with pytest.raises(ServicesError, match="not running any more: postgres;"):
         services.load()
     services.start("postgres")
-    services.restart("mariadb")
+    services.restart("redis1")
     assert services.load() == found, "on the same ports"
     with connect(found["pgbouncer"]) as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
 
     processes = read_json(processes_path())
     services.down()
-    assert [name for name in ENGINES if start_time(processes["servers"][name]["pid"]) is not None] == []
+    assert [name for name in found if start_time(processes["servers"][name]["pid"]) is not None] == []
     assert not state.exists()
     assert not ROOT.joinpath(processes["home"]).exists()
 
@@ -107,7 +118,7 @@ def test_life_of_the_servers(state: Path) -> None:
 @needs_private_servers
 @pytest.mark.parametrize(("script", "number", "status"), [("exit 7", None, 7), ("echo; sleep 60", signal.SIGTERM, 143)])
 def test_run_stops_the_servers_and_returns_the_status(
-    state: Path, script: str, number: int | None, status: int
+    state: Path, few: None, script: str, number: int | None, status: int
 ) -> None:
     command = [sys.executable, "-m", "tests.services", "run", "sh", "-c", script]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as wrapper:

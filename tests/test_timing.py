@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["pytester"]
 
-SLOW_TWICE = """
+SCENES = """
 import itertools
 from tests.timing import within
 
@@ -21,6 +21,12 @@ runs = itertools.count(1)
 
 def test_slow_twice():
     within(0.2 / next(runs), 0.1)
+
+def test_slow_of_its_own():
+    within(0.2, 0.1)
+
+def test_wrong():
+    assert 0.2 < 0.1
 """
 
 
@@ -33,24 +39,13 @@ def test_what_it_refuses() -> None:
     assert caught.type is AssertionError, "too early is no matter of the machine"
 
 
-@pytest.mark.parametrize(
-    ("text", "outcome"),
-    [
-        (SLOW_TWICE, {"passed": 1, "rerun": 1}),
-        ("from tests.timing import within\ndef test(): within(0.2, 0.1)", {"failed": 1, "rerun": 3}),
-        ("def test(): assert 0.2 < 0.1", {"failed": 1}),
-    ],
-    ids=["disturbed", "slow of its own", "wrong"],
-)
-def test_only_what_was_slow_is_measured_again(
-    pytester: pytest.Pytester, pytestconfig: pytest.Config, text: str, outcome: dict[str, int]
-) -> None:
+def test_only_what_was_slow_is_measured_again(pytester: pytest.Pytester, pytestconfig: pytest.Config) -> None:
     """With the options of our own configuration, in a process of its own."""
-    path: Path = pytester.makepyfile(text)
+    path: Path = pytester.makepyfile(SCENES)
     options = [str(part) for part in pytestconfig.getini("addopts")]
     begin = options.index("--reruns")
     reruns = [*options[begin : begin + 2], *options[begin + 4 : begin + 6]]
     pytester.syspathinsert(pytestconfig.rootpath)
     plain = ["-p", "no:django", "-p", "no:randomly", "-p", "no:xdist", "-p", "no:cacheprovider"]
     result = pytester.runpytest_subprocess(*plain, *reruns, path)
-    assert result.parseoutcomes() == outcome
+    assert result.parseoutcomes() == {"passed": 1, "failed": 2, "rerun": 1 + 3}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import subprocess
-import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,9 +17,7 @@ from django_distlock.registry import registry
 from django_distlock.sitekey import TABLE, site_key
 from tests.backends.actors import hold
 from tests.faults.server import key_of
-from tests.nursery import ROOT
 from tests.processes import Child
-from tests.sizes import POLITELY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -202,44 +199,39 @@ def read_key(link: Any) -> None:
     link.say(site_key.load())
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgres", "mariadb"])
-def test_processes_that_migrate_at_once_end_with_one_key(engine: str, tmp_path: Path) -> None:
-    database = str(tmp_path / "fresh.sqlite3") if engine == "sqlite" else f"distlock_fresh_{os.getpid()}"
-    environment = {**os.environ, "DB": engine, "DISTLOCK_DEMO_DB": database, "DISTLOCK_SITE_KEY": ""}
-    if engine != "sqlite":
-        run_sql(engine, f"DROP DATABASE IF EXISTS {database}", f"CREATE DATABASE {database}")
+def migrate(link: Any, alias: str, database: str) -> None:
+    """In a child whose default database is ``database``, on the server of ``alias``: migrate as often as told."""
+    connections["default"].close()
+    connections.settings["default"] = {**connections.settings[alias], "NAME": database}
+    del connections["default"]
+    while (app := link.hear()) is not None:
+        call_command("migrate", app, verbosity=0)
+        link.say([key for _, key in rows()] if app == "django_distlock" else [])
+
+
+@pytest.mark.parametrize("alias", ["default", "postgres", "mariadb"])
+def test_processes_that_migrate_at_once_end_with_one_key(alias: str, tmp_path: Path) -> None:
+    database = str(tmp_path / "fresh.sqlite3") if alias == "default" else f"distlock_fresh_{os.getpid()}"
+    if alias != "default":
+        run_sql(alias, f"DROP DATABASE IF EXISTS {database}", f"CREATE DATABASE {database}")
     try:
-        manage(environment, "migrate", "contenttypes")  # Django's own table of migrations
-        processes = [start(environment, "migrate", "django_distlock") for _ in range(3)]
-        for process in processes:
-            output, _ = process.communicate(timeout=60)
-            assert process.returncode == 0, output
-        keys = {manage(environment, "shell", "-v", "0", "-c", PRINT_KEY).strip() for _ in range(2)}
-        assert len(keys) == 1
-        assert len(keys.pop()) == 43
+        with ExitStack() as stack:
+            children = [stack.enter_context(Child(migrate, alias, database)) for _ in range(3)]
+            children[0].say("contenttypes")  # Django's own table of migrations
+            assert children[0].hear() == []
+            for child in children:
+                child.say("django_distlock")
+            keys = [child.hear() for child in children]
+            for child in children:
+                child.say(None)
+        assert len({key for found in keys for key in found}) == 1
+        assert [[len(key) for key in found] for found in keys] == [[43]] * 3
     finally:
-        if engine != "sqlite":
-            run_sql(engine, f"DROP DATABASE {database}")
+        if alias != "default":
+            run_sql(alias, f"DROP DATABASE {database}")
 
 
-PRINT_KEY = "from django_distlock.sitekey import site_key; print(site_key.load())"
-
-
-def run_sql(engine: str, *statements: str) -> None:
-    with connections[engine].cursor() as cursor:
+def run_sql(alias: str, *statements: str) -> None:
+    with connections[alias].cursor() as cursor:
         for statement in statements:
             cursor.execute(statement)
-
-
-def start(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "testproject/manage.py", *arguments]
-    return subprocess.Popen(
-        [*POLITELY, *command], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-
-
-def manage(environment: dict[str, str], *arguments: str) -> str:
-    process = start(environment, *arguments)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, output
-    return output
