@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.management import CommandError, call_command
 
 from testproject.scheduler.models import SchedulerRun
 from testproject.scheduler.records import WayResult, problems
@@ -46,11 +47,19 @@ def test_the_replay(engine: str, using: str, migrated: Callable[[str], dict[str,
         assert (ways["leader"]["twice"], ways["leader"]["slept"]) == (0, False)
 
 
-@pytest.mark.parametrize("arguments", [["--using=nowhere"], ["--copies=2"], ["--ttl=0"], ["--ways=x"]])
-def test_bad_arguments(arguments: list[str], migrated: Callable[[str], dict[str, str]]) -> None:
-    done = manage("replay_scheduler", *arguments, environment=migrated("sqlite"))
-    assert done.returncode == 1
-    assert "CommandError" in done.stderr
+@pytest.mark.usefixtures("databases")
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--using=nowhere", "unknown alias nowhere; choose from default, memory"),
+        ("--copies=2", "It takes 3 copies or more"),
+        ("--ttl=0", "a TTL above zero"),
+        ("--ways=x", "unknown way x; choose from none, leader, fenced"),
+    ],
+)
+def test_bad_arguments(argument: str, message: str) -> None:
+    with pytest.raises(CommandError, match=message):
+        call_command("replay_scheduler", argument)
 
 
 def result(slug: str = "fenced", prevents: bool = True, **figures: Any) -> WayResult:
