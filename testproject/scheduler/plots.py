@@ -33,4 +33,4 @@ def plots(result: dict[str, Any]) -> list[Plot]:
 
 
 def jobs_figure(way: dict[str, Any]) -> str:
-    return f"{way['jobs']} for {way['slots']} slots" + (f" ({way['twice']} twice)" if way["twice"] else "")
+    return f"{way['jobs']} for {way['slots']}" + (f", {way['twice']} twice" if way["twice"] else "")

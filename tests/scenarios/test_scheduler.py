@@ -93,7 +93,7 @@ def test_the_page(client: Client) -> None:
     ways = [{**way, "takeover": None}, {**way, "takeover": 0.84}]
     SchedulerRun.objects.create(engine="sqlite", result={**figures, "problems": ["leader: <broken>"], "ways": ways})
     page = client.get("/scheduler/").text
-    assert "17 for 13 slots (4 twice)" in page
+    assert "17 for 13, 4 twice" in page
     assert '<strong class="alarm">4</strong>' in page
     assert "leader: &lt;broken&gt;" in page
     assert page.count("<svg") == 2
