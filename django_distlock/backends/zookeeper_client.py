@@ -25,7 +25,7 @@ from kazoo.protocol.serialization import Create2
 from kazoo.retry import KazooRetry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
 # What kazoo says to requests that the server has not answered.
 NOT_ANSWERED = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, SessionMovedError, AuthFailedError)
@@ -80,48 +80,69 @@ class Buffered:
 
 
 class Bell:
-    """The end of a socket pair with which kazoo wakes its thread, once per request. That thread then takes the
-    interpreter away from the one that asks; so requests that go together ring once."""
+    """Both ends of the socket pair with which kazoo wakes its thread, and which it reads once per request sent.
 
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
+    It rings for as long as there are requests, however many, and never waits: kazoo's own holds a byte for each of
+    them, and its thread, which asks too, would wait for itself to read them. The thread that is woken takes the
+    interpreter away from the one that asks; so requests that go together ring once.
+    """
+
+    def __init__(self, reader: socket.socket, writer: socket.socket, requests: Callable[[], Collection[Any]]) -> None:
+        reader.setblocking(False)
+        writer.setblocking(False)
+        self._reader, self._writer, self._requests = reader, writer, requests
         self._held = threading.local()
-        self.close = end.close
+        self.fileno = reader.fileno
+
+    def close(self) -> None:
+        self._reader.close()
+        self._writer.close()
 
     def send(self, data: bytes) -> int:
-        held: list[bytes] | None = getattr(self._held, "data", None)
-        if held is None:
-            return self._end.send(data)
-        held.append(data)
+        if getattr(self._held, "rings", None) is None:
+            self._ring()
+        else:
+            self._held.rings = True
         return len(data)
+
+    def _ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it is full of what nobody has heard yet
+            self._writer.send(b"\0")
+
+    def recv(self, size: int) -> bytes:
+        if not self._requests():
+            with contextlib.suppress(BlockingIOError):
+                self._reader.recv(CHUNK)
+            if self._requests():  # one that came in between
+                self._ring()
+        return b"\0" * size
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
         """Ring at the end. OSError if kazoo was closed meanwhile."""
-        held = self._held.data = []
+        self._held.rings = False
         try:
             yield
         finally:
-            self._held.data = None
-            if held:
-                self._end.send(b"".join(held))
+            rings, self._held.rings = self._held.rings, None
+            if rings:
+                self._ring()
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """Replies and events are dealt with where they are read: kazoo's two threads for that cost two changes of thread
     per request. So no callback may block or raise."""
 
-    def __init__(self, name: str, connect_timeout: float) -> None:
+    def __init__(self, name: str, connect_timeout: float, requests: Callable[[], Collection[Any]]) -> None:
         super().__init__()
         self._name = name
         self._connect_timeout = connect_timeout
+        self._requests = requests
         self._socket: Buffered | None = None
-        self._pair: tuple[Any, ...] = ()
         # monotonic times at which the connection is dropped: an answer to its first request; the end
         self.answer_by: float | None = None
         self.closed_by: float | None = None
-
-    bell: Bell
+        self.bell: Any = None
 
     def start(self) -> None:
         """Without workers: kazoo then calls back at once."""
@@ -163,10 +184,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return self._socket
 
     def create_socket_pair(self) -> Any:
-        reader, writer = super().create_socket_pair()
-        self.bell = Bell(writer)
-        self._pair = reader, self.bell
-        return self._pair
+        self.bell = Bell(*super().create_socket_pair(), self._requests)
+        return self.bell, self.bell
 
     def drop(self) -> None:
         """End the connection, so that kazoo looks for another one."""
@@ -175,7 +194,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def abandon(self) -> None:
         """In the child of a fork: give back the descriptors. The parent's connection does not notice."""
-        for each in (self._socket, *self._pair):
+        for each in (self._socket, self.bell):
             if each is not None:
                 each.close()
 
@@ -203,7 +222,7 @@ class Client:
         self._patience = max(settings["timeout"] / 6, LEAST_PATIENCE)
         self._on_connected, self._on_refused = on_connected, on_refused
         self._states = {"SUSPENDED": on_suspended, "LOST": on_ended}
-        self.handler = Handler(f"{name}-io", min(CONNECT, settings["timeout"] / 3))
+        self.handler = Handler(f"{name}-io", min(CONNECT, settings["timeout"] / 3), lambda: self.kazoo._queue)
         self.kazoo = KazooClient(
             **settings,
             handler=self.handler,
