@@ -266,5 +266,6 @@ class Place:
 
     def _gone(self) -> None:
         if self in self.session.held:
+            self.session.held.discard(self)
             self.broken = True
             self.session.wake_at(time.monotonic())
