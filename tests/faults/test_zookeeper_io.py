@@ -127,3 +127,11 @@ def test_r23_attempts_that_do_not_connect_leave_nothing(name: str, settings: Any
         began = time.monotonic()
         registry.close()
         within(time.monotonic() - began, 1)
+
+
+def test_r6_hosts_without_an_address_are_said_at_once(name: str, settings: Any) -> None:
+    use(settings, hosts="nowhere.invalid:2181")
+    began = time.monotonic()
+    with pytest.raises(BackendUnavailable, match="no.* address"):
+        advisory_lock(name, using=USING).acquire(timeout=5)
+    within(time.monotonic() - began, 4)
