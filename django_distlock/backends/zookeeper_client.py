@@ -11,6 +11,7 @@ import select
 import socket
 import threading
 import time
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from kazoo.client import KazooClient
@@ -190,7 +191,15 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return min(self._tick(), *limits, math.inf if self.answer_by is None else now + LOOK)
 
     def create_connection(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
-        made = super().create_connection(*args, timeout=min(timeout or CONNECT, self._connect_timeout), **kwargs)
+        try:
+            made = super().create_connection(*args, timeout=min(timeout or CONNECT, self._connect_timeout), **kwargs)
+        except Exception as error:
+            # kazoo leaves a socket whose TLS handshake failed to the garbage collector
+            for frame, _ in traceback.walk_tb(error.__traceback__):
+                left = frame.f_locals.get("conn")
+                if isinstance(left, socket.socket):
+                    left.close()
+            raise
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = Buffered(made)
         return self._socket
@@ -260,7 +269,11 @@ class Client:
         self.kazoo.start_async()
 
     def _resolved(self) -> Any:
-        found = self._resolve()
+        try:
+            found = self._resolve()
+        except Exception as error:
+            self._on_refused(error, 0)
+            raise
         self._addresses = len(found)
         if not found:
             self._on_refused(OSError("none of the hosts has an address"), 0)
