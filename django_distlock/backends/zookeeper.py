@@ -108,7 +108,6 @@ class ZooKeeperBackend(Backend):
                 place = Place(session, claim, self._facts.data(claim, time.time()), self._settings.acl)
                 if not (yield from place.take(until, answer_by)):
                     return None
-                session.held.add(place)
                 self._parents[place.parent] = time.monotonic()
                 return Grant(claim=claim, acquired_at=asked, fence=place.czxid, session=place)
             except Over as over:

@@ -135,3 +135,21 @@ def test_r6_hosts_without_an_address_are_said_at_once(name: str, settings: Any) 
     with pytest.raises(BackendUnavailable, match="no.* address"):
         advisory_lock(name, using=USING).acquire(timeout=5)
     within(time.monotonic() - began, 4)
+
+
+def test_r7_an_interrupt_when_the_creation_was_just_sent(name: str, server: Any) -> None:
+    """Before kazoo's answer to that could be noted. The session goes on, and so would the node."""
+    lock = advisory_lock(name, using=USING)
+    with lock as lease:
+        kazoo = session_of(lease).client.kazoo
+    create = kazoo.create_async
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        create(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    kazoo.create_async = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        lock.acquire()
+    del kazoo.create_async
+    eventually(lambda: nodes(server, name) == [], "a node of nobody's stays behind", patience=1)
