@@ -66,7 +66,8 @@ class Place:
                         raise Late
                     yield from self.leave(now + FAREWELL if waits else max(answer_by, now + FAREWELL))
                     return False
-                nodes = yield from self._join(max(until, now + FAREWELL))
+                with contextlib.suppress(Late):  # it was busy when we last heard, and our time is over
+                    nodes = yield from self._join(max(until, now + FAREWELL))
             self.since = time.monotonic()
             self.session.held.add(self)
         except GeneratorExit:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock import BackendUnavailable, advisory_lock
+from django_distlock import BackendUnavailable, DistlockError, LockTimeout, advisory_lock
 from django_distlock.backends.zookeeper_client import Client
 from django_distlock.records import Claim
 from django_distlock.registry import registry
 from django_distlock.sitekey import site_key
-from tests.backends.zookeeper_server import SESSION, USING, address, behind, clerk, nodes, session_of, use
+from tests.backends.zookeeper_server import SESSION, USING, address, behind, clerk, nodes, path_of, session_of, use
 from tests.conftest import eventually
 from tests.faults.proxy import Proxy
 from tests.timing import within
@@ -153,3 +153,31 @@ def test_r7_an_interrupt_when_the_creation_was_just_sent(name: str, server: Any)
         lock.acquire()
     del kazoo.create_async
     eventually(lambda: nodes(server, name) == [], "a node of nobody's stays behind", patience=1)
+
+
+def test_r6_a_turn_that_comes_at_the_deadline_is_no_failure(name: str, settings: Any, server: Any) -> None:
+    """The one before leaves, and there is no time left to hear whether it is our turn. On a busy machine this was one
+    acquire in some hundreds, which said that the server had failed."""
+    path = server.create(f"{path_of(name)}/{'0' * 32}-x-", b"", ephemeral=True, sequence=True, makepath=True)
+    with Proxy(*address()) as proxy:
+        behind(settings, proxy, session_timeout=10)
+        with advisory_lock(f"{name}-warm", using=USING):
+            pass
+        took: list[BaseException | None] = []
+
+        def wait() -> None:
+            try:
+                advisory_lock(name, using=USING).acquire(timeout=0.5)
+            except DistlockError as error:
+                took.append(error)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        watches = registry.entry(USING).backend._session.client.kazoo._data_watchers
+        eventually(lambda: any(path in each for each in watches), "nobody waits")
+        proxy.swallow(1)
+        server.delete(path)
+        thread.join()
+        assert [type(error) for error in took] == [LockTimeout]
+        proxy.cut()
+        registry.close()
