@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import math
 import os
@@ -26,8 +25,10 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Create2
 from kazoo.retry import KazooRetry
 
+from .zookeeper_sockets import Bell, Buffered
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 # What kazoo says to requests that the server has not answered.
 NOT_ANSWERED = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, SessionMovedError, AuthFailedError)
@@ -37,7 +38,6 @@ CONNECT, FAREWELL = 2.0, 0.5
 LEAST_PATIENCE = 1.0
 # Seconds after which the thread, while it connects, looks whether it shall end.
 LOOK = 0.25
-CHUNK = 65536  # bytes
 # kazoo is told to try again after so many seconds, growing up to the second number.
 RETRY, LONGEST_RETRY = 0.02, 0.5
 
@@ -55,82 +55,6 @@ class CreateContainer(Create2):  # type: ignore[misc]
 
 
 CONTAINER = 4  # the flag that goes with it
-
-
-class Buffered:
-    """kazoo's socket. kazoo waits for and reads each reply in two parts; here what has come is read at once."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._buffer = memoryview(b"")
-        self.send, self.fileno, self.close = connection.send, connection.fileno, connection.close
-        self.setblocking, self.getpeername = connection.setblocking, connection.getpeername
-
-    def pending(self) -> int:
-        """How many bytes can be had without waiting; with TLS, what is decrypted counts too."""
-        return len(self._buffer) or getattr(self._connection, "pending", int)()
-
-    def recv(self, size: int) -> bytes:
-        if not self._buffer:
-            self._buffer = memoryview(self._connection.recv(CHUNK))
-        taken, self._buffer = self._buffer[:size], self._buffer[size:]
-        return taken.tobytes()
-
-    def drop(self) -> None:
-        """End the connection, from another thread."""
-        # not the method of an SSL socket, which is not meant for a second thread
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
-
-
-class Bell:
-    """Both ends of the socket pair with which kazoo wakes its thread, and which it reads once per request sent.
-
-    It rings for as long as there are requests, however many, and never waits: kazoo's own holds a byte for each of
-    them, and its thread, which asks too, would wait for itself to read them. The thread that is woken takes the
-    interpreter away from the one that asks; so requests that go together ring once.
-    """
-
-    def __init__(self, reader: socket.socket, writer: socket.socket, requests: Callable[[], Collection[Any]]) -> None:
-        reader.setblocking(False)
-        writer.setblocking(False)
-        self._reader, self._writer, self._requests = reader, writer, requests
-        self._held = threading.local()
-        self.fileno = reader.fileno
-
-    def close(self) -> None:
-        self._reader.close()
-        self._writer.close()
-
-    def send(self, data: bytes) -> int:
-        if getattr(self._held, "rings", None) is None:
-            self._ring()
-        else:
-            self._held.rings = True
-        return len(data)
-
-    def _ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it is full of what nobody has heard yet
-            self._writer.send(b"\0")
-
-    def recv(self, size: int) -> bytes:
-        if not self._requests():
-            with contextlib.suppress(BlockingIOError):
-                self._reader.recv(CHUNK)
-            if self._requests():  # one that came in between
-                self._ring()
-        return b"\0" * size
-
-    @contextlib.contextmanager
-    def once(self) -> Iterator[None]:
-        """Ring at the end. OSError if kazoo was closed meanwhile."""
-        self._held.rings = False
-        try:
-            yield
-        finally:
-            rings, self._held.rings = self._held.rings, None
-            if rings:
-                self._ring()
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
@@ -205,7 +129,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return self._socket
 
     def create_socket_pair(self) -> Any:
-        self.bell = Bell(*super().create_socket_pair(), self._requests)
+        reader, writer = super().create_socket_pair()
+        self.bell = Bell(reader, writer, self._requests)
         return self.bell, self.bell
 
     def drop(self) -> None:

@@ -20,7 +20,9 @@ DEFAULT_SESSION_TIMEOUT = 10.0
 FOR_KAZOO = frozenset(
     {"use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname", "sasl_options"}
 )
-HOSTS = 'a str like "zk1:2181,zk2:2181", or a list of such, with an absolute path after the last one if there is a chroot'
+HOSTS = (
+    'a str like "zk1:2181,zk2:2181", or a list of such, with an absolute path after the last one if there is a chroot'
+)
 NAMES = frozenset({"hosts", "path", "session_timeout", "auth_data", "acl"}) | FOR_KAZOO
 
 

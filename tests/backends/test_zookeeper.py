@@ -262,7 +262,10 @@ def test_an_acl_of_ones_own(name: str, settings: Any, server: Any) -> None:
 @pytest.mark.parametrize(
     ("option", "values"),
     [
-        ("hosts", [None, "", " ,", 5, [1], "zk:port", "zk:99999", "zk:1,,zk:2", "/app", ":2181", "[::1:2", "zk:1/a/../b"]),
+        (
+            "hosts",
+            [None, "", " ,", 5, [1], "zk:port", "zk:99999", "zk:1,,zk:2", "/app", ":2181", "[::1:2", "zk:1/a/../b"],
+        ),
         ("hosts", ["zk\ud800", ["zk:1", "/app"], f"{'z' * 64}:2181"]),
         ("path", ["", "/", "distlock", "/a/../b", "/a//b", "/\ud800", "/a\0", 5]),
         ("session_timeout", [0, -1, True, "5", float("nan")]),

@@ -6,16 +6,13 @@ import asyncio
 import socket
 import threading
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from django_distlock import BackendUnavailable, DistlockError, LockTimeout, advisory_lock
-from django_distlock.backends.zookeeper_client import Client
 from django_distlock.records import Claim
 from django_distlock.registry import registry
-from django_distlock.sitekey import site_key
 from tests.backends.zookeeper_server import SESSION, USING, address, behind, clerk, nodes, path_of, session_of, use
 from tests.conftest import eventually
 from tests.faults.proxy import Proxy
@@ -45,12 +42,12 @@ def test_many_who_leave_while_there_is_no_connection(name: str, settings: Any, s
 
         async def main() -> None:
             tasks = [asyncio.create_task(backend.atry_acquire(claim, 60)) for _ in range(count)]
-            while len(await asyncio.to_thread(nodes, server, name)) < count + 1:
-                await asyncio.sleep(0.02)
+            await asyncio.to_thread(
+                eventually, lambda: len(nodes(server, name)) == count + 1, "they are not all there", pause=0.02
+            )
             proxy.blackhole()
             proxy.drop_clients()
-            while session.state != "suspended":
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(eventually, lambda: session.state == "suspended", "it is not noticed")
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -132,7 +129,7 @@ def test_r23_attempts_that_do_not_connect_leave_nothing(name: str, settings: Any
 def test_r6_hosts_without_an_address_are_said_at_once(name: str, settings: Any) -> None:
     use(settings, hosts="nowhere.invalid:2181")
     began = time.monotonic()
-    with pytest.raises(BackendUnavailable, match="no.* address"):
+    with pytest.raises(BackendUnavailable, match="none of the hosts has an address"):
         advisory_lock(name, using=USING).acquire(timeout=5)
     within(time.monotonic() - began, 4)
 

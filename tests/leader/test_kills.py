@@ -1,5 +1,5 @@
-"""A leader that is killed is followed by another one within TTL + 1 s, at ZooKeeper within its session timeout + 1 s, and
-no two ever lead at once."""
+"""A leader that is killed is followed by another one within TTL + 1 s, at ZooKeeper within its session timeout + 1 s,
+and no two ever lead at once."""
 
 from __future__ import annotations
 

@@ -23,7 +23,14 @@ TTL = 0.8
 FENCED = ("leasetable", "default", "redis", "zookeeper")
 KINDS = [("sqlite", "leasetable"), ("sqlite", "postgres")]
 if FULL:
-    KINDS += [("sqlite", "redis"), ("sqlite", "zookeeper"), ("sqlite", "default"), ("postgres", "leasetable"), ("mariadb", "leasetable"), ("postgres", "mysql")]
+    KINDS += [
+        ("sqlite", "redis"),
+        ("sqlite", "zookeeper"),
+        ("sqlite", "default"),
+        ("postgres", "leasetable"),
+        ("mariadb", "leasetable"),
+        ("postgres", "mysql"),
+    ]
 
 
 @pytest.mark.alone
