@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from .exceptions import LockLost, LockNotHeld
+
 if TYPE_CHECKING:
     from .lease import Lease
 
@@ -45,10 +47,14 @@ class TaskGuard:
     def _look(self) -> None:
         if self._task is None or self._loop is None:
             return
-        if self._lease.held:
-            self._timer = self._loop.call_later(LOOK, self._look)
-        else:
+        try:
+            self._lease.ensure_held()
+        except LockLost:
             self._fire()
+        except LockNotHeld:
+            pass  # the block has given it up itself
+        else:
+            self._timer = self._loop.call_later(LOOK, self._look)
 
     def _fire(self) -> None:
         if self._task is not None and not self.fired:

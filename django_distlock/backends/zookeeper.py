@@ -108,7 +108,6 @@ class ZooKeeperBackend(Backend):
                 place = Place(session, claim, self._facts.data(claim, time.time()), self._settings.acl)
                 if not (yield from place.take(until, answer_by)):
                     return None
-                session.held.add(place)
                 self._parents[place.parent] = time.monotonic()
                 return Grant(claim=claim, acquired_at=asked, fence=place.czxid, session=place)
             except Over as over:
@@ -226,11 +225,10 @@ class ZooKeeperBackend(Backend):
         session = self._session
         if session is None:
             return None
-        due = session.tick()
-        if due is not None and not self._retire(session, now):
+        if session.lives() and not self._retire(session, now):
             self._watch_held(session)
             self._delete_parents(session, now - IDLE)
-            return due
+            return session.lost_at if session.state is not Session.CONNECTING else now + IDLE
         with self._guard:
             if self._session is session:
                 self._session = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
+import math
 import os
 import select
 import socket
 import threading
 import time
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from kazoo.client import KazooClient
@@ -24,8 +25,10 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Create2
 from kazoo.retry import KazooRetry
 
+from .zookeeper_sockets import Bell, Buffered
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 # What kazoo says to requests that the server has not answered.
 NOT_ANSWERED = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, SessionMovedError, AuthFailedError)
@@ -33,7 +36,8 @@ NOT_ANSWERED = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, Sess
 CONNECT, FAREWELL = 2.0, 0.5
 # A sixth of the session timeout may a server take to answer to a new connection, and so many seconds at least.
 LEAST_PATIENCE = 1.0
-CHUNK = 65536  # bytes
+# Seconds after which the thread, while it connects, looks whether it shall end.
+LOOK = 0.25
 # kazoo is told to try again after so many seconds, growing up to the second number.
 RETRY, LONGEST_RETRY = 0.02, 0.5
 
@@ -53,75 +57,22 @@ class CreateContainer(Create2):  # type: ignore[misc]
 CONTAINER = 4  # the flag that goes with it
 
 
-class Buffered:
-    """kazoo's socket. kazoo waits for and reads each reply in two parts; here what has come is read at once."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._buffer = memoryview(b"")
-        self.send, self.fileno, self.close = connection.send, connection.fileno, connection.close
-        self.setblocking, self.getpeername = connection.setblocking, connection.getpeername
-
-    def pending(self) -> int:
-        """How many bytes can be had without waiting; with TLS, what is decrypted counts too."""
-        return len(self._buffer) or getattr(self._connection, "pending", int)()
-
-    def recv(self, size: int) -> bytes:
-        if not self._buffer:
-            self._buffer = memoryview(self._connection.recv(CHUNK))
-        taken, self._buffer = self._buffer[:size], self._buffer[size:]
-        return taken.tobytes()
-
-    def drop(self) -> None:
-        """End the connection, from another thread."""
-        # not the method of an SSL socket, which is not meant for a second thread
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
-
-
-class Bell:
-    """The end of a socket pair with which kazoo wakes its thread, once per request. That thread then takes the
-    interpreter away from the one that asks; so requests that go together ring once."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        self._held = threading.local()
-        self.close = end.close
-
-    def send(self, data: bytes) -> int:
-        held: list[bytes] | None = getattr(self._held, "data", None)
-        if held is None:
-            return self._end.send(data)
-        held.append(data)
-        return len(data)
-
-    @contextlib.contextmanager
-    def once(self) -> Iterator[None]:
-        """Ring at the end. OSError if kazoo was closed meanwhile."""
-        held = self._held.data = []
-        try:
-            yield
-        finally:
-            self._held.data = None
-            if held:
-                self._end.send(b"".join(held))
-
-
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """Replies and events are dealt with where they are read: kazoo's two threads for that cost two changes of thread
     per request. So no callback may block or raise."""
 
-    def __init__(self, name: str, connect_timeout: float) -> None:
+    def __init__(
+        self, name: str, connect_timeout: float, requests: Callable[[], Collection[Any]], tick: Callable[[], float]
+    ) -> None:
         super().__init__()
         self._name = name
         self._connect_timeout = connect_timeout
+        self._requests, self._tick = requests, tick
         self._socket: Buffered | None = None
-        self._pair: tuple[Any, ...] = ()
         # monotonic times at which the connection is dropped: an answer to its first request; the end
         self.answer_by: float | None = None
         self.closed_by: float | None = None
-
-    bell: Bell
+        self.bell: Any = None
 
     def start(self) -> None:
         """Without workers: kazoo then calls back at once."""
@@ -139,12 +90,6 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def select(self, readers: Any, writers: Any, others: Any, timeout: float | None = None) -> Any:
         """kazoo's own makes a selector for every call, and misses what TLS has read already."""
-        limits = [each for each in (self.answer_by, self.closed_by) if each is not None]
-        if limits:
-            left = min(limits) - time.monotonic()
-            if left <= 0:
-                self.drop()
-            timeout = max(left, 0.0) if timeout is None else min(timeout, max(left, 0.0))
         decrypted = [each for each in readers if getattr(each, "pending", int)()]
         if decrypted:
             return decrypted, [], []
@@ -153,20 +98,40 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
             poll.register(each, select.POLLIN)
         for each in writers:
             poll.register(each, select.POLLOUT)
-        found = {fd for fd, _ in poll.poll(None if timeout is None else timeout * 1000)}
-        return *([each for each in group if each.fileno() in found] for group in (readers, writers)), []
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            left = min(until, self._look_after()) - time.monotonic()
+            found = {fd for fd, _ in poll.poll(max(left, 0.0) * 1000)}
+            if found or time.monotonic() >= until:
+                return *([each for each in group if each.fileno() in found] for group in (readers, writers)), []
+
+    def _look_after(self) -> float:
+        """Do what is due while the thread waits; when to look again."""
+        now = time.monotonic()
+        limits = [each for each in (self.answer_by, self.closed_by) if each is not None]
+        if limits and now >= min(limits):
+            self.drop()
+            return math.inf
+        return min(self._tick(), *limits, math.inf if self.answer_by is None else now + LOOK)
 
     def create_connection(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
-        made = super().create_connection(*args, timeout=min(timeout or CONNECT, self._connect_timeout), **kwargs)
+        try:
+            made = super().create_connection(*args, timeout=min(timeout or CONNECT, self._connect_timeout), **kwargs)
+        except Exception as error:
+            # kazoo leaves a socket whose TLS handshake failed to the garbage collector
+            for frame, _ in traceback.walk_tb(error.__traceback__):
+                left = frame.f_locals.get("conn")
+                if isinstance(left, socket.socket):
+                    left.close()
+            raise
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = Buffered(made)
         return self._socket
 
     def create_socket_pair(self) -> Any:
         reader, writer = super().create_socket_pair()
-        self.bell = Bell(writer)
-        self._pair = reader, self.bell
-        return self._pair
+        self.bell = Bell(reader, writer, self._requests)
+        return self.bell, self.bell
 
     def drop(self) -> None:
         """End the connection, so that kazoo looks for another one."""
@@ -175,7 +140,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def abandon(self) -> None:
         """In the child of a fork: give back the descriptors. The parent's connection does not notice."""
-        for each in (self._socket, *self._pair):
+        for each in (self._socket, self.bell):
             if each is not None:
                 each.close()
 
@@ -186,7 +151,8 @@ class Client:
     ``on_connected(timeout, began)`` is called in kazoo's thread when the session is there, or there again: its
     negotiated timeout in seconds, and the monotonic time before the server was asked. ``on_suspended`` and
     ``on_ended`` say that there is no connection, and no session; ``on_refused(error, hosts)`` that an attempt to
-    connect to one of so many hosts failed.
+    connect to one of so many addresses failed. ``tick`` is called there too, again at the latest at the monotonic time
+    that it returns.
     """
 
     def __init__(
@@ -198,12 +164,13 @@ class Client:
         on_suspended: Callable[[], None],
         on_ended: Callable[[], None],
         on_refused: Callable[[Exception, int], None],
+        tick: Callable[[], float],
     ) -> None:
         self._name = name
         self._patience = max(settings["timeout"] / 6, LEAST_PATIENCE)
         self._on_connected, self._on_refused = on_connected, on_refused
         self._states = {"SUSPENDED": on_suspended, "LOST": on_ended}
-        self.handler = Handler(f"{name}-io", min(CONNECT, settings["timeout"] / 3))
+        self.handler = Handler(f"{name}-io", min(CONNECT, settings["timeout"] / 3), lambda: self.kazoo._queue, tick)
         self.kazoo = KazooClient(
             **settings,
             handler=self.handler,
@@ -211,9 +178,11 @@ class Client:
             command_retry=KazooRetry(max_tries=1),
             logger=_silent,
         )
-        # kazoo tells nobody the timeout that the server has agreed to, nor when it asked
-        self._connect = self.kazoo._connection._connect
-        self.kazoo._connection._connect = self._connecting
+        # kazoo tells nobody the timeout that the server has agreed to, when it asked, and how many there are to ask
+        connection = self.kazoo._connection
+        self._connect, connection._connect = connection._connect, self._connecting
+        self._resolve, connection._expand_client_hosts = connection._expand_client_hosts, self._resolved
+        self._addresses = 0
         self.kazoo.add_listener(self._changed)
         self._closing = threading.Lock()
         self._pid = os.getpid()
@@ -224,6 +193,17 @@ class Client:
         atexit.register(self._close)
         self.kazoo.start_async()
 
+    def _resolved(self) -> Any:
+        try:
+            found = self._resolve()
+        except Exception as error:
+            self._on_refused(error, 0)
+            raise
+        self._addresses = len(found)
+        if not found:
+            self._on_refused(OSError("none of the hosts has an address"), 0)
+        return found
+
     def _connecting(self, *args: Any) -> Any:
         # kazoo would wait for an answer for as long as the session lives; a server that just starts may never give one
         began = time.monotonic()
@@ -233,7 +213,7 @@ class Client:
         except SessionExpiredError:
             raise
         except Exception as error:
-            self._on_refused(error, len(self.kazoo.hosts))
+            self._on_refused(error, self._addresses)
             raise
         finally:
             self.handler.answer_by = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
+from kazoo.hosts import collect_hosts
+from kazoo.protocol.paths import normpath
 from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from django_distlock.validation import seconds
@@ -17,6 +19,9 @@ DEFAULT_SESSION_TIMEOUT = 10.0
 # Passed to kazoo as they are: https://kazoo.readthedocs.io/en/latest/api/client.html
 FOR_KAZOO = frozenset(
     {"use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname", "sasl_options"}
+)
+HOSTS = (
+    'a str like "zk1:2181,zk2:2181", or a list of such, with an absolute path after the last one if there is a chroot'
 )
 NAMES = frozenset({"hosts", "path", "session_timeout", "auth_data", "acl"}) | FOR_KAZOO
 
@@ -44,7 +49,14 @@ class Settings:
         if isinstance(hosts, (list, tuple)) and all(isinstance(host, str) for host in hosts):
             hosts = ",".join(hosts)
         if not isinstance(hosts, str) or not hosts.strip(" ,"):
-            raise self._wrong("hosts", 'a str like "zk1:2181,zk2:2181", or a list of such')
+            raise self._wrong("hosts", HOSTS)
+        try:
+            _, chroot = collect_hosts(hosts)
+            if chroot is not None:
+                normpath(chroot)
+            hosts.encode("idna")
+        except ValueError:
+            raise self._wrong("hosts", HOSTS) from None
         return hosts
 
     def _path(self, path: Any) -> str:

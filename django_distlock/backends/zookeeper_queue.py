@@ -46,7 +46,9 @@ class Place:
         self._prefix = f"{self.parent}/{self._token}-{mode_of(claim)}-"
         self._limit = claim.limit
         self._data, self._acl = data, acl
+        # kazoo's result of a creation that was not answered yet; whoever is interrupted may not have got that far
         self._created: Any = None
+        self._creating = False
 
     def take(self, until: float, answer_by: float) -> Flow[bool]:
         """Wait for the turn until the monotonic time ``until``; False if it did not come.
@@ -64,7 +66,10 @@ class Place:
                         raise Late
                     yield from self.leave(now + FAREWELL if waits else max(answer_by, now + FAREWELL))
                     return False
-                nodes = yield from self._join(max(until, now + FAREWELL))
+                with contextlib.suppress(Late):  # it was busy when we last heard, and our time is over
+                    nodes = yield from self._join(max(until, now + FAREWELL))
+            self.since = time.monotonic()
+            self.session.held.add(self)
         except GeneratorExit:
             self.abandon()
             raise
@@ -74,7 +79,6 @@ class Place:
         except BaseException:
             yield from self.leave(time.monotonic() + INTERRUPTED)
             raise
-        self.since = time.monotonic()
         return True
 
     def _in_turn(self, nodes: list[Node], until: float) -> Flow[bool]:
@@ -161,6 +165,7 @@ class Place:
         return list(names)
 
     def _new(self, kazoo: Any) -> Any:
+        self._creating = True
         self._created = kazoo.create_async(
             self._prefix, self._data, acl=self._acl, ephemeral=True, sequence=True, include_data=True
         )
@@ -215,12 +220,15 @@ class Place:
     def abandon(self, gone: Callable[[], object] = bool) -> None:
         """Have the node deleted without waiting for it, also one of which we do not know whether it is there; ``gone``
         is called once it surely is not."""
-        path, created = self.path, self._created
-        self.path = self._created = None
+        path, created, creating = self.path, self._created, self._creating
+        self.path, self._created, self._creating = None, None, False
+        self.session.held.discard(self)
         if path is not None:
             self._delete(path, gone)
         elif created is not None:
             created.rawlink(lambda created: self._created_late(created, gone))
+        elif creating:
+            self._search_and_delete(gone)
         else:
             gone()
 
@@ -231,10 +239,13 @@ class Place:
         if created.exception is None:
             self._delete(created.value[0], gone)
         elif isinstance(created.exception, NOT_ANSWERED):
-            self.session.insist(lambda kazoo: kazoo.sync_async(self.parent))
-            self.session.insist(self._children, lambda result: self._delete_found(result, gone))
+            self._search_and_delete(gone)
         else:
             gone()
+
+    def _search_and_delete(self, gone: Callable[[], object]) -> None:
+        self.session.insist(lambda kazoo: kazoo.sync_async(self.parent))
+        self.session.insist(self._children, lambda result: self._delete_found(result, gone))
 
     def _delete_found(self, children: Any, gone: Callable[[], object]) -> None:
         name = self._mine(children.value) if children.exception is None else None
@@ -266,5 +277,6 @@ class Place:
 
     def _gone(self) -> None:
         if self in self.session.held:
+            self.session.held.discard(self)
             self.broken = True
             self.session.wake_at(time.monotonic())

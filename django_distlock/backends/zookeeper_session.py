@@ -7,6 +7,7 @@ the network is silent. So the time counts here, from the sending of the last req
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -101,6 +102,7 @@ class Session:
             on_suspended=self._suspended,
             on_ended=self.end,
             on_refused=self._refused,
+            tick=self._tick,
         )
 
     # what kazoo tells, in its thread
@@ -125,9 +127,9 @@ class Session:
         self._wake_all()
         self.wake_at(time.monotonic())
 
-    def _refused(self, error: Exception, hosts: int) -> None:
+    def _refused(self, error: Exception, addresses: int) -> None:
         self._refusals += 1
-        if self.state is self.CONNECTING and self._refusals >= hosts:
+        if self.state is self.CONNECTING and self._refusals >= addresses:
             self.end(error)
 
     def end(self, error: Exception | None = None) -> None:
@@ -166,26 +168,22 @@ class Session:
         """Is there no connection at present, or has the server been silent for long?"""
         return self.state is not self.CONNECTED or time.monotonic() >= self.heard_at + self.timeout * DOUBT
 
-    def tick(self) -> float | None:
-        """Ask for a sign of life if there was none of late, and drop a connection that is dead; when to come again.
-        None if the session has ended."""
-        if not self.lives():
-            return None
-        now = time.monotonic()
+    def _tick(self) -> float:
+        """In kazoo's thread: ask for a sign of life if there was none of late, and drop a connection that is dead; when
+        to come again. Not in the keepalive thread, which may be kept by what others do in it."""
         if self.state is not self.CONNECTED:
-            return self.lost_at
+            return math.inf
+        now = time.monotonic()
         if self._asked_at is not None:
             dead = self._asked_at + self.timeout * (DOUBT - ASK)
             if now >= dead:
                 self.client.handler.drop()
-                return self.lost_at
             return dead
         due = self.heard_at + self.timeout * ASK
-        if now < due:
-            return due
-        self._asked_at = now
-        self.send(lambda kazoo: kazoo.exists_async(self.path)).rawlink(self._answered)
-        return now + self.timeout * (DOUBT - ASK)
+        if now >= due:
+            self._asked_at = now
+            self.send(lambda kazoo: kazoo.exists_async(self.path)).rawlink(self._answered)
+        return due
 
     def _answered(self, result: Any) -> None:
         self._asked_at = None
@@ -243,7 +241,12 @@ class Session:
             if not self.lives():
                 raise Over from self.error
             left = min(until, self.lost_at if self.state is self.SUSPENDED else until) - time.monotonic()
-            if not (yield Call(parker, "park", (left,))) and time.monotonic() >= until:
+            try:
+                woken = yield Call(parker, "park", (left,))
+            finally:
+                with self._guard, contextlib.suppress(ValueError):
+                    self._parked.remove(parker)
+            if not woken and time.monotonic() >= until:
                 raise Late
 
     def watch(self, path: str) -> Watch:

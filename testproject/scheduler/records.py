@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Seconds after the TTL within which another copy must lead.
+# Seconds after the end of its lock within which another copy must lead.
 ALLOWED = 1.0
 
 
@@ -46,13 +46,13 @@ class Replay:
         return asdict(self)
 
 
-def problems(ways: list[WayResult], ttl: float | None) -> Iterator[str]:
-    """Everything that is not as promised. Where the alias has no TTL the session of a dead leader ends at once."""
+def problems(ways: list[WayResult], outlived: float) -> Iterator[str]:
+    """Everything that is not as promised. ``outlived``: for how many seconds its lock may outlive a leader."""
     for way in ways:
         yield from (f"{way.slug}: {error}" for error in way.errors)
         if way.missed:
             yield f"{way.slug}: {way.missed} slots were not run."
-        if way.takeover is not None and way.takeover > (ttl or 0.0) + ALLOWED:
+        if way.takeover is not None and way.takeover > outlived + ALLOWED:
             yield f"{way.slug}: nobody led for {way.takeover:.1f} s after the leader was killed."
         if way.prevents and way.twice:
             yield f"{way.slug}: {way.twice} slots were run twice."

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from django.conf import settings
 from django.db import connection
 
 from django_distlock import UnsupportedOperation, advisory_lock
@@ -34,10 +35,12 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """What the alias can do: without a fence a leader that sleeps keeps its office, with its session."""
+    """What the alias can do: without a fence a leader that sleeps keeps its office, with its session. ``session``:
+    seconds without a word after which the server ends one, where it does not see at once that a process is dead."""
 
     fence: bool
     ttl: bool
+    session: float
 
     @classmethod
     def of(cls, using: str) -> Engine:
@@ -46,7 +49,8 @@ class Engine:
                 fence = lease.fence is not None
             except UnsupportedOperation:
                 fence = False
-            return cls(fence=fence, ttl=lease.valid_until is not None)
+            session = settings.DISTLOCK[using].get("OPTIONS", {}).get("session_timeout", 0.0)
+            return cls(fence=fence, ttl=lease.valid_until is not None, session=session)
 
 
 def replay(plan: Plan, tell: Callable[[str], Any] = lambda line: None) -> Replay:
@@ -67,7 +71,7 @@ def replay(plan: Plan, tell: Callable[[str], Any] = lambda line: None) -> Replay
         copies=plan.copies,
         ttl=ttl,
         ways=results,
-        problems=list(problems(results, ttl)),
+        problems=list(problems(results, engine.session if ttl is None else ttl)),
     )
 
 

@@ -103,6 +103,16 @@ def test_without_a_loss_nothing_is_cancelled(name: str) -> None:
     assert asyncio.run(main()) == "done"
 
 
+def test_a_block_that_gives_its_lock_up_is_not_cancelled(name: str) -> None:
+    async def main() -> str:
+        async with guarded(name, "memory") as lease:
+            await lease.arelease()
+            await asyncio.sleep(0.25)  # a look or two
+        return "done"
+
+    assert asyncio.run(main()) == "done"
+
+
 def test_a_loss_after_the_block_cancels_nobody(name: str) -> None:
     """Its lock is still held then, by the block around it, which did not ask for it."""
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.child import Link
 
 TTL = 0.6
-# Seconds after the TTL within which another one must lead.
+# Seconds after the end of the lock of a dead leader within which another one must lead.
 ALLOWED = 1.0
 PATIENCE = 20.0
 

@@ -21,9 +21,17 @@ if TYPE_CHECKING:
 
 TTL = 0.8
 # A database, and a lock alias of any engine: one with fencing tokens, and one without.
+FENCED = ("leasetable", "default", "redis", "zookeeper")
 KINDS = [("sqlite", "leasetable"), ("sqlite", "postgres")]
 if FULL:
-    KINDS += [("sqlite", "default"), ("postgres", "leasetable"), ("mariadb", "leasetable"), ("postgres", "mysql")]
+    KINDS += [
+        ("sqlite", "redis"),
+        ("sqlite", "zookeeper"),
+        ("sqlite", "default"),
+        ("postgres", "leasetable"),
+        ("mariadb", "leasetable"),
+        ("postgres", "mysql"),
+    ]
 
 
 @pytest.mark.alone
@@ -37,7 +45,7 @@ def test_the_replay(engine: str, using: str, migrated: Callable[[str], dict[str,
     assert done.returncode == 0, done.stderr
     ways = {way["slug"]: way for way in json.loads(done.stdout)["ways"]}
     assert all(way["missed"] == 0 for way in ways.values())
-    if using in ("leasetable", "default"):
+    if using in FENCED:
         # the faults are real: without them the rest would prove nothing
         assert ways["none"]["twice"] > 0
         assert ways["leader"]["twice"] > 0
@@ -83,6 +91,10 @@ def result(slug: str = "fenced", prevents: bool = True, **figures: Any) -> WayRe
 )
 def test_the_verdict(way: WayResult, found: list[str]) -> None:
     assert list(problems([way], TTL)) == found
+
+
+def test_a_lock_may_outlive_its_leader_by_the_session_timeout() -> None:
+    assert list(problems([result(takeover=2.9)], 2.0)) == []
 
 
 @pytest.mark.django_db
