@@ -37,7 +37,19 @@ class Link:
     owed something must not go back into the pool.
     """
 
-    __slots__ = ("_in", "_out", "_poll", "_sock", "channel", "fd", "owed", "pushes", "subscribed", "used_at")
+    __slots__ = (
+        "_in",
+        "_joining",
+        "_out",
+        "_poll",
+        "_sock",
+        "channel",
+        "fd",
+        "owed",
+        "pushes",
+        "subscribed",
+        "used_at",
+    )
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(0)
@@ -55,12 +67,13 @@ class Link:
         self.pushes: deque[Push] = deque()
         # what a hand-over is published on for whoever waits on this link
         self.channel = b"distlock:" + uuid.uuid4().hex.encode()
-        self.subscribed = False
+        self.subscribed = self._joining = False
         self.used_at = time.monotonic()
 
     def subscribe(self) -> None:
-        """Have the next :meth:`send` begin to listen on ``channel``; the answer is a push."""
-        self.subscribed = True
+        """Have the next :meth:`send` begin to listen on ``channel``; the answer is a push, or an error that comes before
+        the replies to what is sent with it."""
+        self.subscribed = self._joining = True
         self._out += pack("SUBSCRIBE", self.channel)
 
     def send(self, *commands: bytes) -> None:
@@ -95,8 +108,11 @@ class Link:
                 if value is not PENDING:
                     self._in = self._in[at:]
                     if type(value) is Push:
+                        self._joining = False
                         self.pushes.append(value)
                         continue
+                    if self._joining:  # taken for a reply it would shift all that follow
+                        raise LinkError(f"Redis does not let us listen: {value}", uncertain=True)
                     self.owed -= 1
                     return value
             if not self._fill():

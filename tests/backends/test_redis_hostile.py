@@ -1,0 +1,59 @@
+"""What a server, its operator or somebody else may do to leases in Redis that nobody expects."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from django_distlock import BackendUnavailable
+from django_distlock.backends.redis import RedisBackend
+from django_distlock.records import Claim
+from django_distlock.registry import registry
+from django_distlock.tokens import new_token
+from tests.backends.redis_server import Own
+
+pytestmark = pytest.mark.usefixtures("databases")
+USING = "redis"
+
+
+def claim_of(name: str, ttl: float = 30.0, **facts: Any) -> Claim:
+    key = registry.entry(USING).key(name)
+    return Claim(key=key, ttl=ttl, token=new_token(), answer_by=time.monotonic() + 5, **facts)
+
+
+def test_an_account_that_may_not_listen_gets_no_wrong_replies(own: Own, name: str) -> None:
+    """The refusal of SUBSCRIBE is a reply, too; the reply to the script that follows it must not be taken for that of
+    the next one."""
+    own.client.acl_setuser("mute", enabled=True, nopass=True, keys=["distlock:*"], commands=["+@all"], reset=True)
+    backend = RedisBackend("mute", {"url": own.url.replace("redis://", "redis://mute:x@")})
+    with own.holding(name):
+        for _ in range(3):
+            with pytest.raises(BackendUnavailable, match="does not let us listen"):
+                backend.try_acquire(claim_of(name), 0.1)
+            assert backend.try_acquire(claim_of(name)) is None
+            grant = backend.try_acquire(claim_of(name + "other"))
+            assert grant is not None
+            assert backend.verify(grant)
+            assert backend.release(grant)
+    backend.close()
+
+
+def test_the_documented_account_is_enough(own: Own, name: str) -> None:
+    commands = "+hello +subscribe +eval +evalsha +scan +@hash +@sortedset +@string +@keyspace +publish +pubsub +time"
+    rules = ["reset", "on", "nopass", "~distlock:*", "&distlock:*", *commands.split()]
+    own.client.execute_command("ACL", "SETUSER", "app", *rules)
+    backend = RedisBackend("app", {"url": own.url.replace("redis://", "redis://app:x@")})
+    with own.holding(name):
+        assert backend.try_acquire(claim_of(name), 0.1) is None
+        assert len(list(backend.inspect())) == 1
+        thread = threading.Timer(0.2, own.let_go)
+        thread.start()
+        grant = backend.try_acquire(claim_of(name), 5)
+        thread.join()
+    assert grant is not None
+    assert backend.extend(grant, 20) is not None
+    assert all(backend.break_lock(info) for info in backend.inspect())
+    backend.close()
