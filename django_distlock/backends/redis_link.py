@@ -71,8 +71,8 @@ class Link:
         self.used_at = time.monotonic()
 
     def subscribe(self) -> None:
-        """Have the next :meth:`send` begin to listen on ``channel``; the answer is a push, or an error that comes before
-        the replies to what is sent with it."""
+        """Have the next :meth:`send` begin to listen on ``channel``; the answer is a push, or an error ahead of the
+        replies to what is sent with it."""
         self.subscribed = self._joining = True
         self._out += pack("SUBSCRIBE", self.channel)
 

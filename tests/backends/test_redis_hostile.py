@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from django_distlock import BackendUnavailable
+from django_distlock.backends import redis_connection
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.records import Claim
 from django_distlock.registry import registry
 from django_distlock.tokens import new_token
-from tests.backends.redis_server import Own
+from django_distlock.waiting import adrive
+
+if TYPE_CHECKING:
+    from tests.backends.redis_server import Own
+
+    pass
 
 pytestmark = pytest.mark.usefixtures("databases")
 USING = "redis"
@@ -56,4 +63,42 @@ def test_the_documented_account_is_enough(own: Own, name: str) -> None:
     assert grant is not None
     assert backend.extend(grant, 20) is not None
     assert all(backend.break_lock(info) for info in backend.inspect())
+    backend.close()
+
+
+def test_a_task_that_goes_away_passes_its_connection_on(own: Own, monkeypatch: Any) -> None:
+    monkeypatch.setattr(redis_connection, "MAX_LINKS", 1)
+    pool = RedisBackend("r", {"url": own.url}).pool
+
+    async def main() -> None:
+        link = await adrive(pool.link(time.monotonic() + 5))
+        first, second = (asyncio.create_task(adrive(pool.link(time.monotonic() + 1))) for _ in range(2))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        pool.give(link)  # wakes the first
+        first.cancel()
+        pool.give(await second)
+
+    asyncio.run(main())
+    pool.close()
+
+
+def test_tasks_that_take_connections_all_the_time_do_not_starve_others(own: Own, name: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(redis_connection, "MAX_LINKS", 4)
+    done = [0] * 12
+    backend = RedisBackend("r", {"url": own.url})
+
+    async def work(number: int) -> None:
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end:
+            grant = await backend.atry_acquire(claim_of(f"{name}{number}"))
+            assert grant is not None
+            assert await backend.arelease(grant)
+            done[number] += 1
+
+    async def main() -> None:
+        await asyncio.gather(*map(work, range(len(done))))
+
+    asyncio.run(main())
+    assert min(done) > max(done) / 3, done
     backend.close()
