@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from django_distlock.records import Claim, Grant, drift
 from django_distlock.waiting import Call
 
-from .redis_commands import LOST_LINKS, REPLY, Refused, converse, holder_of, milliseconds
+from .redis_commands import LOST_LINKS, REPLY, Demoted, Refused, converse, holder_of, milliseconds
 from .redis_connection import Link, LinkError, Pool
 from .redis_scripts import ACQUIRE, LEAVE, keys_of
 
@@ -64,6 +64,8 @@ class Attempt:
             except LinkError as error:
                 unreachable = self._link is None
                 self.drop_link()
+                if isinstance(error, Demoted):
+                    self._pool.discard_idle()
                 lost += not error.timed_out
                 if unreachable or lost > LOST_LINKS or time.monotonic() >= answer_by:
                     error.uncertain = self.sent

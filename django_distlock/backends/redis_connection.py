@@ -243,6 +243,12 @@ class Pool:
                 return
             self.discard(link)
 
+    def discard_idle(self) -> None:
+        """Close the links that nobody uses, because the server behind them is the wrong one."""
+        while self._idle:
+            with contextlib.suppress(IndexError):
+                self.discard(self._idle.pop())
+
     def close(self) -> None:
         """Close every link; who waits on one gets a LinkError. The next command opens another."""
         with self._guard:

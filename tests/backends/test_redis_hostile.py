@@ -15,12 +15,12 @@ from django_distlock.backends.redis import RedisBackend
 from django_distlock.records import Claim
 from django_distlock.registry import registry
 from django_distlock.tokens import new_token
-from django_distlock.waiting import adrive
+from django_distlock.waiting import adrive, drive
+from tests.backends.redis_server import Own
+from tests.faults.proxy import Proxy
 
 if TYPE_CHECKING:
-    from tests.backends.redis_server import Own
-
-    pass
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("databases")
 USING = "redis"
@@ -64,6 +64,25 @@ def test_the_documented_account_is_enough(own: Own, name: str) -> None:
     assert backend.extend(grant, 20) is not None
     assert all(backend.break_lock(info) for info in backend.inspect())
     backend.close()
+
+
+def test_a_demoted_server_is_left(own: Own, name: str, tmp_path: Path) -> None:
+    """Behind one address that moves on to its replica. Connections to the old one stay open and refuse to write."""
+    (tmp_path / "other").mkdir()
+    with Own(tmp_path / "other") as other, Proxy("127.0.0.1", own.port) as proxy:
+        backend = RedisBackend("moving", {"url": f"redis://127.0.0.1:{proxy.port}/0"})
+        grants = [backend.try_acquire(claim_of(f"{name}{number}"), 1) for number in range(2)]
+        links = [drive(backend.pool.link(time.monotonic() + 5)) for _ in range(5)]
+        for link in links:
+            backend.pool.give(link)
+        own.client.replicaof("127.0.0.1", other.port)
+        proxy.target = ("127.0.0.1", other.port)
+        grant = backend.try_acquire(claim_of(name), 1)
+        assert grant is not None
+        assert backend.release(grant)
+        assert other.keys() == ["fence"]
+        assert all(grants)
+        backend.close()
 
 
 def test_a_task_that_goes_away_passes_its_connection_on(own: Own, monkeypatch: Any) -> None:
