@@ -57,7 +57,7 @@ def converse(link: Link, script: Script, keys: tuple[bytes, ...], args: tuple[An
         link.send(script.whole(keys, *args))
         reply = yield Call(link, "receive", (until,))
     if isinstance(reply, ReplyError):
-        if reply.code == "READONLY":
+        if "READONLY" in str(reply):  # not always the first word, before Redis 7
             raise Demoted(f"Redis refused: {reply}") from reply
         raise Refused(f"Redis refused: {reply}") from reply
     return reply

@@ -130,12 +130,16 @@ local function forget(waiter)
   call('HDEL', waiters, waiter)
 end
 
--- hand the lock to those whose turn it is, and that are still there
-local function advance()
+-- hand the lock to those whose turn it is, and that are still there; "prompt": look also whether he is there who must
+-- wait on, because somebody asks who is held up by nothing else
+local function advance(prompt)
   local head = call('ZRANGE', queue, 0, 0)[1]
   while head do
     local limit, ttl, channel, told = string.match(call('HGET', waiters, head) or '', '^(%d+) (%d+) (%S+) (.*)$')
-    if limit and not admits(head, tonumber(limit)) then return end
+    if limit and not admits(head, tonumber(limit)) then
+      if not prompt or call('PUBSUB', 'NUMSUB', channel)[2] > 0 then return end
+      limit = nil
+    end
     forget(head)
     if limit then
       local drawn = draw()
@@ -175,7 +179,7 @@ end
 local mine = again()
 if mine then return mine end
 if call('EXISTS', queue) == 1 then
-  advance()
+  advance(admits(who, limit))
   mine = again()
   if mine then return mine end
 end

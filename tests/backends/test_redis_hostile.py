@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock import BackendUnavailable
+from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends import redis_connection
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.records import Claim
 from django_distlock.registry import registry
 from django_distlock.tokens import new_token
 from django_distlock.waiting import adrive, drive
-from tests.backends.redis_server import Own
+from tests.backends.redis_server import Own, waiters
+from tests.backends.test_redis_processes import queue
+from tests.conftest import eventually
 from tests.faults.proxy import Proxy
+from tests.processes import Child
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,3 +124,21 @@ def test_tasks_that_take_connections_all_the_time_do_not_starve_others(own: Own,
     asyncio.run(main())
     assert min(done) > max(done) / 3, done
     backend.close()
+
+
+def test_r4_a_dead_writer_does_not_keep_readers_out(name: str) -> None:
+    """Nobody releases anything: who asks must notice himself that the first in the queue has gone."""
+    with advisory_lock(name, using=USING, shared=True), Child(queue, name) as dying:
+        assert dying.hear() == "asking"
+        eventually(lambda: waiters(USING, name) == 1, "nobody waits")
+        dying.kill()
+        got: list[object] = []
+
+        def read() -> None:
+            with advisory_lock(name, using=USING, shared=True, timeout=1):
+                got.append("in")
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        thread.join(5)
+        assert got == ["in"]
