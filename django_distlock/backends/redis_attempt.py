@@ -111,11 +111,15 @@ class Attempt:
         asked: it was not before ``_asked`` plus the difference of the two. Who sleeps over the message knows it."""
         if push[0] != b"message":
             return None
-        who, fence, clock = push[2].split()
+        who, _, told = push[2].partition(b" ")
+        try:
+            fence, clock = map(int, told.split())
+        except ValueError:  # somebody else's
+            return None
         if who != self._who:
             return None
-        waited = (int(clock) - self._server) / 1e6
-        return self._grant(int(fence), min(self._asked + waited, time.monotonic()), max(waited, 0.0))
+        waited = (clock - self._server) / 1e6
+        return self._grant(fence, min(self._asked + waited, time.monotonic()), max(waited, 0.0))
 
     def leave(self, until: float) -> Flow[None]:
         """Neither wait nor hold any more. LinkError if the server did not say so by the monotonic time ``until``.

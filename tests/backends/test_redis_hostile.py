@@ -12,6 +12,7 @@ import pytest
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends import redis_connection
 from django_distlock.backends.redis import RedisBackend
+from django_distlock.backends.redis_scripts import keys_of
 from django_distlock.records import Claim
 from django_distlock.registry import registry
 from django_distlock.tokens import new_token
@@ -142,3 +143,23 @@ def test_r4_a_dead_writer_does_not_keep_readers_out(name: str) -> None:
         thread.start()
         thread.join(5)
         assert got == ["in"]
+
+
+def test_junk_on_a_waiters_channel(name: str, own: Own) -> None:
+    with own.holding(name):
+        found: list[Any] = []
+        thread = threading.Thread(
+            target=lambda: found.append(advisory_lock(name, using=USING, timeout=5).try_acquire(5))
+        )
+        thread.start()
+        eventually(lambda: waiters(USING, name) == 1, "nobody waits")
+        for channel in own.client.pubsub_channels("distlock:*"):
+            for junk in (b"", b"junk", b"a b c", b"x 1 2 3"):
+                own.client.publish(channel, junk)
+        who = own.client.zrange(keys_of(registry.entry(USING).key(name))[1], 0, 0)[0]
+        for channel in own.client.pubsub_channels("distlock:*"):
+            own.client.publish(channel, who + b" x y")
+        own.let_go()
+        thread.join(5)
+    assert found
+    found[0].release()
