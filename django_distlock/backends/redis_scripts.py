@@ -56,7 +56,7 @@ local now = math.floor(us / 1000)
 local function draw()
   local drawn = string.format('%.0f', us)
   local last = tonumber(call('SET', fence, drawn, 'PX', KEPT, 'GET') or nil)
-  if last and last >= us then
+  if last and last >= us and last < 2^53 - 1 then  -- beyond that nobody can count, so it was not ours
     drawn = string.format('%.0f', last + 1)
     call('SET', fence, drawn, 'PX', KEPT)
   end
@@ -190,10 +190,9 @@ if call('EXISTS', queue) == 0 and admits(who, limit) then
 end
 local place = 0
 if channel ~= '' then
-  if call('HSET', waiters, who, limit .. ' ' .. ttl .. ' ' .. channel .. ' ' .. told) == 1 then
-    local last = tonumber(call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2] or 0)
-    call('ZADD', queue, string.format('%.0f', math.max(last + 1, us)), who)
-  end
+  call('HSET', waiters, who, limit .. ' ' .. ttl .. ' ' .. channel .. ' ' .. told)
+  local last = tonumber(call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2] or 0)
+  call('ZADD', queue, 'NX', string.format('%.0f', math.max(last + 1, us)), who)
   place = call('ZRANK', queue, who) or 0
   if place == 0 then
     call('PEXPIRE', queue, KEPT)

@@ -163,3 +163,29 @@ def test_junk_on_a_waiters_channel(name: str, own: Own) -> None:
         thread.join(5)
     assert found
     found[0].release()
+
+
+@pytest.mark.parametrize("value", [b"inf", b"nan", b"1e400", b"9" * 40, b"-5", b"junk", b"0x7fffffffffffffff"])
+def test_r21_a_damaged_fence(own: Own, name: str, value: bytes) -> None:
+    own.client.set(keys_of(registry.entry(USING).key(name))[3], value)
+    fences = []
+    for _ in range(3):
+        with advisory_lock(name, using=USING) as lease:
+            fences.append(lease.fence)
+    assert fences == sorted(set(fences))
+    assert all(0 < fence < 2**63 for fence in fences)
+
+
+def test_a_queue_that_somebody_deleted(own: Own, name: str) -> None:
+    with own.holding(name):
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(advisory_lock(name, using=USING).try_acquire(5)))
+        thread.start()
+        eventually(lambda: waiters(USING, name) == 1, "nobody waits")
+        keys = keys_of(registry.entry(USING).key(name))
+        own.client.delete(keys[1])
+        own.client.client_kill_filter(_type="pubsub")
+        eventually(lambda: own.client.zcard(keys[1]) == 1, "it is not in the queue", patience=3)
+        own.let_go()
+        thread.join(5)
+    found[0].release()
