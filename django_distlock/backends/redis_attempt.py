@@ -24,6 +24,8 @@ LEAST_WAIT = 0.01
 FAREWELL = 0.02
 # A caller that does not wait still grants the server this long to answer; seconds.
 LEAST_PATIENCE = 0.5
+# No semaphore has more holders, and Lua prints it in full.
+MOST = 2**31
 
 
 class Attempt:
@@ -46,7 +48,7 @@ class Attempt:
     def ask(self, queue: bool) -> Flow[tuple[Grant | None, float]]:
         """The grant; or None, and the monotonic time at which to ask again. ``queue``: wait for a turn meanwhile."""
         claim, lost = self._claim, 0
-        args = (self._who, claim.limit, milliseconds(claim.ttl))
+        args = (self._who, min(claim.limit, MOST), milliseconds(claim.ttl))
         answer_by = max(claim.answer_by, self._pool.ready_at + LEAST_PATIENCE, time.monotonic() + FAREWELL)
         while True:
             try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock import BackendUnavailable, advisory_lock
+from django_distlock import BackendUnavailable, advisory_lock, semaphore
 from django_distlock.backends import redis_connection
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.backends.redis_scripts import keys_of
@@ -188,4 +188,18 @@ def test_a_queue_that_somebody_deleted(own: Own, name: str) -> None:
         eventually(lambda: own.client.zcard(keys[1]) == 1, "it is not in the queue", patience=3)
         own.let_go()
         thread.join(5)
+    found[0].release()
+
+
+def test_a_semaphore_of_any_size(own: Own, name: str) -> None:
+    """Also one beyond what Lua prints in full."""
+    limit = 10**16
+    with own.holding(name):
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(semaphore(name, limit, using=USING).try_acquire(2)))
+        thread.start()
+        eventually(lambda: waiters(USING, name) == 1, "nobody waits")
+        own.let_go()
+        thread.join(5)
+    assert found[0] is not None
     found[0].release()
