@@ -102,6 +102,8 @@ class Attempt:
                     return None
                 grant = self._woken(push)
                 if grant is not None:
+                    if self._worn(grant):
+                        return None
                     self.give_link()
                     return grant
         except LinkError:
@@ -122,6 +124,12 @@ class Attempt:
             return None
         waited = (clock - self._server) / 1e6
         return self._grant(fence, min(self._asked + waited, time.monotonic()), max(waited, 0.0))
+
+    def _worn(self, grant: Grant) -> bool:
+        """Has the allowance for the drift of the clocks during a long wait eaten up more than that for the lease? Then
+        it is better to ask again: the lease is ours already."""
+        ttl = self._claim.ttl or 0.0
+        return (grant.valid_until or 0.0) < grant.acquired_at + ttl - 2 * drift(ttl)
 
     def leave(self, until: float) -> Flow[None]:
         """Neither wait nor hold any more. LinkError if the server did not say so by the monotonic time ``until``.

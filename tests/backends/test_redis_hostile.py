@@ -203,3 +203,13 @@ def test_a_semaphore_of_any_size(own: Own, name: str) -> None:
         thread.join(5)
     assert found[0] is not None
     found[0].release()
+
+
+def test_r19_a_long_wait_does_not_eat_up_a_short_lease(own: Own, name: str) -> None:
+    """The clocks may drift apart while one waits to be woken; who has a short lease asks again."""
+    backend = registry.entry(USING).backend
+    with own.holding(name):
+        threading.Timer(2.0, own.let_go).start()
+        grant = backend.try_acquire(claim_of(name, 0.1), 5)
+    assert grant is not None
+    assert grant.valid_until - grant.acquired_at > 0.09
