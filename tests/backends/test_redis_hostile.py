@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.checks import run_checks
 
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends import redis_connection
@@ -17,7 +18,7 @@ from django_distlock.records import Claim
 from django_distlock.registry import registry
 from django_distlock.tokens import new_token
 from django_distlock.waiting import adrive, drive
-from tests.backends.redis_server import Own, waiters
+from tests.backends.redis_server import BACKEND, Own, waiters
 from tests.backends.test_redis_processes import queue
 from tests.conftest import eventually
 from tests.faults.proxy import Proxy
@@ -187,6 +188,33 @@ def test_a_queue_that_somebody_deleted(own: Own, name: str) -> None:
         own.let_go()
         thread.join(5)
     found[0].release()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"url": "redis://:s3cr/et@localhost:6379/0"},
+        {"url": "redis://:s3cr#et@localhost:6379/0"},
+        {"url": "redis://user:s3cr:et@[localhost/0"},
+        {"url": "s3cr://user:et@localhost/0"},
+        {"url": 5},
+        {"url": b"redis://localhost"},
+        {"url": ""},
+        {"cache": 5},
+        {"cache": None},
+    ],
+)
+def test_bad_options_are_told_without_secrets(settings: Any, options: dict[str, Any]) -> None:
+    settings.DISTLOCK = {"r": {"BACKEND": BACKEND, "OPTIONS": options}}
+    found = run_checks(tags=["distlock"])
+    assert [each.id for each in found] == ["distlock.E003"]
+    assert "s3cr" not in str(found)
+    with pytest.raises(BackendUnavailable) as caught:
+        advisory_lock("x", using="r").acquire(timeout=0)
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert "s3cr" not in str(error)
+        error = error.__cause__ or error.__context__
 
 
 def test_a_semaphore_of_any_size(own: Own, name: str) -> None:
