@@ -249,7 +249,7 @@ class RedisBackend(Backend):
 
     def inspect(self) -> Iterable[LockInfo]:
         try:
-            return drive(listed(self.pool, self.alias, time.monotonic() + PATIENCE))
+            return drive(listed(self.pool, self.alias, PATIENCE))
         except LinkError as error:
             raise self._unavailable(error) from (error.__cause__ or error)
 

@@ -190,6 +190,14 @@ def test_a_queue_that_somebody_deleted(own: Own, name: str) -> None:
     found[0].release()
 
 
+def test_a_damaged_name_can_be_broken(own: Own) -> None:
+    own.client.hset(b"distlock:{\xff\xfe}:held", "xsomebody", "junk")
+    (info,) = registry.entry(USING).backend.inspect()
+    assert info.key.encode("utf-8")
+    assert registry.entry(USING).backend.break_lock(info)
+    assert own.keys() == []
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -227,6 +235,16 @@ def test_a_semaphore_of_any_size(own: Own, name: str) -> None:
         assert time.monotonic() - began < 2
     assert grant is not None
     assert backend.release(grant)
+
+
+def test_many_held_locks_are_listed(own: Own) -> None:
+    with own.client.pipeline(transaction=False) as pipe:
+        for number in range(20_000):
+            pipe.hset(f"distlock:{{n{number}}}:held", "xsomebody", '9999999999999 {"fence":1}')
+        pipe.execute()
+    began = time.monotonic()
+    assert len(list(registry.entry(USING).backend.inspect())) == 20_000
+    print(time.monotonic() - began)
 
 
 def test_r19_a_long_wait_does_not_eat_up_a_short_lease(own: Own, name: str) -> None:
