@@ -91,17 +91,13 @@ class RedisBackend(Backend):
         except LinkError as error:
             self._forsake(attempt, claim, error.uncertain)
             raise self._unavailable(error) from (error.__cause__ or error)
-        except asyncio.CancelledError:
-            if attempt.sent:
-                try:
-                    yield from attempt.leave(time.monotonic() + LEAST_PATIENCE)
-                except LinkError:
-                    self._forsake(attempt, claim, True)
-            attempt.drop_link()
-            self._claims.pop(claim.token, None)
-            raise
-        except BaseException:
-            self._forsake(attempt, claim, True)
+        except BaseException as error:
+            try:
+                if attempt.sent and isinstance(error, asyncio.CancelledError):
+                    with contextlib.suppress(LinkError):
+                        yield from attempt.leave(time.monotonic() + LEAST_PATIENCE)
+            finally:  # the end of asyncio.run cancels what cleans up, too
+                self._forsake(attempt, claim, True)
             raise
         if grant is None:
             self._forsake(attempt, claim, not attempt.linked)
@@ -170,8 +166,10 @@ class RedisBackend(Backend):
         del self._claims[claim.token]
         try:
             yield from run(self.pool, time.monotonic() + LEAST_PATIENCE, LEAVE, claim)
-        except LinkError as error:
-            self._leave_behind(claim, error.uncertain)
+        except BaseException as error:
+            self._leave_behind(claim, not isinstance(error, LinkError) or error.uncertain)
+            if not isinstance(error, LinkError):
+                raise
 
     def free_now(self, grant: Grant) -> bool:
         """One command on a connection at hand. It waits for no task, so it may be done on an event loop."""

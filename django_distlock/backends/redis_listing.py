@@ -75,7 +75,7 @@ def _info(alias: str, text: bytes, holder: bytes, end: int, told: bytes, waiters
         expires_at=_moment(end * 1000),
         fence=fence if isinstance(fence, int) else None,
         waiters=waiters,
-        details={"token": holder[1:9].decode("ascii", "replace")},
+        details={"token": holder[1:9].decode("latin-1")},
     )
 
 
@@ -97,7 +97,7 @@ def _moment(microseconds: object) -> datetime | None:
 
 
 def listed(pool: Pool, alias: str, patience: float) -> Flow[list[LockInfo]]:
-    """The locks that are held on the server of ``pool``. LinkError if a reply takes longer than ``patience`` seconds."""
+    """The locks that are held on the server of ``pool``. LinkError if an answer takes ``patience`` seconds."""
     link = yield from pool.link(time.monotonic() + patience)
     found: list[LockInfo] = []
     try:
@@ -146,6 +146,7 @@ def broken(pool: Pool, info: LockInfo, until: float) -> Flow[bool]:
     link = yield from pool.link(until)
     try:
         keys = keys_named(info.key.encode("latin-1"))
-        return bool((yield from converse(link, BREAK, keys, (info.fence or 0, info.details.get("token", "")), until)))
+        known = (info.fence or 0, info.details.get("token", "").encode("latin-1", "replace"))
+        return bool((yield from converse(link, BREAK, keys, known, until)))
     finally:
         pool.give(link)

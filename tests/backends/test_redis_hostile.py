@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -191,7 +192,7 @@ def test_a_queue_that_somebody_deleted(own: Own, name: str) -> None:
 
 
 def test_a_damaged_name_can_be_broken(own: Own) -> None:
-    own.client.hset(b"distlock:{\xff\xfe}:held", "xsomebody", "junk")
+    own.client.hset(b"distlock:{\xff\xfe}:held", b"x\xffsomebody", "junk")
     (info,) = registry.entry(USING).backend.inspect()
     assert info.key.encode("utf-8")
     assert registry.entry(USING).backend.break_lock(info)
@@ -255,3 +256,44 @@ def test_r19_a_long_wait_does_not_eat_up_a_short_lease(own: Own, name: str) -> N
         grant = backend.try_acquire(claim_of(name, 0.1), 5)
     assert grant is not None
     assert grant.valid_until - grant.acquired_at > 0.09
+
+
+def test_r7_a_task_cancelled_twice_leaves_nothing(own: Own, name: str) -> None:
+    """As at the end of asyncio.run, when all tasks are cancelled, those that clean up included."""
+    backend = registry.entry(USING).backend
+    key = keys_of(registry.entry(USING).key(name))[1]
+
+    async def main(proxy: Proxy) -> None:
+        task = asyncio.create_task(advisory_lock(name, using=USING).aacquire())
+        while not own.client.zcard(key):
+            await asyncio.sleep(0.001)
+        proxy.delay(0.05)
+        task.cancel()
+        await asyncio.sleep(0.01)
+
+    with Proxy("127.0.0.1", own.port) as proxy:
+        backend.target.url = f"redis://127.0.0.1:{proxy.port}/0"  # type: ignore[attr-defined]
+        with own.holding(name):
+            with suppress(asyncio.CancelledError):
+                asyncio.run(main(proxy))
+            proxy.delay(0)
+            eventually(lambda: not own.client.zcard(key), "it waits on", patience=2)
+            assert backend.pool._links == set(backend.pool._idle)  # type: ignore[attr-defined]
+        registry.close()
+
+
+def test_r7_a_withdrawal_that_is_cancelled_is_done_later(own: Own, name: str) -> None:
+    backend = registry.entry(USING).backend
+    claim = claim_of(name)
+    assert backend.try_acquire(claim)
+
+    async def main() -> None:
+        backend.pool.close()  # type: ignore[attr-defined]
+        task = asyncio.create_task(backend.awithdraw(claim))
+        await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    eventually(lambda: own.keys() == ["fence"], "still held", patience=3)
