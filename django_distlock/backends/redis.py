@@ -234,7 +234,7 @@ class RedisBackend(Backend):
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
         asked = time.monotonic()
-        if not (yield from self._tried(RENEWAL_PATIENCE, EXTEND, grant.claim, milliseconds(ttl))):
+        if not (yield from self._tried(RENEWAL_PATIENCE, EXTEND, grant.claim, milliseconds(ttl), int(asked * 1e6))):
             return None
         return grant._replace(valid_until=asked + ttl - drift(ttl))
 

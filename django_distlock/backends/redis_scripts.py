@@ -2,8 +2,8 @@
 
 Four keys per lock, in one hash slot (https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/):
 
-held      hash: holder -> the millisecond at which its lease ends, and JSON with its fence, since when (µs), and what
-          it told of itself
+held      hash: holder -> the millisecond at which its lease ends, and JSON with its fence, since when (µs), when it
+          last asked for more time (its own clock), and what it told of itself
 queue     sorted set: waiter -> its ticket
 waiters   hash: waiter -> "limit ttl channel told"
 fence     the highest fencing token drawn
@@ -64,7 +64,7 @@ local function draw()
 end
 
 local function facts(drawn, told)
-  return (' {"fence":%s,"since":%.0f,'):format(drawn, us) .. string.sub(told, 2)
+  return (' {"fence":%s,"since":%.0f,"asked":0,'):format(drawn, us) .. string.sub(told, 2)
 end
 """.replace("KEPT", str(KEPT))
 
@@ -98,10 +98,11 @@ local function grant(who, ttl, told, drawn)
   keep()
 end
 
-local function extend(who, ttl)
-  ends[who] = now + ttl
-  local was = call('HGET', held, who)
-  call('HSET', held, who, string.format('%.0f', now + ttl) .. string.match(was, '^%d+(.*)$'))
+local function extend(who, at, asked)
+  ends[who] = at
+  local rest = string.match(call('HGET', held, who), '^%d+(.*)$')
+  if asked then rest = string.gsub(rest, '"asked":%d+', '"asked":' .. asked, 1) end
+  call('HSET', held, who, string.format('%.0f', at) .. rest)
   keep()
 end
 
@@ -168,11 +169,11 @@ end
 """
     + _STATE
     + """
--- a request that was sent again
+-- a request that was sent again; it may also come so late that the lease was prolonged meanwhile
 local function again()
   local drawn = ends[who] and fence_of(who)
   if not drawn then return nil end
-  extend(who, ttl)
+  extend(who, math.max(ends[who], now + ttl))
   return {drawn, us}
 end
 
@@ -241,14 +242,16 @@ return was and 1 or 0
 """
 )
 
-# ARGV: who, ttl (ms). Returns 1, or 0 if it does not hold any more.
+# ARGV: who, ttl (ms), when the holder asked (by its own clock). Returns 1, or 0 if it does not hold any more. A request
+# that was overtaken by a later one changes nothing: it might shorten the lease that the holder counts on.
 EXTEND: Final = Script(
     _NAMES
     + _CLOCK
     + _STATE
     + f"""
 if not ends[ARGV[1]] then return 0 end
-extend(ARGV[1], tonumber(ARGV[2]))
+local asked = string.match(call('HGET', held, ARGV[1]), '"asked":(%d+)') or 0
+if tonumber(asked) <= tonumber(ARGV[3]) then extend(ARGV[1], now + tonumber(ARGV[2]), ARGV[3]) end
 call('PEXPIRE', fence, {KEPT})
 return 1
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +26,7 @@ from tests.faults.proxy import Proxy
 from tests.processes import Child
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("databases")
@@ -265,8 +266,7 @@ def test_r7_a_task_cancelled_twice_leaves_nothing(own: Own, name: str) -> None:
 
     async def main(proxy: Proxy) -> None:
         task = asyncio.create_task(advisory_lock(name, using=USING).aacquire())
-        while not own.client.zcard(key):
-            await asyncio.sleep(0.001)
+        await asyncio.to_thread(eventually, lambda: own.client.zcard(key), "nobody waits")
         proxy.delay(0.05)
         task.cancel()
         await asyncio.sleep(0.01)
@@ -297,3 +297,54 @@ def test_r7_a_withdrawal_that_is_cancelled_is_done_later(own: Own, name: str) ->
 
     asyncio.run(main())
     eventually(lambda: own.keys() == ["fence"], "still held", patience=3)
+
+
+@contextmanager
+def detained(own: Own, name: str) -> Iterator[tuple[RedisBackend, Proxy]]:
+    """A backend with one connection, whose network may hold up a request for long."""
+    with Proxy("127.0.0.1", own.port) as proxy:
+        backend = RedisBackend("late", {"url": f"redis://127.0.0.1:{proxy.port}/0"})
+        grant = backend.try_acquire(claim_of(name), 1)
+        assert grant is not None
+        assert backend.release(grant)
+        try:
+            yield backend, proxy
+        finally:
+            backend.close()
+
+
+@pytest.mark.parametrize("short_cut", [True, False])
+def test_r7_an_acquire_that_arrives_after_the_release(own: Own, name: str, short_cut: bool) -> None:
+    """It was sent again on another connection, which was faster."""
+    held = keys_of(registry.entry(USING).key(name))[0]
+    with detained(own, name) as (backend, proxy):
+        proxy.detain(1)
+        grant = backend.try_acquire(claim_of(name), 5)
+        assert grant is not None
+        assert (short_cut and backend.free_now(grant)) or backend.release(grant)
+        proxy.deliver()
+        eventually(lambda: own.client.info("commandstats")["cmdstat_evalsha"]["calls"] >= 5, "it does not arrive")
+        eventually(lambda: not own.client.exists(held), "held by nobody", patience=3)
+
+
+def test_r19_a_request_that_arrives_late_does_not_shorten_the_lease(own: Own, name: str) -> None:
+    held = keys_of(registry.entry(USING).key(name))[0]
+
+    def deliver() -> int:
+        before = own.client.info("commandstats")["cmdstat_evalsha"]["calls"]
+        proxy.deliver()
+        eventually(lambda: own.client.info("commandstats")["cmdstat_evalsha"]["calls"] > before, "it does not arrive")
+        return int(own.client.pttl(held))
+
+    with detained(own, name) as (backend, proxy):
+        proxy.detain(1)
+        grant = backend.try_acquire(claim_of(name, 2.0), 5)
+        assert grant is not None
+        assert backend.extend(grant, 30)
+        assert deliver() > 20_000
+        proxy.detain(1)
+        assert backend.extend(grant, 2)
+        assert own.client.pttl(held) <= 2_000
+        assert backend.extend(grant, 30)
+        assert deliver() > 20_000
+        assert backend.release(grant)
