@@ -25,7 +25,7 @@ from .redis_listing import Teller, broken, listed
 from .redis_places import Places
 from .redis_scripts import EXTEND, HOLDS, LEAVE, RELEASE, keys_of
 from .redis_target import Target, WrongTarget
-from .remains import Remains
+from .remains import GHOSTS, Remains
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -72,6 +72,8 @@ class RedisBackend(Backend):
         self._claims: dict[str, Grant | None] = {}
         # whose release may have been done, though its reply was lost
         self._doubtful: set[str] = set()
+        # when they were granted, after a first request had got lost that may come after their release
+        self._echoes: dict[str, float] = {}
         self._remains = Remains(Sweeper(self.pool), self.alias)
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
@@ -103,6 +105,8 @@ class RedisBackend(Backend):
             self._forsake(attempt, claim, not attempt.linked)
         else:
             self._claims[claim.token] = grant
+            if attempt.echo:
+                self._echoes[claim.token] = time.monotonic()
         return grant
 
     @staticmethod
@@ -173,7 +177,8 @@ class RedisBackend(Backend):
 
     def free_now(self, grant: Grant) -> bool:
         """One command on a connection at hand. It waits for no task, so it may be done on an event loop."""
-        claim, link = grant.claim, self.pool.take()
+        claim = grant.claim
+        link = None if claim.token in self._echoes else self.pool.take()
         if link is None:
             return False
         try:
@@ -213,6 +218,8 @@ class RedisBackend(Backend):
             raise
         again = again or claim.token in self._doubtful
         self._doubtful.discard(claim.token)
+        if self._echoes.pop(claim.token, None) is not None:
+            self._leave_behind(claim, True)
         if not given and again:  # sent twice: the first one did it, unless the lease had ended
             return grant.valid_until is not None and time.monotonic() < grant.valid_until
         return bool(given)
@@ -266,6 +273,9 @@ class RedisBackend(Backend):
         for token, grant in list(self._claims.items()):
             if grant is not None and now - grant.acquired_at > TICK:
                 self._claims.pop(token, None)
+        for token, granted_at in list(self._echoes.items()):
+            if now - granted_at > GHOSTS:
+                self._echoes.pop(token, None)
         times = [when for when in (cleaned,) if when is not None]
         if self.pool.is_open or self._claims:
             times.append(now + TICK)

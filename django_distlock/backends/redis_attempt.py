@@ -29,9 +29,10 @@ MOST = 2**31
 
 
 class Attempt:
-    """``sent``: may the server know of us? Then who gives up calls :meth:`leave`, or has it done later."""
+    """``sent``: may the server know of us? Then who gives up calls :meth:`leave`, or has it done later. ``echo``: may a
+    request whose reply was lost be done yet?"""
 
-    __slots__ = ("_asked", "_claim", "_deadline", "_keys", "_link", "_pool", "_server", "_told", "_who", "sent")
+    __slots__ = ("_asked", "_claim", "_deadline", "_keys", "_link", "_pool", "_server", "_told", "_who", "echo", "sent")
 
     def __init__(self, pool: Pool, claim: Claim, told: bytes, deadline: float) -> None:
         self._pool = pool
@@ -43,7 +44,7 @@ class Attempt:
         self._link: Link | None = None
         self._asked = 0.0  # monotonic, before the request was sent
         self._server = 0  # the server's clock when it answered, µs
-        self.sent = False
+        self.sent = self.echo = False
 
     def ask(self, queue: bool) -> Flow[tuple[Grant | None, float]]:
         """The grant; or None, and the monotonic time at which to ask again. ``queue``: wait for a turn meanwhile."""
@@ -66,6 +67,7 @@ class Attempt:
             except LinkError as error:
                 unreachable = self._link is None
                 self.drop_link()
+                self.echo = self.echo or error.uncertain
                 if isinstance(error, Demoted):
                     self._pool.discard_idle()
                 lost += not error.timed_out
