@@ -28,7 +28,7 @@ from .redis_target import Target, WrongTarget
 from .remains import GHOSTS, Remains
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from django.core.checks import CheckMessage
 
@@ -106,7 +106,7 @@ class RedisBackend(Backend):
         else:
             self._claims[claim.token] = grant
             if attempt.echo:
-                self._echoes[claim.token] = time.monotonic()
+                self._echoes[claim.token] = grant.acquired_at
         return grant
 
     @staticmethod
@@ -150,8 +150,8 @@ class RedisBackend(Backend):
         """Undo behind its caller's back what an attempt may have done."""
         attempt.drop_link()
         self._claims.pop(claim.token, None)
-        if attempt.sent:
-            self._leave_behind(claim, uncertain)
+        if attempt.sent or attempt.echo:
+            self._leave_behind(claim, uncertain or attempt.echo)
 
     def _leave_behind(self, claim: Claim, uncertain: bool) -> None:
         self._remains.add(claim, uncertain)
@@ -171,7 +171,7 @@ class RedisBackend(Backend):
         try:
             yield from run(self.pool, time.monotonic() + LEAST_PATIENCE, LEAVE, claim)
         except BaseException as error:
-            self._leave_behind(claim, not isinstance(error, LinkError) or error.uncertain)
+            self._leave_behind(claim, True)
             if not isinstance(error, LinkError):
                 raise
 
@@ -209,12 +209,10 @@ class RedisBackend(Backend):
         claim = grant.claim
         self._claims.pop(claim.token, None)
         try:
-            given, again = yield from run(self.pool, time.monotonic() + PATIENCE, RELEASE, claim)
-        except LinkError as error:
-            self._leave_behind(claim, False)  # a release that comes late does no harm
-            raise self._unavailable(error) from (error.__cause__ or error)
+            with self._wrapped():
+                given, again = yield from run(self.pool, time.monotonic() + PATIENCE, RELEASE, claim)
         except BaseException:
-            self._leave_behind(claim, False)
+            self._leave_behind(claim, False)  # a release that comes late does no harm
             raise
         again = again or claim.token in self._doubtful
         self._doubtful.discard(claim.token)
@@ -246,21 +244,22 @@ class RedisBackend(Backend):
         return grant._replace(valid_until=asked + ttl - drift(ttl))
 
     def _tried(self, patience: float, script: Script, claim: Claim, *args: Any) -> Flow[Any]:
-        try:
+        with self._wrapped():
             reply, _ = yield from run(self.pool, time.monotonic() + patience, script, claim, *args)
-        except LinkError as error:
-            raise self._unavailable(error) from (error.__cause__ or error)
         return reply
 
     def inspect(self) -> Iterable[LockInfo]:
-        try:
+        with self._wrapped():
             return drive(listed(self.pool, self.alias, PATIENCE))
-        except LinkError as error:
-            raise self._unavailable(error) from (error.__cause__ or error)
 
     def break_lock(self, info: LockInfo) -> bool:
-        try:
+        with self._wrapped():
             return drive(broken(self.pool, info, time.monotonic() + PATIENCE))
+
+    @contextlib.contextmanager
+    def _wrapped(self) -> Iterator[None]:
+        try:
+            yield
         except LinkError as error:
             raise self._unavailable(error) from (error.__cause__ or error)
 
@@ -276,7 +275,7 @@ class RedisBackend(Backend):
         for token, granted_at in list(self._echoes.items()):
             if now - granted_at > GHOSTS:
                 self._echoes.pop(token, None)
-        times = [when for when in (cleaned,) if when is not None]
+        times = [] if cleaned is None else [cleaned]
         if self.pool.is_open or self._claims:
             times.append(now + TICK)
         return min(times) if times else None

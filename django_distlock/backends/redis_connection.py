@@ -45,7 +45,11 @@ class Opening:
         self.error: BaseException | None = None
         self._parker = Parker()
         left = max(0.01, min(until - time.monotonic(), IDLE))
-        threading.Thread(target=self._open, args=(connect, left), name="distlock-redis-open", daemon=True).start()
+        opener = threading.Thread(target=self._open, args=(connect, left), name="distlock-redis-open", daemon=True)
+        try:
+            opener.start()
+        except RuntimeError:  # no thread to be had, as at the end of the interpreter
+            self._open(connect, left)
 
     def _open(self, connect: Callable[[float], socket.socket], left: float) -> None:
         try:

@@ -131,8 +131,7 @@ local function forget(waiter)
   call('HDEL', waiters, waiter)
 end
 
--- hand the lock to those whose turn it is, and that are still there; "prompt": look also whether he is there who must
--- wait on, because somebody asks who is held up by nothing else
+-- hand the lock to those whose turn it is and that are still there; "prompt": is one that must wait on there?
 local function advance(prompt)
   local head = call('ZRANGE', queue, 0, 0)[1]
   while head do
@@ -242,16 +241,16 @@ return was and 1 or 0
 """
 )
 
-# ARGV: who, ttl (ms), when the holder asked (by its own clock). Returns 1, or 0 if it does not hold any more. A request
-# that was overtaken by a later one changes nothing: it might shorten the lease that the holder counts on.
+# ARGV: who, ttl (ms), when the holder asked (its own clock). Returns 1, or 0 if it does not hold any more. Overtaken by a
+# later request it changes nothing: it might shorten the lease that the holder counts on.
 EXTEND: Final = Script(
     _NAMES
     + _CLOCK
     + _STATE
     + f"""
 if not ends[ARGV[1]] then return 0 end
-local asked = string.match(call('HGET', held, ARGV[1]), '"asked":(%d+)') or 0
-if tonumber(asked) <= tonumber(ARGV[3]) then extend(ARGV[1], now + tonumber(ARGV[2]), ARGV[3]) end
+local asked = tonumber(string.match(call('HGET', held, ARGV[1]), '"asked":(%d+)') or 0)
+if asked <= tonumber(ARGV[3]) then extend(ARGV[1], now + tonumber(ARGV[2]), ARGV[3]) end
 call('PEXPIRE', fence, {KEPT})
 return 1
 """

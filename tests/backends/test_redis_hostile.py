@@ -299,6 +299,12 @@ def test_r7_a_withdrawal_that_is_cancelled_is_done_later(own: Own, name: str) ->
     eventually(lambda: own.keys() == ["fence"], "still held", patience=3)
 
 
+def swept(backend: RedisBackend, own: Own, held: bytes) -> bool:
+    """Tick as the keepalive thread would."""
+    backend.tick(time.monotonic())
+    return not own.client.exists(held)
+
+
 @contextmanager
 def detained(own: Own, name: str) -> Iterator[tuple[RedisBackend, Proxy]]:
     """A backend with one connection, whose network may hold up a request for long."""
@@ -324,7 +330,19 @@ def test_r7_an_acquire_that_arrives_after_the_release(own: Own, name: str, short
         assert (short_cut and backend.free_now(grant)) or backend.release(grant)
         proxy.deliver()
         eventually(lambda: own.client.info("commandstats")["cmdstat_evalsha"]["calls"] >= 5, "it does not arrive")
-        eventually(lambda: not own.client.exists(held), "held by nobody", patience=3)
+        eventually(lambda: swept(backend, own, held), "held by nobody", patience=3)
+
+
+def test_r7_an_acquire_that_arrives_after_a_refusal(own: Own, name: str) -> None:
+    held = keys_of(registry.entry(USING).key(name))[0]
+    with detained(own, name) as (backend, proxy):
+        with own.holding(name):
+            proxy.detain(1)
+            assert backend.try_acquire(claim_of(name), 0.7) is None
+        calls = own.client.info("commandstats")["cmdstat_evalsha"]["calls"]
+        proxy.deliver()
+        eventually(lambda: own.client.info("commandstats")["cmdstat_evalsha"]["calls"] > calls, "it does not arrive")
+        eventually(lambda: swept(backend, own, held), "held by nobody", patience=2)
 
 
 def test_r19_a_request_that_arrives_late_does_not_shorten_the_lease(own: Own, name: str) -> None:
@@ -348,3 +366,38 @@ def test_r19_a_request_that_arrives_late_does_not_shorten_the_lease(own: Own, na
         assert backend.extend(grant, 30)
         assert deliver() > 20_000
         assert backend.release(grant)
+
+
+def test_a_process_that_cannot_start_a_thread(own: Own, name: str, monkeypatch: Any) -> None:
+    """As at the end of the interpreter, or at the limit of the machine."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    backend = RedisBackend("poor", {"url": own.url})
+    grant = backend.try_acquire(claim_of(name), 1)
+    assert grant is not None
+    backend.pool.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert backend.release(grant)
+        assert backend.try_acquire(claim_of(name + "2"), 1) is not None
+    backend.close()
+
+
+def test_r7_what_is_left_behind_without_a_thread_is_swept_up_later(own: Own, name: str, monkeypatch: Any) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Proxy("127.0.0.1", own.port) as proxy:
+        backend = RedisBackend("poor", {"url": f"redis://127.0.0.1:{proxy.port}/0"})
+        grant = backend.try_acquire(claim_of(name), 1)
+        assert grant is not None
+        proxy.blackhole()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(BackendUnavailable):
+                backend.release(grant)
+        proxy.heal()
+        eventually(lambda: swept(backend, own, keys_of(grant.claim.key)[0]), "still held", patience=3)
+        backend.close()
