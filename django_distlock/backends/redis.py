@@ -67,8 +67,7 @@ class RedisBackend(Backend):
     def _start(self) -> None:
         self._places = Places(WAITERS)
         self._teller = Teller()
-        # Claims that ask, and their grants until the caller surely has them: who is interrupted on the way withdraws,
-        # and what was granted then is given back.
+        # Claims that ask, and their grants until the caller surely has them: who is interrupted on the way withdraws.
         self._claims: dict[str, Grant | None] = {}
         # whose release may have been done, though its reply was lost
         self._doubtful: set[str] = set()

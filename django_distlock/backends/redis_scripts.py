@@ -241,8 +241,8 @@ return was and 1 or 0
 """
 )
 
-# ARGV: who, ttl (ms), when the holder asked (its own clock). Returns 1, or 0 if it does not hold any more. Overtaken by a
-# later request it changes nothing: it might shorten the lease that the holder counts on.
+# ARGV: who, ttl (ms), when the holder asked (its own clock). Returns 1, or 0 if it does not hold any more. If a later
+# request has overtaken it, it changes nothing: it might shorten the lease that the holder counts on.
 EXTEND: Final = Script(
     _NAMES
     + _CLOCK
