@@ -55,6 +55,12 @@ def keys(using: str, name: str) -> dict[str, str]:
         return {key.decode().rpartition(":")[2]: server.type(key).decode() for key in found}
 
 
+def claim_of(name: str, ttl: float = 30.0, **facts: Any) -> Claim:
+    """What a backend is asked for a lock of the alias "redis"."""
+    key = registry.entry("redis").key(name)
+    return Claim(key=key, ttl=ttl, token=new_token(), answer_by=time.monotonic() + 5, **facts)
+
+
 @contextmanager
 def counted(server: Any) -> Iterator[Counter[str]]:
     """Fills a Counter with the commands that clients sent to the server during the block. Others are counted, too: for
@@ -124,9 +130,7 @@ class Own:
 
     def hold(self, name: str) -> Grant:
         site_key.load()
-        key = registry.entry("redis").key(name)
-        claim = Claim(key=key, ttl=30.0, token=new_token(), answer_by=time.monotonic() + 5)
-        grant = self.holder.try_acquire(claim, 5)
+        grant = self.holder.try_acquire(claim_of(name), 5)
         assert grant is not None
         return grant
 
