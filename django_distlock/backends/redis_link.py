@@ -17,7 +17,7 @@ from .sockets import LONGEST_POLL, READY, shut
 
 CHUNK = 65536
 # A waiter is silent for long, and shall notice if the network has forgotten its connection. Seconds, and probes.
-KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
+KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPALIVE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 
 
 class LinkError(Exception):
@@ -55,8 +55,9 @@ class Link:
         sock.settimeout(0)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in KEEPALIVE:
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+            for option, value in KEEPALIVE.items():
+                if hasattr(socket, option):  # macOS has another name for the first one
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         self._sock = sock
         self.fd = sock.fileno()
         self._poll = select.poll()

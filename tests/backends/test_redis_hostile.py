@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -206,3 +208,13 @@ def test_many_held_locks_are_listed(own: Own) -> None:
             pipe.hset(f"distlock:{{n{number}}}:held", "xsomebody", '9999999999999 {"fence":1}')
         pipe.execute()
     assert len(list(registry.entry(USING).backend.inspect())) == 15_000
+
+
+def test_a_system_without_tcp_keepidle(own: Own) -> None:
+    """macOS calls it TCP_KEEPALIVE."""
+    code = (
+        "import socket; del socket.TCP_KEEPIDLE\n"
+        "from django_distlock.backends.redis_link import Link\n"
+        f"Link(socket.create_connection(('127.0.0.1', {own.port}))).close()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=20)
