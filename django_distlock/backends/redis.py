@@ -69,10 +69,8 @@ class RedisBackend(Backend):
         self._teller = Teller()
         # Claims that ask, and their grants until the caller surely has them: who is interrupted on the way withdraws.
         self._claims: dict[str, Grant | None] = {}
-        # whose release may have been done, though its reply was lost
-        self._doubtful: set[str] = set()
-        # when they were granted, after a first request had got lost that may come after their release
-        self._echoes: dict[str, float] = {}
+        self._doubtful: set[str] = set()  # whose release may have been done, though its reply was lost
+        self._echoes: dict[str, float] = {}  # when they were granted, after a request that may come yet
         self._remains = Remains(Sweeper(self.pool), self.alias)
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
@@ -261,6 +259,8 @@ class RedisBackend(Backend):
             yield
         except LinkError as error:
             raise self._unavailable(error) from (error.__cause__ or error)
+        finally:
+            self.wake_at(time.monotonic() + TICK)  # who only looks at locks leaves no connection open either
 
     def _unavailable(self, error: LinkError) -> BackendUnavailable:
         return BackendUnavailable(f"The Redis server of alias {self.alias!r}: {error}")

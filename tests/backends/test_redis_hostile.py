@@ -199,7 +199,7 @@ def test_links_of_one_who_only_looks_are_closed(own: Own, monkeypatch: Any) -> N
     monkeypatch.setattr(redis_connection, "IDLE", 0.2)
     backend = registry.entry(USING).backend
     assert list(backend.inspect()) == []
-    eventually(lambda: not backend.pool.is_open, "the connection stays open", patience=3)  # type: ignore[attr-defined]
+    eventually(lambda: not backend.pool.is_open, "the connection stays open", patience=4)  # type: ignore[attr-defined]
 
 
 def test_many_held_locks_are_listed(own: Own) -> None:
