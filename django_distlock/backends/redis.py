@@ -25,10 +25,10 @@ from .redis_listing import Teller, broken, listed
 from .redis_places import Places
 from .redis_scripts import EXTEND, HOLDS, LEAVE, RELEASE, keys_of
 from .redis_target import Target, WrongTarget
-from .remains import Remains
+from .remains import GHOSTS, Remains
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from django.core.checks import CheckMessage
 
@@ -67,11 +67,10 @@ class RedisBackend(Backend):
     def _start(self) -> None:
         self._places = Places(WAITERS)
         self._teller = Teller()
-        # Claims that ask, and their grants until the caller surely has them: who is interrupted on the way withdraws,
-        # and what was granted then is given back.
+        # Claims that ask, and their grants until the caller surely has them: who is interrupted on the way withdraws.
         self._claims: dict[str, Grant | None] = {}
-        # whose release may have been done, though its reply was lost
-        self._doubtful: set[str] = set()
+        self._doubtful: set[str] = set()  # whose release may have been done, though its reply was lost
+        self._echoes: dict[str, float] = {}  # when they were granted, after a request that may come yet
         self._remains = Remains(Sweeper(self.pool), self.alias)
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
@@ -91,22 +90,20 @@ class RedisBackend(Backend):
         except LinkError as error:
             self._forsake(attempt, claim, error.uncertain)
             raise self._unavailable(error) from (error.__cause__ or error)
-        except asyncio.CancelledError:
-            if attempt.sent:
-                try:
-                    yield from attempt.leave(time.monotonic() + LEAST_PATIENCE)
-                except LinkError:
-                    self._forsake(attempt, claim, True)
-            attempt.drop_link()
-            self._claims.pop(claim.token, None)
-            raise
-        except BaseException:
-            self._forsake(attempt, claim, True)
+        except BaseException as error:
+            try:
+                if attempt.sent and isinstance(error, asyncio.CancelledError):
+                    with contextlib.suppress(LinkError):
+                        yield from attempt.leave(time.monotonic() + LEAST_PATIENCE)
+            finally:  # the end of asyncio.run cancels what cleans up, too
+                self._forsake(attempt, claim, True)
             raise
         if grant is None:
             self._forsake(attempt, claim, not attempt.linked)
         else:
             self._claims[claim.token] = grant
+            if attempt.echo:
+                self._echoes[claim.token] = grant.acquired_at
         return grant
 
     @staticmethod
@@ -150,8 +147,8 @@ class RedisBackend(Backend):
         """Undo behind its caller's back what an attempt may have done."""
         attempt.drop_link()
         self._claims.pop(claim.token, None)
-        if attempt.sent:
-            self._leave_behind(claim, uncertain)
+        if attempt.sent or attempt.echo:
+            self._leave_behind(claim, uncertain or attempt.echo)
 
     def _leave_behind(self, claim: Claim, uncertain: bool) -> None:
         self._remains.add(claim, uncertain)
@@ -170,12 +167,15 @@ class RedisBackend(Backend):
         del self._claims[claim.token]
         try:
             yield from run(self.pool, time.monotonic() + LEAST_PATIENCE, LEAVE, claim)
-        except LinkError as error:
-            self._leave_behind(claim, error.uncertain)
+        except BaseException as error:
+            self._leave_behind(claim, True)
+            if not isinstance(error, LinkError):
+                raise
 
     def free_now(self, grant: Grant) -> bool:
         """One command on a connection at hand. It waits for no task, so it may be done on an event loop."""
-        claim, link = grant.claim, self.pool.take()
+        claim = grant.claim
+        link = None if claim.token in self._echoes else self.pool.take()
         if link is None:
             return False
         try:
@@ -206,15 +206,15 @@ class RedisBackend(Backend):
         claim = grant.claim
         self._claims.pop(claim.token, None)
         try:
-            given, again = yield from run(self.pool, time.monotonic() + PATIENCE, RELEASE, claim)
-        except LinkError as error:
-            self._leave_behind(claim, False)  # a release that comes late does no harm
-            raise self._unavailable(error) from (error.__cause__ or error)
+            with self._wrapped():
+                given, again = yield from run(self.pool, time.monotonic() + PATIENCE, RELEASE, claim)
         except BaseException:
-            self._leave_behind(claim, False)
+            self._leave_behind(claim, False)  # a release that comes late does no harm
             raise
         again = again or claim.token in self._doubtful
         self._doubtful.discard(claim.token)
+        if self._echoes.pop(claim.token, None) is not None:
+            self._leave_behind(claim, True)
         if not given and again:  # sent twice: the first one did it, unless the lease had ended
             return grant.valid_until is not None and time.monotonic() < grant.valid_until
         return bool(given)
@@ -236,28 +236,31 @@ class RedisBackend(Backend):
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
         asked = time.monotonic()
-        if not (yield from self._tried(RENEWAL_PATIENCE, EXTEND, grant.claim, milliseconds(ttl))):
+        if not (yield from self._tried(RENEWAL_PATIENCE, EXTEND, grant.claim, milliseconds(ttl), int(asked * 1e6))):
             return None
         return grant._replace(valid_until=asked + ttl - drift(ttl))
 
     def _tried(self, patience: float, script: Script, claim: Claim, *args: Any) -> Flow[Any]:
-        try:
+        with self._wrapped():
             reply, _ = yield from run(self.pool, time.monotonic() + patience, script, claim, *args)
-        except LinkError as error:
-            raise self._unavailable(error) from (error.__cause__ or error)
         return reply
 
     def inspect(self) -> Iterable[LockInfo]:
-        try:
-            return drive(listed(self.pool, self.alias, time.monotonic() + PATIENCE))
-        except LinkError as error:
-            raise self._unavailable(error) from (error.__cause__ or error)
+        with self._wrapped():
+            return drive(listed(self.pool, self.alias, PATIENCE))
 
     def break_lock(self, info: LockInfo) -> bool:
-        try:
+        with self._wrapped():
             return drive(broken(self.pool, info, time.monotonic() + PATIENCE))
+
+    @contextlib.contextmanager
+    def _wrapped(self) -> Iterator[None]:
+        try:
+            yield
         except LinkError as error:
             raise self._unavailable(error) from (error.__cause__ or error)
+        finally:
+            self.wake_at(time.monotonic() + TICK)  # who only looks at locks leaves no connection open either
 
     def _unavailable(self, error: LinkError) -> BackendUnavailable:
         return BackendUnavailable(f"The Redis server of alias {self.alias!r}: {error}")
@@ -268,7 +271,10 @@ class RedisBackend(Backend):
         for token, grant in list(self._claims.items()):
             if grant is not None and now - grant.acquired_at > TICK:
                 self._claims.pop(token, None)
-        times = [when for when in (cleaned,) if when is not None]
+        for token, granted_at in list(self._echoes.items()):
+            if now - granted_at > GHOSTS:
+                self._echoes.pop(token, None)
+        times = [] if cleaned is None else [cleaned]
         if self.pool.is_open or self._claims:
             times.append(now + TICK)
         return min(times) if times else None

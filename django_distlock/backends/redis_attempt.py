@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from django_distlock.records import Claim, Grant, drift
 from django_distlock.waiting import Call
 
-from .redis_commands import LOST_LINKS, REPLY, Refused, converse, holder_of, milliseconds
+from .redis_commands import LOST_LINKS, REPLY, Demoted, Refused, converse, holder_of, milliseconds
 from .redis_connection import Link, LinkError, Pool
 from .redis_scripts import ACQUIRE, LEAVE, keys_of
 
@@ -24,12 +24,15 @@ LEAST_WAIT = 0.01
 FAREWELL = 0.02
 # A caller that does not wait still grants the server this long to answer; seconds.
 LEAST_PATIENCE = 0.5
+# No semaphore has more holders, and Lua prints it in full.
+MOST = 2**31
 
 
 class Attempt:
-    """``sent``: may the server know of us? Then who gives up calls :meth:`leave`, or has it done later."""
+    """``sent``: may the server know of us? Then who gives up calls :meth:`leave`, or has it done later. ``echo``: may a
+    request whose reply was lost be done yet?"""
 
-    __slots__ = ("_asked", "_claim", "_deadline", "_keys", "_link", "_pool", "_server", "_told", "_who", "sent")
+    __slots__ = ("_asked", "_claim", "_deadline", "_keys", "_link", "_pool", "_server", "_told", "_who", "echo", "sent")
 
     def __init__(self, pool: Pool, claim: Claim, told: bytes, deadline: float) -> None:
         self._pool = pool
@@ -41,12 +44,12 @@ class Attempt:
         self._link: Link | None = None
         self._asked = 0.0  # monotonic, before the request was sent
         self._server = 0  # the server's clock when it answered, µs
-        self.sent = False
+        self.sent = self.echo = False
 
     def ask(self, queue: bool) -> Flow[tuple[Grant | None, float]]:
         """The grant; or None, and the monotonic time at which to ask again. ``queue``: wait for a turn meanwhile."""
         claim, lost = self._claim, 0
-        args = (self._who, claim.limit, milliseconds(claim.ttl))
+        args = (self._who, min(claim.limit, MOST), milliseconds(claim.ttl))
         answer_by = max(claim.answer_by, self._pool.ready_at + LEAST_PATIENCE, time.monotonic() + FAREWELL)
         while True:
             try:
@@ -64,6 +67,9 @@ class Attempt:
             except LinkError as error:
                 unreachable = self._link is None
                 self.drop_link()
+                self.echo = self.echo or error.uncertain
+                if isinstance(error, Demoted):
+                    self._pool.discard_idle()
                 lost += not error.timed_out
                 if unreachable or lost > LOST_LINKS or time.monotonic() >= answer_by:
                     error.uncertain = self.sent
@@ -98,6 +104,8 @@ class Attempt:
                     return None
                 grant = self._woken(push)
                 if grant is not None:
+                    if self._worn(grant):
+                        return None
                     self.give_link()
                     return grant
         except LinkError:
@@ -109,11 +117,21 @@ class Attempt:
         asked: it was not before ``_asked`` plus the difference of the two. Who sleeps over the message knows it."""
         if push[0] != b"message":
             return None
-        who, fence, clock = push[2].split()
+        who, _, told = push[2].partition(b" ")
+        try:
+            fence, clock = map(int, told.split())
+        except ValueError:  # somebody else's
+            return None
         if who != self._who:
             return None
-        waited = (int(clock) - self._server) / 1e6
-        return self._grant(int(fence), min(self._asked + waited, time.monotonic()), max(waited, 0.0))
+        waited = (clock - self._server) / 1e6
+        return self._grant(fence, min(self._asked + waited, time.monotonic()), max(waited, 0.0))
+
+    def _worn(self, grant: Grant) -> bool:
+        """Has the allowance for the drift of the clocks during a long wait eaten up more than that for the lease? Then
+        it is better to ask again: the lease is ours already."""
+        ttl = self._claim.ttl or 0.0
+        return (grant.valid_until or 0.0) < grant.acquired_at + ttl - 2 * drift(ttl)
 
     def leave(self, until: float) -> Flow[None]:
         """Neither wait nor hold any more. LinkError if the server did not say so by the monotonic time ``until``.

@@ -34,6 +34,10 @@ class Refused(LinkError):
     """The server answered with an error: it did nothing."""
 
 
+class Demoted(LinkError):
+    """The server has become a replica: it did nothing, and another one is to be asked."""
+
+
 def holder_of(claim: Claim) -> bytes:
     """What the scripts call the holder or waiter of ``claim``."""
     mode = b"s" if claim.shared else b"n" if claim.limit else b"x"
@@ -53,6 +57,8 @@ def converse(link: Link, script: Script, keys: tuple[bytes, ...], args: tuple[An
         link.send(script.whole(keys, *args))
         reply = yield Call(link, "receive", (until,))
     if isinstance(reply, ReplyError):
+        if "READONLY" in str(reply):  # not always the first word, before Redis 7
+            raise Demoted(f"Redis refused: {reply}") from reply
         raise Refused(f"Redis refused: {reply}") from reply
     return reply
 
@@ -74,6 +80,8 @@ def run(pool: Pool, until: float, script: Script, claim: Claim, *args: Any) -> F
             raise
         except LinkError as error:
             pool.discard(link)
+            if isinstance(error, Demoted):
+                pool.discard_idle()
             lost, sent = lost + (not error.timed_out), sent or error.uncertain
             if lost > LOST_LINKS or time.monotonic() >= until:
                 error.uncertain = sent

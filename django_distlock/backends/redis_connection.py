@@ -15,6 +15,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from django_distlock import garbage
 from django_distlock.parking import Parker
 from django_distlock.waiting import Call, Flow
 
@@ -44,7 +45,11 @@ class Opening:
         self.error: BaseException | None = None
         self._parker = Parker()
         left = max(0.01, min(until - time.monotonic(), IDLE))
-        threading.Thread(target=self._open, args=(connect, left), name="distlock-redis-open", daemon=True).start()
+        opener = threading.Thread(target=self._open, args=(connect, left), name="distlock-redis-open", daemon=True)
+        try:
+            opener.start()
+        except RuntimeError:  # no thread to be had, as at the end of the interpreter
+            self._open(connect, left)
 
     def _open(self, connect: Callable[[float], socket.socket], left: float) -> None:
         try:
@@ -81,6 +86,16 @@ class Opening:
         return self.link
 
 
+class Waiter:
+    """Who waits for a link, and is given one, or a place to open one."""
+
+    __slots__ = ("link", "parker")
+
+    def __init__(self) -> None:
+        self.parker = Parker()
+        self.link: Link | None = None
+
+
 class Pool:
     """The links of this process to one server; the one used last is used first."""
 
@@ -90,7 +105,7 @@ class Pool:
         self._idle: list[Link] = []
         self._links: set[Link] = set()
         self._opening = 0
-        self._queue: deque[Parker] = deque()
+        self._queue: deque[Waiter] = deque()
 
     def take(self) -> Link | None:
         """A link at hand, or None. Never waits."""
@@ -116,30 +131,41 @@ class Pool:
 
     def link(self, until: float) -> Flow[Link]:
         """A link by the monotonic time ``until``, else LinkError: one at hand, a new one, or the next that is given
-        back."""
-        while (link := self.take()) is None:
-            parker = self._reserve()
-            if parker is None:
-                return (yield from self._opened(until))
-            try:
-                if not (yield Call(parker, "park", (until - time.monotonic(),))):
-                    raise LinkError("All connections to Redis are in use.", timed_out=True)
-            finally:
-                with self._guard, contextlib.suppress(ValueError):
-                    self._queue.remove(parker)
-        return link
+        back, in order of arrival."""
+        link = self.take()
+        if link is not None:
+            return link
+        waiter = self._arrive()
+        if waiter is None:
+            return (yield from self._opened(until))
+        try:
+            if not (yield Call(waiter.parker, "park", (until - time.monotonic(),))):
+                raise LinkError("All connections to Redis are in use.", timed_out=True)
+        except BaseException:
+            garbage.now_or_later(self._desert, waiter)
+            raise
+        return waiter.link or (yield from self._opened(until))
 
-    def _reserve(self) -> Parker | None:
+    def _arrive(self) -> Waiter | None:
         """None: a place for one more link; else where to wait for one."""
         with self._guard:
-            if len(self._links) + self._opening < MAX_LINKS:
+            if not self._queue and len(self._links) + self._opening < MAX_LINKS:
                 self._opening += 1
                 return None
-            parker = Parker()
-            self._queue.append(parker)
-            if self._idle:
-                parker.wake()
-            return parker
+            waiter = Waiter()
+            self._queue.append(waiter)
+        self._serve()  # one may have been given back just before there was anybody in the queue
+        return waiter
+
+    def _desert(self, waiter: Waiter) -> None:
+        """Whoever waited has gone: the next one gets what it was given meanwhile."""
+        if not waiter.parker.leave():
+            with self._guard, contextlib.suppress(ValueError):
+                self._queue.remove(waiter)
+        elif waiter.link is not None:
+            self.give(waiter.link)
+        else:
+            self._unreserve()
 
     def _opened(self, until: float) -> Flow[Link]:
         try:
@@ -148,9 +174,12 @@ class Pool:
                 raise LinkError("Redis could not be reached in time.", timed_out=True)
             return self.adopt(opening)
         finally:
-            with self._guard:
-                self._opening -= 1
-            self._call_next()
+            self._unreserve()
+
+    def _unreserve(self) -> None:
+        with self._guard:
+            self._opening -= 1
+        self._serve()
 
     def give(self, link: Link) -> None:
         """Back into the pool, or closed if anything is still on its way."""
@@ -161,20 +190,36 @@ class Pool:
         link.pushes.clear()
         self._idle.append(link)
         if self._queue:
-            self._call_next()
+            self._serve()
 
     def discard(self, link: Link) -> None:
         """Close a link."""
         with self._guard:
             self._links.discard(link)
         link.close()
-        self._call_next()
+        if self._queue:
+            self._serve()
 
-    def _call_next(self) -> None:
+    def _serve(self) -> None:
+        """Give those who wait, in order, the links at hand, or places for new ones: if they were only woken, whoever
+        gives a link back could take it again before them."""
         with self._guard:
             while self._queue:
-                if self._queue.popleft().wake():
-                    return
+                waiter = self._queue[0]
+                try:
+                    waiter.link = self._idle.pop()
+                except IndexError:
+                    if len(self._links) + self._opening >= MAX_LINKS:
+                        return
+                self._queue.popleft()
+                if waiter.link is None:
+                    self._opening += 1
+                if waiter.parker.wake():
+                    continue
+                if waiter.link is None:
+                    self._opening -= 1
+                else:
+                    self._idle.append(waiter.link)
 
     @property
     def ready_at(self) -> float:
@@ -201,6 +246,12 @@ class Pool:
                 self._idle.insert(0, link)
                 return
             self.discard(link)
+
+    def discard_idle(self) -> None:
+        """Close the links that nobody uses, because the server behind them is the wrong one."""
+        while self._idle:
+            with contextlib.suppress(IndexError):
+                self.discard(self._idle.pop())
 
     def close(self) -> None:
         """Close every link; who waits on one gets a LinkError. The next command opens another."""

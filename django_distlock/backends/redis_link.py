@@ -17,7 +17,7 @@ from .sockets import LONGEST_POLL, READY, shut
 
 CHUNK = 65536
 # A waiter is silent for long, and shall notice if the network has forgotten its connection. Seconds, and probes.
-KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
+KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPALIVE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 
 
 class LinkError(Exception):
@@ -37,14 +37,27 @@ class Link:
     owed something must not go back into the pool.
     """
 
-    __slots__ = ("_in", "_out", "_poll", "_sock", "channel", "fd", "owed", "pushes", "subscribed", "used_at")
+    __slots__ = (
+        "_in",
+        "_joining",
+        "_out",
+        "_poll",
+        "_sock",
+        "channel",
+        "fd",
+        "owed",
+        "pushes",
+        "subscribed",
+        "used_at",
+    )
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(0)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in KEEPALIVE:
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+            for option, value in KEEPALIVE.items():
+                if hasattr(socket, option):  # macOS has another name for the first one
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         self._sock = sock
         self.fd = sock.fileno()
         self._poll = select.poll()
@@ -55,12 +68,13 @@ class Link:
         self.pushes: deque[Push] = deque()
         # what a hand-over is published on for whoever waits on this link
         self.channel = b"distlock:" + uuid.uuid4().hex.encode()
-        self.subscribed = False
+        self.subscribed = self._joining = False
         self.used_at = time.monotonic()
 
     def subscribe(self) -> None:
-        """Have the next :meth:`send` begin to listen on ``channel``; the answer is a push."""
-        self.subscribed = True
+        """Have the next :meth:`send` begin to listen on ``channel``; the answer is a push, or an error ahead of the
+        replies to what is sent with it."""
+        self.subscribed = self._joining = True
         self._out += pack("SUBSCRIBE", self.channel)
 
     def send(self, *commands: bytes) -> None:
@@ -95,8 +109,11 @@ class Link:
                 if value is not PENDING:
                     self._in = self._in[at:]
                     if type(value) is Push:
+                        self._joining = False
                         self.pushes.append(value)
                         continue
+                    if self._joining:  # taken for a reply it would shift all that follow
+                        raise LinkError(f"Redis does not let us listen: {value}", uncertain=True)
                     self.owed -= 1
                     return value
             if not self._fill():

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from django_distlock.records import LockInfo
 from django_distlock.waiting import Call
 
 from .redis_commands import Refused, converse
-from .redis_protocol import pack
+from .redis_protocol import ReplyError, pack, unknown_script
 from .redis_scripts import BREAK, HELD, LOOK, PREFIX, keys_named
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ UNKNOWN = "unknown"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CACHED = 1000
 _SCANNED = 500
+_AT_ONCE = 100
 
 
 class Teller:
@@ -65,7 +67,7 @@ def _info(alias: str, text: bytes, holder: bytes, end: int, told: bytes, waiters
     who = [facts.get(part) for part in ("host", "pid", "thread")]
     return LockInfo(
         backend=alias,
-        key=text.decode("ascii", "replace"),
+        key=text.decode("latin-1"),
         name=name if isinstance(name, str) else None,
         shared=holder[:1] == b"s",
         holder=UNKNOWN if None in who else ":".join(map(str, who)),
@@ -73,7 +75,7 @@ def _info(alias: str, text: bytes, holder: bytes, end: int, told: bytes, waiters
         expires_at=_moment(end * 1000),
         fence=fence if isinstance(fence, int) else None,
         waiters=waiters,
-        details={"token": holder[1:9].decode("ascii", "replace")},
+        details={"token": holder[1:9].decode("latin-1")},
     )
 
 
@@ -94,23 +96,24 @@ def _moment(microseconds: object) -> datetime | None:
         return None
 
 
-def listed(pool: Pool, alias: str, until: float) -> Flow[list[LockInfo]]:
-    """The locks that are held on the server of ``pool``. LinkError at the monotonic time ``until``."""
-    link = yield from pool.link(until)
+def listed(pool: Pool, alias: str, patience: float) -> Flow[list[LockInfo]]:
+    """The locks that are held on the server of ``pool``. LinkError if an answer takes ``patience`` seconds."""
+    link = yield from pool.link(time.monotonic() + patience)
     found: list[LockInfo] = []
     try:
         cursor, texts = b"0", set[bytes]()
         while True:
             link.send(pack("SCAN", cursor, "MATCH", PREFIX + b"*" + HELD, "COUNT", _SCANNED))
-            reply = yield Call(link, "receive", (until,))
+            reply = yield Call(link, "receive", (time.monotonic() + patience,))
             if isinstance(reply, Exception):
                 raise Refused(f"Redis refused: {reply}") from reply
             cursor = reply[0]
             texts.update(text for text in map(text_of, reply[1]) if text is not None)
             if cursor == b"0":
                 break
-        for text in sorted(texts):
-            found += yield from _looked(alias, link, text, until)
+        names = sorted(texts)
+        for at in range(0, len(names), _AT_ONCE):
+            found += yield from _looked(alias, link, names[at : at + _AT_ONCE], patience)
     except BaseException:
         pool.discard(link)
         raise
@@ -118,19 +121,32 @@ def listed(pool: Pool, alias: str, until: float) -> Flow[list[LockInfo]]:
     return found
 
 
-def _looked(alias: str, link: Link, text: bytes, until: float) -> Flow[list[LockInfo]]:
-    try:
-        reply = yield from converse(link, LOOK, keys_named(text), (), until)
-    except Refused:  # not of the type that it should be
-        return [LockInfo(backend=alias, key=text.decode("ascii", "replace"), holder=UNKNOWN)]
-    return infos(alias, text, reply)
+def _looked(alias: str, link: Link, texts: list[bytes], patience: float) -> Flow[list[LockInfo]]:
+    """All are asked for before the first answer is read."""
+    link.send(*(LOOK.by_hash(keys_named(text)) for text in texts))
+    replies = []
+    for _ in texts:
+        replies.append((yield Call(link, "receive", (time.monotonic() + patience,))))
+    found: list[LockInfo] = []
+    for text, reply in zip(texts, replies, strict=True):
+        try:
+            if unknown_script(reply):
+                reply = yield from converse(link, LOOK, keys_named(text), (), time.monotonic() + patience)
+            if isinstance(reply, ReplyError):
+                raise Refused(str(reply))
+        except Refused:  # not of the type that it should be
+            found.append(LockInfo(backend=alias, key=text.decode("latin-1"), holder=UNKNOWN))
+        else:
+            found += infos(alias, text, reply)
+    return found
 
 
 def broken(pool: Pool, info: LockInfo, until: float) -> Flow[bool]:
     """Take the lock away from the holder that ``info`` shows; False if that holder has gone."""
     link = yield from pool.link(until)
     try:
-        keys = keys_named(info.key.encode("ascii"))
-        return bool((yield from converse(link, BREAK, keys, (info.fence or 0, info.details.get("token", "")), until)))
+        keys = keys_named(info.key.encode("latin-1"))
+        known = (info.fence or 0, info.details.get("token", "").encode("latin-1", "replace"))
+        return bool((yield from converse(link, BREAK, keys, known, until)))
     finally:
         pool.give(link)

@@ -2,8 +2,8 @@
 
 Four keys per lock, in one hash slot (https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/):
 
-held      hash: holder -> the millisecond at which its lease ends, and JSON with its fence, since when (µs), and what
-          it told of itself
+held      hash: holder -> the millisecond at which its lease ends, and JSON with its fence, since when (µs), when it
+          last asked for more time (its own clock), and what it told of itself
 queue     sorted set: waiter -> its ticket
 waiters   hash: waiter -> "limit ttl channel told"
 fence     the highest fencing token drawn
@@ -56,7 +56,7 @@ local now = math.floor(us / 1000)
 local function draw()
   local drawn = string.format('%.0f', us)
   local last = tonumber(call('SET', fence, drawn, 'PX', KEPT, 'GET') or nil)
-  if last and last >= us then
+  if last and last >= us and last < 2^53 - 1 then  -- beyond that nobody can count, so it was not ours
     drawn = string.format('%.0f', last + 1)
     call('SET', fence, drawn, 'PX', KEPT)
   end
@@ -64,7 +64,7 @@ local function draw()
 end
 
 local function facts(drawn, told)
-  return (' {"fence":%s,"since":%.0f,'):format(drawn, us) .. string.sub(told, 2)
+  return (' {"fence":%s,"since":%.0f,"asked":0,'):format(drawn, us) .. string.sub(told, 2)
 end
 """.replace("KEPT", str(KEPT))
 
@@ -98,10 +98,11 @@ local function grant(who, ttl, told, drawn)
   keep()
 end
 
-local function extend(who, ttl)
-  ends[who] = now + ttl
-  local was = call('HGET', held, who)
-  call('HSET', held, who, string.format('%.0f', now + ttl) .. string.match(was, '^%d+(.*)$'))
+local function extend(who, at, asked)
+  ends[who] = at
+  local rest = string.match(call('HGET', held, who), '^%d+(.*)$')
+  if asked then rest = string.gsub(rest, '"asked":%d+', '"asked":' .. asked, 1) end
+  call('HSET', held, who, string.format('%.0f', at) .. rest)
   keep()
 end
 
@@ -130,12 +131,15 @@ local function forget(waiter)
   call('HDEL', waiters, waiter)
 end
 
--- hand the lock to those whose turn it is, and that are still there
-local function advance()
+-- hand the lock to those whose turn it is and that are still there; "prompt": is one that must wait on there?
+local function advance(prompt)
   local head = call('ZRANGE', queue, 0, 0)[1]
   while head do
     local limit, ttl, channel, told = string.match(call('HGET', waiters, head) or '', '^(%d+) (%d+) (%S+) (.*)$')
-    if limit and not admits(head, tonumber(limit)) then return end
+    if limit and not admits(head, tonumber(limit)) then
+      if not prompt or call('PUBSUB', 'NUMSUB', channel)[2] > 0 then return end
+      limit = nil
+    end
     forget(head)
     if limit then
       local drawn = draw()
@@ -164,18 +168,18 @@ end
 """
     + _STATE
     + """
--- a request that was sent again
+-- a request that was sent again; it may also come so late that the lease was prolonged meanwhile
 local function again()
   local drawn = ends[who] and fence_of(who)
   if not drawn then return nil end
-  extend(who, ttl)
+  extend(who, math.max(ends[who], now + ttl))
   return {drawn, us}
 end
 
 local mine = again()
 if mine then return mine end
 if call('EXISTS', queue) == 1 then
-  advance()
+  advance(admits(who, limit))
   mine = again()
   if mine then return mine end
 end
@@ -186,10 +190,9 @@ if call('EXISTS', queue) == 0 and admits(who, limit) then
 end
 local place = 0
 if channel ~= '' then
-  if call('HSET', waiters, who, limit .. ' ' .. ttl .. ' ' .. channel .. ' ' .. told) == 1 then
-    local last = tonumber(call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2] or 0)
-    call('ZADD', queue, string.format('%.0f', math.max(last + 1, us)), who)
-  end
+  call('HSET', waiters, who, limit .. ' ' .. ttl .. ' ' .. channel .. ' ' .. told)
+  local last = tonumber(call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2] or 0)
+  call('ZADD', queue, 'NX', string.format('%.0f', math.max(last + 1, us)), who)
   place = call('ZRANK', queue, who) or 0
   if place == 0 then
     call('PEXPIRE', queue, KEPT)
@@ -238,14 +241,16 @@ return was and 1 or 0
 """
 )
 
-# ARGV: who, ttl (ms). Returns 1, or 0 if it does not hold any more.
+# ARGV: who, ttl (ms), when the holder asked (its own clock). Returns 1, or 0 if it does not hold any more. If a later
+# request has overtaken it, it changes nothing: it might shorten the lease that the holder counts on.
 EXTEND: Final = Script(
     _NAMES
     + _CLOCK
     + _STATE
     + f"""
 if not ends[ARGV[1]] then return 0 end
-extend(ARGV[1], tonumber(ARGV[2]))
+local asked = tonumber(string.match(call('HGET', held, ARGV[1]), '"asked":(%d+)') or 0)
+if asked <= tonumber(ARGV[3]) then extend(ARGV[1], now + tonumber(ARGV[2]), ARGV[3]) end
 call('PEXPIRE', fence, {KEPT})
 return 1
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ class Target:
     Options in the URL or of the cache (database, user, TLS, Sentinel) are redis-py's.
     """
 
-    def __init__(self, *, cache: str | None = None, url: str | None = None) -> None:
+    def __init__(self, *, cache: Any = None, url: Any = None) -> None:
         self.cache = cache
         self.url = url
         self._found: tuple[Any, dict[str, Any]] | None = None
@@ -55,7 +56,7 @@ class Target:
     def resolve(self) -> tuple[Any, dict[str, Any]]:
         """redis-py's connection class and its arguments. WrongTarget, which names the cure, if that cannot be told."""
         if self._found is None:
-            pool = self._of_cache(self.cache) if self.cache is not None else self._of_url(self.url or "")
+            pool = self._of_cache(self.cache) if self.url is None else self._of_url(self.url)
             kwargs = {
                 name: value
                 for name, value in pool.connection_kwargs.items()
@@ -66,21 +67,26 @@ class Target:
         return self._found
 
     @staticmethod
-    def _of_url(url: str) -> Any:
+    def _of_url(url: object) -> Any:
         try:
             from redis import ConnectionPool
         except ImportError as error:
             raise WrongTarget(f"redis-py is not installed. Run: {INSTALL}") from error
-        try:
+        if not isinstance(url, str):
+            raise WrongTarget(f"OPTIONS['url'] must be a str, not {type(url).__name__}.")
+        with contextlib.suppress(ValueError):  # whose message may quote a part of the password
             return ConnectionPool.from_url(url)
-        except ValueError as error:
-            raise WrongTarget(f"OPTIONS['url'] is no Redis URL: {error}") from error
+        raise WrongTarget(
+            "OPTIONS['url'] is no Redis URL: redis://, rediss:// or unix://, a user and a password percent-encoded."
+        )
 
     @staticmethod
-    def _of_cache(alias: str) -> Any:
+    def _of_cache(alias: object) -> Any:
         from django.core.cache import caches
         from django.core.cache.backends.base import InvalidCacheBackendError
 
+        if not isinstance(alias, str):
+            raise WrongTarget(f"OPTIONS['cache'] must be a str, an alias in CACHES, not {type(alias).__name__}.")
         try:
             client = getattr(caches[alias], "client", None)
         except InvalidCacheBackendError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import dataclass
@@ -66,8 +67,10 @@ class Remains:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._sweep, name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._sweep, name=self._name, daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread to be had: the next tick tries again
+                thread.start()
+                self._thread = thread
 
     def discard(self, claim: Claim) -> bool:
         """The caller tries again with the same claim. False: not now, since it is just being undone."""

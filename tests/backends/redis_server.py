@@ -55,6 +55,12 @@ def keys(using: str, name: str) -> dict[str, str]:
         return {key.decode().rpartition(":")[2]: server.type(key).decode() for key in found}
 
 
+def claim_of(name: str, ttl: float = 30.0, **facts: Any) -> Claim:
+    """What a backend is asked for a lock of the alias "redis"."""
+    key = registry.entry("redis").key(name)
+    return Claim(key=key, ttl=ttl, token=new_token(), answer_by=time.monotonic() + 5, **facts)
+
+
 @contextmanager
 def counted(server: Any) -> Iterator[Counter[str]]:
     """Fills a Counter with the commands that clients sent to the server during the block. Others are counted, too: for
@@ -88,15 +94,16 @@ class Own:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._port = free_port()
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
-        self.url = f"redis://127.0.0.1:{self._port}/0"
-        self.client = Redis(port=self._port)
+        self._held: Grant | None = None
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.client = Redis(port=self.port)
         # somebody else who takes the same locks
         self.holder = RedisBackend("redis", {"url": self.url})
 
     def start(self) -> None:
-        options = f"--port {self._port} --bind 127.0.0.1 --dir {self._folder} --appendonly yes --save".split()
+        options = f"--port {self.port} --bind 127.0.0.1 --dir {self._folder} --appendonly yes --save".split()
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(["redis-server", *options, ""], stdout=log)
         eventually(self._answers, "the server does not answer")
@@ -123,11 +130,22 @@ class Own:
 
     def hold(self, name: str) -> Grant:
         site_key.load()
-        key = registry.entry("redis").key(name)
-        claim = Claim(key=key, ttl=30.0, token=new_token(), answer_by=time.monotonic() + 5)
-        grant = self.holder.try_acquire(claim, 5)
+        grant = self.holder.try_acquire(claim_of(name), 5)
         assert grant is not None
         return grant
+
+    @contextmanager
+    def holding(self, name: str) -> Iterator[None]:
+        """Somebody else holds the lock, at the end of the block no more."""
+        self._held = self.hold(name)
+        yield
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Release what is held in :meth:`holding`."""
+        held, self._held = self._held, None
+        if held is not None:
+            assert self.holder.release(held)
 
     def keys(self) -> list[str]:
         """The last parts of all keys that there are."""

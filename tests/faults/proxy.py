@@ -34,6 +34,7 @@ class Pair:
         self.passing = 0  # but for so many bytes
         self.asking = False  # the last thing that passed came from the client
         self.requests = 0
+        self.detained: bytes | None = None  # what does not get to the server
 
 
 class Proxy:
@@ -55,6 +56,7 @@ class Proxy:
         self._swallow_in: int | None = None
         self._then_cut = False
         self._passing = 0
+        self._detain_in: int | None = None
         self.on_request: Callable[[int], None] = lambda number: None
         self.requests = 0
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
@@ -99,6 +101,20 @@ class Proxy:
             self._swallow_in = nth
             self._then_cut = cut
             self._passing = passing
+
+    def detain(self, nth: int) -> None:
+        """The ``nth`` request from here on, and all after it on its connection, are held up until :meth:`deliver`, even
+        if the client goes away."""
+        with self._guard:
+            self._detain_in = nth
+
+    def deliver(self) -> None:
+        """Let what was detained arrive."""
+        with self._guard:
+            for pair in self._pairs:
+                if pair.detained is not None:
+                    data, pair.detained = pair.detained, None
+                    self._write(pair, pair.server, data)
 
     def delay(self, seconds: float) -> None:
         """Every further piece of data is held up for that long, one after the other."""
@@ -152,6 +168,9 @@ class Proxy:
         self._selector.register(server, selectors.EVENT_READ, lambda: self._to_client(pair))
 
     def _to_server(self, pair: Pair) -> None:
+        if pair.detained is not None:
+            self._detain(pair)
+            return
         data = self._read(pair, pair.client)
         if not data:
             return
@@ -166,7 +185,20 @@ class Proxy:
                     pair.silent = True
                     pair.passing = self._passing
             self.on_request(self.requests)
+            if self._detain_in is not None:
+                self._detain_in -= 1
+                if self._detain_in == 0:
+                    self._detain_in = None
+                    pair.detained = data
+                    return
         self._write(pair, pair.server, data)
+
+    def _detain(self, pair: Pair) -> None:
+        data = pair.client.recv(65536)
+        if data:
+            pair.detained = (pair.detained or b"") + data
+        else:
+            self._selector.unregister(pair.client)
 
     def _to_client(self, pair: Pair) -> None:
         data = self._read(pair, pair.server)
