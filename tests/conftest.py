@@ -109,9 +109,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     from django_distlock.registry import registry
 
     held = holdings.held()
-    eventually(
-        lambda: not any(thread.name == "distlock-release" for thread in threading.enumerate()), "still releasing"
-    )
+    eventually(lambda: not _threads("distlock-release"), "a release is not through")
     registry.close()
     for holding in held:
         holdings.end(holding)
@@ -132,10 +130,10 @@ def _sessions() -> list[Any]:
     ]
 
 
-def _threads() -> list[str]:
+def _threads(prefix: str = "distlock-") -> list[str]:
     """Ours, but for the keepalive thread, which ends by itself when it finds nothing to look after."""
     return [
         thread.name
         for thread in threading.enumerate()
-        if thread.name.startswith("distlock-") and thread.name != "distlock-keepalive"
+        if thread.name.startswith(prefix) and thread.name != "distlock-keepalive"
     ]

@@ -25,7 +25,7 @@ from signal import SIGKILL
 from typing import TYPE_CHECKING, Any
 
 from tests.services_compose import CONTAINER_VERBS, containers_down, control_container
-from tests.services_engines import ENGINES, wanted
+from tests.services_engines import ENGINES, chosen
 from tests.services_files import exclusive, processes_path, read_json, state_path, write_json
 from tests.services_process import (
     POLL_SECONDS,
@@ -83,7 +83,7 @@ def up(*, keep: bool = True) -> dict[str, Server]:
     with exclusive():
         if is_external():
             return load()
-        missing = {program: package for engine in wanted().values() for program, package in engine.missing().items()}
+        missing = {program: package for engine in chosen().values() for program, package in engine.missing().items()}
         if missing:
             names = ", ".join(f"{program} (Debian package {package})" for program, package in missing.items())
             raise ServicesError(f"not installed: {names}; run `make services`")
@@ -93,7 +93,7 @@ def up(*, keep: bool = True) -> dict[str, Server]:
         write_json(processes_path(), processes)
         state = _addresses(read_json(state_path()))
         write_json(state_path(), state)
-        launched = [_launch(name, state) for name in wanted()]
+        launched = [_launch(name, state) for name in chosen()]
         for engine in launched:
             _answer(engine)
         return state
@@ -175,7 +175,7 @@ def status() -> list[tuple[str, str, str]]:
 def _addresses(state: dict[str, Server]) -> dict[str, Server]:
     """The entry of every engine: what it had, unless it is down and its port was taken meanwhile."""
     password = next((server["password"] for server in state.values()), None) or secrets.token_urlsafe(24)
-    for name in wanted():
+    for name in chosen():
         port = state[name]["port"] if name in state else None
         if port is None or (_live_pid(name) is None and not port_is_free(port)):
             port = free_port()

@@ -27,10 +27,10 @@ ENGINES: dict[str, type[Engine]] = {
 }
 
 
-def wanted() -> dict[str, type[Engine]]:
+def chosen() -> dict[str, type[Engine]]:
     """All of them, or those that DISTLOCK_SERVERS names, with commas between."""
     names = os.environ.get("DISTLOCK_SERVERS", "")
-    chosen = names.split(",") if names else list(ENGINES)
-    if unknown := set(chosen) - set(ENGINES):
+    picked = names.split(",") if names else list(ENGINES)
+    if unknown := set(picked) - set(ENGINES):
         raise ServicesError(f"DISTLOCK_SERVERS names {', '.join(sorted(unknown))}; there are {', '.join(ENGINES)}")
-    return {name: engine for name, engine in ENGINES.items() if name in chosen}
+    return {name: engine for name, engine in ENGINES.items() if name in picked}

@@ -33,7 +33,7 @@ def missing(wanted: Sequence[str]) -> set[str]:
     if "venv" in wanted:
         found["python3-venv"] = _imports("ensurepip")
     if "servers" in wanted and not is_external():
-        found |= {package: None for engine in wanted().values() for package in engine.missing().values()}
+        found |= {package: None for engine in chosen().values() for package in engine.missing().values()}
     if "mysqlclient" in wanted and not _imports("MySQLdb"):
         found |= {
             "gcc": shutil.which("gcc"),
