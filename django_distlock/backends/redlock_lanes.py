@@ -95,6 +95,13 @@ class Lane:
         with self.guard:
             self.lines[index].tell(question.undo, question.slot(now, now + FRESH), now)
 
+    def ask_aside(self, index: int, question: Question) -> Slot | None:
+        """Put a question to one node without waiting for the answer. None if that could not be done."""
+        now = time.monotonic()
+        slot = question.slot(now, now + FRESH)
+        with self.guard:
+            return slot if self.lines[index].send(question.whole, slot) else None
+
     def connect(self, line: Line) -> bool:
         """Open a connection in a thread aside. False if that is of no use at present."""
         return line.node.connect(self, lambda link: self._attach(line, link), self._mouth)

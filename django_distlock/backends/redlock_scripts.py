@@ -103,13 +103,16 @@ return rows
 ACQUIRE, RELEASE, EXTEND, DESCRIBE = map(Script, (_ACQUIRE, _RELEASE, _EXTEND, _DESCRIBE))
 
 
-def keys_of(text: str) -> tuple[bytes, bytes, bytes]:
+Keys = tuple[bytes, bytes, bytes]
+
+
+def keys_of(text: str) -> Keys:
     """The keys of one lock on each node, of one hash slot: the lock, its queue, and who of it was seen when."""
     key = b"%b{%b}" % (PREFIX, text.encode("ascii"))
     return key, key + b":queue", key + b":seen"
 
 
-def vote_of(token: str, attempt: int) -> str:
+def vote_of(token: str, attempt: int | str) -> str:
     """What an attempt is known by. No vote begins with another."""
     return f"{token}-{attempt} "
 
