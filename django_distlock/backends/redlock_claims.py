@@ -39,7 +39,7 @@ LAST_LOOK = 0.003
 # With less time than this a node cannot be expected to answer; seconds.
 LEAST_LOOK = 0.05
 # So long do nodes that do not answer count as a passing disturbance, if the caller has the time. Seconds.
-DISTURBANCE = 1.0
+DISTURBANCE = 0.5
 
 
 class Holder:
