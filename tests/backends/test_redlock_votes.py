@@ -155,3 +155,43 @@ def test_a_thread_that_cannot_be_started_is_tried_again(
         lock.acquire(timeout=0)
     monkeypatch.undo()
     lock.acquire(timeout=2).release()
+
+
+def test_a_lane_closed_while_one_waited_for_it_is_not_used(nodes: Nodes, name: str) -> None:
+    """It was idle and somebody came in the moment in which it was closed."""
+    nodes.lock(name).acquire().release()
+    lanes = registry.entry("five").backend._lanes  # type: ignore[attr-defined]
+    lane = lanes.lane(0)
+    assert lane.turn.acquire(1)
+    waiting = lanes.enter(lane, 1)
+    step = next(waiting)
+    lanes._lanes.pop(0)
+    lane.close()
+    lane.turn.release()
+    assert step.target.acquire(1)
+    with pytest.raises(StopIteration) as entered:
+        waiting.send(True)
+    assert not entered.value.value.closed
+    entered.value.value.turn.release()
+
+
+@pytest.mark.parametrize(
+    "value", [b"tok " + b"[" * 100_000, b'tok {"since":1e999,"name":"\\ud800"}', b"\xff{", b"x", b""]
+)
+def test_what_others_wrote_is_listed_and_can_be_broken(nodes: Nodes, value: bytes) -> None:
+    """Without a TTL on all nodes nobody would ever get that lock. A lock that came in its place meanwhile stays."""
+    for client in nodes.clients:
+        client.set("redlock:{garbage}", value)
+    backend = registry.entry("five").backend
+    (info,) = [info for info in backend.inspect() if info.key == "garbage"]
+    assert info.holder == "unknown" or b"since" in value
+    str(info.holder).encode()
+    other = value[:1] + b"ther-0 {}"
+    for client in nodes.clients:
+        client.set("redlock:{garbage}", other)
+    assert not backend.break_lock(info)
+    assert [client.get("redlock:{garbage}") for client in nodes.clients] == [other] * 5
+    for client in nodes.clients:
+        client.set("redlock:{garbage}", value)
+    assert backend.break_lock(info)
+    assert nodes.keys() == [0] * 5
