@@ -18,21 +18,12 @@ from django_distlock.waiting import Flow, adrive, drive
 from .base import Backend
 from .redis_target import Target, WrongTarget
 from .redlock_checks import check_nodes
-from .redlock_claims import (
-    LAST_LOOK,
-    LONGEST_PAUSE,
-    Ballot,
-    Holder,
-    acquire_question,
-    extend_question,
-    release_question,
-)
+from .redlock_claims import LAST_LOOK, LONGEST_PAUSE, Ballot, again_question, extend_question, facts, release_question
 from .redlock_election import attempt, confirmed, repeated
 from .redlock_inquiry import Outcome
 from .redlock_listing import break_everywhere, listing
 from .redlock_pool import TICK, Crowded, Lanes
 from .redlock_quorum import Answer, Verdict
-from .redlock_scripts import NO_QUEUE, keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -88,7 +79,6 @@ class RedlockBackend(Backend):
 
     def _start(self) -> None:
         self._lanes = Lanes(self._targets, f"distlock-{self.alias}-connect", lambda when: self.wake_at(when))
-        self._holder = Holder()
         # claims that wait, and their grant until the caller surely has it: who is interrupted on the way withdraws
         self._claims: dict[str, Ballot | Grant] = {}
         self._busy: dict[bytes, float] = {}
@@ -128,7 +118,7 @@ class RedlockBackend(Backend):
                 return None  # all the time was spent behind others of this process
             raise
         if ballot is None or lane is not ballot.lane:
-            ballot = self._claims[claim.token] = Ballot(claim, self._holder.facts(claim.key.name), lane)
+            ballot = self._claims[claim.token] = Ballot(claim, facts(claim.key.name), lane)
         try:
             return (yield from self._attempts(ballot, wait > 0, until))
         except BaseException:
@@ -229,9 +219,7 @@ class RedlockBackend(Backend):
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
         asked = time.monotonic()
-        key, vote = grant.claim.key, grant.session.vote
-        question = extend_question(key, vote, ttl)
-        again = acquire_question(keys_of(key.text), vote, grant.session.holder, ttl, NO_QUEUE)
+        question, again = extend_question(grant, ttl), again_question(grant, ttl)
         outcome = yield from self._confirmed(grant, question, ttl, RENEWAL_PATIENCE, again)
         if outcome.verdict is Verdict.UNAVAILABLE:
             raise self._lanes.unavailable(outcome)
@@ -247,7 +235,7 @@ class RedlockBackend(Backend):
         return await adrive(self._verify(grant))
 
     def _verify(self, grant: Grant) -> Flow[bool]:
-        question = extend_question(grant.claim.key, grant.session.vote, None)
+        question = extend_question(grant, None)
         outcome = yield from self._confirmed(grant, question, grant.claim.ttl or 0.0, PATIENCE)
         if outcome.verdict is Verdict.UNAVAILABLE:
             raise self._lanes.unavailable(outcome)

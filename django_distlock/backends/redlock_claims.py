@@ -8,7 +8,7 @@ import random
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from django_distlock.records import Grant, drift
 
@@ -19,7 +19,6 @@ from .redlock_scripts import ACQUIRE, EXTEND, JOIN, NO_QUEUE, NOT_YOUR_TURN, REL
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from django_distlock.names import LockKey
     from django_distlock.records import Claim
 
     from .redlock_lanes import Lane
@@ -42,20 +41,16 @@ LEAST_LOOK = 0.05
 DISTURBANCE = 0.5
 
 
-class Holder:
+def facts(name: str) -> str:
     """Who asks."""
-
-    def __init__(self) -> None:
-        self._facts: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
-
-    def facts(self, name: str) -> str:
-        facts = {
-            "name": name,
-            **self._facts,
-            "thread": threading.current_thread().name,
-            "since": round(time.time(), 3),
-        }
-        return json.dumps(facts, separators=(",", ":"))
+    found = {
+        "name": name,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "thread": threading.current_thread().name,
+        "since": round(time.time(), 3),
+    }
+    return json.dumps(found, separators=(",", ":"))
 
 
 class Session(NamedTuple):
@@ -222,8 +217,14 @@ def release_question(grant: Grant) -> Question:
     return Question(RELEASE.by_hash(keys, vote, claim.token), whole, vote, whole, ttl, repeat=True, final=True)
 
 
-def extend_question(key: LockKey, vote: str, ttl: float | None) -> Question:
+def extend_question(grant: Grant, ttl: float | None) -> Question:
     """Without a TTL: only a look."""
-    keys = keys_of(key.text)
+    keys, vote = keys_of(grant.claim.key.text), grant.session.vote
     args = (vote, "" if ttl is None else max(1, int(ttl * 1000)))
     return Question(EXTEND.by_hash(keys, *args), EXTEND.whole(keys, *args), vote, repeat=True)
+
+
+def again_question(grant: Grant, ttl: float) -> Question:
+    """For the vote of a node that has lost it."""
+    session: Session = grant.session
+    return acquire_question(keys_of(grant.claim.key.text), session.vote, session.holder, ttl, NO_QUEUE)

@@ -93,7 +93,7 @@ class Lanes:
             try:
                 if lane.idle(now):
                     self._lanes.pop(number, None)
-                    lane.close()
+                    lane.close(mine=True)
                 else:
                     lane.tend(now)
             finally:

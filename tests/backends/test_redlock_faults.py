@@ -202,7 +202,8 @@ def test_side_by_side_and_not_one_after_the_other(settings: Any, nothing_left: N
 
 
 def side_by_side(nodes: Nodes, lock: Any) -> None:
-    lock.acquire().release()
+    with lock:
+        eventually(lambda: sum(nodes.keys()) == 5, "not all are connected")
     nodes.quiet()
     all_of_them = threading.Barrier(5)
     rounds = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -166,13 +167,29 @@ def test_a_lane_closed_while_one_waited_for_it_is_not_used(nodes: Nodes, name: s
     waiting = lanes.enter(lane, 1)
     step = next(waiting)
     lanes._lanes.pop(0)
-    lane.close()
+    lane.close(mine=True)
     lane.turn.release()
     assert step.target.acquire(1)
     with pytest.raises(StopIteration) as entered:
         waiting.send(True)
     assert not entered.value.value.closed
     entered.value.value.turn.release()
+
+
+@pytest.mark.parametrize("face", ["sync", "async"])
+def test_closed_in_the_middle_of_a_question(nodes: Nodes, name: str, face: str) -> None:
+    """As a test's end does it to a thread that still releases: told so at once, in the words of this package."""
+    lock = nodes.lock(name)
+    lock.acquire().release()
+    backend = registry.entry("five").backend
+    for proxy in nodes.proxies:
+        proxy.blackhole()
+    closing = threading.Timer(0.03, backend.close)  # the nodes have 0.1 s
+    ask = lock.acquire if face == "sync" else lambda timeout: asyncio.run(lock.aacquire(timeout=timeout))
+    closing.start()
+    with pytest.raises(BackendUnavailable):
+        ask(timeout=0)
+    closing.join()
 
 
 @pytest.mark.parametrize(
