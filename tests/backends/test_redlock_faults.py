@@ -154,6 +154,7 @@ def test_a_node_that_comes_back_empty(nodes: Nodes, name: str) -> None:
     nodes.clients[0].flushall()
     lease.extend(30)
     lease.ensure_held()
+    eventually(lambda: sum(nodes.keys()) == 5, "it was not given the vote again")
     for client in nodes.clients[:3]:
         client.flushall()
     with pytest.raises(LockLost):
