@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from .exceptions import DeadlockDetected, DistlockError
 from .holding import FORKED, Holding, Slot, State, closes_circle
 from .parking import Parker
+from .records import drift
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -231,6 +233,14 @@ class Holdings:
                 return False
             holding.grant = grant
             return True
+
+    def shorten(self, holding: Holding, ttl: float) -> None:
+        """The engine is being told that ``ttl`` seconds are left. If that is less than before, it counts from now on,
+        even if nobody ever hears whether the engine has done it."""
+        with self._mutex:
+            grant, until = holding.grant, time.monotonic() + ttl - drift(ttl)
+            if grant is not None and grant.valid_until is not None and until < grant.valid_until:
+                holding.grant = grant._replace(valid_until=until)
 
     def held(self, backend: Backend | None = None) -> list[Holding]:
         """The holdings that are held or deferred now."""

@@ -140,6 +140,7 @@ class Keepalive:
             ttl = min(ttl, holding.claimed_at + holding.max_hold - time.monotonic())
             if ttl <= 0:
                 return
+        holdings.shorten(holding, ttl)
         try:
             renewed = holding.backend.extend(grant, ttl)
         except Exception as error:  # unreachable is not lost: valid_until decides

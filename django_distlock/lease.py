@@ -166,6 +166,7 @@ class Lease(Releasable):
         if not holding.backend.supports_ttl:
             raise holding.backend.unsupported("extend a lease: its locks have no TTL")
         self.ensure_held()
+        holdings.shorten(holding, ttl)
         grant: Grant | None = yield Call(holding.backend, "extend", (self._grant, ttl))
         if grant is None:
             lose(holding, "stolen")

@@ -18,8 +18,8 @@ from django_distlock.waiting import Flow, adrive, drive
 from .base import Backend
 from .redis_target import Target, WrongTarget
 from .redlock_checks import check_nodes
-from .redlock_claims import LAST_LOOK, LONGEST_PAUSE, Ballot, Holder, extend_question, release_question
-from .redlock_election import attempt, by_holders, repeated
+from .redlock_claims import LAST_LOOK, LONGEST_PAUSE, Ballot, again_question, extend_question, facts, release_question
+from .redlock_election import attempt, confirmed, repeated
 from .redlock_inquiry import Outcome
 from .redlock_listing import break_everywhere, listing
 from .redlock_pool import TICK, Crowded, Lanes
@@ -41,8 +41,6 @@ SHARE_OF_TTL, LEAST_NODE_TIMEOUT = 0.05, 0.05
 LEAST_PATIENCE, LONGEST = 0.5, 5.0
 # So long may a release or a look by an operator take; and a renewal, for which all others wait. Seconds.
 PATIENCE, RENEWAL_PATIENCE = 2.0, 1.0
-# A release waits so much longer for the rest of the nodes, so that nobody meets what is just being deleted. Seconds.
-SETTLE = 0.005
 # Many names that are waited for are looked at less often each; seconds.
 PER_CLAIM = 0.0005
 # A name that was busy within this time is asked for at one node first; seconds.
@@ -81,7 +79,6 @@ class RedlockBackend(Backend):
 
     def _start(self) -> None:
         self._lanes = Lanes(self._targets, f"distlock-{self.alias}-connect", lambda when: self.wake_at(when))
-        self._holder = Holder()
         # claims that wait, and their grant until the caller surely has it: who is interrupted on the way withdraws
         self._claims: dict[str, Ballot | Grant] = {}
         self._busy: dict[bytes, float] = {}
@@ -120,9 +117,8 @@ class RedlockBackend(Backend):
             if wait > 0:
                 return None  # all the time was spent behind others of this process
             raise
-        lane.slots = []
         if ballot is None or lane is not ballot.lane:
-            ballot = self._claims[claim.token] = Ballot(claim, self._holder.facts(claim.key.name), lane)
+            ballot = self._claims[claim.token] = Ballot(claim, facts(claim.key.name), lane)
         try:
             return (yield from self._attempts(ballot, wait > 0, until))
         except BaseException:
@@ -180,12 +176,12 @@ class RedlockBackend(Backend):
 
     def _take_back(self, grant: Grant, answers: Sequence[Answer] = ()) -> None:
         """Without waiting for an answer."""
-        question = release_question(grant.claim.key, grant.session.vote, grant.claim.ttl or 0.0)
+        question = release_question(grant)
         lane = grant.session.lane
         if lane.closed:
             lane = self._lanes.lane(0)
-        for index in range(len(lane.lines)):
-            if not answers or answers[index] is not Answer.REFUSED:
+        for index, vote in enumerate(grant.session.votes):
+            if vote is not None and (not answers or answers[index] is not Answer.REFUSED):
                 lane.tell(index, question)
 
     async def awithdraw(self, claim: Claim) -> None:
@@ -202,9 +198,9 @@ class RedlockBackend(Backend):
     def _release(self, grant: Grant) -> Flow[bool]:
         claim = grant.claim
         self._claims.pop(claim.token, None)
-        question = release_question(claim.key, grant.session.vote, claim.ttl or 0.0)
+        question = release_question(grant)
         try:
-            outcome = yield from self._confirmed(grant, question, claim.ttl or 0.0, PATIENCE, SETTLE)
+            outcome = yield from self._confirmed(grant, question, claim.ttl or 0.0, PATIENCE)
         except BaseException:
             self._take_back(grant)
             raise
@@ -223,8 +219,8 @@ class RedlockBackend(Backend):
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
         asked = time.monotonic()
-        question = extend_question(grant.claim.key, grant.session.vote, ttl)
-        outcome = yield from self._confirmed(grant, question, ttl, RENEWAL_PATIENCE)
+        question, again = extend_question(grant, ttl), again_question(grant, ttl)
+        outcome = yield from self._confirmed(grant, question, ttl, RENEWAL_PATIENCE, again)
         if outcome.verdict is Verdict.UNAVAILABLE:
             raise self._lanes.unavailable(outcome)
         if outcome.verdict is Verdict.REFUSED:
@@ -239,24 +235,21 @@ class RedlockBackend(Backend):
         return await adrive(self._verify(grant))
 
     def _verify(self, grant: Grant) -> Flow[bool]:
-        question = extend_question(grant.claim.key, grant.session.vote, None)
+        question = extend_question(grant, None)
         outcome = yield from self._confirmed(grant, question, grant.claim.ttl or 0.0, PATIENCE)
         if outcome.verdict is Verdict.UNAVAILABLE:
             raise self._lanes.unavailable(outcome)
         return outcome.verdict is Verdict.GRANTED
 
     def _confirmed(
-        self, grant: Grant, question: Question, ttl: float, longest: float, settle: float = 0.0
+        self, grant: Grant, question: Question, ttl: float, longest: float, again: Question | None = None
     ) -> Flow[Outcome]:
-        """Ask everybody about a lock that was ours."""
+        """Ask about a lock that was ours."""
         until = time.monotonic() + longest
         lane = yield from self._lanes.enter(grant.session.lane, longest)
         try:
-            questions = [question] * len(lane.lines)
-            asked, patience = time.monotonic(), self._patience(ttl)
-            return (
-                yield from lane.ask(questions, by_holders, asked=asked, patience=patience, until=until, settle=settle)
-            )
+            patience = self._patience(ttl)
+            return (yield from confirmed(lane, grant.session.votes, question, again, patience=patience, until=until))
         finally:
             lane.turn.release()
 

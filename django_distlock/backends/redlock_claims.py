@@ -8,7 +8,7 @@ import random
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from django_distlock.records import Grant, drift
 
@@ -17,10 +17,13 @@ from .redlock_quorum import Answer
 from .redlock_scripts import ACQUIRE, EXTEND, JOIN, NO_QUEUE, NOT_YOUR_TURN, RELEASE, RESPECT, keys_of, vote_of
 
 if TYPE_CHECKING:
-    from django_distlock.names import LockKey
+    from collections.abc import Iterable
+
     from django_distlock.records import Claim
 
     from .redlock_lanes import Lane
+    from .redlock_nodes import Slot
+    from .redlock_scripts import Keys
 
 # Seconds between two looks: the next in turn looks most often, each one behind it less often; and the less often the
 # longer nothing has changed.
@@ -35,30 +38,32 @@ LAST_LOOK = 0.003
 # With less time than this a node cannot be expected to answer; seconds.
 LEAST_LOOK = 0.05
 # So long do nodes that do not answer count as a passing disturbance, if the caller has the time. Seconds.
-DISTURBANCE = 1.0
+DISTURBANCE = 0.5
 
 
-class Holder:
+def facts(name: str) -> str:
     """Who asks."""
-
-    def __init__(self) -> None:
-        self._facts: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
-
-    def facts(self, name: str) -> str:
-        facts = {
-            "name": name,
-            **self._facts,
-            "thread": threading.current_thread().name,
-            "since": round(time.time(), 3),
-        }
-        return json.dumps(facts, separators=(",", ":"))
+    found = {
+        "name": name,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "thread": threading.current_thread().name,
+        "since": round(time.time(), 3),
+    }
+    return json.dumps(found, separators=(",", ":"))
 
 
 class Session(NamedTuple):
-    """Where a lock was taken, and what it is known by at the nodes. All that concerns it goes the same way."""
+    """Where a lock was taken, and what it is known by at the nodes. All that concerns it goes the same way.
+
+    ``votes``: for each node the last request for its vote, None if it was never asked. If its reply was lost, the vote
+    is being taken back there, at whatever time that arrives: it never counts again.
+    """
 
     lane: Lane
     vote: str
+    holder: str
+    votes: list[Slot | None]
 
 
 class Ballot:
@@ -69,12 +74,11 @@ class Ballot:
         self.lane = lane
         self.keys = keys_of(claim.key.text)
         self.ttl = claim.ttl or 0.0
-        self._milliseconds = max(1, int(self.ttl * 1000))
         self._holder = holder
         self._attempt = 0
         self.vote = vote_of(claim.token, 0)
-        # the node that granted it before the others were asked
-        self.led_by: int | None = None
+        # see Session
+        self.votes: list[Slot | None] = [None] * len(lane.lines)
         # the node at which it stands in the queue, and since when by that node's clock
         self.queued_at: int | None = None
         self._since = ""
@@ -104,41 +108,38 @@ class Ballot:
         return self._ahead == 0
 
     def _question(self, mode: str) -> Question:
-        args = (self.vote, self._milliseconds, self.vote + self._holder, mode, self.claim.token, self._since)
-        return Question(
-            ACQUIRE.by_hash(self.keys, *args),
-            ACQUIRE.whole(self.keys, *args),
-            self.vote,
-            self._undo(),
-            self.ttl,
-        )
+        return acquire_question(self.keys, self.vote, self._holder, self.ttl, mode, self.claim.token, self._since)
 
-    def _undo(self, member: str = "") -> bytes:
-        # by its text: nobody listens for a NOSCRIPT
-        return RELEASE.whole(self.keys, self.vote, member)
+    def record(self, slots: Iterable[Slot | None]) -> None:
+        """What was just asked."""
+        for index, slot in enumerate(slots):
+            if slot is not None and slot.sent and slot.vote == self.vote:
+                self.votes[index] = slot
 
     def take_back(self, answers: list[Answer] | None = None) -> None:
         """End the attempt: undo it wherever it may have succeeded. The next one has another vote."""
-        question = Question(b"", vote=self.vote, undo=self._undo(), ttl=self.ttl)
-        for index, slot in enumerate(self.lane.slots):
-            # what was lost with its connection is owed already
-            asked = slot is not None and slot.sent and not slot.lost and slot.vote == self.vote
+        question = Question(b"", vote=self.vote, undo=undo_of(self.keys, self.vote), ttl=self.ttl)
+        for index, slot in enumerate(self.votes):
             refused = answers is not None and answers[index] is Answer.REFUSED
-            if (asked or index == self.led_by) and not refused:
+            # what was lost with its connection is owed already
+            if slot is not None and not slot.lost and not refused:
                 self.lane.tell(index, question)
-        self.led_by = None
+        self.votes = [None] * len(self.votes)
         self._attempt += 1
         self.vote = vote_of(self.claim.token, self._attempt)
 
     def leave(self) -> None:
         """Leave the queue."""
         if self.queued_at is not None:
-            self.lane.tell(self.queued_at, Question(b"", vote=self.vote, undo=self._undo(self.claim.token), ttl=1.0))
+            vote = vote_of(self.claim.token, "queue")  # nobody's: the lock itself stays as it is
+            undo = undo_of(self.keys, vote, self.claim.token)
+            self.lane.tell(self.queued_at, Question(b"", vote=vote, undo=undo, ttl=1.0))
+            self.queued_at = None
 
     def grant(self, asked: float) -> Grant:
         """It is ours, since a question put at ``asked``."""
         valid_until = asked + self.ttl - drift(self.ttl)
-        session = Session(self.lane, self.vote)
+        session = Session(self.lane, self.vote, self._holder, self.votes)
         return Grant(claim=self.claim, acquired_at=asked, valid_until=valid_until, session=session)
 
     def note(self, outcome: Outcome, lead: int, waits: bool, took: float) -> None:
@@ -146,6 +147,8 @@ class Ballot:
         self._took = min(took, LONGEST_OF_NEXT)
         slot = outcome.slots[lead]
         if waits and slot is not None and slot.sent:
+            if self.queued_at != lead:
+                self.leave()
             self.queued_at = lead
         reply = slot.reply if slot is not None and slot.done else None
         if not isinstance(reply, int):
@@ -193,14 +196,35 @@ class Ballot:
         return min(pause * (0.75 + random.random() / 2), LONGEST_PAUSE)  # noqa: S311
 
 
-def release_question(key: LockKey, vote: str, ttl: float) -> Question:
-    keys = keys_of(key.text)
-    whole = RELEASE.whole(keys, vote, "")
-    return Question(RELEASE.by_hash(keys, vote, ""), whole, vote, whole, ttl, repeat=True, final=True)
+def undo_of(keys: Keys, vote: str, member: str = "") -> bytes:
+    # by its text: nobody listens for a NOSCRIPT
+    return RELEASE.whole(keys, vote, member)
 
 
-def extend_question(key: LockKey, vote: str, ttl: float | None) -> Question:
+def acquire_question(
+    keys: Keys, vote: str, holder: str, ttl: float, mode: str, member: str = "", since: str = ""
+) -> Question:
+    args = (vote, max(1, int(ttl * 1000)), vote + holder, mode, member, since)
+    return Question(ACQUIRE.by_hash(keys, *args), ACQUIRE.whole(keys, *args), vote, undo_of(keys, vote), ttl)
+
+
+def release_question(grant: Grant) -> Question:
+    """Whoever was granted it before the node that keeps the line has answered may stand there still."""
+    claim, vote = grant.claim, grant.session.vote
+    keys, ttl = keys_of(claim.key.text), (grant.valid_until or 0.0) - grant.acquired_at
+    whole = undo_of(keys, vote, claim.token)
+    ttl = max(ttl, claim.ttl or 0.0)
+    return Question(RELEASE.by_hash(keys, vote, claim.token), whole, vote, whole, ttl, repeat=True, final=True)
+
+
+def extend_question(grant: Grant, ttl: float | None) -> Question:
     """Without a TTL: only a look."""
-    keys = keys_of(key.text)
+    keys, vote = keys_of(grant.claim.key.text), grant.session.vote
     args = (vote, "" if ttl is None else max(1, int(ttl * 1000)))
     return Question(EXTEND.by_hash(keys, *args), EXTEND.whole(keys, *args), vote, repeat=True)
+
+
+def again_question(grant: Grant, ttl: float) -> Question:
+    """For the vote of a node that has lost it."""
+    session: Session = grant.session
+    return acquire_question(keys_of(grant.claim.key.text), session.vote, session.holder, ttl, NO_QUEUE)

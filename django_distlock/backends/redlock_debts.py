@@ -34,9 +34,6 @@ class Debts:
     def __bool__(self) -> bool:
         return bool(self._debts)
 
-    def __contains__(self, vote: str) -> bool:
-        return vote in self._debts
-
     def owe(self, slot: Slot, now: float) -> None:
         """What ``slot`` has done, or may yet do, is to be taken back when the node can be reached again."""
         if slot.undo and slot.vote not in self._debts:

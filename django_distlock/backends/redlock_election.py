@@ -14,8 +14,13 @@ if TYPE_CHECKING:
     from django_distlock.waiting import Flow
 
     from .redlock_claims import Ballot
-    from .redlock_inquiry import Judge, Outcome
+    from .redlock_inquiry import Judge, Outcome, Question
+    from .redlock_lanes import Lane
     from .redlock_nodes import Slot
+
+# Who had the lock waits so much longer for the rest of the nodes: so that nobody meets what is just being deleted, and
+# to hear who has lost it. Seconds.
+SETTLE = 0.005
 
 
 def attempt(ballot: Ballot, lead: int, *, waits: bool, busy: bool, patience: float, until: float) -> Flow[Outcome]:
@@ -26,15 +31,21 @@ def attempt(ballot: Ballot, lead: int, *, waits: bool, busy: bool, patience: flo
     asked, lane = time.monotonic(), ballot.lane
     if waits and busy:
         questions = ballot.questions(lead, waits=True, only_lead=True)
-        outcome = yield from lane.ask(questions, _by_lead(lead), asked=asked, patience=patience, until=until)
+        try:
+            outcome = yield from lane.ask(questions, _by_lead(lead), asked=asked, patience=patience, until=until)
+        finally:
+            ballot.record(lane.slots)
         ballot.note(outcome, lead, waits, time.monotonic() - asked)
         if outcome.verdict is Verdict.REFUSED:
             return outcome
-        if outcome.verdict is Verdict.GRANTED:
-            ballot.led_by = lead
+        if outcome.verdict is not Verdict.GRANTED:
+            ballot.take_back()  # nobody knows what comes of it: a node is asked once for one vote
     questions = ballot.questions(lead, waits=waits)
     judge = _by_majority(lead, ballot.ttl)
-    outcome = yield from lane.ask(questions, judge, asked=asked, patience=patience, until=until)
+    try:
+        outcome = yield from lane.ask(questions, judge, asked=asked, patience=patience, until=until)
+    finally:
+        ballot.record(lane.slots)
     ballot.note(outcome, lead, waits, time.monotonic() - asked)
     return outcome
 
@@ -61,9 +72,42 @@ def _by_lead(lead: int) -> Judge:
     return judge
 
 
-def by_holders(answers: Sequence[Answer], elapsed: float, patience: float, slots: Sequence[Slot | None]) -> Verdict:
-    """For questions about a lock that was ours."""
-    return confirm(answers, elapsed=elapsed, patience=patience)
+def confirmed(
+    lane: Lane,
+    votes: list[Slot | None],
+    question: Question,
+    again: Question | None,
+    *,
+    patience: float,
+    until: float,
+) -> Flow[Outcome]:
+    """Ask about a lock that was ours by ``votes`` (see Session). ``again`` asks a node anew for a vote that it lost.
+
+    That is done when a majority has confirmed the others: whoever counted the new ones at once would not notice that
+    somebody else had a majority meanwhile.
+    """
+    # who was never asked for its vote need not hear of it, unless that is to change
+    questions = [question if again or vote is not None else None for vote in votes]
+    asked = time.monotonic()
+    judge = _by_holders(votes)
+    outcome = yield from lane.ask(questions, judge, asked=asked, patience=patience, until=until, settle=SETTLE)
+    if again is not None and outcome.verdict is Verdict.GRANTED:
+        for index, answer in enumerate(outcome.answers):
+            vote = votes[index]
+            if answer is Answer.REFUSED and not (vote is not None and vote.lost):
+                votes[index] = lane.ask_aside(index, again) or vote
+    return outcome
+
+
+def _by_holders(votes: Sequence[Slot | None]) -> Judge:
+    def judge(answers: Sequence[Answer], elapsed: float, patience: float, slots: Sequence[Slot | None]) -> Verdict:
+        counted = [
+            Answer.FAILED if vote is not None and vote.lost else answer
+            for vote, answer in zip(votes, answers, strict=True)
+        ]
+        return confirm(counted, elapsed=elapsed, patience=patience)
+
+    return judge
 
 
 def repeated(outcome: Outcome) -> bool:

@@ -111,8 +111,6 @@ class Inquiry:
         if isinstance(reply, ReplyError):
             line.node.error = reply
             return Answer.FAILED
-        if question.vote in line.debts:  # a vote that is being taken back does not count
-            return Answer.FAILED
         if not isinstance(reply, int) or reply > 0:
             return Answer.GRANTED
         return Answer.FAILED if index in self._repeated else Answer.REFUSED

@@ -72,6 +72,8 @@ class Lane:
         decided_at = math.inf
         try:
             while True:
+                if self.closed:
+                    return Outcome(Verdict.UNAVAILABLE, [Answer.FAILED] * len(self.lines), self.slots)
                 answers = inquiry.advance()
                 now = time.monotonic()
                 end = min(until, inquiry.begun_at + patience)
@@ -88,12 +90,21 @@ class Lane:
                 yield Call(self, "listen", (listen_until,))
         finally:
             inquiry.end()
+            if self.closed:
+                self._hush()
 
     def tell(self, index: int, question: Question) -> None:
         """Have a node do ``question.undo`` without waiting for its answer; if it cannot be reached, later."""
         now = time.monotonic()
         with self.guard:
             self.lines[index].tell(question.undo, question.slot(now, now + FRESH), now)
+
+    def ask_aside(self, index: int, question: Question) -> Slot | None:
+        """Put a question to one node without waiting for the answer. None if that could not be done."""
+        now = time.monotonic()
+        slot = question.slot(now, now + FRESH)
+        with self.guard:
+            return slot if self.lines[index].send(question.whole, slot) else None
 
     def connect(self, line: Line) -> bool:
         """Open a connection in a thread aside. False if that is of no use at present."""
@@ -155,12 +166,21 @@ class Lane:
         owing = any(line.owed or line.debts for line in self.lines)
         return now - self.used_at > (IDLE_OWING if owing else IDLE)
 
-    def close(self) -> None:
-        """Close every connection. What is owed is forgotten."""
+    def close(self, *, mine: bool = False) -> None:
+        """Close every connection. What is owed is forgotten. ``mine``: the caller has the turn; else whoever has it is
+        told so, in the middle of its question."""
         with self.guard:
             self.closed = True
             for line in self.lines:
                 line.drop()
+        with contextlib.suppress(OSError):
+            self._mouth.send(b"x")
+        if mine or self.turn.try_acquire():
+            self._hush()
+            if not mine:
+                self.turn.release()  # to those who wait for it, to see that there is nothing to wait for
+
+    def _hush(self) -> None:
         self._ear.close()
         self._mouth.close()
 
@@ -168,8 +188,7 @@ class Lane:
         """In the child of a fork: the connections are the parent's, who must not notice."""
         for line in self.lines:
             line.abandon()
-        self._ear.close()
-        self._mouth.close()
+        self._hush()
 
 
 def _settle(future: asyncio.Future[None]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .redis_protocol import ReplyError, pack
 from .redlock_inquiry import Outcome, Question
 from .redlock_quorum import Answer, Verdict, heard, majority
-from .redlock_scripts import DESCRIBE, PREFIX, RELEASE, Seen, info_of, keys_of, seen
+from .redlock_scripts import BREAK, DESCRIBE, PREFIX, Seen, info_of, keys_of, seen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,7 +74,7 @@ def listing(alias: str, lane: Lane, patience: float) -> Flow[list[LockInfo] | Ou
             for key, row in zip(parts[index], rows, strict=True):
                 copy = seen(key, row)
                 if copy is not None:
-                    copies.setdefault((copy.text, copy.token), []).append(copy)
+                    copies.setdefault((copy.text, copy.digest), []).append(copy)
         left = {index: found[DESCRIBED:] for index, found in left.items() if found[DESCRIBED:]}
     return [info_of(alias, each, nodes) for each in copies.values()]
 
@@ -88,7 +88,7 @@ def break_everywhere(lane: Lane, info: LockInfo, patience: float) -> Flow[bool |
     token = info.details.get("token")
     if not token:
         return False
-    command = RELEASE.whole(keys_of(info.key), token, "")
+    command = BREAK.whole(keys_of(info.key), token)
     outcome = yield from _ask(lane, dict.fromkeys(range(len(lane.lines)), command), time.monotonic() + patience)
     if len(_replies(outcome)) < majority(len(lane.lines)):
         return outcome

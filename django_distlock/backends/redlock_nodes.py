@@ -75,15 +75,25 @@ class Node:
                 target=self._connect, args=(lane, attach, wake), name=self._thread_name, daemon=True
             )
             self._threads[lane] = thread
-            thread.start()
+            try:
+                thread.start()
+            except BaseException as error:  # too many threads, or interrupted
+                self._threads.pop(lane, None)
+                self._failed(error)
+                if not isinstance(error, Exception):
+                    raise
+                return False
             return True
+
+    def _failed(self, error: BaseException) -> None:
+        self.error, self.trouble = error, True
+        self._retry_at = time.monotonic() + RETRY
 
     def _connect(self, lane: object, attach: Callable[[Link], None], wake: socket.socket) -> None:
         try:
             link = Link(self.target.connect(CONNECT_TIMEOUT))
         except BaseException as error:
-            self.error, self.trouble = error, True
-            self._retry_at = time.monotonic() + RETRY
+            self._failed(error)
         else:
             self.trouble = False
             attach(link)

@@ -56,15 +56,25 @@ class Lanes:
 
         Crowded if there is none for so long.
         """
-        if lane is None or lane.closed:
-            for number in range(LANES):
-                lane = self.lane(number)
-                if lane.turn.try_acquire():
-                    return lane
-            lane = self.lane(random.randrange(LANES))  # noqa: S311 - spreads waiters, guards no secret
-        if not (lane.turn.try_acquire() or (yield Call(lane.turn, "acquire", (seconds,)))):
-            raise Crowded("The connections to the Redis nodes are busy.")
-        return lane
+        until = time.monotonic() + seconds
+        while True:
+            mine = False
+            if lane is None or lane.closed:
+                lane, mine = self._pick()
+            mine = mine or lane.turn.try_acquire()
+            if not (mine or (yield Call(lane.turn, "acquire", (until - time.monotonic(),)))):
+                raise Crowded("The connections to the Redis nodes are busy.")
+            if not lane.closed:  # for being idle, just before
+                return lane
+            lane.turn.release()
+
+    def _pick(self) -> tuple[Lane, bool]:
+        """A lane, and whether it was free, so that the turn is now ours."""
+        for number in range(LANES):
+            lane = self.lane(number)
+            if lane.turn.try_acquire():
+                return lane, True
+        return self.lane(random.randrange(LANES)), False  # noqa: S311 - spreads waiters, guards no secret
 
     def unavailable(self, outcome: Outcome) -> BackendUnavailable:
         """The error for too few answers. Nodes are counted from 1: an address may hold a password."""
@@ -80,13 +90,14 @@ class Lanes:
         for number, lane in list(self._lanes.items()):
             if not lane.turn.try_acquire():
                 continue
-            idle = lane.idle(now)
-            if idle:
-                self._lanes.pop(number, None)
-                lane.close()
-            else:
-                lane.tend(now)
-            lane.turn.release()
+            try:
+                if lane.idle(now):
+                    self._lanes.pop(number, None)
+                    lane.close(mine=True)
+                else:
+                    lane.tend(now)
+            finally:
+                lane.turn.release()
         return now + TICK if self._lanes else None
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ they look at while they wait. The queue only keeps them from rushing: who has th
 
 from __future__ import annotations
 
+import hashlib
 import json
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
@@ -99,17 +100,28 @@ end
 return rows
 """
 
+# 1 if the key was what ARGV[1] says, a part of the digest of its first word. So what is no vote can be taken away, too.
+_BREAK = """
+local held = redis.pcall('GET', KEYS[1])
+if not held then return 0 end
+local word = type(held) == 'string' and string.match(held, '^[^ ]*') or ''
+if string.sub(redis.sha1hex(word), 1, #ARGV[1]) ~= ARGV[1] then return 0 end
+return redis.call('DEL', KEYS[1])
+"""
 
-ACQUIRE, RELEASE, EXTEND, DESCRIBE = map(Script, (_ACQUIRE, _RELEASE, _EXTEND, _DESCRIBE))
+ACQUIRE, RELEASE, EXTEND, DESCRIBE, BREAK = map(Script, (_ACQUIRE, _RELEASE, _EXTEND, _DESCRIBE, _BREAK))
 
 
-def keys_of(text: str) -> tuple[bytes, bytes, bytes]:
+Keys = tuple[bytes, bytes, bytes]
+
+
+def keys_of(text: str) -> Keys:
     """The keys of one lock on each node, of one hash slot: the lock, its queue, and who of it was seen when."""
     key = b"%b{%b}" % (PREFIX, text.encode("ascii"))
     return key, key + b":queue", key + b":seen"
 
 
-def vote_of(token: str, attempt: int) -> str:
+def vote_of(token: str, attempt: int | str) -> str:
     """What an attempt is known by. No vote begins with another."""
     return f"{token}-{attempt} "
 
@@ -118,7 +130,7 @@ class Seen(NamedTuple):
     """A lock as one node shows it."""
 
     text: str
-    token: str
+    digest: str  # of the vote, as BREAK wants it
     facts: dict[str, Any]
     ttl: float  # seconds; below zero: for ever
     waiters: int
@@ -129,14 +141,15 @@ def seen(key: bytes, row: list[Any]) -> Seen | None:
     value, ttl, waiters = row
     if value is None:
         return None
-    token, _, rest = value.decode("utf-8", "replace").partition(" ")
+    word, _, rest = value.partition(b" ")
+    digest = hashlib.sha1(word, usedforsecurity=False).hexdigest()[:16]
     try:
-        facts = json.loads(rest)
-    except ValueError:
+        facts = json.loads(rest.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
         facts = {}
     if not isinstance(facts, dict) or not isinstance(facts.get("since", 0.0), (int, float)):
         facts = {}
-    return Seen(key[len(PREFIX) + 1 : -1].decode("ascii", "replace"), token, facts, ttl / 1000, waiters)
+    return Seen(key[len(PREFIX) + 1 : -1].decode("ascii", "replace"), digest, facts, ttl / 1000, waiters)
 
 
 def info_of(alias: str, copies: list[Seen], nodes: int) -> LockInfo:
@@ -154,7 +167,7 @@ def info_of(alias: str, copies: list[Seen], nodes: int) -> LockInfo:
         # when a majority will have let it go cannot be told from fewer
         expires_at=datetime.now(UTC) + timedelta(seconds=max(copy.ttl for copy in copies)),
         waiters=max(copy.waiters for copy in copies),
-        details={"token": first.token[:16], "nodes": f"{len(copies)} of {nodes}"},
+        details={"token": first.digest, "nodes": f"{len(copies)} of {nodes}"},
     )
 
 

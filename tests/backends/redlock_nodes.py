@@ -12,6 +12,7 @@ import redis
 from django_distlock import advisory_lock
 from django_distlock.backends.redlock import RedlockBackend
 from tests import services
+from tests.conftest import eventually
 from tests.faults.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -50,13 +51,18 @@ class Nodes:
         stats = [client.info("commandstats") for client in self.clients]
         return [each.get(f"cmdstat_{command}", {}).get("calls", 0) for each in stats]
 
+    def quiet(self) -> None:
+        """Wait until no reply is on its way: a majority is enough for a caller, the rest comes later."""
+        for proxy in self.proxies:
+            eventually(lambda: not any(pair.asking for pair in proxy._pairs), "a node does not answer")  # noqa: B023
+
     def close(self) -> None:
         for client in self.clients:
             client.close()
 
 
 @contextlib.contextmanager
-def five_nodes(settings: Any) -> Iterator[Nodes]:
+def five_nodes(settings: Any, node_timeout: float = 0.1) -> Iterator[Nodes]:
     with contextlib.ExitStack() as stack:
         servers = [services.load()[name] for name in NODES]
         nodes = Nodes([stack.enter_context(Proxy(server["host"], server["port"])) for server in servers])
@@ -66,7 +72,7 @@ def five_nodes(settings: Any) -> Iterator[Nodes]:
         backend = f"{RedlockBackend.__module__}.{RedlockBackend.__qualname__}"
         settings.DISTLOCK = {
             **settings.DISTLOCK,
-            nodes.using: {"BACKEND": backend, "OPTIONS": {"nodes": nodes.urls, "node_timeout": 0.1}},
+            nodes.using: {"BACKEND": backend, "OPTIONS": {"nodes": nodes.urls, "node_timeout": node_timeout}},
         }
         yield nodes
         nodes.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import time
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -103,22 +103,26 @@ def test_three_of_five_are_too_many(nodes: Nodes, strike: Any, name: str, face: 
 
 
 def test_a_grant_whose_reply_is_lost_is_taken_back(nodes: Nodes, name: str) -> None:
-    """On a majority: nobody has it then, and nobody's key stays. The naive way leaves three keys for their TTL."""
+    """On a majority: nobody has it then, and nobody's key stays. The naive way leaves three keys for their TTL.
+
+    The silent connections are not healed: a stream that goes on after a gap is one that no network has, and there each
+    reply would be taken for that to a later request.
+    """
     lock = nodes.lock(name, ttl=30)
     lock.acquire().release()
+    nodes.quiet()
     for proxy in nodes.proxies[:3]:
         proxy.swallow(1)
     with pytest.raises((BackendUnavailable, LockTimeout)):
         lock.acquire(timeout=0.2)
     eventually(lambda: nodes.keys() == [0] * 5, f"keys are left: {nodes.keys()}", 5)
-    for proxy in nodes.proxies:
-        proxy.heal()
     lock.acquire(timeout=5).release()
 
 
 def test_lost_replies_of_a_minority_do_not_matter(nodes: Nodes, name: str) -> None:
     lock = nodes.lock(name)
     lock.acquire().release()
+    nodes.quiet()
     for proxy in nodes.proxies[:2]:
         proxy.swallow(1, cut=True)
     with lock as lease:
@@ -150,6 +154,7 @@ def test_a_node_that_comes_back_empty(nodes: Nodes, name: str) -> None:
     nodes.clients[0].flushall()
     lease.extend(30)
     lease.ensure_held()
+    eventually(lambda: sum(nodes.keys()) == 5, "it was not given the vote again")
     for client in nodes.clients[:3]:
         client.flushall()
     with pytest.raises(LockLost):
@@ -190,25 +195,32 @@ def test_cancelled_tasks_leave_no_key(nodes: Nodes, name: str) -> None:
     eventually(lambda: nodes.keys() == [0] * 5, f"keys are left: {nodes.keys()}", 5)
 
 
-def test_side_by_side_and_not_one_after_the_other(nodes: Nodes, name: str) -> None:
-    """1 ms of delay each way and node: ten requests in a row would take 20 ms and more."""
-    lock = nodes.lock(name)
-    lock.acquire().release()
+def test_side_by_side_and_not_one_after_the_other(settings: Any, nothing_left: None, name: str) -> None:
+    """No node hears a request before all have got theirs. Asked in a row, the first would keep the others waiting."""
+    with five_nodes(settings, node_timeout=2) as nodes:
+        side_by_side(nodes, nodes.lock(name))
+        registry.close()
+
+
+def side_by_side(nodes: Nodes, lock: Any) -> None:
+    with lock:
+        eventually(lambda: sum(nodes.keys()) == 5, "not all are connected")
+    nodes.quiet()
+    all_of_them = threading.Barrier(5)
+    rounds = []
+
+    def arrived(number: int) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            if all_of_them.wait(1) == 0:
+                rounds.append(number)
+
     for proxy in nodes.proxies:
-        proxy.delay(0.001)
-
-    def in_a_row() -> None:
-        for url in nodes.urls:
-            import redis
-
-            with redis.Redis.from_url(url) as client:
-                client.ping()
-                began = time.monotonic()
-                client.set(f"{name}-row", "x", nx=True, px=1000)
-                client.delete(f"{name}-row")
-                row.append(time.monotonic() - began)
-
-    row: list[float] = []
-    in_a_row()
-    ours = min(seconds(lambda: lock.acquire().release()) for _ in range(10))
-    assert ours <= 0.3 * sum(row), (ours, sum(row))
+        proxy.on_request = arrived
+    lease = lock.acquire()
+    nodes.quiet()
+    lease.extend(30)
+    nodes.quiet()
+    lease.release()
+    nodes.quiet()
+    assert not all_of_them.broken
+    assert len(rounds) == 3
