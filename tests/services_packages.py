@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.services import is_external
+from tests.services_engines import chosen
 from tests.services_process import ServicesError
 
 if TYPE_CHECKING:
