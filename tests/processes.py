@@ -101,7 +101,8 @@ class Child:
 
     def signal(self, number: int) -> None:
         self.killed = self.killed or number == signal.SIGKILL
-        self.process.send_signal(number)
+        with contextlib.suppress(ProcessLookupError):  # it ended in this very moment
+            self.process.send_signal(number)
 
     def kill(self) -> None:
         """SIGKILL, and wait until the process is gone."""

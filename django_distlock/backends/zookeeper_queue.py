@@ -64,7 +64,8 @@ class Place:
                 if now >= until:
                     if waits and self.session.in_doubt():
                         raise Late
-                    yield from self.leave(now + FAREWELL if waits else max(answer_by, now + FAREWELL))
+                    # of a crowd whose time is over at once each one has what the deadline allows, and no more
+                    yield from self.leave(until + FAREWELL if waits else max(answer_by, now + FAREWELL))
                     return False
                 with contextlib.suppress(Late):  # it was busy when we last heard, and our time is over
                     nodes = yield from self._join(max(until, now + FAREWELL))

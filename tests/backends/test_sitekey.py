@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.core.management import call_command
 from django.db import connections
+from django.db.models.signals import post_migrate
 
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.registry import registry
@@ -204,6 +205,9 @@ def migrate(link: Any, alias: str, database: str) -> None:
     connections["default"].close()
     connections.settings["default"] = {**connections.settings[alias], "NAME": database}
     del connections["default"]
+    # what Django's own apps do then is not made for several at once
+    post_migrate.receivers.clear()
+    post_migrate.sender_receivers_cache.clear()
     while (app := link.hear()) is not None:
         call_command("migrate", app, verbosity=0)
         link.say([key for _, key in rows()] if app == "django_distlock" else [])

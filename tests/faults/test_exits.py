@@ -18,7 +18,7 @@ from tests.timing import within
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("databases")]
+pytestmark = pytest.mark.usefixtures("databases")
 
 kept: list[Any] = []
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tests.faults.conftest import Proxied
 
-pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("databases")]
+pytestmark = pytest.mark.usefixtures("databases")
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
 each_backend = pytest.mark.parametrize("using", [*SESSION_LOCKS, "leasetable_postgres", "leasetable_mariadb"])
 

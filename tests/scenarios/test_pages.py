@@ -137,7 +137,6 @@ def test_the_home_page_without_a_replay_says_how_to_make_one(client: Client) -> 
         assert f'href="/register/{way.slug}/"' in page.text
 
 
-@pytest.mark.alone  # beside the other tests that look at that replay
 def test_the_home_page_shows_the_figures_that_were_measured(client: Client, replayed: Replayed) -> None:
     _, result = replayed("sqlite", atomic=False)
     ReplayRun.objects.create(engine=result["engine"], atomic_requests=result["atomic_requests"], result=result)
