@@ -61,10 +61,8 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
 def replayed(migrated: Callable[[str], dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Replayed:
     """Exit status and figures of `manage.py replay`: 200 identical sign-ups per way against 4 server processes."""
     folder = tmp_path_factory.getbasetemp()
-    if (
-        "PYTEST_XDIST_WORKER" in os.environ
-    ):  # shared by all test processes: the first one that asks pays, and the others wait for it
-        folder = folder.parent
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # shared by all test processes: the first one that asks pays, the others wait for it
 
     @once
     def run(engine: str, atomic: str) -> tuple[int, str, str]:
