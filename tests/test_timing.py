@@ -15,9 +15,10 @@ pytest_plugins = ["pytester"]
 
 SCENES = """
 import itertools
+from django_distlock import BackendUnavailable
 from tests.timing import within
 
-runs = itertools.count(1)
+runs, answers = itertools.count(1), itertools.count(1)
 
 def test_slow_twice():
     within(0.2 / next(runs), 0.1)
@@ -27,6 +28,13 @@ def test_slow_of_its_own():
 
 def test_wrong():
     assert 0.2 < 0.1
+
+def test_a_server_without_a_processor():
+    if next(answers) < 2:
+        raise BackendUnavailable("The Redis server of alias 'redis': Redis did not answer in time.")
+
+def test_a_server_that_refuses():
+    raise BackendUnavailable("The Redis server of alias 'redis': connection refused")
 """
 
 
@@ -43,9 +51,9 @@ def test_only_what_was_slow_is_measured_again(pytester: pytest.Pytester, pytestc
     """With the options of our own configuration, in a process of its own."""
     path: Path = pytester.makepyfile(SCENES)
     options = [str(part) for part in pytestconfig.getini("addopts")]
-    begin = options.index("--reruns")
-    reruns = [*options[begin : begin + 2], *options[begin + 4 : begin + 6]]
+    reruns = options[options.index("--reruns") :]
+    reruns[reruns.index("--reruns-delay") + 1] = "0"
     pytester.syspathinsert(pytestconfig.rootpath)
     plain = ["-p", "no:django", "-p", "no:randomly", "-p", "no:xdist", "-p", "no:cacheprovider"]
     result = pytester.runpytest_subprocess(*plain, *reruns, path)
-    assert result.parseoutcomes() == {"passed": 1, "failed": 2, "rerun": 1 + 3}
+    assert result.parseoutcomes() == {"passed": 2, "failed": 3, "rerun": 1 + 3 + 1}

@@ -11,11 +11,23 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.translation import gettext_lazy
 
 from django_distlock import advisory_lock, lock_all, semaphore
+from tests.matrix import MATRIX, Entry
+from tests.sizes import FULL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.conformance.actors import Actor
+
+
+@pytest.fixture(
+    params=[entry for entry in MATRIX if FULL or entry.using in ("memory", "postgres", "redis")],
+    ids=lambda entry: entry.using,
+)
+def entry(request: pytest.FixtureRequest, databases: None) -> Entry:
+    """Bad input is refused before any backend is asked: in a run of usual size three of them are enough."""
+    return request.param  # type: ignore[no-any-return]
+
 
 NAMES: list[tuple[Any, type[Exception], str]] = [
     ("", ValueError, "name must not be empty."),

@@ -19,7 +19,7 @@ from tests.timing import TooSlow
 if TYPE_CHECKING:
     from tests.child import Link
 
-CLIENTS, SECONDS, NAIVE_SECONDS = 24, 20.0 if FULL else 8.0, 4.0
+CLIENTS, SECONDS, NAIVE_SECONDS = 24, 20.0 if FULL else 6.0, 3.0
 HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = ANY(%s)"
 
 

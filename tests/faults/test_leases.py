@@ -35,7 +35,7 @@ SERVERS = {"redis": "redis1", "zookeeper": "zookeeper"}
 
 PAUSES, AT_ONCE = (20 if FULL else 1), 25
 TTL = 0.4
-GRANTS, PROCESSES = (50_000 if FULL else 200), 4
+GRANTS, PROCESSES = (50_000 if FULL else 120), 3
 
 
 def holder(link: Any, using: str) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ACROSS = [entry.using for entry in MATRIX if entry.processes]
+if not FULL:
+    ACROSS = ["leasetable", "postgres", "redis", "redlock", "zookeeper"]
 pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("databases")]
 
 

@@ -29,7 +29,7 @@ SERVING_SECONDS = 85
 def demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """`manage.py demo` on an empty SQLite file, started from another directory."""
     process = subprocess.Popen(
-        [*POLITELY, sys.executable, ROOT / "testproject" / "manage.py", "demo"],
+        [*POLITELY, sys.executable, ROOT / "testproject" / "manage.py", "demo", "--identical=80", "--distinct=16"],
         cwd=tmp_path,
         env=demo_environment({"DB": "sqlite", "DISTLOCK_DEMO_DB": str(tmp_path / "demo.sqlite3")}),
         stdout=subprocess.PIPE,
@@ -54,9 +54,9 @@ def test_the_demo_replays_and_serves_until_interrupted(demo: subprocess.Popen[st
         if "Control-C" in line:
             break
     print(output)
-    assert re.search(r"No lock: 200 identical sign-ups made \d+ accounts, \d+ too many", output)
+    assert re.search(r"No lock: 80 identical sign-ups made \d+ accounts, \d+ too many", output)
     for way in ("Table lock", "Row lock", "Advisory lock", "Advisory lock per address"):
-        assert f"{way}: 200 identical sign-ups made 1 account." in output
+        assert f"{way}: 80 identical sign-ups made 1 account." in output
     assert "user demo, password" in output
     address = re.search(r"^Demo: +(\S+)$", output, re.MULTILINE).group(1)
     assert "The latest replay" in get(address, "/")

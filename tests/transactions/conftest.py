@@ -16,8 +16,9 @@ from tests.transactions.world import World
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# To a transaction all locks that are in no database are the same: Redis stands for these two in a run of usual size.
-ALIKE = () if FULL else ("redlock", "zookeeper")
+# To a transaction all locks that are in no database are the same, and so are lease tables on a server: in a run of
+# usual size Redis and the one on PostgreSQL stand for these.
+ALIKE = () if FULL else ("redlock", "zookeeper", "leasetable_mariadb")
 WORLDS = tuple(entry for entry in MATRIX if entry.using not in ALIKE)
 # Backends whose locks other processes see; memory has a thread for a rival.
 SEEN = tuple(entry for entry in WORLDS if entry.processes)

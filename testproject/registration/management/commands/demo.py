@@ -18,12 +18,14 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--no-serve", action="store_true", help="stop after the replay; exit status as of `replay`")
+        parser.add_argument("--identical", default="200", help="sign-ups with one address at once; default: 200")
+        parser.add_argument("--distinct", default="60", help="sign-ups with as many addresses; default: 60")
         parser.add_argument("--port", type=int, help=f"default: {DEFAULT_PORT}, or a free one if that is taken")
 
     def handle(self, *args: Any, **options: Any) -> None:
         call_command("migrate", interactive=False, verbosity=0)
         password = reset_superuser()
-        failure = self.replay()
+        failure = self.replay(f"--identical={options['identical']}", f"--distinct={options['distinct']}")
         if options["no_serve"]:
             if failure:
                 raise failure
@@ -35,11 +37,11 @@ class Command(BaseCommand):
         except ServerError as error:
             raise CommandError(str(error)) from error
 
-    def replay(self) -> CommandError | None:
+    def replay(self, *arguments: str) -> CommandError | None:
         """The replay's own command; a failed one is kept, because the page that shows it can still be served."""
         self.stdout.write("Replaying the registration race against a real server:")
         try:
-            call_command("replay", stdout=self.stdout, stderr=self.stderr)
+            call_command("replay", *arguments, stdout=self.stdout, stderr=self.stderr)
         except CommandError as error:
             return error
         return None
