@@ -1,9 +1,9 @@
 """Bounds on time.
 
 The machine can make a program late and cannot make it early. So what was slow is measured again, up to three times,
-and the least counts: pytest-rerunfailures runs a test anew that ended in :class:`TooSlow`. What is slow of its own stays
-slow. The same goes for a server on this machine that did not answer "in time", half a second at least, where the test
-did not expect that. What came too early, or came out wrong, is an AssertionError, and final.
+and the least counts: pytest-rerunfailures runs a test anew that ended in :class:`TooSlow`. What is slow of its own
+stays slow. The same goes for a server on this machine that did not answer "in time", half a second at least, where the
+test did not expect that. What came too early, or came out wrong, is an AssertionError, and final.
 """
 
 from __future__ import annotations
