@@ -224,10 +224,10 @@ def test_r20_a_renewal_that_comes_too_late_prolongs_nothing(
         return renewed
 
     monkeypatch.setattr(backend, "extend", extend)
-    lease = me.acquire(advisory_lock(name, using=using, ttl=0.5))
+    lease = me.acquire(advisory_lock(name, using=using, ttl=0.9))
     end = lease.valid_until
     eventually(lambda: lease.lost, "a late renewal revived it", 3)
-    rival.release(rival.acquire(using, name, timeout=0.25))
+    rival.release(rival.acquire(using, name, timeout=0.5))
     assert time.monotonic() < end + 0.35
     with pytest.raises(LockLost, match="expired"):
         me.release(lease)
