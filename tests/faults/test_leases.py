@@ -81,7 +81,12 @@ def taker(link: Any, using: str, name: str, path: str, count: int) -> None:
     link.say("done")
 
 
+def granted(journal: Path) -> int:
+    return journal.read_text().count("granted") if journal.exists() else 0
+
+
 @with_fence
+@pytest.mark.timeout(900)
 def test_i4_fences_rise_from_grant_to_grant(entry: Entry, name: str, tmp_path: Path) -> None:
     """R21, over processes, and through a restart of the server where there is one that remembers what it granted."""
     journal = tmp_path / "journal"
@@ -91,10 +96,11 @@ def test_i4_fences_rise_from_grant_to_grant(entry: Entry, name: str, tmp_path: P
             for _ in range(PROCESSES)
         ]
         if entry.using in SERVERS:
-            eventually(lambda: journal.exists() and journal.read_text().count("granted") > GRANTS // 3, "too slow")
+            patience = 30 + GRANTS / 100
+            eventually(lambda: granted(journal) > GRANTS // 3, "too slow", patience, pause=0.05 if not FULL else 1)
             services.restart(SERVERS[entry.using])
         for child in children:
             assert child.hear(timeout=30 + GRANTS / 100) == "done"
     history = History.read(journal)
     assert history.check() == []
-    assert len(history.holds) >= GRANTS
+    assert len(history.holds) >= GRANTS // PROCESSES * PROCESSES
