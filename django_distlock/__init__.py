@@ -14,7 +14,7 @@ from .exceptions import (
     LockTimeout,
     UnsupportedOperation,
 )
-from .introspection import held_locks
+from .introspection import break_lock, held_locks
 from .leader import Leader
 from .lease import Lease
 from .lock import Lock, advisory_lock
@@ -33,6 +33,7 @@ __all__ = [
     "LockTimeout",
     "UnsupportedOperation",
     "advisory_lock",
+    "break_lock",
     "held_locks",
     "lock_all",
     "row_lock",

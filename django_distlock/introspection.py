@@ -1,4 +1,4 @@
-"""What is held now, by anybody."""
+"""What is held now, by anybody, and how an operator takes it away."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from django.core.exceptions import ImproperlyConfigured
 
+from . import signals
 from .exceptions import DistlockError
 from .records import BackendReport, LockInfo
 from .registry import Entry, registry
@@ -24,6 +25,26 @@ def held_locks(using: str | None = None) -> list[BackendReport]:
     error itself, which may hold an address, goes to the log only.
     """
     return [_report(alias) for alias in ([using] if using is not None else registry.aliases())]
+
+
+def break_lock(info: LockInfo, *, reason: str = "") -> bool:
+    """Take a lock away from the very holder that ``info``, of :func:`held_locks`, shows.
+
+    True if that holder had it and has lost it; False if it had gone, whoever has the lock now. The victim is told as of
+    any loss: ``lease.lost``, :class:`LockLost`, the signal ``lock_lost``. The signal ``lock_broken`` is sent, with
+    ``reason``, which should say who did it and why.
+
+    UnsupportedOperation where the engine cannot, and for locks on tables and rows; BackendUnavailable if the server
+    does not answer. On PostgreSQL and MySQL the session that holds the lock is ended, with all its locks.
+    """
+    backend = registry.entry(info.backend).backend
+    if not backend.supports_break or "kind" in info.details:
+        raise backend.unsupported("break this lock")
+    broken = backend.break_lock(info)
+    if broken:
+        logger.warning("The lock %r of alias %r was broken: %s", info.name or info.key, info.backend, reason or "-")
+        signals.send(signals.lock_broken, backend, info.name or info.key, reason=reason)
+    return broken
 
 
 def _report(alias: str) -> BackendReport:

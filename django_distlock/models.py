@@ -1,4 +1,4 @@
-"""What is kept in the database: the site key, and the lease table with its queue.
+"""What is kept in the database: the site key, and the lease table with its queue. And what the admin knows as a model.
 
 The models are for reading. The backends write with statements of their own, on sessions of their own.
 """
@@ -6,6 +6,7 @@ The models are for reading. The backends write with statements of their own, on 
 from __future__ import annotations
 
 from django.db import models
+from django.utils.translation import gettext_lazy as _
 
 from .tables import AsciiField
 
@@ -63,3 +64,20 @@ class LeaseTicket(models.Model):
 
     def __str__(self) -> str:
         return str(self.digest)
+
+
+class HeldLock(models.Model):
+    """No table: what the admin's page of held locks and its permissions belong to. Its rows come from
+    :func:`django_distlock.held_locks`."""
+
+    key = models.CharField(primary_key=True, max_length=255)
+
+    class Meta:
+        managed = False
+        verbose_name = _("held lock")
+        verbose_name_plural = _("held locks")
+        default_permissions = ("view",)
+        permissions = (("break_lock", _("Can break held locks")),)
+
+    def __str__(self) -> str:
+        return str(self.key)

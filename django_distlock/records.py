@@ -50,7 +50,12 @@ class Grant(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class LockInfo:
-    """What an operator sees of one held lock. ``key`` is what the engine calls it, ``name`` what the code calls it."""
+    """What an operator sees of one held lock.
+
+    ``backend`` is the alias. ``key`` is what the engine calls the lock, ``name`` what the code calls it, None if that
+    is not known. ``waiters`` is how many wait, None if the engine cannot tell; ``waiting`` says who, first come first,
+    as far as the engine knows.
+    """
 
     backend: str
     key: str
@@ -61,6 +66,7 @@ class LockInfo:
     expires_at: datetime | None = None
     fence: int | None = None
     waiters: int | None = None
+    waiting: tuple[str, ...] = ()
     details: Mapping[str, str] = field(default_factory=dict)
 
 

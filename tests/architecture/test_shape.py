@@ -31,6 +31,7 @@ PUBLIC = [
     "LockTimeout",
     "UnsupportedOperation",
     "advisory_lock",
+    "break_lock",
     "held_locks",
     "lock_all",
     "row_lock",
