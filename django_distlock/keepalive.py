@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from . import context
 from .holdings import holdings
 from .loss import lose
+from .namebook import namebook
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -91,7 +92,8 @@ class Keepalive:
                 wanted = now + TICK
             if wanted is not None:
                 due.append(wanted)
-        for holding in holdings.unfinished():
+        unfinished = holdings.unfinished()
+        for holding in unfinished:
             if context.abandoned(holding.owner):
                 context.end(holding.owner)
                 holdings.end(holding)
@@ -99,6 +101,7 @@ class Keepalive:
         self._warned.intersection_update(held)
         for holding in held:
             due.append(self._look_after(holding, now))
+        namebook.look(now, (*held, *unfinished))
         return min(min(due), now + TICK) if due else None
 
     def _look_after(self, holding: Holding, now: float) -> float:

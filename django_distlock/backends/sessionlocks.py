@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.waiting import Call, Flow, adrive, drive, finished
 
+from .notes import Notes
 from .session import STATEMENT_LIMIT, ServerError, Session, SessionDead, StatementTimeout
 from .sessionacquire import SessionAcquire
 
 if TYPE_CHECKING:
-    from django_distlock.records import Claim, Grant
+    from collections.abc import Callable, Mapping, Sequence
+
+    from django_distlock.names import LockKey
+    from django_distlock.records import Claim, Grant, Note, Noted
+
+    from .notes import NotesSQL
 
 S = TypeVar("S", bound=Session)
 
@@ -26,7 +32,14 @@ class SessionLockBackend(SessionAcquire[S]):
     """Locks that are held by dedicated sessions."""
 
     waits_natively = True
+    supports_break = True
+    keeps_notes = True
+    notes_sql: ClassVar[NotesSQL]
     option_names: ClassVar[frozenset[str]] = frozenset({"database", "session_database", "wait_sessions"})
+
+    def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
+        super().__init__(alias, options)
+        self._notes = Notes(alias, self.sessions, self.notes_sql)
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         return drive(self._acquire(claim, wait))
@@ -128,24 +141,53 @@ class SessionLockBackend(SessionAcquire[S]):
         finally:
             session.turnstile.release()
 
-    def _shared_session(self) -> Flow[S]:
+    # for operators
+
+    def listed_as(self, key: LockKey) -> str:
+        return self.notes_sql.key(key)
+
+    def server_session(self, grant: Grant) -> int:
+        return int(grant.session.server_id)
+
+    def write_notes(self, notes: Sequence[Note], done: Callable[[list[Noted]], object]) -> bool:
+        return self._notes.write(notes, done)
+
+    def prune_old(self, days: float) -> Mapping[str, int]:
         try:
-            return (yield from self.sessions.shared(time.monotonic() + STATEMENT_LIMIT))
+            return {"names": self._notes.prune(days)}
+        except (SessionDead, ServerError, StatementTimeout) as error:
+            raise self._unavailable(error) from error
+
+    def _shared_session(self, until: float) -> Flow[S]:
+        try:
+            return (yield from self.sessions.shared(until))
         except (SessionDead, StatementTimeout) as error:
             raise self._unavailable(error) from error
 
-    def _listing(self, sql: bytes) -> Flow[list[Any]]:
-        """All rows of a query on the shared session. ServerError if the server refuses it."""
-        until = time.monotonic() + STATEMENT_LIMIT
-        session = yield from self._shared_session()
+    def _listing(self, sql: bytes, until: float) -> Flow[list[Any]]:
+        """All rows of a query on the shared session, by the monotonic time ``until``. ServerError if the server refuses
+        it."""
+        session = yield from self._shared_session(until)
         try:
-            if not (yield Call(session.turnstile, "acquire", (STATEMENT_LIMIT,))):
+            if not (yield Call(session.turnstile, "acquire", (max(0.0, until - time.monotonic()),))):
                 raise StatementTimeout
             try:
                 rows: list[Any] = yield Call(session, "query", (sql, until))
                 return rows
             finally:
                 session.turnstile.release()
+        except (SessionDead, StatementTimeout) as error:
+            raise self._unavailable(error) from error
+
+    def _apart(self, statements: Callable[[S], Flow[bool]]) -> Flow[bool]:
+        """On a session for this alone: it may be one of ours that is to be ended. ServerError if the server refuses."""
+        until = time.monotonic() + STATEMENT_LIMIT
+        try:
+            session = yield from self._connect(True, until)
+            try:
+                return (yield from statements(session))
+            finally:
+                session.close()
         except (SessionDead, StatementTimeout) as error:
             raise self._unavailable(error) from error
 
@@ -162,4 +204,5 @@ class SessionLockBackend(SessionAcquire[S]):
     def after_fork(self) -> None:
         super().after_fork()
         self.sessions.abandon()
+        self._notes = Notes(self.alias, self.sessions, self.notes_sql)
         self._hot = {}
