@@ -13,7 +13,7 @@ from django.core.management.base import CommandError
 from django_distlock import BackendUnavailable, UnsupportedOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from django.core.management.base import CommandParser, OutputWrapper
 
@@ -30,6 +30,11 @@ class Subcommand(ABC):
 
     def __init__(self, stdout: OutputWrapper, stderr: OutputWrapper) -> None:
         self.stdout, self.stderr = stdout, stderr
+
+    @staticmethod
+    def parents() -> Sequence[CommandParser]:
+        """Parsers whose arguments this one takes too."""
+        return ()
 
     @staticmethod  # noqa: B027 - some need none
     def add_arguments(parser: CommandParser) -> None:
@@ -48,6 +53,11 @@ class Subcommand(ABC):
             raise CommandError(f"{error}{cause}", returncode=EX_UNAVAILABLE) from error
         except (UnsupportedOperation, ImproperlyConfigured, ValueError) as error:
             raise CommandError(str(error)) from error
+
+
+def seconds_or_none(text: str) -> float | None:
+    """For argparse, which names the argument."""
+    return None if text == "none" else float(text)
 
 
 def subcommands() -> Iterator[tuple[str, type[Subcommand]]]:
