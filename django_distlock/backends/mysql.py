@@ -16,7 +16,7 @@ from django.db import connections
 from django_distlock.records import LockInfo
 from django_distlock.waiting import Flow, drive
 
-from . import mysql_relations
+from . import mysql_doctor, mysql_relations
 from .session import ServerError, SessionDead
 from .sessionlocks import SessionLockBackend
 
@@ -108,6 +108,8 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
             for name, status, connection, user, host, seconds in _texts(rows)
             if status == "GRANTED"
         ]
+
+    diagnose = mysql_doctor.findings
 
     def blocking(self) -> Iterable[LockInfo]:
         return drive(self._blocking())

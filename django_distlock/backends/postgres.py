@@ -21,7 +21,7 @@ from django_distlock.exceptions import DeadlockDetected
 from django_distlock.records import Claim, Grant, LockInfo
 from django_distlock.waiting import LEAST_PATIENCE, Flow, adrive, drive
 
-from . import postgres_relations
+from . import postgres_doctor, postgres_relations
 from .session import GRACE, SessionDead
 from .sessionlocks import SessionLockBackend
 
@@ -268,6 +268,8 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
             for number, granted, mode, pid, application, address, user, since, began in rows
             if granted == "t"
         ]
+
+    diagnose = postgres_doctor.findings
 
     def blocking(self) -> Iterable[LockInfo]:
         return postgres_relations.blocking(self.alias, drive(self._listing(postgres_relations.BLOCKING)))

@@ -12,6 +12,8 @@ from django.core.management.base import CommandError
 
 from django_distlock import BackendUnavailable, UnsupportedOperation
 
+from .text import visible
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -49,10 +51,11 @@ class Subcommand(ABC):
         try:
             return self.handle(**options)
         except BackendUnavailable as error:
-            cause = f" ({error.__cause__})" if error.__cause__ is not None else ""
-            raise CommandError(f"{error}{cause}", returncode=EX_UNAVAILABLE) from error
+            cause = str(error.__cause__ or "").strip().splitlines()
+            text = f"{error} ({cause[0]})" if cause else str(error)
+            raise CommandError(visible(text), returncode=EX_UNAVAILABLE) from error
         except (UnsupportedOperation, ImproperlyConfigured, ValueError) as error:
-            raise CommandError(str(error)) from error
+            raise CommandError(visible(str(error))) from error
 
 
 def seconds_or_none(text: str) -> float | None:

@@ -46,7 +46,10 @@ class Command(Subcommand):
             "--using", metavar="ALIAS", help="an alias in DISTLOCK, instead of locks of the database itself"
         )
         parser.add_argument(
-            "--timeout", type=seconds_or_none, metavar="S", help='seconds to wait for the lock (default: "none", no end)'
+            "--timeout",
+            type=seconds_or_none,
+            metavar="S",
+            help='seconds to wait for the lock (default: "none", no end)',
         )
 
     def handle(self, **options: Any) -> int:

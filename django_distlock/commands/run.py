@@ -47,7 +47,11 @@ class Command(Subcommand):
         parser.add_argument("name", help="the name of the lock")
         parser.add_argument("--using", default="default", metavar="ALIAS", help="the alias in DISTLOCK (default)")
         parser.add_argument(
-            "--timeout", type=seconds_or_none, default=0.0, metavar="S", help='seconds to wait for it, "none": no end (0)'
+            "--timeout",
+            type=seconds_or_none,
+            default=0.0,
+            metavar="S",
+            help='seconds to wait for it, "none": no end (0)',
         )
         parser.add_argument(
             "--ttl", type=float, metavar="S", help="seconds that the lock outlives this process, where it has a TTL"
