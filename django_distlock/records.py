@@ -106,6 +106,17 @@ class BackendReport:
     error: str | None = None
 
 
+@dataclass(slots=True, frozen=True)
+class Finding:
+    """What a look at a server found. An "error" makes locks fail, or let two in; a "warning" may do so some day; "info"
+    is for who reads. ``hint`` says what to do. ``alias`` is empty for what concerns all."""
+
+    level: Literal["error", "warning", "info"]
+    text: str
+    hint: str = ""
+    alias: str = ""
+
+
 def drift(ttl: float) -> float:
     """Seconds by which a lease is held to be shorter than its TTL: 1 % for clock rates and 2 ms for rounding.
 

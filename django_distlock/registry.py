@@ -91,7 +91,15 @@ class Registry:
     def _make(self, alias: str) -> Entry:
         if not isinstance(alias, str):
             raise TypeError(f"using must be a str, the alias in DISTLOCK, not {type(alias).__name__}.")
-        config = read_alias(alias)
+        return self._add(alias, read_alias(alias), Entry)
+
+    def add(self, name: str, config: AliasConfig, kind: type[Entry]) -> Entry:
+        """An entry that ``DISTLOCK`` does not have, under a name that no alias has. It is made once."""
+        with self._guard:
+            return self._entries.get(name) or self._add(name, config, kind)
+
+    def _add(self, name: str, config: AliasConfig, kind: type[Entry]) -> Entry:
+        alias = config.alias
         try:
             factory = import_string(config.backend)
         except ImportError as error:
@@ -99,7 +107,7 @@ class Registry:
         backend: Backend = factory(alias, config.options)
         backend.wake_at = keepalive.wake_at
         backend.warn_hold_seconds = config.warn_hold_seconds
-        entry = self._entries[alias] = Entry(config, backend)
+        entry = self._entries[name] = kind(config, backend)
         return entry
 
     def backends(self) -> Iterator[Backend]:

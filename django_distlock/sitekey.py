@@ -29,7 +29,7 @@ class SiteKey:
     def load(self) -> str:
         """Return the key. BackendUnavailable, naming the two cures, if there is neither setting nor row."""
         if self.pinned is None:
-            key = site_key_setting() or _read()
+            key = site_key_setting() or read_row()
             with self._guard:
                 self.pinned = self.pinned or key
         return self.pinned
@@ -43,8 +43,8 @@ class SiteKey:
         self.pinned = None
 
 
-def _read() -> str:
-    """The row, read through Django's connection of this thread."""
+def read_row() -> str:
+    """The row, read through Django's connection of this thread. BackendUnavailable, naming the cures, without it."""
     cures = (
         f"Run `python manage.py migrate`, which makes it in the table {TABLE} of the {DEFAULT_DB_ALIAS!r} database, "
         "or set DISTLOCK_SITE_KEY."

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from django.core.checks import CheckMessage
 
     from django_distlock.names import LockKey
-    from django_distlock.records import Claim, Grant, LockInfo, Note, Noted
+    from django_distlock.records import Claim, Finding, Grant, LockInfo, Note, Noted
 
 
 def _nobody_ticks(when: float) -> None:
@@ -192,6 +192,10 @@ class Backend(ABC):
     def check(self) -> list[CheckMessage]:
         """System checks of this alias, without a connection."""
         return []
+
+    def diagnose(self) -> Iterable[Finding]:
+        """What a look at the server finds, beyond whether locks can be taken."""
+        return ()
 
     def close(self) -> None:
         """Close every session and end every thread. The backend may be used again."""

@@ -16,6 +16,7 @@ from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Grant, LockInfo, drift
 from django_distlock.waiting import Flow, adrive, drive
 
+from . import leasetable_doctor
 from .base import Backend
 from .leasetable_prune import Pruning
 from .leasetable_queue import ASKING, Waiter
@@ -228,6 +229,8 @@ class LeaseTableBackend(Backend):
             return None
         valid_until = asked + ttl - drift(ttl)
         return Grant(claim=grant.claim, fence=grant.fence, acquired_at=grant.acquired_at, valid_until=valid_until)
+
+    diagnose = leasetable_doctor.findings
 
     def inspect(self) -> Iterable[LockInfo]:
         return [row.info(self.alias) for row in drive(self._asked("rows"))]

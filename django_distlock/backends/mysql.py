@@ -19,7 +19,7 @@ from django.db import connections
 from django_distlock.exceptions import UnsupportedOperation
 from django_distlock.waiting import Call, Flow, drive
 
-from . import mysql_relations
+from . import mysql_doctor, mysql_relations
 from .mysql_listing import (
     COMPARE_AND,
     IS_OURS,
@@ -104,6 +104,8 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
 
     def _known_too(self, info: LockInfo) -> LockInfo:
         return info if info.name is not None else replace(info, name=self._known.get(info.key))
+
+    diagnose = mysql_doctor.findings
 
     def _used_locks(self, until: float) -> Flow[list[Any]]:
         names = list(self._known)

@@ -19,7 +19,7 @@ from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
 from django_distlock.records import Claim, Grant
 from django_distlock.waiting import LEAST_PATIENCE, Call, Flow, adrive, drive
 
-from . import postgres_listing, postgres_relations
+from . import postgres_doctor, postgres_listing, postgres_relations
 from .postgres_listing import NUMBER, OURS, PostgresNotes
 from .session import GRACE, STATEMENT_LIMIT, ServerError, SessionDead
 from .sessionlocks import SessionLockBackend
@@ -257,6 +257,8 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
                 raise self._unavailable(error) from error
             rows = yield from self._listing(postgres_listing.NAMELESS.encode(), until)
         return postgres_listing.infos(self.alias, rows)
+
+    diagnose = postgres_doctor.findings
 
     def blocking(self) -> Iterable[LockInfo]:
         until = time.monotonic() + STATEMENT_LIMIT

@@ -11,12 +11,11 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django.core.checks import Error
-
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Grant, LockInfo, drift
 from django_distlock.waiting import Flow, adrive, drive
 
+from . import redis_doctor
 from .base import Backend
 from .redis_attempt import FAREWELL, LEAST_PATIENCE, Attempt
 from .redis_commands import PATIENCE, Sweeper, holder_of, milliseconds, run
@@ -24,13 +23,11 @@ from .redis_connection import LinkError, Pool
 from .redis_listing import Teller, broken, listed
 from .redis_places import Places
 from .redis_scripts import EXTEND, HOLDS, LEAVE, RELEASE, keys_of
-from .redis_target import Target, WrongTarget
+from .redis_target import Target
 from .remains import GHOSTS, Remains
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-
-    from django.core.checks import CheckMessage
 
     from .redis_protocol import Script
 
@@ -245,6 +242,9 @@ class RedisBackend(Backend):
             reply, _ = yield from run(self.pool, time.monotonic() + patience, script, claim, *args)
         return reply
 
+    check = redis_doctor.check
+    diagnose = redis_doctor.findings
+
     def inspect(self) -> Iterable[LockInfo]:
         with self._wrapped():
             return drive(listed(self.pool, self.alias, PATIENCE))
@@ -278,16 +278,6 @@ class RedisBackend(Backend):
         if self.pool.is_open or self._claims:
             times.append(now + TICK)
         return min(times) if times else None
-
-    def check(self) -> list[CheckMessage]:
-        where = f"DISTLOCK[{self.alias!r}]"
-        if "cache" in self.options and "url" in self.options:
-            return [Error(f"{where}: give either OPTIONS['cache'] or OPTIONS['url'], not both.", id="distlock.E003")]
-        try:
-            self.target.resolve()
-        except WrongTarget as error:
-            return [Error(f"{where}: {error}", id="distlock.E003")]
-        return []
 
     def close(self) -> None:
         self._remains.close()

@@ -15,6 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_distlock.records import Claim, Grant, LockInfo, drift
 from django_distlock.waiting import Flow, adrive, drive
 
+from . import redlock_doctor
 from .base import Backend
 from .redis_target import Target, WrongTarget
 from .redlock_checks import check_nodes
@@ -254,6 +255,8 @@ class RedlockBackend(Backend):
             lane.turn.release()
 
     # what an operator sees and does
+
+    diagnose = redlock_doctor.findings
 
     def inspect(self) -> Iterable[LockInfo]:
         return drive(self._alone(lambda lane: listing(self.alias, lane, PATIENCE)))

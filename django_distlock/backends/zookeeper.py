@@ -13,6 +13,7 @@ from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Grant, LockInfo
 from django_distlock.waiting import Flow, adrive, drive
 
+from . import zookeeper_doctor
 from .base import Backend
 from .zookeeper_list import find, listed
 from .zookeeper_nodes import Facts
@@ -193,6 +194,8 @@ class ZooKeeperBackend(Backend):
                 raise self._unavailable(None) from late
             return bool(stat is not None and stat.czxid == place.czxid)
         return False
+
+    diagnose = zookeeper_doctor.findings
 
     def inspect(self) -> Iterable[LockInfo]:
         return drive(self._asked(lambda session, until: listed(session, until, self.alias)))

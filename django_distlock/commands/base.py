@@ -12,8 +12,10 @@ from django.core.management.base import CommandError
 
 from django_distlock import BackendUnavailable, UnsupportedOperation
 
+from .text import visible
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from django.core.management.base import CommandParser, OutputWrapper
 
@@ -31,6 +33,11 @@ class Subcommand(ABC):
     def __init__(self, stdout: OutputWrapper, stderr: OutputWrapper) -> None:
         self.stdout, self.stderr = stdout, stderr
 
+    @staticmethod
+    def parents() -> Sequence[CommandParser]:
+        """Parsers whose arguments this one takes too."""
+        return ()
+
     @staticmethod  # noqa: B027 - some need none
     def add_arguments(parser: CommandParser) -> None:
         """Its own arguments, beside those of every Django command."""
@@ -44,10 +51,16 @@ class Subcommand(ABC):
         try:
             return self.handle(**options)
         except BackendUnavailable as error:
-            cause = f" ({error.__cause__})" if error.__cause__ is not None else ""
-            raise CommandError(f"{error}{cause}", returncode=EX_UNAVAILABLE) from error
+            cause = str(error.__cause__ or "").strip().splitlines()
+            text = f"{error} ({cause[0]})" if cause else str(error)
+            raise CommandError(visible(text), returncode=EX_UNAVAILABLE) from error
         except (UnsupportedOperation, ImproperlyConfigured, ValueError) as error:
-            raise CommandError(str(error)) from error
+            raise CommandError(visible(str(error))) from error
+
+
+def seconds_or_none(text: str) -> float | None:
+    """For argparse, which names the argument."""
+    return None if text == "none" else float(text)
 
 
 def subcommands() -> Iterator[tuple[str, type[Subcommand]]]:

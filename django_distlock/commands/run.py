@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock import DistlockError, LockNotAcquired, advisory_lock
 
-from .base import EX_TEMPFAIL, EX_UNAVAILABLE, Subcommand
+from .base import EX_TEMPFAIL, EX_UNAVAILABLE, Subcommand, seconds_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,11 +32,6 @@ LOOK = 0.1
 MARGIN = 0.25
 
 
-def timeout(text: str) -> float | None:
-    """For argparse, which names the argument."""
-    return None if text == "none" else float(text)
-
-
 class Command(Subcommand):
     help = "Run a program while holding a lock."
     description: ClassVar[str] = (
@@ -52,7 +47,11 @@ class Command(Subcommand):
         parser.add_argument("name", help="the name of the lock")
         parser.add_argument("--using", default="default", metavar="ALIAS", help="the alias in DISTLOCK (default)")
         parser.add_argument(
-            "--timeout", type=timeout, default=0.0, metavar="S", help='seconds to wait for it, "none": no end (0)'
+            "--timeout",
+            type=seconds_or_none,
+            default=0.0,
+            metavar="S",
+            help='seconds to wait for it, "none": no end (0)',
         )
         parser.add_argument(
             "--ttl", type=float, metavar="S", help="seconds that the lock outlives this process, where it has a TTL"

@@ -50,6 +50,10 @@ def ours(names: set[str]) -> set[str]:
     return {name.removeprefix("django_distlock.") for name in names if name.startswith("django_distlock.")}
 
 
+# What commands may import beside the public names: made for operators, not for the code that takes locks.
+FOR_OPERATORS = {"diagnosis", "lookup", "migrationlock", "pruning", "records"}
+
+
 def engine(module: str) -> str | None:
     """postgres_session -> postgres."""
     return next((name for name in ENGINES if module == name or module.startswith(f"{name}_")), None)
@@ -85,7 +89,7 @@ def test_locks_on_data_know_nothing_of_engines_and_settings(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "commands").glob("*.py")), ids=lambda path: path.stem)
 def test_commands_know_the_public_names_only(path: Path) -> None:
-    assert {module.split(".")[0] for module in ours(imported(path))} <= {"commands", *django_distlock.__all__}
+    assert {module.split(".")[0] for module in ours(imported(path))} <= {"commands", *FOR_OPERATORS, *django_distlock.__all__}
 
 
 def test_drivers_and_engines_are_named_by_nobody_else() -> None:

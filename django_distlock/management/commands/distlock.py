@@ -21,9 +21,15 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parsers = parser.add_subparsers(dest="subcommand", required=True, metavar="subcommand")
         for name, command in subcommands():
-            command.add_arguments(
-                parsers.add_parser(name, help=command.help, description=f"{command.help} {command.description}".strip())
+            parents = command.parents()
+            parser = parsers.add_parser(
+                name,
+                help=command.help,
+                description=f"{command.help} {command.description}".strip(),
+                parents=parents,
+                conflict_handler="resolve" if parents else "error",  # each has a --help
             )
+            command.add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         command = dict(subcommands())[options.pop("subcommand")]

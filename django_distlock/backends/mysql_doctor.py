@@ -1,0 +1,91 @@
+"""What `distlock doctor` asks a MySQL or MariaDB server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django_distlock.records import Finding
+from django_distlock.waiting import drive
+
+from .session import ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .mysql import NamedLockBackend
+
+FACTS = b"SELECT VERSION(), @@max_connections, @@global.read_only, @@global.wait_timeout"
+USED = b"SHOW GLOBAL STATUS LIKE 'Threads_connected'"
+GRANTS = b"SHOW GRANTS"
+# MySQL only; a single primary shows up as one member, too
+GROUP = b"SELECT COUNT(*) FROM performance_schema.replication_group_members WHERE MEMBER_STATE = 'ONLINE'"
+USER_LOCKS_MARIADB = b"SELECT COUNT(*) FROM information_schema.METADATA_LOCK_INFO WHERE LOCK_TYPE = 'User lock'"
+USER_LOCKS_MYSQL = (
+    b"SELECT COUNT(*) FROM performance_schema.metadata_locks WHERE OBJECT_TYPE = 'USER LEVEL LOCK'"
+    b" UNION ALL SELECT 1 / (ENABLED = 'YES') FROM performance_schema.setup_instruments"
+    b" WHERE NAME = 'wait/lock/metadata/sql/mdl'"
+)
+
+
+def findings(backend: NamedLockBackend) -> Iterator[Finding]:
+    mariadb = drive(backend._shared_session()).mariadb
+    version, connections, read_only, idle = drive(backend._listing(FACTS))[0]
+    yield Finding("info", f"{'MariaDB' if mariadb else 'MySQL'} {_text(version)}, wait_timeout {idle} s.")
+    if read_only:
+        yield Finding(
+            "warning",
+            "This server is read-only, perhaps a replica: its named locks are not those of the primary.",
+            "Let the alias, or OPTIONS['session_database'], point to the primary.",
+        )
+    members = _asked(backend, GROUP)
+    if members and members[0][0] > 1:
+        yield Finding(
+            "warning",
+            f"The server belongs to a group of {members[0][0]}: named locks are those of one member only.",
+            "Let every process connect to the same member, or take leasetable.LeaseTableBackend.",
+        )
+    yield from _listing(backend, mariadb)
+    used = _asked(backend, USED)
+    wanted = 1 + int(backend.options.get("wait_sessions", 8))
+    if used and connections - int(_text(used[0][1])) < wanted:
+        yield Finding(
+            "warning",
+            f"{_text(used[0][1])} of {connections} connections are in use; one process takes up to {wanted} for this "
+            "alias.",
+            "Raise max_connections, or lower wait_sessions or the number of processes.",
+        )
+
+
+def _listing(backend: NamedLockBackend, mariadb: bool) -> Iterator[Finding]:
+    """What `held_locks` may see."""
+    seen = _asked(backend, USER_LOCKS_MARIADB if mariadb else USER_LOCKS_MYSQL)
+    if not seen or seen[-1][0] is None:
+        cure = (
+            "INSTALL SONAME 'metadata_lock_info', and the privilege PROCESS"
+            if mariadb
+            else "enable the instrument wait/lock/metadata/sql/mdl, and GRANT SELECT ON performance_schema.*"
+        )
+        yield Finding(
+            "warning",
+            "The server does not show its named locks: only those of names that the asking process knows are listed.",
+            f"As administrator: {cure}.",
+        )
+    grants = " ".join(_text(row[0]).upper() for row in _asked(backend, GRANTS))
+    if "PROCESS" not in grants and "ALL PRIVILEGES ON *.*" not in grants:
+        yield Finding(
+            "warning",
+            "Without the privilege PROCESS locks that other accounts hold are not listed.",
+            "GRANT PROCESS ON *.* TO the account of the alias.",
+        )
+
+
+def _asked(backend: NamedLockBackend, sql: bytes) -> list[Any]:
+    """Nothing where the server has no such table, or no privilege for us."""
+    try:
+        return drive(backend._listing(sql))
+    except ServerError:
+        return []
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

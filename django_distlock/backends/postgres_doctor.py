@@ -1,0 +1,82 @@
+"""What `distlock doctor` asks a PostgreSQL server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django_distlock.records import Finding
+from django_distlock.waiting import drive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .postgres import AdvisoryBackend
+
+FACTS = b"""
+SELECT current_setting('server_version'), current_setting('server_version_num'), pg_is_in_recovery(),
+    inet_client_addr() IS NOT NULL, current_setting('tcp_keepalives_idle'),
+    (SELECT reset_val FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'),
+    current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
+    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
+    current_setting('max_locks_per_transaction')::int
+    * (current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int),
+    (SELECT count(*) FROM pg_locks WHERE NOT fastpath),
+    pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')
+"""
+# From here on a waiter whose host has vanished leaves the queue before its turn (client_connection_check_interval).
+CHECKS_CLIENTS = 140000
+# A table of locks that is fuller than this share may be full tomorrow, when every LOCK and most statements fail.
+FULL = 0.5
+
+
+def findings(backend: AdvisoryBackend) -> Iterator[Finding]:
+    (row,) = drive(backend._listing(FACTS))
+    version, number, standby, tcp, keepalive, idle, connections, used, places, taken, sees_all = row
+    yield Finding("info", f"PostgreSQL {version}.")
+    if int(number) < CHECKS_CLIENTS:
+        yield Finding(
+            "warning",
+            "This server does not notice that a waiter has gone until its turn comes.",
+            "PostgreSQL 14 and newer look every second.",
+        )
+    if standby == "t":
+        yield Finding(
+            "error",
+            "This server is a standby: its locks are not those of the primary.",
+            "Let the alias, or OPTIONS['session_database'], point to the primary.",
+        )
+    if tcp == "t" and keepalive == "0":
+        yield Finding(
+            "warning",
+            "The server sends no TCP keepalives: a holder whose host vanishes keeps its locks for long.",
+            "Set tcp_keepalives_idle on the server.",
+        )
+    if idle != "0":
+        yield Finding(
+            "info",
+            f"idle_in_transaction_session_timeout is {idle} ms: a transaction that idles longer is ended, with its "
+            "locks. Sessions of locks outside of transactions switch it off.",
+        )
+    yield from _room(backend, int(connections), int(used), int(places), int(taken))
+    if sees_all != "t":
+        yield Finding(
+            "info",
+            "Without the role pg_read_all_stats little is seen of the holders of other accounts.",
+            "GRANT pg_read_all_stats TO the account of the alias.",
+        )
+
+
+def _room(backend: AdvisoryBackend, connections: int, used: int, places: int, taken: int) -> Iterator[Finding]:
+    wanted = 1 + int(backend.options.get("wait_sessions", 8))
+    if connections - used < wanted:
+        yield Finding(
+            "warning",
+            f"{used} of {connections} connections are in use; one process takes up to {wanted} for this alias.",
+            "Raise max_connections, or lower wait_sessions or the number of processes.",
+        )
+    if taken > places * FULL:
+        yield Finding(
+            "warning",
+            f"The server's table of locks has room for about {places}, of which {taken} are taken.",
+            "Raise max_locks_per_transaction, or find out who holds so many: distlock list.",
+        )

@@ -1,0 +1,33 @@
+"""``manage.py distlock prune``: delete what nobody needs any more."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django_distlock.pruning import prune
+
+from .base import Subcommand
+
+if TYPE_CHECKING:
+    from django.core.management.base import CommandParser
+
+DAYS = 30.0
+
+
+class Command(Subcommand):
+    help = "Delete old leases, names and records."
+    description: ClassVar[str] = "In batches, so that nobody waits for it. Once a day is enough."
+
+    @staticmethod
+    def add_arguments(parser: CommandParser) -> None:
+        parser.add_argument("--using", metavar="ALIAS", help="one alias in DISTLOCK instead of all")
+        parser.add_argument("--days", type=float, default=DAYS, help=f"what is older than so many days ({DAYS:g})")
+
+    def handle(self, **options: Any) -> int:
+        days = options["days"]
+        if not 0 <= days < math.inf:
+            raise ValueError(f"--days must be a number from zero on, not {days}.")
+        for what, count in prune(options["using"], days=days).items():
+            self.stdout.write(f"{what}: {count} deleted")
+        return 0
