@@ -39,6 +39,7 @@ class Holding:
         "callbacks",
         "claimed_at",
         "grant",
+        "held_at",
         "kept",
         "key",
         "leases",
@@ -49,6 +50,7 @@ class Holding:
         "semaphore",
         "shared",
         "state",
+        "template",
         "transactions",
         "ttl",
     )
@@ -62,6 +64,10 @@ class Holding:
         self.semaphore = semaphore
         self.state = State.CLAIMING
         self.claimed_at = time.monotonic()
+        # when the engine gave it, if that took a wait; else the grant knows
+        self.held_at: float | None = None
+        # the name as a decorator spells it
+        self.template: str | None = None
         self.parker: Parker | None = None
         self.grant: Grant | None = None
         self.leases: set[Any] = set()
