@@ -12,7 +12,11 @@ class DistlockConfig(AppConfig):
 
     def ready(self) -> None:
         # registers the system checks
-        from . import checks  # noqa: F401
+        from . import (
+            checks,  # noqa: F401
+            history,
+        )
         from .data import fence_triggers
 
         post_migrate.connect(fence_triggers.restore, sender=self)
+        history.configure()

@@ -12,7 +12,7 @@ from django.db import connections
 from django.utils.module_loading import import_string
 
 from .backends.base import Backend
-from .conf import KEYS, MIN_SITE_KEY_LENGTH, AliasConfig, read_alias, site_key_setting
+from .conf import KEYS, MIN_SITE_KEY_LENGTH, AliasConfig, history_days, read_alias, site_key_setting
 
 if TYPE_CHECKING:
     from django.apps import AppConfig
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @register("distlock")
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """DISTLOCK and DISTLOCK_SITE_KEY."""
-    found = _check_site_key()
+    """DISTLOCK, DISTLOCK_SITE_KEY and DISTLOCK_HISTORY_DAYS."""
+    found = [*_check_site_key(), *_check_history()]
     given = getattr(settings, "DISTLOCK", {})
     if not isinstance(given, Mapping):
         return [*found, Error("DISTLOCK must be a dict: alias -> settings.", id="distlock.E001")]
@@ -113,6 +113,14 @@ def _check_site_key() -> list[CheckMessage]:
                 id="distlock.W001",
             )
         ]
+    return []
+
+
+def _check_history() -> list[CheckMessage]:
+    try:
+        history_days()
+    except ImproperlyConfigured as error:
+        return [Error(str(error), hint="A number of days above zero, or None.", id="distlock.E008")]
     return []
 
 

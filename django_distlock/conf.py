@@ -87,6 +87,15 @@ def read_alias(alias: str) -> AliasConfig:
         raise ImproperlyConfigured(f"DISTLOCK[{alias!r}]: {error}") from error
 
 
+def history_days() -> float | None:
+    """The setting ``DISTLOCK_HISTORY_DAYS``: for how long events of locks are kept; None: they are not recorded."""
+    days = getattr(settings, "DISTLOCK_HISTORY_DAYS", None)
+    try:
+        return seconds("DISTLOCK_HISTORY_DAYS", days, none=True, positive=True)
+    except (TypeError, ValueError) as error:
+        raise ImproperlyConfigured(str(error)) from error
+
+
 def site_key_setting() -> str | None:
     """The setting ``DISTLOCK_SITE_KEY``, or None."""
     key = getattr(settings, "DISTLOCK_SITE_KEY", None)

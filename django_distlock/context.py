@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import AsyncToSync, SyncToAsync
 from django.core.exceptions import SynchronousOnlyOperation
 
+from .oneline import one_line
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -153,11 +155,11 @@ def _resting(loop: asyncio.AbstractEventLoop, child: object) -> asyncio.Task[Any
                 and link.cr_frame.f_locals.get("child") is child
             ):
                 return task
-            link = _awaited_by(link)
+            link = awaited_by(link)
     return None
 
 
-def _awaited_by(link: Any) -> Any:
+def awaited_by(link: Any) -> Any:
     """What a coroutine or a generator waits for; None if it cannot be told."""
     for attribute in ("cr_await", "gi_yieldfrom", "ag_await"):
         if hasattr(link, attribute):
@@ -214,4 +216,4 @@ def end(owner: object) -> None:
         try:
             coroutine.close()
         except Exception as error:  # it wanted to await something
-            logger.warning("A task of a closed event loop could not be ended: %s", error)
+            logger.warning("A task of a closed event loop could not be ended: %s", one_line(error))

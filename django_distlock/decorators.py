@@ -82,6 +82,7 @@ def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
     if face.cancel_on_loss and not (is_async(function) or getattr(function, "__name__", "") == "dispatch"):
         refuse_cancel_on_loss()
     template = Template(face.templates(), function)
+    face = face.formatted({})  # one that remembers the name as it is written here
     if is_async(function):
         return _decorate_async(face, function, template, on_busy)
     inner = getattr(function, "_non_atomic_requests", ())

@@ -18,12 +18,15 @@ a class is its message when none is given.
 
 from __future__ import annotations
 
+from .oneline import one_line
+
 
 class DistlockError(Exception):
     """A lock operation failed."""
 
     def __init__(self, message: str | None = None) -> None:
-        super().__init__(message if message is not None else (type(self).__doc__ or "").strip())
+        # one harmless line, whatever a driver has put into it
+        super().__init__(one_line(message if message is not None else (type(self).__doc__ or "").strip()))
 
 
 class LockNotAcquired(DistlockError):

@@ -72,6 +72,8 @@ class Face(Generic[L]):
     timeout: Timeout
     on_busy: decorators.OnBusy = "raise"
     cancel_on_loss = False
+    #: The name as it is written in a decorator, for the labels of metrics: there are few of these.
+    template: str | None = None
 
     def _flow(self, timeout: float | None, start: float) -> Flow[L | None]:
         """Acquire within ``timeout`` seconds (None: no end) of the monotonic time ``start``; None if busy."""

@@ -16,6 +16,8 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
+from .oneline import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -68,7 +70,7 @@ def _work() -> None:
             try:
                 function(*args)
             except Exception as error:
-                logger.warning("What the garbage collector released could not be cleaned up: %s", error)
+                logger.warning("What the garbage collector released could not be cleaned up: %s", one_line(error))
             del function, args
 
 

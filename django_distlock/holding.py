@@ -50,6 +50,7 @@ class Holding:
         "semaphore",
         "shared",
         "state",
+        "template",
         "transactions",
         "ttl",
     )
@@ -65,6 +66,8 @@ class Holding:
         self.claimed_at = time.monotonic()
         # since when it is held; the grant counts from when it was asked for
         self.held_at = 0.0
+        # the name as a decorator spells it
+        self.template: str | None = None
         self.parker: Parker | None = None
         self.grant: Grant | None = None
         self.leases: set[Any] = set()

@@ -15,6 +15,7 @@ from .exceptions import DistlockError
 from .holding import State
 from .holdings import holdings
 from .namebook import this_process, told
+from .oneline import one_line
 from .records import MOST_WAITING, BackendReport, LockInfo
 from .registry import Entry, registry
 
@@ -54,7 +55,9 @@ def break_lock(info: LockInfo, *, reason: str = "") -> bool:
         raise backend.unsupported("break this lock")
     broken = backend.break_lock(info)
     if broken:
-        logger.warning("The lock %r of alias %r was broken: %s", info.name or info.key, info.backend, reason or "-")
+        logger.warning(
+            "The lock %r of alias %r was broken: %s", info.name or info.key, info.backend, one_line(reason or "-")
+        )
         signals.send(signals.lock_broken, backend, info.name or info.key, reason=reason)
     return broken
 
@@ -63,7 +66,7 @@ def _report(alias: str) -> BackendReport:
     try:
         entry = registry.entry(alias)
     except ImproperlyConfigured as error:
-        logger.warning("Alias %r: %s", alias, error)
+        logger.warning("Alias %r: %s", alias, one_line(error))
         return BackendReport(alias=alias, backend="", error=type(error).__name__)
     backend = entry.backend
     name = type(backend).__name__
@@ -71,7 +74,7 @@ def _report(alias: str) -> BackendReport:
         locks = (*_completed(entry, backend.inspect()), *backend.blocking())
         return BackendReport(alias=alias, backend=name, locks=locks)
     except DistlockError as error:
-        logger.warning("The locks of alias %r cannot be listed: %s", alias, error)
+        logger.warning("The locks of alias %r cannot be listed: %s", alias, one_line(error))
         return BackendReport(alias=alias, backend=name, error=type(error.__cause__ or error).__name__)
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 import logging
 import math
 import os
-import sys
 import threading
 import time
-import traceback
 from typing import TYPE_CHECKING
 
 from . import context
 from .holdings import holdings
 from .loss import lose
 from .namebook import namebook
+from .oneline import one_line
+from .whereabouts import whereabouts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -147,7 +147,7 @@ class Keepalive:
         try:
             renewed = holding.backend.extend(grant, ttl)
         except Exception as error:  # unreachable is not lost: valid_until decides
-            logger.warning("The lock %r could not be renewed: %s", holding.key.name, error)
+            logger.warning("The lock %r could not be renewed: %s", holding.key.name, one_line(error))
             return
         if renewed is None:
             lose(holding, "stolen")
@@ -156,19 +156,19 @@ class Keepalive:
             try:
                 holding.backend.release(renewed)
             except Exception as error:
-                logger.warning("The lock %r could not be given back: %s", holding.key.name, error)
+                logger.warning("The lock %r could not be given back: %s", holding.key.name, one_line(error))
 
     def _warn_of_long_hold(self, holding: Holding, now: float) -> None:
         limit = holding.backend.warn_hold_seconds
-        if limit is None or now - holding.claimed_at < limit or holding in self._warned:
+        held = now - (holding.held_at or holding.claimed_at)
+        if limit is None or held < limit or holding in self._warned:
             return
         self._warned.add(holding)
-        stack = ""
-        if isinstance(holding.owner, threading.Thread) and holding.owner.ident is not None:
-            frame = sys._current_frames().get(holding.owner.ident)
-            if frame is not None:
-                stack = " Its holder is at:\n" + "".join(traceback.format_stack(frame))
-        logger.warning("The lock %r has been held for %.1f s.%s", holding.key.name, now - holding.claimed_at, stack)
+        stack = whereabouts(holding.owner)
+        at = f" Its holder is at {stack}" if stack else ""
+        logger.warning(
+            "The lock %r of alias %r has been held for %.1f s.%s", holding.key.name, holding.backend.alias, held, at
+        )
 
 
 keepalive = Keepalive()

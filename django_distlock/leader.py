@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 from . import context
 from .candidacy import Candidacy, Term, refuse_margin
 from .lock import Lock
+from .oneline import one_line
 from .validation import UNSET, Timeout, optional_seconds, seconds
 from .waiting import finished
 
@@ -64,6 +65,7 @@ class Leader:
     ) -> None:
         self._lock = Lock(name, using=using, timeout=None, ttl=ttl)
         self.name, self.using = self._lock.name, self._lock.using
+        self._lock.template = self._lock.name
         margin = optional_seconds("margin", margin)
         self._margin = margin if isinstance(margin, float) else None
         if self._margin is not None and isinstance(self._lock.ttl, float):
@@ -174,7 +176,7 @@ class Leader:
         try:
             asyncio.run(candidacy.run())
         except BaseException as error:
-            logger.error("The candidacy for %r of alias %r has ended: %s", self.name, self.using, error)
+            logger.error("The candidacy for %r of alias %r has ended: %s", self.name, self.using, one_line(error))
             self._error = error
 
     def stop(self, timeout: float | None = None) -> None:
@@ -223,7 +225,7 @@ class Leader:
         except Exception as why:
             if error is None:
                 raise
-            logger.warning("The candidacy for %r of alias %r had ended: %s", self.name, self.using, why)
+            logger.warning("The candidacy for %r of alias %r had ended: %s", self.name, self.using, one_line(why))
 
     # --- in a task
 

@@ -69,7 +69,7 @@ class Lock(Face[Lease]):
         return (self.name,)
 
     def formatted(self, values: Mapping[str, str]) -> Self:
-        return type(self)(
+        made = type(self)(
             values.get(self.name, self.name),
             using=self.using,
             timeout=self.timeout,
@@ -79,6 +79,8 @@ class Lock(Face[Lease]):
             on_busy=self.on_busy,
             cancel_on_loss=self.cancel_on_loss,
         )
+        made.template = self.template or self.name
+        return made
 
     def _at_once(self, timeout: float | None) -> Lease | None:
         if self._special or timeout == 0:
@@ -94,6 +96,7 @@ class Lock(Face[Lease]):
         holding = holdings.claim(backend, entry.key(self.name), context.current(), entry.config.max_held)
         if holding is None:
             return None
+        holding.template = self.template
         grant: Grant | None = None
         try:
             claim = Claim(key=holding.key, scope="transaction") if opened else entry.claim(holding.key)
@@ -105,10 +108,12 @@ class Lock(Face[Lease]):
             holdings.establish(holding, grant, lease)
             if opened:
                 bind(holding, opened)
-        except BaseException:
+        except BaseException as error:
             if grant is not None:
                 backend.release(grant)
             holdings.end(holding)
+            wait = time.monotonic() - holding.claimed_at
+            signals.send(signals.lock_failed, backend, self.name, self.template, wait=wait, error=error)
             raise
         if opened:
             warn_of_stale_snapshot(self.name, "transaction", getattr(grant.session, "isolation", None), opened)
@@ -117,15 +122,8 @@ class Lock(Face[Lease]):
         return lease
 
     def _flow(self, timeout: float | None, start: float) -> Flow[Lease | None]:
-        lease = yield from lock_flow(self, (self.name,), timeout, start)
-        if lease is None:
-            signals.send(
-                signals.lock_timed_out,
-                registry.entry(self.using).backend,
-                self.name,
-                wait=time.monotonic() - start,
-            )
-        return lease
+        flow = lock_flow(self, (self.name,), timeout, start)
+        return signals.told(flow, registry.entry(self.using).backend, self, start)
 
 
 def validate_alias(using: object) -> str:
@@ -143,10 +141,12 @@ def lock_flow(
     *,
     reenter: bool = True,
     semaphore: int = 0,
+    since: float | None = None,
 ) -> Flow[Lease | None]:
     """Acquire one lock for the calling context: re-entry, the queue of this process, then the engine.
 
-    ``semaphore``: as many holders may have it at once; 0: it is a lock.
+    ``semaphore``: as many holders may have it at once; 0: it is a lock. ``since``: when the caller began to wait, if
+    that was before ``start``.
     """
     deadline = Deadline(timeout, time.monotonic, start)
     entry = registry.entry(lock.using)
@@ -180,7 +180,7 @@ def lock_flow(
             if (yield from _verified(holding, lease)):
                 return lease
         elif (yield from _claimed(lock, entry, holding, lease, deadline)):
-            signals.send_held(signals.lock_acquired, holding, wait=time.monotonic() - start)
+            signals.send_held(signals.lock_acquired, holding, wait=time.monotonic() - (since or start))
             return lease
         else:
             return None
@@ -207,6 +207,7 @@ def _verified(holding: Holding, lease: Lease) -> Flow[bool]:
 def _claimed(lock: Lock, entry: Entry, holding: Holding, lease: Lease, deadline: Deadline) -> Flow[bool]:
     """Wait for the turn in this process, then ask the engine. Whatever happens, nothing stays behind but a holding."""
     backend = entry.backend
+    holding.template = lock.template
     grant: Grant | None = None
     try:
         if holding.parker is not None and not (yield Call(holding, "park", (deadline.left(),))):

@@ -91,6 +91,35 @@ class LockName(models.Model):
         return str(self.name)
 
 
+class LockEvent(models.Model):
+    """Something that happened to a lock, for its recent history; recorded if ``DISTLOCK_HISTORY_DAYS`` is set.
+
+    ``digest`` is a hash of the name's exact code points: databases compare text by rules of their own.
+    """
+
+    alias = AsciiField(max_length=255)
+    digest = AsciiField(max_length=32)
+    name = models.CharField(max_length=512)
+    kind = AsciiField(max_length=16)
+    at = models.DateTimeField()
+    wait = models.FloatField(null=True)
+    hold = models.FloatField(null=True)
+    fence = models.BigIntegerField(null=True)
+    reason = models.CharField(max_length=255)
+    holder = models.CharField(max_length=255)
+
+    class Meta:
+        db_table = "django_distlock_event"
+        default_permissions = ()
+        indexes = (
+            models.Index(fields=["digest", "alias", "at"], name="distlock_event_of_lock"),
+            models.Index(fields=["at"], name="distlock_event_at"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
 class HeldLock(models.Model):
     """No table: what the admin's page of held locks and its permissions belong to. Its rows come from
     :func:`django_distlock.held_locks`."""

@@ -41,6 +41,9 @@ _all: weakref.WeakSet[BaseDatabaseWrapper] = weakref.WeakSet()
 _connected = itertools.count(1)
 _latest = 0
 
+# Set to False by testing.override_locks(): the transactions that TestCase puts around its tests keep no locks.
+testcases_count = True
+
 
 def _note_connection(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
     global _latest  # a number that only rises
@@ -66,12 +69,29 @@ def open_transactions() -> list[BaseDatabaseWrapper]:
     if here.seen != _latest:
         here.seen = _latest
         here.known = tuple(connections.all(initialized_only=True))
-    return [  # in_transaction(), spelt out: this is asked at every acquire and every release
+    found = [  # in_transaction(), spelt out: this is asked at every acquire and every release
         connection
         for connection in here.known
         if (connection.in_atomic_block or (connection.connection is not None and not connection.autocommit))
         and not connection.closed_in_transaction
     ]
+    return _without_testcases(found) if found else found
+
+
+def _without_testcases(found: list[BaseDatabaseWrapper]) -> list[BaseDatabaseWrapper]:
+    return found if testcases_count else [connection for connection in found if not only_testcases(connection)]
+
+
+def only_testcases(connection: BaseDatabaseWrapper) -> bool:
+    """Are all its open blocks those that TestCase has put around the class and the test?"""
+    blocks: Any = connection.atomic_blocks
+    return bool(blocks) and all(block._from_testcase for block in blocks)
+
+
+def in_testcase(connection: BaseDatabaseWrapper) -> bool:
+    """Is a test's own transaction around all others, and not to count?"""
+    blocks: Any = connection.atomic_blocks
+    return not testcases_count and bool(blocks) and bool(blocks[0]._from_testcase)
 
 
 def _around_task() -> list[BaseDatabaseWrapper]:
@@ -85,7 +105,8 @@ def _around_task() -> list[BaseDatabaseWrapper]:
         thread = executor._work_thread.ident
         with _guard:
             found = [connection for connection in _all if getattr(connection, "_thread_ident", None) == thread]
-        return [connection for connection in found if in_transaction(connection)]
+        return _without_testcases([connection for connection in found if in_transaction(connection)])
     if os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):  # Django keeps other connections for the async code of a thread
-        return [connection for connection in connections.all(initialized_only=True) if in_transaction(connection)]
+        found = list(connections.all(initialized_only=True))
+        return _without_testcases([connection for connection in found if in_transaction(connection)])
     return []

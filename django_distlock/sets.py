@@ -6,6 +6,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Self
 
+from . import signals
 from .attempts import Attempt
 from .faces import Face
 from .lease import Lease, LeaseSet
@@ -103,9 +104,14 @@ class Semaphore(Face[Lease]):
 
     def formatted(self, values: Mapping[str, str]) -> Self:
         name = values.get(self.name, self.name)
-        return type(self)(name, self.limit, using=self.using, timeout=self.timeout, ttl=self._lock.ttl)
+        made = type(self)(name, self.limit, using=self.using, timeout=self.timeout, ttl=self._lock.ttl)
+        made.template = made._lock.template = self.template or self.name
+        return made
 
     def _flow(self, timeout: float | None, start: float) -> Flow[Lease | None]:
+        return signals.told(self._slot(timeout, start), registry.entry(self.using).backend, self, start)
+
+    def _slot(self, timeout: float | None, start: float) -> Flow[Lease | None]:
         if registry.entry(self.using).backend.supports_semaphore:
             parts: tuple[str, ...] = (self.name, "semaphore")
             return (yield from lock_flow(self._lock, parts, timeout, start, reenter=False, semaphore=self.limit))
@@ -114,7 +120,7 @@ class Semaphore(Face[Lease]):
         while True:
             for slot in random.sample(range(self.limit), self.limit):
                 parts = (self.name, "semaphore", str(slot))
-                lease = yield from lock_flow(self._lock, parts, 0, time.monotonic(), reenter=False)
+                lease = yield from lock_flow(self._lock, parts, 0, time.monotonic(), reenter=False, since=start)
                 if lease is not None:
                     return lease
             left = deadline.left()

@@ -21,7 +21,7 @@ from . import garbage, signals
 from .holdings import holdings
 from .loss import lose
 from .loss import tell as tell_of_loss
-from .opentransactions import in_transaction, open_transactions
+from .opentransactions import in_testcase, in_transaction, only_testcases, open_transactions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,7 +72,8 @@ class TransactionWatch:
         self.wrappers: dict[str, Callable[..., Any]] = {}
         # what others have put in the place of the methods: test suites, tracing
         self.replaced: dict[str, Any] = {}
-        for name in _WRAPPED:
+        # the outermost block of the tested code is a savepoint of its test
+        for name in (*_WRAPPED, "savepoint_commit") if in_testcase(connection) else _WRAPPED:
             present = connection.__dict__.get(name)
             if present is not None and getattr(present, "_distlock", None) is not True:
                 self.replaced[name] = present
@@ -130,8 +131,20 @@ class TransactionWatch:
         def savepoint_rollback(sid: str) -> None:
             original(sid)
             self.recheck()
+            self._end_in_testcase()
 
         return savepoint_rollback
+
+    def _wrap_savepoint_commit(self, original: Callable[[str], Any]) -> Callable[[str], Any]:
+        def savepoint_commit(sid: str) -> None:
+            original(sid)
+            self._end_in_testcase()
+
+        return savepoint_commit
+
+    def _end_in_testcase(self) -> None:
+        if in_testcase(self.connection) and only_testcases(self.connection):
+            self.finish()
 
     def finish(self) -> None:
         """The transaction has ended, one way or the other."""
@@ -156,7 +169,8 @@ class TransactionWatch:
         """Tell receivers, who may use this connection: not before it is back in autocommit, else their first query
         begins a transaction in the midst of Django's end of the last one."""
         connection = self.connection
-        if not news or self.by_hand or connection.autocommit or not in_transaction(connection):
+        over = connection.autocommit or not in_transaction(connection) or in_testcase(connection)
+        if not news or self.by_hand or over:
             for tell in news:
                 tell()
             return

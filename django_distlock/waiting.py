@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from . import garbage
+from .oneline import one_line
 
 if TYPE_CHECKING:
     from .records import Claim, Grant
@@ -113,7 +114,7 @@ def _first(interruption: BaseException | None, error: BaseException) -> BaseExce
 
 
 def _log(error: Exception) -> None:
-    logger.warning("An interrupted call could not clean up: %s", error)
+    logger.warning("An interrupted call could not clean up: %s", one_line(error))
 
 
 async def uninterrupted(awaitable: Any) -> Any:

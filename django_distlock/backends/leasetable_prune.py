@@ -8,6 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from django_distlock.oneline import one_line
 from django_distlock.waiting import drive
 
 from .remains import StoreError
@@ -62,7 +63,7 @@ class Pruning:
         try:
             self.run(breath=BREATH)
         except StoreError as error:
-            logger.warning("Old leases could not be deleted: %s", error)
+            logger.warning("Old leases could not be deleted: %s", one_line(error))
 
     def close(self) -> None:
         """End what runs in the background."""

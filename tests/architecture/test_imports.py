@@ -14,7 +14,7 @@ import django_distlock
 PACKAGE = Path(__file__).resolve().parents[2] / "django_distlock"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts)
 
-PURE = {"exceptions", "names", "records", "waiting", "parking", "validation", "tokens", "garbage"}
+PURE = {"exceptions", "names", "records", "waiting", "parking", "validation", "tokens", "garbage", "oneline"}
 # The session machinery: shared by the engines whose locks belong to a session.
 SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", "threads", "base", "remains"}
 ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis", "redlock", "zookeeper"}
@@ -90,6 +90,17 @@ def test_locks_on_data_know_nothing_of_engines_and_settings(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((PACKAGE / "commands").glob("*.py")), ids=lambda path: path.stem)
 def test_commands_know_the_public_names_only(path: Path) -> None:
     assert {module.split(".")[0] for module in ours(imported(path))} <= {"commands", *FOR_OPERATORS, *django_distlock.__all__}
+
+
+def test_helpers_for_tests_know_the_public_names_only() -> None:
+    """And ``rehearsal``, which is where they touch the inside."""
+    for name in ("testing", "pytest_plugin"):
+        known = {"rehearsal", "testing", *django_distlock.__all__}
+        assert {module.split(".")[0] for module in ours(imported(PACKAGE / f"{name}.py"))} <= known
+
+
+def test_opentelemetry_is_named_in_one_place() -> None:
+    assert [path.name for path in MODULES if any(m.startswith("opentelemetry") for m in imported(path))] == ["otel.py"]
 
 
 def test_drivers_and_engines_are_named_by_nobody_else() -> None:

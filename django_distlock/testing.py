@@ -1,0 +1,160 @@
+"""For tests of code that takes locks. See the page on testing."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from django.db import connections
+from django.test.runner import DiscoverRunner
+from django.test.utils import TestContextDecorator, override_settings
+
+from . import rehearsal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from . import Lease
+
+__all__ = [
+    "LockRunnerMixin",
+    "LockTestRunner",
+    "assert_locked",
+    "assert_no_locks_held",
+    "close_lock_sessions",
+    "lose",
+    "override_locks",
+    "race",
+]
+
+T = TypeVar("T")
+
+
+class override_locks(TestContextDecorator):
+    """Locks in the memory of this process, which need no server and cost nothing.
+
+    A context manager, a decorator of test functions (``async def`` too), and of ``TestCase`` classes, where each test
+    has its own. Inside it the transactions that ``TestCase`` puts around a test do not keep locks; those of the tested
+    code do, as everywhere. Whatever is held at the end is forgotten.
+
+    :param engine: ``"memory"``.
+    :param using: one alias or several; all, if left out. An alias that is not in ``DISTLOCK`` is a ValueError.
+    """
+
+    def __init__(self, engine: str = "memory", *, using: str | Collection[str] | None = None) -> None:
+        if engine != "memory":
+            raise ValueError(f'engine must be "memory", not {engine!r}.')
+        super().__init__()
+        self._using = [using] if isinstance(using, str) else using
+        self._stack = contextlib.ExitStack()
+
+    def enable(self) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(override_settings(DISTLOCK=rehearsal.in_memory(self._using)))
+            stack.enter_context(rehearsal.testcases_do_not_count())
+            self._stack = stack.pop_all()
+
+    def disable(self) -> None:
+        self._stack.close()
+
+
+class _StillLocked:
+    def __init__(self, name: str, using: str) -> None:
+        self._name, self._using = name, using
+
+    def check(self, when: str) -> Self:
+        found, held = rehearsal.held_by_anybody(self._name, self._using)
+        if not found:
+            what = "; ".join(held) or "nothing is"
+            raise AssertionError(f"{self._name!r} on {self._using!r} is not held{when}. What is held: {what}.")
+        return self
+
+    def __enter__(self) -> None:
+        """It was checked a moment ago."""
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
+            self.check(" any more")
+
+
+def assert_locked(name: str, using: str = "default") -> _StillLocked:
+    """AssertionError unless the lock is held now, by this process or any other; the message lists what is held.
+
+    Used as a context manager it looks once more at the end of the block.
+    """
+    return _StillLocked(name, using).check("")
+
+
+def assert_no_locks_held() -> None:
+    """AssertionError if this process holds any lock; the message names them."""
+    held = rehearsal.held_here()
+    if held:
+        raise AssertionError(f"Still held: {'; '.join(held)}.")
+
+
+def lose(lease: Lease, *, reason: str = "rehearsed") -> None:
+    """Have a lock lost while it is held, as if its server had been restarted.
+
+    The engine gives it away, ``lease.lost`` is true, the callbacks of ``on_lost()`` and the receivers of ``lock_lost``
+    are called, and the release raises LockLost. LockNotHeld if the lease was released or lost before.
+
+    A lock that belongs to the transaction of its caller (PostgreSQL) is lost for the holder only: others still wait
+    until that transaction has ended.
+    """
+    rehearsal.lose(lease, reason)
+
+
+def race(fn: Callable[[], T] | Sequence[Callable[[], T]], times: int = 2, *, timeout: float = 30) -> list[T | Any]:
+    """Call ``fn`` ``times`` times at once, or several functions once each, and return what came of it.
+
+    Each call has a thread and database connections of its own; all start at one barrier. The list has, in order, what
+    each call returned or the exception that it raised. TimeoutError if they have not all ended within ``timeout``
+    seconds. The threads see what is committed: not what a ``TestCase`` has written.
+    """
+    calls = [fn] * times if callable(fn) else list(fn)
+    barrier = threading.Barrier(len(calls))
+    results: list[Any] = [None] * len(calls)
+
+    def run(number: int) -> None:
+        try:
+            barrier.wait(timeout)
+            results[number] = calls[number]()
+        except BaseException as error:
+            results[number] = error
+        finally:
+            connections.close_all()
+
+    threads = [
+        threading.Thread(target=run, args=(number,), name=f"race-{number}", daemon=True) for number in range(len(calls))
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + timeout
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    late = [thread.name for thread in threads if thread.is_alive()]
+    if late:
+        raise TimeoutError(f"After {timeout:g} s {len(late)} of {len(calls)} calls have not ended: {', '.join(late)}.")
+    return results
+
+
+def close_lock_sessions() -> None:
+    """Close the lock sessions of this process: a database cannot be dropped while they are open.
+
+    What is held is lost. The next lock opens them again.
+    """
+    rehearsal.close_sessions()
+
+
+class LockRunnerMixin:
+    """For a ``TEST_RUNNER``: closes the lock sessions before the test databases are dropped."""
+
+    def teardown_databases(self, old_config: Any, **kwargs: Any) -> None:
+        close_lock_sessions()
+        super().teardown_databases(old_config, **kwargs)  # type: ignore[misc]
+
+
+class LockTestRunner(LockRunnerMixin, DiscoverRunner):
+    """Django's own runner with :class:`LockRunnerMixin`."""
