@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,10 @@ from django_distlock import (
     waiting,
 )
 from django_distlock import holdings as holdings_module
-from django_distlock.backends import memory
+from django_distlock.backends import memory, redis, redis_places
 from django_distlock.holdings import holdings
 from django_distlock.registry import registry
+from django_distlock.waiting import drive
 from tests.faults.server import holders, lock_sessions
 from tests.interrupts import interrupted_everywhere
 from tests.pure.world import World
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from django_distlock.holding import Holding
+    from django_distlock.waiting import Flow
 
 pytestmark = pytest.mark.usefixtures("databases")
 
@@ -142,3 +145,26 @@ def test_r7_an_interrupted_hand_over_reaches_the_next() -> None:
 
     # but for the very first place, the entrance of the function
     assert interrupted_everywhere(lambda: world.holdings.end(first), clean, holdings_module, first=1) > 5
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_r7_an_interrupt_takes_no_place_along(crowded: bool) -> None:
+    """Of those that one process has in the queues of a Redis server."""
+    places, other = redis_places.Places(1), redis_places.Place(0)
+    if crowded:
+        assert places.take(other)
+    backend: Any = SimpleNamespace(_places=places, _asked=nothing, _waited=nothing)
+
+    def clean() -> None:
+        assert (places._taken, places._queue) == ({other} if crowded else set(), [])
+
+    def ask() -> None:
+        until = time.monotonic() + 0.001
+        drive(redis.RedisBackend._queued(backend, None, until))  # type: ignore[arg-type]
+
+    assert interrupted_everywhere(ask, clean, redis, redis_places) > 10
+
+
+def nothing(*args: Any) -> Flow[None]:
+    """No answer, and nobody asked."""
+    yield from ()
