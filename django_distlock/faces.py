@@ -55,6 +55,15 @@ class Entries:
                     return entries.pop(index)
             return None
 
+    def remove(self, recipe: object, lease: Any) -> None:
+        """Take back a :meth:`push` that was interrupted, if it was done."""
+        with self._guard:
+            found = self._open.get(id(recipe))
+            if found is not None and lease in found[1]:
+                found[1].remove(lease)
+                if not found[1]:
+                    del self._open[id(recipe)]
+
     def after_fork(self) -> None:
         """In the child: another thread of the parent may have had the mutex. The open blocks stay, so that leaving one
         is harmless."""
@@ -154,7 +163,12 @@ class Face(Generic[L]):
         if self.on_busy != "raise":
             self._refuse_on_busy()
         lease = self.acquire()
-        entries.push(self, lease)
+        try:
+            entries.push(self, lease)
+        except BaseException:  # Ctrl-C: nobody would ever release it
+            entries.remove(self, lease)
+            lease._release(False)
+            raise
         return lease
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .backends.base import Backend
-    from .names import LockKey
     from .records import Grant
 
 
@@ -37,32 +36,23 @@ class Holdings:
         self._waiting: dict[object, Holding] = {}
         self._total = 0
 
-    def arrive(
-        self,
-        backend: Backend,
-        key: LockKey,
-        owner: object,
-        shared: bool,
-        *,
-        may_wait: bool,
-        reenter: bool,
-        limit: int,
-        semaphore: int = 0,
-    ) -> Holding | None:
-        """Ask for a place: a holding that is HELD (re-entry), DEFERRED (to be verified), CLAIMING (ask the engine) or
-        WAITING (park first). None if busy and the caller may not wait, or if it is a re-entry and that is not wanted.
-        ``semaphore``: as many may hold it at once, the same owner too.
+    def arrive(self, holding: Holding, *, may_wait: bool, reenter: bool, limit: int) -> Holding | None:
+        """Ask for a place for a new holding. Returned is a holding that is HELD (re-entry), DEFERRED (to be verified),
+        or the new one: CLAIMING (ask the engine) or WAITING (park first). None if busy and the caller may not wait, or
+        if it is a re-entry and that is not wanted.
 
-        Raises DeadlockDetected and, at ``limit`` holdings of the backend, DistlockError.
+        Raises DeadlockDetected and, at ``limit`` holdings of the backend, DistlockError. After any exception the caller
+        ends the new one, which is harmless if it got no place.
         """
+        key, backend = holding.key, holding.backend
         with self._mutex:
             slot = self._slots.get(key.digest)
-            if slot is not None and not semaphore:
-                mine = self._own(slot, owner)
+            if slot is not None and not holding.semaphore:
+                mine = self._own(slot, holding.owner)
                 if mine is not None:
                     if not reenter:
                         return None
-                    if mine.shared and not shared:
+                    if mine.shared and not holding.shared:
                         raise DeadlockDetected(
                             f"{key.name!r} is held shared by this context, which now asks for it exclusively; "
                             "it would wait for itself. Release the shared lock first, or take it exclusively at once."
@@ -73,7 +63,6 @@ class Holdings:
                     f"This process holds {limit} locks of alias {backend.alias!r}, which is its MAX_HELD. "
                     "Lock something coarser, or raise MAX_HELD in DISTLOCK."
                 )
-            holding = Holding(backend, key, owner, shared, semaphore)
             if slot is None or (not slot.queue and slot.admits(holding)):
                 if slot is None:
                     slot = self._slots[key.digest] = Slot()
@@ -94,16 +83,16 @@ class Holdings:
         slot.limit = limit
         slot.queue.append(holding)
 
-    def claim(self, backend: Backend, key: LockKey, owner: object, limit: int) -> Holding | None:
-        """A holding that is CLAIMING if nobody of this process has or wants the lock; else None. :meth:`arrive` for the
-        most frequent case."""
+    def claim(self, holding: Holding, limit: int) -> bool:
+        """A place for a new holding if nobody of this process has or wants the lock. :meth:`arrive` for the most
+        frequent case."""
+        digest = holding.key.digest
         with self._mutex:
-            if key.digest in self._slots or self._total >= limit:
-                return None
-            holding = Holding(backend, key, owner, False)
-            slot = self._slots[key.digest] = Slot()
+            if digest in self._slots or self._total >= limit:
+                return False
+            slot = self._slots[digest] = Slot()
             self._admit(slot, holding)
-            return holding
+            return True
 
     @staticmethod
     def _own(slot: Slot, owner: object) -> Holding | None:
@@ -113,13 +102,14 @@ class Holdings:
         return None
 
     def _admit(self, slot: Slot, holding: Holding) -> None:
+        # in this order: Python looks for signals when a call has returned, so that both are done, or neither
         holding.state = State.CLAIMING
-        slot.holders.append(holding)
         self._total += 1
+        slot.holders.append(holding)
 
     def _dismiss(self, slot: Slot, holding: Holding) -> None:
-        slot.holders.remove(holding)
         self._total -= 1
+        slot.holders.remove(holding)
 
     def _count(self, backend: Backend) -> int:
         return sum(holder.backend is backend for slot in self._slots.values() for holder in slot.holders)
@@ -177,42 +167,49 @@ class Holdings:
 
     def end(self, holding: Holding) -> bool:
         """The engine has it back, or never granted it: let the next one of this process ask. False if already ended."""
-        with self._mutex:
-            return self._end(holding)
+        try:
+            with self._mutex:
+                return self._end(holding)
+        except BaseException:  # Ctrl-C in the midst of it: then a second time, which does what is left
+            with self._mutex:
+                self._end(holding)
+            raise
 
     def _end(self, holding: Holding) -> bool:
         if holding.state is State.ENDED:
             return False
-        slot = self._slots.get(holding.key.digest)
-        was_waiting = holding.state is State.WAITING
-        holding.state = State.ENDED
         if self._waiting.get(holding.owner) is holding:
             del self._waiting[holding.owner]
-        if slot is None:
-            return True
-        if was_waiting:
-            if holding in slot.queue:
+        slot = self._slots.get(holding.key.digest)
+        if slot is not None:
+            if holding.state is State.WAITING and holding in slot.queue:
                 slot.queue.remove(holding)
-        elif holding in slot.holders:
-            self._dismiss(slot, holding)
-        if slot.queue:
-            self._promote(slot)
-        if not slot.holders and not slot.queue:
-            del self._slots[holding.key.digest]
+            if holding in slot.holders:
+                self._dismiss(slot, holding)
+            if slot.queue:
+                self._promote(slot)
+            if not slot.holders and not slot.queue:
+                del self._slots[holding.key.digest]
+        holding.state = State.ENDED
         return True
 
     def _promote(self, slot: Slot) -> None:
-        while slot.queue and slot.admits(slot.queue[0]):
-            # readers come in together, as many as the limit allows: the others when one of these has left
-            if slot.holders and self._total >= slot.limit and self._count(slot.queue[0].backend) >= slot.limit:
-                return
-            head = slot.queue.popleft()
+        while slot.queue:
+            head = slot.queue[0]
+            if head.state is State.WAITING:  # else it was admitted, and Ctrl-C came
+                # readers come in together, as many as the limit allows: the others when one of these has left
+                if not slot.admits(head) or (
+                    slot.holders and self._total >= slot.limit and self._count(head.backend) >= slot.limit
+                ):
+                    return
+                self._admit(slot, head)
             if self._waiting.get(head.owner) is head:
                 del self._waiting[head.owner]
-            self._admit(slot, head)
             if head.parker is not None and not head.parker.wake():
-                self._dismiss(slot, head)
+                if head in slot.holders:
+                    self._dismiss(slot, head)
                 head.state = State.ENDED
+            slot.queue.popleft()
 
     def lose(self, holding: Holding, reason: str, *, releasing: bool = False) -> bool:
         """It is not ours any more; the next one of this process may ask. False if that was known or it has ended.

@@ -93,21 +93,26 @@ class Lock(Face[Lease]):
         if opened and not on_own_connection(backend, opened):
             return None
         keepalive.ensure()
-        holding = holdings.claim(backend, entry.key(self.name), context.current(), entry.config.max_held)
-        if holding is None:
-            return None
+        # made before it is asked for, and ended whatever happens: KeyboardInterrupt comes between any two lines
+        holding = Holding(backend, entry.key(self.name), context.current(), False)
         holding.template = self.template
         grant: Grant | None = None
         try:
+            if not holdings.claim(holding, entry.config.max_held):
+                return None
+            lease = Lease(holding)
             claim = Claim(key=holding.key, scope="transaction") if opened else entry.claim(holding.key)
             grant = backend.take_now(claim, math.inf if timeout is None else timeout)
             if grant is None:
                 holdings.end(holding)
                 return None
-            lease = Lease(holding)
             holdings.establish(holding, grant, lease)
             if opened:
                 bind(holding, opened)
+                warn_of_stale_snapshot(self.name, "transaction", getattr(grant.session, "isolation", None), opened)
+            if signals.lock_acquired.receivers:
+                signals.send_held(signals.lock_acquired, holding, wait=time.monotonic() - grant.acquired_at)
+            return lease
         except BaseException as error:
             if grant is not None:
                 backend.release(grant)
@@ -115,11 +120,6 @@ class Lock(Face[Lease]):
             wait = time.monotonic() - holding.claimed_at
             signals.send(signals.lock_failed, backend, self.name, self.template, wait=wait, error=error)
             raise
-        if opened:
-            warn_of_stale_snapshot(self.name, "transaction", getattr(grant.session, "isolation", None), opened)
-        if signals.lock_acquired.receivers:
-            signals.send_held(signals.lock_acquired, holding, wait=time.monotonic() - grant.acquired_at)
-        return lease
 
     def _flow(self, timeout: float | None, start: float) -> Flow[Lease | None]:
         flow = lock_flow(self, (self.name,), timeout, start)
@@ -158,32 +158,41 @@ def lock_flow(
     key = entry.key(*parts)
     owner = context.current()
     while True:
-        holding = holdings.arrive(
-            backend,
-            key,
-            owner,
-            lock.shared,
-            may_wait=timeout != 0,
-            reenter=reenter,
-            limit=entry.config.max_held,
-            semaphore=semaphore,
-        )
-        if holding is None:
-            return None
+        # made before it is asked for, and ended whatever happens: KeyboardInterrupt comes between any two lines
+        holding = Holding(backend, key, owner, lock.shared, semaphore)
         lease = Lease(holding)
-        if lock.cancel_on_loss:
-            lease._guard = TaskGuard(lease)
-        if holding.state is State.HELD:
-            if not lease.lost and holdings.enter_again(holding, lease):
+        try:
+            mine = holdings.arrive(holding, may_wait=timeout != 0, reenter=reenter, limit=entry.config.max_held)
+            if mine is None:
+                return None
+            if mine is not holding:
+                lease = Lease(mine)
+            if lock.cancel_on_loss:
+                lease._guard = TaskGuard(lease)
+            if mine is holding:
+                if not (yield from _claimed(lock, entry, holding, lease, deadline)):
+                    return None
+                signals.send_held(signals.lock_acquired, holding, wait=time.monotonic() - (since or start))
                 return lease
-        elif holding.state is State.DEFERRED:
-            if (yield from _verified(holding, lease)):
+            if (yield from _entered_again(mine, lease)):
                 return lease
-        elif (yield from _claimed(lock, entry, holding, lease, deadline)):
-            signals.send_held(signals.lock_acquired, holding, wait=time.monotonic() - (since or start))
-            return lease
-        else:
-            return None
+        except GeneratorExit:
+            holdings.end(holding)
+            raise
+        except BaseException:
+            yield from _undone(holding, lease)
+            raise
+
+
+def _undone(holding: Holding, lease: Lease) -> Flow[None]:
+    """Whatever was interrupted: nothing stays behind."""
+    if lease._holding is not holding:
+        yield from lease._release_flow(False)
+    try:
+        if holding.grant is not None:
+            yield Call(holding.backend, "release", (holding.grant,))
+    finally:
+        holdings.end(holding)
 
 
 def _refuse_unsupported(lock: Lock, entry: Entry) -> None:
@@ -196,46 +205,36 @@ def _refuse_unsupported(lock: Lock, entry: Entry) -> None:
                 raise backend.unsupported(f"give a lock a {argument}: it is held for as long as its session lives")
 
 
-def _verified(holding: Holding, lease: Lease) -> Flow[bool]:
-    """Re-entry of a lock that is only kept for a transaction: the engine is asked again (R11)."""
-    held = yield Call(holding.backend, "verify", (holding.grant,))
-    if not held:
-        lose(holding, "stolen")
-    return bool(held) and holdings.enter_again(holding, lease)
+def _entered_again(holding: Holding, lease: Lease) -> Flow[bool]:
+    """Re-entry. Of a lock that is only kept for a transaction the engine is asked again (R11)."""
+    if holding.state is State.DEFERRED:
+        if not (yield Call(holding.backend, "verify", (holding.grant,))):
+            lose(holding, "stolen")
+            return False
+    elif lease.lost:
+        return False
+    return holdings.enter_again(holding, lease)
 
 
 def _claimed(lock: Lock, entry: Entry, holding: Holding, lease: Lease, deadline: Deadline) -> Flow[bool]:
-    """Wait for the turn in this process, then ask the engine. Whatever happens, nothing stays behind but a holding."""
+    """Wait for the turn in this process, then ask the engine."""
     backend = entry.backend
     holding.template = lock.template
-    grant: Grant | None = None
-    try:
-        if holding.parker is not None and not (yield Call(holding, "park", (deadline.left(),))):
-            holdings.end(holding)
-            return False
-        keepalive.ensure()
-        opened = open_transactions()
-        claim = _claim(lock, entry, holding, choose_scope(backend, opened) if opened else "session", deadline)
-        grant = yield from acquire_flow(backend, claim, deadline, time.monotonic)
-        if grant is None:
-            holdings.end(holding)
-            return False
-        holdings.establish(holding, grant, lease)
-        if opened:
-            bind(holding, opened)
-    except GeneratorExit:
+    if holding.parker is not None and not (yield Call(holding, "park", (deadline.left(),))):
         holdings.end(holding)
-        raise
-    except BaseException:
-        try:
-            if grant is not None:
-                yield Call(backend, "release", (grant,))
-        finally:
-            holdings.end(holding)
-        raise
+        return False
+    keepalive.ensure()
+    opened = open_transactions()
+    claim = _claim(lock, entry, holding, choose_scope(backend, opened) if opened else "session", deadline)
+    grant = holding.grant = yield from acquire_flow(backend, claim, deadline, time.monotonic)
+    if grant is None:
+        holdings.end(holding)
+        return False
+    holdings.establish(holding, grant, lease)
     if holding.ttl is not None:
         keepalive.wake_at(grant.acquired_at + holding.ttl / 3)
     if opened:
+        bind(holding, opened)
         warn_of_stale_snapshot(lock.name, grant.claim.scope, getattr(grant.session, "isolation", None), opened)
     return True
 

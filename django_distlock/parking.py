@@ -30,18 +30,20 @@ class Parker:
         self.woken = False
 
     def wake(self) -> bool:
-        """Wake the waiter. False if it has given up or its event loop is closed: then the next one is to be woken."""
+        """Wake the waiter. False if it has given up or its event loop is closed: then the next one is to be woken.
+
+        A second time does nothing.
+        """
         with self._mutex:
-            if self._left:
-                return False
+            if self._left or self.woken:
+                return self.woken
+            self.woken = True
             if self._signal is not None:
                 try:
                     self._signal()
                 except RuntimeError:  # the event loop is closed: nobody will ever look
-                    self._left = True
-                    return False
-            self.woken = True
-            return True
+                    self._left, self.woken = True, False
+            return self.woken
 
     def _listen(self, signal: Callable[[], None]) -> bool:
         with self._mutex:

@@ -71,12 +71,13 @@ class LockSet(Face[LeaseSet]):
                     return None
                 attempt.taken.append(lease)
             attempt.succeed()
+            leases = LeaseSet(attempt.taken)
         except GeneratorExit:
             raise
         except BaseException:
             yield from attempt.abandon()
             raise
-        return LeaseSet(attempt.taken)
+        return leases
 
 
 class Semaphore(Face[Lease]):

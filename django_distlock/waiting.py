@@ -14,6 +14,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Generator
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from . import garbage
@@ -31,11 +32,15 @@ LEAST_PATIENCE = 0.5
 
 
 class Call(NamedTuple):
-    """One step that may block: a method that exists as ``method`` and, for asyncio, as ``"a" + method``."""
+    """One step that may block: a method that exists as ``method`` and, for asyncio, as ``"a" + method``.
+
+    Its result is also put into ``results``, if given, so that it is not lost to a KeyboardInterrupt on the way back.
+    """
 
     target: Any
     method: str
     args: tuple[Any, ...] = ()
+    results: list[Any] | None = None
 
 
 Flow = Generator[Call, Any, T]
@@ -49,24 +54,30 @@ def drive(flow: Flow[T]) -> T:
 
     KeyboardInterrupt wins over what goes wrong while the flow cleans up after it.
     """
-    interruption: BaseException | None = None
-    try:
-        step = flow.send(None)
-        while True:
-            try:
-                result = getattr(step.target, step.method)(*step.args)
-            except BaseException as error:
-                interruption = _first(interruption, error)
-                step = flow.throw(error)
-            else:
-                step = flow.send(result)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    except Exception as error:
-        if interruption is None:
-            raise
-        _log(error)
-    raise interruption
+    interruption = error = result = None
+    while True:
+        try:
+            step = flow.send(result) if error is None else flow.throw(error)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        except BaseException as failure:
+            if getattr(flow, "gi_frame", None) is not None:  # it came here, and not in the flow, which goes on
+                error, interruption = failure, _first(interruption, failure)
+                continue
+            if interruption is None or not isinstance(failure, Exception):
+                raise
+            _log(failure)
+            raise interruption from None
+        error = None
+        try:
+            method = getattr(step.target, step.method)
+            if step.results is None:
+                result = method(*step.args)
+            else:  # all in one call in C: nothing comes between the return of the method and the list
+                step.results.extend(starmap(method, (step.args,)))
+                result = step.results[-1]
+        except BaseException as failure:
+            error, interruption = failure, _first(interruption, failure)
 
 
 async def adrive(flow: Flow[T]) -> T:
@@ -84,6 +95,8 @@ async def adrive(flow: Flow[T]) -> T:
             try:
                 call = getattr(step.target, "a" + step.method)(*step.args)
                 result = await (uninterrupted(call) if failed else call)
+                if step.results is not None:
+                    step.results.append(result)
             except BaseException as error:
                 if isinstance(error, GeneratorExit) and garbage.collecting():
                     raise  # and the flow is closed elsewhere
@@ -204,13 +217,15 @@ def acquire_flow(backend: Any, claim: Claim, deadline: Deadline, clock: Callable
     attempt = 0
     if deadline.over():
         return None
+    got: list[Grant | None] = []
     try:
         while True:
-            grant: Grant | None = yield Call(backend, "try_acquire", (claim, deadline.left()))
+            grant: Grant | None = yield Call(backend, "try_acquire", (claim, deadline.left()), got)
             if grant is not None:
                 if grant.valid_until is None or grant.valid_until > clock():
                     return grant
                 yield Call(backend, "release", (grant,))
+            got.clear()
             left = deadline.left()
             if left <= 0:
                 break
@@ -219,6 +234,8 @@ def acquire_flow(backend: Any, claim: Claim, deadline: Deadline, clock: Callable
     except GeneratorExit:
         raise
     except BaseException:
+        if got and got[0] is not None:
+            yield Call(backend, "release", (got[0],))
         if backend.queues_waiters:
             yield Call(backend, "withdraw", (claim,))
         raise

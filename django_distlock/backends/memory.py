@@ -56,22 +56,31 @@ class MemoryBackend(Backend):
         return live
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        now = time.monotonic()
+        try:
+            with self._mutex:
+                return self._taken(claim, time.monotonic())
+        except BaseException:  # Ctrl-C, after it was granted
+            with self._mutex:
+                for entry in self._entries.get(claim.key.digest, ()):
+                    if entry.token == claim.token:
+                        entry.expires = 0.0
+                self._live(claim.key.digest, time.monotonic())
+            raise
+
+    def _taken(self, claim: Claim, now: float) -> Grant | None:
         ttl = claim.ttl or 0.0
         digest = claim.key.digest
-        with self._mutex:
-            live = self._live(digest, now)
-            others = [entry for entry in live if entry.token != claim.token]
-            if claim.limit:
-                busy = len(others) >= claim.limit
-            else:
-                busy = any(not (entry.shared and claim.shared) for entry in others)
-            if busy:
-                return None
-            fence = self._fence = max(self._fence + 1, time.time_ns() // 1000)
-            thread = threading.current_thread().name
-            entry = Entry(claim.key, claim.token, claim.shared, fence, time.time(), now + ttl, thread)
-            self._entries[digest] = [*others, entry]
+        others = [entry for entry in self._live(digest, now) if entry.token != claim.token]
+        if claim.limit:
+            busy = len(others) >= claim.limit
+        else:
+            busy = any(not (entry.shared and claim.shared) for entry in others)
+        if busy:
+            return None
+        fence = self._fence = max(self._fence + 1, time.time_ns() // 1000)
+        thread = threading.current_thread().name
+        entry = Entry(claim.key, claim.token, claim.shared, fence, time.time(), now + ttl, thread)
+        self._entries[digest] = [*others, entry]
         return Grant(claim=claim, fence=fence, acquired_at=now, valid_until=now + ttl - drift(ttl))
 
     def _find(self, grant: Grant, now: float) -> Entry | None:

@@ -112,19 +112,22 @@ class RedisBackend(Backend):
 
     def _queued(self, attempt: Attempt, deadline: float) -> Flow[Grant | None]:
         """Queue at the server until the deadline; before, in this process for a place to do so."""
-        if not self._places.take():
-            number = self._places.number()
-            while True:
-                grant = yield from self._asked(attempt)
-                left = deadline - time.monotonic()
-                if grant is not None or left <= 0:
-                    return grant
-                if (yield from self._places.enter(number, min(left, LOOK_EVERY))):
-                    break
+        place = self._places.new()
         try:
-            return (yield from self._waited(attempt, deadline))
-        finally:
-            self._places.leave()
+            if not self._places.take(place):
+                while True:
+                    grant = yield from self._asked(attempt)
+                    left = deadline - time.monotonic()
+                    if grant is not None or left <= 0:
+                        return grant
+                    if (yield from self._places.enter(place, min(left, LOOK_EVERY))):
+                        break
+            grant = yield from self._waited(attempt, deadline)
+            self._places.leave(place)
+        except BaseException:
+            self._places.left_behind(place)
+            raise
+        return grant
 
     @staticmethod
     def _waited(attempt: Attempt, deadline: float) -> Flow[Grant | None]:

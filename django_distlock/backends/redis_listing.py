@@ -82,7 +82,7 @@ def _info(alias: str, text: bytes, holder: bytes, end: int, told: bytes, waiters
 def _facts(told: bytes) -> dict[str, Any]:
     try:
         facts = json.loads(told)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return facts if isinstance(facts, dict) else {}
 

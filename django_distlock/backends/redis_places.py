@@ -15,59 +15,71 @@ if TYPE_CHECKING:
     from django_distlock.waiting import Flow
 
 
+class Place:
+    """A caller's own: from before it is asked for until after it is left, so that no interrupt takes it along."""
+
+    __slots__ = ("number", "parker")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.parker = Parker()
+
+
 class Places:
-    """``size`` places, given in the order of the numbers that callers drew when they came."""
+    """``size`` places, given in the order in which callers came."""
 
     def __init__(self, size: int) -> None:
         self._guard = threading.Lock()
-        self._free = size
-        self._queue: list[tuple[int, Parker]] = []
+        self._size = size
+        self._taken: set[Place] = set()
+        self._queue: list[Place] = []
         self._numbers = itertools.count()
 
-    def number(self) -> int:
-        """The next number: a caller draws one and comes back with it."""
-        return next(self._numbers)
+    def new(self) -> Place:
+        """For a caller who comes now; it leaves whatever happens."""
+        return Place(next(self._numbers))
 
-    def take(self) -> bool:
-        """A place, if there is one that nobody waits for."""
+    def take(self, place: Place) -> bool:
+        """True if there is one that nobody waits for."""
         with self._guard:
-            if not self._free or self._queue:
+            if len(self._taken) >= self._size or self._queue:
                 return False
-            self._free -= 1
+            self._taken.add(place)
             return True
 
-    def enter(self, number: int, timeout: float) -> Flow[bool]:
-        """Wait for a place for at most ``timeout`` seconds. True if taken."""
-        parker = Parker()
+    def enter(self, place: Place, timeout: float) -> Flow[bool]:
+        """Wait for at most ``timeout`` seconds. True if taken. After an exception the caller leaves."""
+        place.parker = Parker()
         with self._guard:
-            if self._free:
-                self._free -= 1
+            if len(self._taken) < self._size:
+                self._taken.add(place)
                 return True
-            insort(self._queue, (number, parker))
+            insort(self._queue, place, key=lambda place: place.number)
+        if (yield Call(place.parker, "park", (timeout,))):
+            return True
+        self.leave(place)
+        return False
+
+    def leave(self, place: Place) -> None:
+        """Give it to the first who waits for one. Leaving twice, or what was never taken, is harmless."""
         try:
-            taken: bool = yield Call(parker, "park", (timeout,))
-        except BaseException:
-            garbage.now_or_later(self._desert, number, parker)
+            self._leave(place)
+        except BaseException:  # Ctrl-C in the midst of it: then a second time, which does what is left
+            self._leave(place)
             raise
-        if not taken:
-            self._quit(number, parker)
-        return taken
 
-    def leave(self) -> None:
-        """Give a place to the first who waits for one."""
+    def left_behind(self, place: Place) -> None:
+        """:meth:`leave` from wherever an exception came, the garbage collector included."""
+        garbage.now_or_later(self.leave, place)
+
+    def _leave(self, place: Place) -> None:
         with self._guard:
-            while self._queue:
-                if self._queue.pop(0)[1].wake():
-                    return
-            self._free += 1
-
-    def _quit(self, number: int, parker: Parker) -> None:
-        with self._guard:
-            if (number, parker) in self._queue:
-                self._queue.remove((number, parker))
-
-    def _desert(self, number: int, parker: Parker) -> None:
-        if parker.leave():
-            self.leave()
-        else:
-            self._quit(number, parker)
+            if place in self._queue:
+                self._queue.remove(place)
+            self._taken.discard(place)
+            while self._queue and len(self._taken - {self._queue[0]}) < self._size:
+                head = self._queue[0]
+                self._taken.add(head)
+                if not head.parker.wake():
+                    self._taken.discard(head)
+                self._queue.pop(0)

@@ -155,7 +155,11 @@ def test_what_the_listing_shows(name: str) -> None:
         assert timedelta(seconds=19.9) < info.expires_at - info.acquired_at < timedelta(seconds=20.1)
 
 
-@pytest.mark.parametrize("junk", [b"junk", b"1 {", b"\xff\xfe", b'9999999999999 ["list"]', b""])
+@pytest.mark.parametrize(
+    "junk",
+    [b"junk", b"1 {", b"\xff\xfe", b'9999999999999 ["list"]', b"", b"9999999999999 " + b"[" * 99_999],
+    ids=lambda junk: repr(junk[:30]),
+)
 def test_corrupt_values_are_held_by_unknown(name: str, junk: bytes) -> None:
     held = keys_of(registry.entry(USING).key(name))[0]
     with client() as server:

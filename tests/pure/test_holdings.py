@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_distlock.exceptions import DeadlockDetected, DistlockError
-from django_distlock.holding import State
+from django_distlock.holding import Holding, State
 from django_distlock.records import Claim, Grant
 from tests.pure.world import ENGINE, Engine, World, key
 
@@ -117,11 +117,11 @@ def test_a_waiter_that_leaves_from_the_head_lets_the_next_one_through(world: Wor
 
 def test_claim_is_arrive_for_a_free_lock(world: World) -> None:
     owner = world.owners.setdefault("a", "owner a")
-    holding = world.holdings.claim(ENGINE, key("x"), owner, 1000)
-    assert holding is not None
+    holding = Holding(ENGINE, key("x"), owner, False)
+    assert world.holdings.claim(holding, 1000)
     assert holding.state is State.CLAIMING
-    assert world.holdings.claim(ENGINE, key("x"), owner, 1000) is None
-    assert world.holdings.claim(ENGINE, key("y"), owner, 1) is None
+    for name, limit in (("x", 1000), ("y", 1)):
+        assert not world.holdings.claim(Holding(ENGINE, key(name), owner, False), limit)
     world.holdings.end(holding)
     assert world.empty
 
@@ -177,7 +177,7 @@ def test_r23_the_limit_counts_holders_of_one_backend() -> None:
             world.arrive(owner, "z")
     assert world.arrive("a", "x") is held[0]
     other: Any = Engine()
-    there = world.holdings.arrive(other, key("w"), "a", False, may_wait=False, reenter=True, limit=2)
+    there = world.holdings.arrive(Holding(other, key("w"), "a", False), may_wait=False, reenter=True, limit=2)
     assert there is not None
     world.holdings.end(there)
     for holding in held:

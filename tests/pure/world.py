@@ -35,9 +35,8 @@ class World:
         self, owner: str, name: str, *, shared: bool = False, may_wait: bool = True, reenter: bool = True
     ) -> Holding | None:
         who = self.owners.setdefault(owner, f"owner {owner}")
-        return self.holdings.arrive(
-            ENGINE, key(name), who, shared, may_wait=may_wait, reenter=reenter, limit=self.limit
-        )
+        holding = Holding(ENGINE, key(name), who, shared)
+        return self.holdings.arrive(holding, may_wait=may_wait, reenter=reenter, limit=self.limit)
 
     def hold(self, owner: str, name: str, *, shared: bool = False) -> Holding:
         """Arrive at a free lock, and be granted it."""

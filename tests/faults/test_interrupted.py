@@ -1,0 +1,170 @@
+"""R7: Ctrl-C at any place of an acquire at which Python looks for signals leaves nothing behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock import (
+    LockNotAcquired,
+    advisory_lock,
+    faces,
+    holding,
+    lease,
+    lock,
+    lock_all,
+    semaphore,
+    sets,
+    signals,
+    waiting,
+)
+from django_distlock import holdings as holdings_module
+from django_distlock.backends import memory, redis, redis_places
+from django_distlock.holdings import holdings
+from django_distlock.registry import registry
+from django_distlock.waiting import drive
+from tests.faults.server import holders, lock_sessions
+from tests.interrupts import interrupted_everywhere
+from tests.pure.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django_distlock.holding import Holding
+    from django_distlock.waiting import Flow
+
+pytestmark = pytest.mark.usefixtures("databases")
+
+CORE = (faces, holding, holdings_module, lease, lock, sets, signals, waiting)
+
+
+class Attempts:
+    """One acquire after the other; what was got is given back, and then nothing may be left."""
+
+    def __init__(self, using: str, *kept: Any) -> None:
+        self.backend: Any = registry.entry(using).backend
+        self.kept = kept
+        self.got: list[Any] = []
+
+    def everywhere(self, acquire: Callable[[], Any], *more: Any) -> int:
+        self.got.append(acquire())  # whatever is done but once is done here
+        self.clean()
+        return interrupted_everywhere(lambda: self.got.append(acquire()), self.clean, *CORE, *more)
+
+    def clean(self) -> None:
+        while self.got:
+            got = self.got.pop()
+            if got is not None:
+                got.release()
+        held = [lease._holding for lease in self.kept]
+        assert list(holdings.everything()) == held
+        assert all(holding.leases == {lease} for holding, lease in zip(held, self.kept, strict=True))
+        assert holdings._total == len(holdings._slots) == len(held)
+        assert not holdings._waiting
+        assert not faces.entries._open
+        if self.backend.alias == "memory":
+            assert sum(map(len, self.backend._entries.values())) == len(held)
+        else:
+            assert sum(sum(session.held.values()) for session in self.backend.sessions.all()) == len(held)
+
+
+WAYS: dict[str, Callable[[str, str], Any]] = {
+    "lock": lambda using, name: advisory_lock(name, using=using, timeout=None).acquire(),
+    "try": lambda using, name: advisory_lock(name, using=using).try_acquire(),
+    "shared": lambda using, name: advisory_lock(name, using=using, shared=True).acquire(),
+    "semaphore": lambda using, name: semaphore(name, 2, using=using).acquire(),
+    "set": lambda using, name: lock_all([name, name + "2"], using=using).acquire(),
+}
+
+
+@pytest.mark.parametrize(
+    ("using", "way"), [*(("memory", way) for way in WAYS), *(("postgres", way) for way in ("lock", "try", "shared"))]
+)
+def test_r7_an_interrupt_leaves_nothing_held(using: str, way: str, name: str) -> None:
+    attempts = Attempts(using)
+    assert attempts.everywhere(lambda: WAYS[way](using, name), memory) > 20
+    if using == "postgres":
+        assert not holders(using, name)
+        assert len(lock_sessions(using)) == 1, "and no session was lost for it"
+
+
+def test_r7_an_interrupt_at_the_entrance_of_a_with_block(name: str) -> None:
+    """What comes behind the entrance is not at stake: leaving is cut off like any other __exit__ in Python."""
+    lock = advisory_lock(name, using="memory")
+    attempts = Attempts("memory")
+
+    def enter() -> None:
+        lock.__enter__()
+        attempts.got.append(SimpleNamespace(release=lambda: lock.__exit__(None, None, None)))
+
+    assert interrupted_everywhere(enter, attempts.clean, *CORE, memory) > 20
+
+
+def test_r7_an_interrupted_reentry_is_not_counted(name: str) -> None:
+    lock = advisory_lock(name, using="memory")
+    with lock.acquire() as lease:
+        assert Attempts("memory", lease).everywhere(lock.acquire) > 20
+
+
+def test_r7_an_interrupted_waiter_is_out_of_the_queue(name: str) -> None:
+    lock = advisory_lock(name, using="memory")
+    leases: list[Any] = []
+    thread = threading.Thread(target=lambda: leases.append(lock.acquire()))
+    thread.start()
+    thread.join()
+
+    def wait() -> None:
+        with pytest.raises(LockNotAcquired):
+            lock.acquire(timeout=0.001)
+
+    assert interrupted_everywhere(wait, Attempts("memory", *leases).clean, *CORE) > 20
+    leases[0].release()
+
+
+def test_r7_an_interrupted_hand_over_reaches_the_next() -> None:
+    """In the queue of this process: bookkeeping that is cut off is finished."""
+
+    def given(world: World) -> list[Holding]:
+        return [world.hold("a", "x"), *(world.wait(owner, "x") for owner in "bc")]
+
+    world = World()
+    first, *waiters = given(world)
+
+    def clean() -> None:
+        nonlocal first, waiters
+        assert [waiter.parker is not None and waiter.parker.woken for waiter in waiters] == [True, False]
+        for waiter in waiters:
+            world.grant(waiter)
+            world.give(waiter)
+        assert world.empty
+        first, *waiters = given(world)
+
+    # but for the very first place, the entrance of the function
+    assert interrupted_everywhere(lambda: world.holdings.end(first), clean, holdings_module, first=1) > 5
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_r7_an_interrupt_takes_no_place_along(crowded: bool) -> None:
+    """Of those that one process has in the queues of a Redis server."""
+    places, other = redis_places.Places(1), redis_places.Place(0)
+    if crowded:
+        assert places.take(other)
+    backend: Any = SimpleNamespace(_places=places, _asked=nothing, _waited=nothing)
+
+    def clean() -> None:
+        assert (places._taken, places._queue) == ({other} if crowded else set(), [])
+
+    def ask() -> None:
+        until = time.monotonic() + 0.001
+        drive(redis.RedisBackend._queued(backend, None, until))  # type: ignore[arg-type]
+
+    assert interrupted_everywhere(ask, clean, redis, redis_places) > 10
+
+
+def nothing(*args: Any) -> Flow[None]:
+    """No answer, and nobody asked."""
+    yield from ()
