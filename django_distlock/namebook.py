@@ -85,9 +85,7 @@ class NameBook:
         written = self._written.get((backend.alias, backend.listed_as(key), key.name))
         return Note(key) if written is None or now - written >= AGAIN else None
 
-    def _done(
-        self, backend: Backend, notes: Sequence[tuple[Holding, Note]], now: float, answers: list[Noted]
-    ) -> None:
+    def _done(self, backend: Backend, notes: Sequence[tuple[Holding, Note]], now: float, answers: list[Noted]) -> None:
         """They are written; in the thread that did it."""
         with self._guard:
             if len(self._written) >= REMEMBERED:

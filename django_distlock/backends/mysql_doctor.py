@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from django_distlock.records import Finding
 from django_distlock.waiting import drive
 
-from .session import ServerError
+from .session import STATEMENT_LIMIT, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +29,9 @@ USER_LOCKS_MYSQL = (
 
 
 def findings(backend: NamedLockBackend) -> Iterator[Finding]:
-    mariadb = drive(backend._shared_session()).mariadb
-    version, connections, read_only, idle = drive(backend._listing(FACTS))[0]
+    until = time.monotonic() + STATEMENT_LIMIT
+    mariadb = drive(backend._shared_session(until)).mariadb
+    version, connections, read_only, idle = drive(backend._listing(FACTS, until))[0]
     yield Finding("info", f"{'MariaDB' if mariadb else 'MySQL'} {_text(version)}, wait_timeout {idle} s.")
     if read_only:
         yield Finding(
@@ -82,7 +84,7 @@ def _listing(backend: NamedLockBackend, mariadb: bool) -> Iterator[Finding]:
 def _asked(backend: NamedLockBackend, sql: bytes) -> list[Any]:
     """Nothing where the server has no such table, or no privilege for us."""
     try:
-        return drive(backend._listing(sql))
+        return drive(backend._listing(sql, time.monotonic() + STATEMENT_LIMIT))
     except ServerError:
         return []
 

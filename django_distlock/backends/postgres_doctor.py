@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from django_distlock.records import Finding
 from django_distlock.waiting import drive
+
+from .session import STATEMENT_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +33,7 @@ FULL = 0.5
 
 
 def findings(backend: AdvisoryBackend) -> Iterator[Finding]:
-    (row,) = drive(backend._listing(FACTS))
+    (row,) = drive(backend._listing(FACTS, time.monotonic() + STATEMENT_LIMIT))
     version, number, standby, tcp, keepalive, idle, connections, used, places, taken, sees_all = row
     yield Finding("info", f"PostgreSQL {version}.")
     if int(number) < CHECKS_CLIENTS:

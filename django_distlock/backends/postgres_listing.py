@@ -44,7 +44,7 @@ WHERE {OURS} AND granted AND {NUMBER} = %d AND pid = %d
 AND extract(epoch FROM backend_start)::text IS NOT DISTINCT FROM {{began}} {{noted}} LIMIT 1
 """  # noqa: S608 - constants
 # A session that gave the lock back and took it again has another note.
-STILL = f"AND EXISTS (SELECT FROM {TABLE} WHERE lock_key = '%d' AND session = pid AND since = %d)"  # noqa: S608
+STILL = f"AND EXISTS (SELECT FROM {TABLE} WHERE lock_key = '%d' AND session = pid AND since = %d)"
 UNDEFINED_TABLE, INSUFFICIENT_PRIVILEGE = "42P01", "42501"
 
 # What our sessions call themselves.
