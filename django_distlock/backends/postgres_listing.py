@@ -44,7 +44,7 @@ WHERE {OURS} AND granted AND {NUMBER} = %d AND pid = %d
 AND extract(epoch FROM backend_start)::text IS NOT DISTINCT FROM {{began}} {{noted}} LIMIT 1
 """  # noqa: S608 - constants
 # A session that gave the lock back and took it again has another note.
-STILL = f"AND EXISTS (SELECT FROM {TABLE} WHERE lock_key = '%d' AND session = pid AND since = %d)"  # noqa: S608
+STILL = f"AND EXISTS (SELECT FROM {TABLE} WHERE lock_key = '%d' AND session = pid AND since = %d)"
 UNDEFINED_TABLE, INSUFFICIENT_PRIVILEGE = "42P01", "42501"
 
 # What our sessions call themselves.
@@ -95,7 +95,7 @@ def infos(alias: str, rows: Sequence[Sequence[str | None]]) -> list[LockInfo]:
     held: list[Row] = []
     waiting: dict[str, list[Row]] = defaultdict(list)
     holdings = Holdings()
-    for row in map(Row._make, rows):  # type: ignore[arg-type]
+    for row in map(Row._make, rows):
         if row.granted == "t":
             held.append(row)
             holdings.add(row.pid, row.number, row.readable_name)
