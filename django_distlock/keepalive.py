@@ -92,8 +92,7 @@ class Keepalive:
                 wanted = now + TICK
             if wanted is not None:
                 due.append(wanted)
-        unfinished = holdings.unfinished()
-        for holding in unfinished:
+        for holding in holdings.unfinished():
             if context.abandoned(holding.owner):
                 context.end(holding.owner)
                 holdings.end(holding)
@@ -101,7 +100,7 @@ class Keepalive:
         self._warned.intersection_update(held)
         for holding in held:
             due.append(self._look_after(holding, now))
-        namebook.look(now, (*held, *unfinished))
+        namebook.look(now, held)
         return min(min(due), now + TICK) if due else None
 
     def _look_after(self, holding: Holding, now: float) -> float:

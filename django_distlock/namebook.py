@@ -1,8 +1,8 @@
 """Which names are written down for other processes, and when: names of locks whose engine keeps only a hash.
 
-The keepalive thread looks once a second at what this process holds and asks for. A name that two looks have met is
-written: it was held or waited for over a second, or is in frequent use. Names made from user data that are used for a
-moment and never again are not, and no acquire and no release ever has a statement more.
+The keepalive thread looks once a second at what this process holds. A name that two looks have met is written: it is
+held for more than a second, or often. Names made from user data that are used for a moment and never again are not, and
+no acquire and no release ever has a statement more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from .holding import State
 from .records import Note, Noted
 
 if TYPE_CHECKING:
@@ -44,35 +43,31 @@ class NameBook:
         self._met: set[tuple[str, bytes]] = set()
         # (alias, the key as the engine lists it, name) -> when that was written
         self._written: dict[tuple[str, str, str], float] = {}
-        # what was held at the last look
+        # what the last look has met
         self._before: set[Holding] = set()
         self._noted: set[Holding] = set()
         self._reported: set[tuple[str, str]] = set()
 
-    def look(self, now: float, found: Iterable[Holding]) -> None:
-        """Look at what this process holds and asks for, unless that was done less than a second ago."""
+    def look(self, now: float, held: Iterable[Holding]) -> None:
+        """Look at what this process holds, unless that was done less than a second ago."""
         if now - self._looked_at < LOOK:
             return
-        held: set[Holding] = set()
+        met = {holding for holding in held if holding.backend.keeps_notes}
         due: dict[Backend, list[tuple[Holding, Note]]] = {}
-        for holding in found:
-            if not holding.backend.keeps_notes or holding.state is State.WAITING:
-                continue
-            if holding.state in (State.HELD, State.DEFERRED):
-                held.add(holding)
+        for holding in met:
             notes = due.setdefault(holding.backend, [])
-            if len(notes) < AT_ONCE and (note := self._due(holding, holding in held, now)) is not None:
+            if len(notes) < AT_ONCE and (note := self._due(holding, now)) is not None:
                 notes.append((holding, note))
-        self._before, self._looked_at = held, now
+        self._before, self._looked_at = met, now
         with self._guard:
-            self._noted.intersection_update(held)
+            self._noted.intersection_update(met)
         for backend, notes in due.items():
             if notes:
                 backend.write_notes(
                     [note for _, note in notes], functools.partial(self._done, backend, notes, time.monotonic())
                 )
 
-    def _due(self, holding: Holding, held: bool, now: float) -> Note | None:
+    def _due(self, holding: Holding, now: float) -> Note | None:
         backend, key, grant = holding.backend, holding.key, holding.grant
         met = (backend.alias, key.digest)
         if met not in self._met:
@@ -80,7 +75,7 @@ class NameBook:
                 self._met.clear()
             self._met.add(met)
             return None
-        if held and holding in self._before and grant is not None and holding not in self._noted:
+        if holding in self._before and grant is not None and holding not in self._noted:
             return Note(key, backend.server_session(grant), holding.held_at, told(holding))
         written = self._written.get((backend.alias, backend.listed_as(key), key.name))
         return Note(key) if written is None or now - written >= AGAIN else None

@@ -79,8 +79,8 @@ class LockInfo:
 
     ``backend`` is the alias. ``key`` is what the engine calls the lock, ``name`` what the code calls it, None if that
     is not known. ``waiters`` is how many wait, None if the engine cannot tell; ``waiting`` says who, first come first,
-    as far as the engine knows, at most 20 of them. ``details`` has what only some engines know: ``also_holds``, what else
-    the holder's session holds, and ``collision``, another name with the same key.
+    as far as the engine knows, at most 20 of them. ``details`` has what only some engines know: ``also_holds``, what
+    else the holder's session holds, and ``collision``, another name with the same key.
     """
 
     backend: str

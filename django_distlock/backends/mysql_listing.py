@@ -1,5 +1,5 @@
-"""Who holds and who waits for the user-level locks of MySQL and MariaDB, as an operator sees it; their names; and ending
-a holder."""
+"""Who holds and who waits for the user-level locks of MySQL and MariaDB, as an operator sees it; their names; ending a
+holder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SELECT m.OBJECT_NAME AS lock_name, m.LOCK_STATUS AS status, t.PROCESSLIST_ID AS 
 FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID
 WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK'
 """
-# The note of a hold that began after this was asked is of that hold.
+# A note is of the connection that it was written for.
 NAMED = """
 SELECT l.*, n.name, n.other, IF(n.session = l.ID, n.since, NULL), IF(n.session = l.ID, n.holder, NULL)
 FROM ({locks}) l LEFT JOIN {table} n
@@ -95,7 +95,7 @@ def infos(alias: str, rows: Iterable[Sequence[str | None]]) -> list[LockInfo]:
 def _info(alias: str, row: Row, waiting: Sequence[Row], holdings: Holdings) -> LockInfo:
     details = {
         "connection": row.connection,
-        "idle_seconds": row.seconds,
+        "idle_seconds": f"{float(row.seconds or 0):.0f}",
         "also_holds": holdings.others(row.connection, row.name),
         "collision": readable(row.other or ""),
     }
@@ -107,7 +107,7 @@ def _info(alias: str, row: Row, waiting: Sequence[Row], holdings: Holdings) -> L
         acquired_at=row.acquired_at,
         waiters=len(waiting),
         waiting=tuple(waiter.who for waiter in waiting[:MOST_WAITING]),
-        details={key: value for key, value in details.items() if value or key == "idle_seconds"},
+        details={key: value for key, value in details.items() if value},
     )
 
 

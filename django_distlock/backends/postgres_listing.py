@@ -95,7 +95,7 @@ def infos(alias: str, rows: Sequence[Sequence[str | None]]) -> list[LockInfo]:
     held: list[Row] = []
     waiting: dict[str, list[Row]] = defaultdict(list)
     holdings = Holdings()
-    for row in map(Row._make, rows):  # type: ignore[arg-type]
+    for row in map(Row._make, rows):
         if row.granted == "t":
             held.append(row)
             holdings.add(row.pid, row.number, row.readable_name)

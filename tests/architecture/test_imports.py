@@ -16,21 +16,14 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in p
 
 PURE = {"exceptions", "names", "records", "waiting", "parking", "validation", "tokens", "garbage", "oneline"}
 # The session machinery: shared by the engines whose locks belong to a session.
-SESSIONS = {
-    "session",
-    "sessions",
-    "sessionacquire",
-    "sessionlocks",
-    "sockets",
-    "threads",
-    "base",
-    "remains",
-    "notes",
-    "texts",
-}
+SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", "threads", "base", "remains"}
+# What several engines write down, and how.
+SESSIONS |= {"notes", "texts"}
 ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis", "redlock", "zookeeper"}
 # The one sideways edge: Redlock speaks to each of its nodes as the Redis engine does.
 SIDEWAYS = {"redlock": {"redis"}}
+# Beside the public names, what operators need and other code does not.
+COMMANDS_MAY_IMPORT = {*django_distlock.__all__, "pruning"}
 DRIVERS = {"psycopg", "psycopg_pool", "MySQLdb", "redis", "kazoo", "sqlite3"}
 DRIVER_OF = {
     "postgres": {"psycopg"},
