@@ -57,7 +57,7 @@ def _report(alias: str) -> BackendReport:
     name = type(backend).__name__
     try:
         locks = tuple(_named(entry, info) for info in (*backend.inspect(), *backend.blocking()))
-        return BackendReport(alias=alias, backend=name, locks=locks)
+        return BackendReport(alias=alias, backend=name, locks=locks, breakable=backend.supports_break)
     except DistlockError as error:
         logger.warning("The locks of alias %r cannot be listed: %s", alias, error)
         return BackendReport(alias=alias, backend=name, error=type(error.__cause__ or error).__name__)
