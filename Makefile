@@ -20,7 +20,7 @@ $(error DB=$(DB) is not one of: sqlite postgres mariadb)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test chaos bench services services-down services-status packages lint format docs wheel clean
+.PHONY: help venv demo test chaos bench services services-down services-status packages browser lint format docs wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -91,3 +91,8 @@ $(VENV)/group-demo-postgres.stamp: export DISTLOCK_SERVERS = postgres
 $(VENV)/group-demo-mariadb.stamp: export DISTLOCK_SERVERS = mariadb
 packages: $(VENV)/pip.stamp
 	@$(BIN)/python -m tests.services_packages servers mysqlclient
+
+# The demo needs no browser, and neither does the bench.
+$(VENV)/group-test.stamp: | browser
+browser: $(VENV)/pip.stamp
+	@$(BIN)/python -m tests.services_packages browser

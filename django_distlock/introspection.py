@@ -72,7 +72,7 @@ def _report(alias: str) -> BackendReport:
     name = type(backend).__name__
     try:
         locks = (*_completed(entry, backend.inspect()), *backend.blocking())
-        return BackendReport(alias=alias, backend=name, locks=locks)
+        return BackendReport(alias=alias, backend=name, locks=locks, breakable=backend.supports_break)
     except DistlockError as error:
         logger.warning("The locks of alias %r cannot be listed: %s", alias, one_line(error))
         return BackendReport(alias=alias, backend=name, error=type(error.__cause__ or error).__name__)

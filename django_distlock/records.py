@@ -98,12 +98,16 @@ class LockInfo:
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class BackendReport:
-    """The held locks of one alias. A backend that did not answer has no locks and ``error``, the class of the error."""
+    """The held locks of one alias. A backend that did not answer has no locks and ``error``, the class of the error.
+
+    ``breakable``: can :func:`django_distlock.break_lock` take its named locks away?
+    """
 
     alias: str
     backend: str
     locks: tuple[LockInfo, ...] = ()
     error: str | None = None
+    breakable: bool = False
 
 
 @dataclass(slots=True, frozen=True)

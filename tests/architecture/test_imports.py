@@ -23,7 +23,6 @@ ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis", "redlock", "zoo
 # The one sideways edge: Redlock speaks to each of its nodes as the Redis engine does.
 SIDEWAYS = {"redlock": {"redis"}}
 # Beside the public names, what operators need and other code does not.
-COMMANDS_MAY_IMPORT = {*django_distlock.__all__, "pruning"}
 DRIVERS = {"psycopg", "psycopg_pool", "MySQLdb", "redis", "kazoo", "sqlite3"}
 DRIVER_OF = {
     "postgres": {"psycopg"},

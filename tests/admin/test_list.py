@@ -1,0 +1,153 @@
+"""The list of held locks in one process: columns, search, filters, sorting, pages, and what is not there."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+from django.contrib.admin.sites import site
+from django.core import checks
+
+from django_distlock import advisory_lock
+from django_distlock.heldlocks import rows as rows_module
+from django_distlock.models import HeldLock
+
+from .conftest import LIST
+from .pages import names, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from django.test import Client
+
+pytestmark = pytest.mark.usefixtures("two_aliases")
+
+
+@pytest.fixture
+def held(databases: None, two_aliases: None) -> Iterator[None]:
+    """Four locks; the first one is the oldest."""
+    with ExitStack() as stack:
+        for name, shared in (("Report", False), ("account:7", True), ("account:12", False), ("a.*b", False)):
+            stack.enter_context(advisory_lock(name, using="memory", shared=shared, timeout=1))
+        stack.enter_context(advisory_lock("lease", using="leasetable", timeout=1))
+        yield
+
+
+@pytest.mark.usefixtures("held")
+def test_a_row_says_who_holds_what_since_when(boss: Client) -> None:
+    found = {row["name"]: row for row in rows(boss.get(LIST).text)}
+    report, lease = found["Report"], found["lease"]
+    assert (report["backend"], report["mode"], found["account:7"]["mode"]) == ("memory", "exclusive", "shared")
+    assert report["holder"].startswith("pid ")
+    assert report["held_since"].startswith("0 s since 2")
+    assert report["ttl_left"] in ("29 s", "30 s")
+    assert (report["waiters"], lease["waiters"]) == ("-", "0")
+    assert int(lease["fence"]) > 0
+
+
+# who may only look has no column for choosing: the columns are counted from the name
+QUERIES = [
+    ("using=memory", ["Report", "account:7", "account:12", "a.*b"]),
+    ("using=memory&o=-2", ["account:7", "a.*b", "account:12", "Report"]),  # shared first, then by name
+    ("using=memory&o=0", ["a.*b", "account:12", "account:7", "Report"]),
+    ("using=memory&o=-0", ["Report", "account:7", "account:12", "a.*b"]),
+    ("using=memory&o=4", ["a.*b", "account:12", "account:7", "Report"]),  # the youngest first
+    ("o=7.0", ["lease", "a.*b", "account:12", "account:7", "Report"]),  # what is not known comes last
+    ("o=-7.0", ["lease", "a.*b", "account:12", "account:7", "Report"]),
+    ("using=memory&o=99.x", ["Report", "account:7", "account:12", "a.*b"]),
+    ("q=ACCOUNT", ["account:7", "account:12"]),
+    ("q=t:1", ["account:12"]),
+    ("q=a.*b", ["a.*b"]),  # no pattern
+    ("q=nothing", []),
+    ("mode=shared&using=memory", ["account:7"]),
+    ("mode=exclusive&q=account", ["account:12"]),
+    ("waiters=no&using=leasetable", ["lease"]),
+    ("waiters=yes&using=memory", []),
+    ("older=10&using=memory", []),
+    ("older=junk&q=report", ["Report"]),
+    ("kind=named&q=report", ["Report"]),
+    ("kind=table&using=memory", []),
+]
+
+
+@pytest.mark.usefixtures("held")
+def test_search_filters_and_sorting(as_: Callable[..., Client]) -> None:
+    viewer = as_("viewer")
+    for query, expected in QUERIES:
+        assert names(viewer, query) == expected, query
+
+
+@pytest.mark.usefixtures("held")
+def test_sorting_is_told_to_screen_readers(boss: Client) -> None:
+    page = boss.get(f"{LIST}?o=-1.2").text
+    assert page.count('aria-sort="descending"') + page.count('aria-sort="ascending"') == 1
+    assert page.count('aria-sort="none"') == 6
+    assert "<caption" in page
+    assert '<th scope="col"' in page
+    assert 'aria-sort="descending"' in boss.get(LIST).text  # the oldest first
+
+
+def test_pages_and_the_total(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    as_object = rows_module.Row.as_object
+    monkeypatch.setattr(rows_module.Row, "as_object", lambda row: made.append(row) or as_object(row))
+    with ExitStack() as stack:
+        for number in range(230):
+            stack.enter_context(advisory_lock(f"n{number:03}", using="memory"))
+        first = boss.get(f"{LIST}?using=memory&o=1")
+        assert [row["name"] for row in rows(first.text)] == [f"n{number:03}" for number in range(100)]
+        assert "230 held locks" in " ".join(first.text.split())
+        assert len(made) == 100  # and not one for each lock
+        assert names(boss, "using=memory&o=1&p=3") == [f"n{number:03}" for number in range(200, 230)]
+        assert boss.get(f"{LIST}?using=memory&p=9").status_code == 302
+
+
+def test_one_listing_for_each_page(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    held_locks = rows_module.held_locks
+    monkeypatch.setattr(rows_module, "held_locks", lambda using: asked.append(using) or held_locks(using))
+    boss.get(f"{LIST}?using=memory&q=x&o=1")
+    assert asked == [None]
+
+
+def test_nothing_held_says_so(boss: Client) -> None:
+    assert "No lock is held." in boss.get(LIST).text
+    with advisory_lock("x", using="memory"):
+        assert "No held lock matches." in boss.get(f"{LIST}?q=y").text
+
+
+@pytest.mark.usefixtures("held")
+def test_fields_and_odd_parameters_do_no_harm(boss: Client) -> None:
+    assert boss.get(f"{LIST}?key=x").status_code == 302
+    assert boss.get(f"{LIST}?key__regex=(a%2B)%2Bb").status_code in (302, 400)
+    assert boss.get(f"{LIST}?nonsense=1").status_code == 302
+    assert boss.get(f"{LIST}?e=1").status_code == 200
+    assert boss.get(f"{LIST}?q={'%00' * 3}&p=x&o=-").status_code == 200
+
+
+def test_it_is_on_the_index_and_cannot_be_added_to(boss: Client) -> None:
+    index = boss.get("/admin/").text
+    assert f'href="{LIST}"' in index
+    assert f"{LIST}add/" not in index
+    assert boss.get(f"{LIST}add/").status_code == 404
+    model_admin = site.get_model_admin(HeldLock)
+    assert checks.run_checks(tags=["admin"]) == []
+    request = boss.get(LIST).wsgi_request
+    assert list(model_admin.get_actions(request)) == ["break_selected"]
+
+
+def test_nothing_on_the_page_needs_a_lax_content_security_policy(boss: Client) -> None:
+    page = boss.get(LIST).text
+    assert "<style" not in page
+    assert " style=" not in page
+    assert " onclick=" not in page
+    assert all("src=" in tag for tag in page.split("<script")[1:] for tag in [tag.partition(">")[0]])
+
+
+@pytest.mark.usefixtures("held")
+def test_a_refresh_leaves_messages_to_the_page_that_follows(boss: Client) -> None:
+    boss.post(LIST, {"action": "break_selected", "index": "0"})  # nothing selected: there is a message now
+    refreshed = boss.get(LIST, headers={"X-Distlock-Refresh": "1"})
+    assert "Items must be selected" not in refreshed.text
+    assert "Items must be selected" in boss.get(LIST).text
