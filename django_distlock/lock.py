@@ -145,8 +145,7 @@ def lock_flow(
 ) -> Flow[Lease | None]:
     """Acquire one lock for the calling context: re-entry, the queue of this process, then the engine.
 
-    ``semaphore``: as many holders may have it at once; 0: it is a lock. ``since``: when the caller began to wait, if
-    that was before ``start``.
+    ``semaphore``: as many holders may have it at once; 0: it is a lock. ``since``: when its wait began, if not now.
     """
     deadline = Deadline(timeout, time.monotonic, start)
     entry = registry.entry(lock.using)
