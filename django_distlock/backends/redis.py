@@ -114,14 +114,13 @@ class RedisBackend(Backend):
         """Queue at the server until the deadline; before, in this process for a place to do so."""
         place = self._places.new()
         try:
-            if not self._places.take(place):
-                while True:
-                    grant = yield from self._asked(attempt)
-                    left = deadline - time.monotonic()
-                    if grant is not None or left <= 0:
-                        return grant
-                    if (yield from self._places.enter(place, min(left, LOOK_EVERY))):
-                        break
+            taken = self._places.take(place)
+            while not taken:
+                grant = yield from self._asked(attempt)
+                left = deadline - time.monotonic()
+                if grant is not None or left <= 0:
+                    return grant
+                taken = yield from self._places.enter(place, min(left, LOOK_EVERY))
             grant = yield from self._waited(attempt, deadline)
             self._places.leave(place)
         except BaseException:
@@ -191,10 +190,9 @@ class RedisBackend(Backend):
             self._leave_behind(claim, False)
             raise
         self.pool.give(link)
-        if given != 1:  # also if the server does not know the script
-            return False
-        self._claims.pop(claim.token, None)
-        return True
+        if given == 1:  # not if the server does not know the script
+            self._claims.pop(claim.token, None)
+        return bool(given == 1)
 
     def release(self, grant: Grant) -> bool:
         return drive(self._release(grant))
@@ -277,10 +275,8 @@ class RedisBackend(Backend):
         for token, granted_at in list(self._echoes.items()):
             if now - granted_at > GHOSTS:
                 self._echoes.pop(token, None)
-        times = [] if cleaned is None else [cleaned]
-        if self.pool.is_open or self._claims:
-            times.append(now + TICK)
-        return min(times) if times else None
+        again = now + TICK if self.pool.is_open or self._claims else None
+        return min((due for due in (cleaned, again) if due is not None), default=None)
 
     def close(self) -> None:
         self._remains.close()

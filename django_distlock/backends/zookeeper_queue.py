@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
     from django_distlock.records import Claim
 
-# A contender whose time is over waits so long for its node to be deleted; seconds. One that was interrupted has more.
-FAREWELL, INTERRUPTED = 0.02, 0.5
+# A contender whose time is over waits so long for its node to be deleted; seconds. One that was interrupted waits
+# longer, if it has the time: a server that hangs must not keep it.
+FAREWELL, INTERRUPTED = 0.02, 0.1
 
 
 class Place:
@@ -78,7 +79,8 @@ class Place:
             self.abandon()
             raise
         except BaseException:
-            yield from self.leave(time.monotonic() + INTERRUPTED)
+            now = time.monotonic()
+            yield from self.leave(min(now + INTERRUPTED, max(until if waits else answer_by, now + FAREWELL)))
             raise
         return True
 
@@ -105,6 +107,9 @@ class Place:
         try:
             if behind is None:
                 (names,) = yield from session.ask(until, lambda kazoo: kazoo.get_children_async(path, watch=watch))
+                if isinstance(names, NoNodeError):  # everything was deleted under us
+                    watch.forget()
+                    return
                 if isinstance(names, ZookeeperError):
                     raise names
                 nodes = queue(names)
@@ -161,6 +166,8 @@ class Place:
         if isinstance(created, ZookeeperError):
             raise created
         self.path, self.czxid = created[0], created[1].czxid
+        if isinstance(names, NoNodeError):  # deleted between the two
+            return None
         if isinstance(names, ZookeeperError):
             raise names
         return list(names)

@@ -13,6 +13,7 @@ import pytest
 from django_distlock import BackendUnavailable, DistlockError, LockTimeout, advisory_lock
 from django_distlock.records import Claim
 from django_distlock.registry import registry
+from django_distlock.sitekey import site_key
 from tests.backends.zookeeper_server import SESSION, USING, address, behind, clerk, nodes, path_of, session_of, use
 from tests.conftest import eventually
 from tests.faults.proxy import Proxy
@@ -178,3 +179,25 @@ def test_r6_a_turn_that_comes_at_the_deadline_is_no_failure(name: str, settings:
         assert [type(error) for error in took] == [LockTimeout]
         proxy.cut()
         registry.close()
+
+
+def test_a_semaphores_waiter_under_whom_everything_is_deleted(name: str, server: Any) -> None:
+    """Just before it looks: then it queues anew, and there is nothing that failed."""
+    site_key.load()
+    backend: Any = registry.entry(USING).backend
+    key = registry.entry(USING).key(name)
+    assert backend.try_acquire(Claim(key=key, limit=1)) is not None
+    kazoo = backend._session.client.kazoo
+    for times in (1, 2):  # the queue is looked at for the second time, with a watch, or for the first
+        look = kazoo.get_children_async
+
+        def deleted(*args: Any, look: Any = look, times: list[int] = [times], **kwargs: Any) -> Any:  # noqa: B006
+            times[0] -= 1
+            if times[0] == 0:
+                server.delete(path_of(name), recursive=True)
+            return look(*args, **kwargs)
+
+        kazoo.get_children_async = deleted
+        grant = backend.try_acquire(Claim(key=key, limit=1), 5)
+        del kazoo.get_children_async
+        assert grant is not None

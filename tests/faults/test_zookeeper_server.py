@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.registry import registry
 from tests import services
-from tests.backends.zookeeper_server import USING, address, clerk, nodes, use
+from tests.backends.zookeeper_server import USING, address, clerk, nodes, path_of, use
 from tests.conftest import eventually
 from tests.faults.proxy import Proxy
 from tests.processes import Child
@@ -38,6 +40,35 @@ def test_r5_a_server_that_hangs(name: str) -> None:
         services.signal(USING, signal.SIGCONT)
     with clerk() as server:
         eventually(lambda: nodes(server, name) == [], "a node stays behind")
+
+
+def test_r5_a_cancel_is_heard_though_the_server_hangs(name: str) -> None:
+    """Whether the node has gone is seen to behind the caller's back, and in no more than its own time."""
+    with clerk() as server, advisory_lock(f"{name}-warm", using=USING):
+        path = server.create(f"{path_of(name)}/{'0' * 32}-x-", b"", ephemeral=True, sequence=True, makepath=True)
+        took: list[float] = []
+
+        async def one(timeout: float, cancelled_after: float) -> None:
+            began = time.monotonic()
+            task = asyncio.create_task(advisory_lock(name, using=USING).aacquire(timeout=timeout))
+            await asyncio.to_thread(eventually, lambda: len(nodes(server, name)) == 2, "it does not wait", pause=0.001)
+            services.signal(USING, signal.SIGSTOP)
+            try:
+                await asyncio.sleep(cancelled_after - (time.monotonic() - began))
+                task.cancel()
+                began = time.monotonic()
+                with suppress(asyncio.CancelledError):
+                    await task
+                took.append(time.monotonic() - began)
+            finally:
+                services.signal(USING, signal.SIGCONT)
+            await asyncio.to_thread(eventually, lambda: len(nodes(server, name)) == 1, "its node stays behind")
+
+        asyncio.run(one(0.2, 0.17))
+        asyncio.run(one(5, 0.1))
+        within(took[0], 0.1)
+        within(took[1], 0.2)
+        server.delete(path)
 
 
 def test_r6_a_server_that_is_not_there_is_said_at_once(name: str, settings: Any) -> None:
