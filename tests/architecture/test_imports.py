@@ -22,7 +22,6 @@ SESSIONS |= {"notes", "texts"}
 ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis", "redlock", "zookeeper"}
 # The one sideways edge: Redlock speaks to each of its nodes as the Redis engine does.
 SIDEWAYS = {"redlock": {"redis"}}
-# Beside the public names, what operators need and other code does not.
 DRIVERS = {"psycopg", "psycopg_pool", "MySQLdb", "redis", "kazoo", "sqlite3"}
 DRIVER_OF = {
     "postgres": {"psycopg"},
@@ -54,6 +53,7 @@ def ours(names: set[str]) -> set[str]:
 
 
 # What commands may import beside the public names: made for operators, not for the code that takes locks.
+# Beside the public names, what operators need and other code does not.
 FOR_OPERATORS = {"diagnosis", "lookup", "migrationlock", "pruning", "records"}
 
 
