@@ -33,6 +33,9 @@ SHARE_OF_HOLD, LONGEST_OF_NEXT = 0.05, 0.02
 ALL_ASKED = 0.25
 # After a vote that nobody won: the random delay of the Redlock description, doubled each time. Seconds.
 SPLIT = 0.002
+# A node that grants alone for so long knows nothing of the holder; for less, the others may only be later to hear of a
+# release. Seconds.
+STRANGE = 0.05
 # A waiter does not look again with less time than this; seconds.
 LAST_LOOK = 0.003
 # With less time than this a node cannot be expected to answer; seconds.
@@ -86,6 +89,7 @@ class Ballot:
         self._took = 0.0
         self._still_since = time.monotonic()
         self._splits = 0
+        self._split_since: float | None = None
         # how many nodes in turn granted it alone: they do not know who has it, so that nobody can wait there
         self.strange_leads = 0
         self._was_refused = False
@@ -160,14 +164,16 @@ class Ballot:
         ahead = (-1 - reply) % NOT_YOUR_TURN
         if ahead != self._ahead:
             self._ahead, self._still_since = ahead, time.monotonic()
-        self._splits = 0
+        self._splits, self._split_since = 0, None
 
     def refused(self, *, split: bool) -> None:
         """It is busy. ``split``: nobody need have it, several may have got a part of it each."""
         self._was_refused, self._disturbed_at, self._error = True, None, None
         if split:
             self._splits = min(self._splits + 1, 5)
-            self.strange_leads += self._splits > 1
+            self._split_since = self._split_since or time.monotonic()
+            if time.monotonic() - self._split_since >= STRANGE:
+                self.strange_leads, self._split_since = self.strange_leads + 1, None
 
     def disturbed(self, error: Exception, had: float, patience: float, until: float) -> bool:
         """Too few nodes answered, which ``had`` so many seconds of their ``patience``. May that pass, and is there time

@@ -15,9 +15,11 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from django_distlock import garbage
 from django_distlock.parking import Turnstile
 from django_distlock.waiting import Call, Flow
 
+from . import sockets
 from .redis_connection import FRESH, Link
 from .redlock_inquiry import Inquiry, Judge, Outcome, Question
 from .redlock_lines import Line
@@ -47,7 +49,10 @@ class Lane:
         self._poll = select.poll()
         self._poll.register(self._ear.fileno(), select.POLLIN)
         self._by_fd: dict[int, Line] = {}
-        self.lines = [Line(node, self._poll, self._by_fd) for node in nodes]
+        self.lines = [Line(node, self._poll, self._by_fd, self._bury) for node in nodes]
+        # does an event loop watch the connections? Then those that have ended are closed when it does so no more
+        self._watched = False
+        self._ended: list[Link] = []
         # of the question that is asked now, or was last
         self.slots: list[Slot | None] = []
         self.closed = False
@@ -132,20 +137,40 @@ class Lane:
     async def alisten(self, until: float) -> None:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        fds = [self._ear.fileno(), *self._by_fd]
-        for fd in fds:
-            loop.add_reader(fd, _settle, future)
+        with self.guard:
+            self._watched = True
+            fds = [self._ear.fileno(), *self._by_fd]
         timer = loop.call_later(max(0.0, until - time.monotonic()), _settle, future)
         try:
+            for fd in fds:
+                loop.add_reader(fd, _settle, future)
             await future
         finally:
             timer.cancel()
-            for fd in fds:
-                loop.remove_reader(fd)
+            try:
+                for fd in fds:
+                    loop.remove_reader(fd)
+            finally:
+                garbage.now_or_later(self._watched_no_more)
         self._hear_connector()
         with self.guard:
             for line in self.lines:
                 line.hear()
+
+    def _bury(self, link: Link) -> None:
+        """A connection has ended. The number of a descriptor that is closed is soon somebody else's, and the event loop
+        would take that one for ours. The caller has the mutex."""
+        if self._watched:
+            sockets.shut(link.fd)
+            self._ended.append(link)
+        else:
+            link.close()
+
+    def _watched_no_more(self) -> None:
+        with self.guard:
+            self._watched = False
+            while self._ended:
+                self._ended.pop().close()
 
     def _hear_connector(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -188,6 +213,8 @@ class Lane:
         """In the child of a fork: the connections are the parent's, who must not notice."""
         for line in self.lines:
             line.abandon()
+        for link in self._ended:
+            link.close()
         self._hush()
 
 

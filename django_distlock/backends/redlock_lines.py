@@ -27,15 +27,18 @@ class Line:
     """Nothing here waits. All but what only reads is done under the mutex of the lane. Replies come in the order of the
     requests."""
 
-    __slots__ = ("_lines", "_link", "_poll", "debts", "node", "owed")
+    __slots__ = ("_bury", "_lines", "_link", "_poll", "debts", "node", "owed")
 
-    def __init__(self, node: Node, poll: select.poll, lines: dict[int, Line]) -> None:
+    def __init__(
+        self, node: Node, poll: select.poll, lines: dict[int, Line], bury: Callable[[Link], None] = Link.close
+    ) -> None:
         self.node = node
         self.owed: deque[Slot] = deque()
         self.debts = Debts()
         self._poll = poll
         self._lines = lines  # of the lane, by file descriptor
         self._link: Link | None = None
+        self._bury = bury
 
     @property
     def up(self) -> bool:
@@ -58,7 +61,7 @@ class Line:
         self._lines.pop(link.fd, None)
         with contextlib.suppress(KeyError, ValueError, OSError):
             self._poll.unregister(link.fd)
-        link.close()
+        self._bury(link)
         now = time.monotonic()
         for slot in self.owed:
             slot.lost = True

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # So long may it take to connect; and between two attempts at a node that cannot be reached. Seconds.
 CONNECT_TIMEOUT, RETRY = 1.0, 0.1
+# So many connect at once: one for each lane. No timeout ends a look-up of the node's name, and lanes come and go.
+MOST_CONNECTING = 8
 
 
 class Slot:
@@ -71,6 +73,8 @@ class Node:
                 return True
             if self.trouble and (self._threads or time.monotonic() < self._retry_at):
                 return False
+            if len(self._threads) >= MOST_CONNECTING:
+                return False
             thread = threading.Thread(
                 target=self._connect, args=(lane, attach, wake), name=self._thread_name, daemon=True
             )
@@ -103,7 +107,7 @@ class Node:
             with contextlib.suppress(OSError):  # its reader has gone
                 wake.send(b"x")
 
-    def join(self) -> None:
-        """Wait for the threads that connect; each ends within its time."""
+    def join(self, until: float) -> None:
+        """Wait for the threads that connect, until the monotonic time ``until``."""
         for thread in list(self._threads.values()):
-            thread.join(2 * CONNECT_TIMEOUT)
+            thread.join(max(0.0, until - time.monotonic()))

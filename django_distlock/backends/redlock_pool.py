@@ -10,7 +10,7 @@ from django_distlock.exceptions import BackendUnavailable
 from django_distlock.waiting import Call
 
 from .redlock_lanes import Lane
-from .redlock_nodes import Node
+from .redlock_nodes import CONNECT_TIMEOUT, MOST_CONNECTING, Node
 from .redlock_quorum import Answer
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .redlock_inquiry import Outcome
 
 # The connections to each node at most; a further one is opened when all others are in use.
-LANES = 8
+LANES = MOST_CONNECTING
 TICK = 0.5
 UNHEARD = (Answer.FAILED, Answer.PENDING, Answer.SLOW)
 
@@ -105,8 +105,9 @@ class Lanes:
         lanes, self._lanes = list(self._lanes.values()), {}
         for lane in lanes:
             lane.close()
+        until = time.monotonic() + 2 * CONNECT_TIMEOUT
         for node in self.nodes:
-            node.join()
+            node.join(until)
 
     def abandon(self) -> None:
         """In the child of a fork: the connections are the parent's, who must not notice."""

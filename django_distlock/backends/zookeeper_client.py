@@ -54,7 +54,8 @@ class CreateContainer(Create2):  # type: ignore[misc]
     type = 19
 
 
-CONTAINER = 4  # the flag that goes with it
+# The flags that go with the kinds of nodes.
+EPHEMERAL, SEQUENCE, CONTAINER = 1, 2, 4
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
@@ -230,6 +231,15 @@ class Client:
         """Create a container node, with kazoo's kind of result."""
         result = self.handler.async_result()
         self.kazoo._call(CreateContainer(self.kazoo.chroot + path, b"", acl, CONTAINER), result)
+        return result
+
+    def create_contender(self, path: str, data: bytes, acl: Any) -> Any:
+        """Create an ephemeral, numbered node: kazoo's kind of result, with the server's own path of it and the stat.
+
+        kazoo's own call makes two results and five functions for it, a tenth of an acquire.
+        """
+        result = self.handler.async_result()
+        self.kazoo._call(Create2(self.kazoo.chroot + path, data, acl, EPHEMERAL | SEQUENCE), result)
         return result
 
     def close(self, *, wait: bool) -> None:

@@ -165,18 +165,20 @@ class Place:
             return None
         if isinstance(created, ZookeeperError):
             raise created
-        self.path, self.czxid = created[0], created[1].czxid
+        self.path, self.czxid = self._seen_from_here(created[0]), created[1].czxid
         if isinstance(names, NoNodeError):  # deleted between the two
             return None
         if isinstance(names, ZookeeperError):
             raise names
         return list(names)
 
+    def _seen_from_here(self, path: str) -> str:
+        """Without the chroot, if ``hosts`` names one."""
+        return str(self.session.client.kazoo.unchroot(path))
+
     def _new(self, kazoo: Any) -> Any:
         self._creating = True
-        self._created = kazoo.create_async(
-            self._prefix, self._data, acl=self._acl, ephemeral=True, sequence=True, include_data=True
-        )
+        self._created = self.session.client.create_contender(self._prefix, self._data, self._acl)
         return self._created
 
     def _create_parents(self, until: float) -> Flow[None]:
@@ -245,7 +247,7 @@ class Place:
 
     def _created_late(self, created: Any, gone: Callable[[], object]) -> None:
         if created.exception is None:
-            self._delete(created.value[0], gone)
+            self._delete(self._seen_from_here(created.value[0]), gone)
         elif isinstance(created.exception, NOT_ANSWERED):
             self._search_and_delete(gone)
         else:

@@ -139,17 +139,17 @@ def test_r7_an_interrupt_when_the_creation_was_just_sent(name: str, server: Any)
     """Before kazoo's answer to that could be noted. The session goes on, and so would the node."""
     lock = advisory_lock(name, using=USING)
     with lock as lease:
-        kazoo = session_of(lease).client.kazoo
-    create = kazoo.create_async
+        client = session_of(lease).client
+    create = client.create_contender
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         create(*args, **kwargs)
         raise KeyboardInterrupt
 
-    kazoo.create_async = interrupted
+    client.create_contender = interrupted
     with pytest.raises(KeyboardInterrupt):
         lock.acquire()
-    del kazoo.create_async
+    del client.create_contender
     eventually(lambda: nodes(server, name) == [], "a node of nobody's stays behind", patience=1)
 
 

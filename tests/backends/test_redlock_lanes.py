@@ -1,0 +1,114 @@
+"""What goes on in a lane beside its questions: who connects, and whose descriptor is closed when."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock.backends import redlock_claims
+from django_distlock.backends.redis_link import Link
+from django_distlock.backends.redis_target import Target
+from django_distlock.backends.redlock_claims import Ballot
+from django_distlock.backends.redlock_lanes import Lane
+from django_distlock.backends.redlock_pool import LANES, Lanes
+from django_distlock.names import derive_key
+from django_distlock.records import Claim
+from tests.timing import within
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """One that gives no answer before this event."""
+    answer = threading.Event()
+
+    def hang(*args: Any, **kwargs: Any) -> Any:
+        answer.wait(20)
+        raise socket.gaierror("there was no answer")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    yield answer
+    answer.set()
+
+
+def test_r23_connecting_threads_do_not_pile_up(resolver: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lanes that are idle are closed, and others come in their place, while nobody can tell the address of a node."""
+    monkeypatch.setattr("django_distlock.backends.redlock_pool.CONNECT_TIMEOUT", 0.05, raising=False)
+    lanes = Lanes([Target(url="redis://hung.example"), Target(url="redis://too.example")], "test-connect", bool)
+    for _ in range(3):
+        for number in range(LANES):
+            lane = lanes.lane(number)
+            for line in lane.lines:
+                lane.connect(line)
+        lanes.tick(time.monotonic() + 3600)
+        assert not lanes._lanes
+    assert [len(node._threads) for node in lanes.nodes] == [LANES, LANES]
+    began = time.monotonic()
+    lanes.close()
+    within(time.monotonic() - began, 0.3)
+    threads = [thread for node in lanes.nodes for thread in node._threads.values()]
+    resolver.set()
+    for thread in threads:
+        thread.join(5)
+
+
+def test_a_descriptor_that_an_event_loop_watches_is_not_closed_under_it() -> None:
+    """A connection that was silent is replaced by a connecting thread. The number of its descriptor would soon be
+    somebody else's, and the loop would take that for ours."""
+    lane = Lane([SimpleNamespace(error=None)])  # type: ignore[list-item]
+    ends = [socket.socketpair() for _ in range(2)]
+    (line,) = lane.lines
+    first = ends[0][0].fileno()
+    lane._attach(line, Link(ends[0][0]))
+    open_still: list[bool] = []
+
+    def replace() -> None:
+        lane._attach(line, Link(ends[1][0]))
+        open_still.append(_open(first))
+
+    async def main() -> None:
+        listening = asyncio.create_task(lane.alisten(time.monotonic() + 5))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(replace)
+        await listening  # told at once: the connection has ended
+
+    asyncio.run(main())
+    assert open_still == [True]
+    assert not _open(first)
+    lane.close(mine=True)
+    for _, other in ends:
+        other.close()
+
+
+def _open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def test_r4_a_waiter_does_not_leave_its_node_for_a_moments_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node grants it and the others do not, twice: they may only be later to hear of a release."""
+    now = 100.0
+    monkeypatch.setattr(redlock_claims, "time", SimpleNamespace(monotonic=lambda: now))
+    claim = Claim(key=derive_key("", "pure", "x"), ttl=30.0, token="token")
+    ballot = Ballot(claim, "", SimpleNamespace(lines=[None] * 5))  # type: ignore[arg-type]
+    for _ in range(3):
+        ballot.refused(split=True)
+        now += 0.01
+    assert ballot.strange_leads == 0
+    now += redlock_claims.STRANGE
+    ballot.refused(split=True)
+    assert ballot.strange_leads == 1
+    ballot.refused(split=True)
+    assert ballot.strange_leads == 1, "and so on at the next node"
