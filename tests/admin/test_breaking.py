@@ -19,8 +19,8 @@ from django_distlock.heldlocks import rows as rows_module
 from django_distlock.heldlocks.rows import Row, seen
 from django_distlock.records import LockInfo
 
-from .conftest import BREAK, LIST
 from .pages import address, row_of, text
+from .people import BREAK, LIST
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ import pytest
 from django_distlock import LockLost, advisory_lock
 from django_distlock.heldlocks.text import LONGEST, duration, visible
 
-from .conftest import BREAK, LIST
 from .pages import address, row_of
+from .people import BREAK, LIST
 
 if TYPE_CHECKING:
     from django.test import Client
