@@ -20,7 +20,7 @@ $(error DB=$(DB) is not one of: sqlite postgres mariadb)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test chaos bench services services-down services-status packages browser lint format docs wheel clean
+.PHONY: help venv demo test chaos bench services services-down services-status packages browser lint format docs screenshots wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -60,6 +60,9 @@ format: $(VENV)/group-lint.stamp  ## let ruff mend what it can
 
 docs: $(VENV)/group-docs.stamp  ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
+screenshots: $(VENV)/group-test.stamp  ## take the pictures of the admin pages in the documentation anew
+	@$(SERVICES) run $(BIN)/python -m pytest -q tests/admin/screenshots.py $(ARGS)
 
 wheel: $(VENV)/pip.stamp  ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

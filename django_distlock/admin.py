@@ -60,7 +60,6 @@ class HeldLockAdmin(Columns, Base):
     list_per_page = 100
     list_max_show_all = 0
     search_fields = ("key",)
-    search_help_text = gettext_lazy("A part of the name, or of the key where no name is known.")
     show_facets = ShowFacets.NEVER
     actions = ("break_selected",)
     empty_value_display = "-"

@@ -8,12 +8,12 @@ from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_distlock import BackendUnavailable, DistlockError, UnsupportedOperation
 from django_distlock.models import HeldLock
 
-from .rows import listed
+from .rows import listed, seen
 from .text import visible
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ MOST = 100
 # Locks whose names are told one by one when they are broken.
 NAMED = 5
 LONGEST_REASON = 500
+HANDS = gettext_lazy("The lock “%(name)s” has changed hands; it was not broken.")
 
 
 def reason_of(text: str) -> str:
@@ -36,21 +37,23 @@ def reason_of(text: str) -> str:
 
 
 def break_all(request: HttpRequest, confirmed: Iterable[str], reason: str) -> None:
-    """Break the locks with these primary keys, each only if that very holder still has it. What came of each is a
-    message, and a log entry if it was broken."""
-    by_alias: dict[str, list[str]] = {}
-    for pk in confirmed:
-        by_alias.setdefault(pk.partition("/")[0], []).append(pk)
+    """Break the locks that were ``seen``, each only if that very holder still has it. What came of each is a message,
+    and a log entry if it was broken."""
+    by_alias: dict[str, list[tuple[str, str, float]]] = {}
+    for text in confirmed:
+        by_alias.setdefault(text.partition("/")[0], []).append(seen(text))
     broken: list[Row] = []
-    for alias, pks in by_alias.items():
+    for alias, shown in by_alias.items():
         rows = listed(alias)
         if rows.errors:
             _complain(request, alias, str(rows.errors[0].error))
             continue
         found = {row.pk: row for row in rows.rows}
-        for pk in pks:
+        for pk, mark, stamp in shown:
             if pk not in found:
                 _tell_gone(request, rows, pk)
+            elif not found[pk].is_still(mark, stamp):
+                messages.warning(request, HANDS % {"name": found[pk].label})
             elif _broken(request, found[pk], reason):
                 broken.append(found[pk])
     if len(broken) > NAMED:
@@ -103,7 +106,8 @@ def _note(request: HttpRequest, row: Row, reason: str) -> None:
 
 def facts_of(row: Row) -> list[tuple[str, str]]:
     """What else is known of the holder: fence, token, process of the server, ..."""
-    apart = {"kind", "blocks", "also_holds", "collision"}
+    # shown in places of their own, or of use to the engine only
+    apart = {"kind", "blocks", "also_holds", "collision", "backend_start", "noted"}
     facts = [(fact.replace("_", " "), value) for fact, value in row.info.details.items() if fact not in apart and value]
     return facts if row.info.fence is None else [("fence", str(row.info.fence)), *facts]
 
@@ -114,7 +118,7 @@ def _tell_gone(request: HttpRequest, rows: Rows, pk: str, label: str = "") -> No
     now = [row for row in rows.rows if row.place == place and row.pk != pk]
     name = {"name": label or (now[0].label if now else visible(place.partition("/")[2], 200))}
     if now:
-        messages.warning(request, _("The lock “%(name)s” has changed hands; it was not broken.") % name)
+        messages.warning(request, HANDS % name)
     else:
         messages.warning(request, _("The lock “%(name)s” is no longer held; nothing was broken.") % name)
 

@@ -6,8 +6,19 @@ import importlib
 from importlib.util import find_spec
 from typing import Any
 
+from django.utils.translation import gettext_lazy as _
+
+from .text import duration, moment, visible
+
 MODULE = "django_distlock.history"
 SHOWN = 50
+KINDS = {
+    "acquired": _("acquired"),
+    "released": _("released"),
+    "timed_out": _("timed out"),
+    "lost": _("lost"),
+    "broken": _("broken"),
+}
 
 
 def recent(alias: str, name: str | None) -> dict[str, Any] | None:
@@ -18,4 +29,19 @@ def recent(alias: str, name: str | None) -> dict[str, Any] | None:
     if not history.enabled():
         return None
     events = history.recent(alias, name, limit=SHOWN)
-    return {"events": events, "plot": history.plot(events) if events else ""}
+    return {"events": [_told(event) for event in events], "plot": history.plot(events) if events else ""}
+
+
+def _told(event: Any) -> dict[str, Any]:
+    return {
+        "at": moment(event.at),
+        "what": KINDS.get(event.kind, event.kind),
+        "wait": _seconds(event.wait),
+        "hold": _seconds(event.hold),
+        "who": visible(event.holder, 200),
+        "reason": visible(event.reason, 200),
+    }
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f} s" if value < 1 else duration(value)

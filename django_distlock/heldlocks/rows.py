@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 _FACTS = ("token", "node", "pid", "connection", "backend_start")
 # Keys that may stand in an address as they are.
 _PLAIN = re.compile(r"[\w.:-]{1,100}", re.ASCII)
+# Two times of one holding differ by less: they may come from different clocks.
+SAME = 1.0
+_SEEN = re.compile(r"(?P<pk>.*)(?P<mark>[@?])(?P<stamp>\d{1,12}\.\d{3})", re.DOTALL)
 KINDS = {"relation": "table", "row": "row"}
 
 
@@ -78,6 +81,21 @@ class Row:
         if not facts:
             facts = [info.holder or "", str(info.acquired_at)]
         return f"{self.place}/{_digest(*facts, str(info.shared))[:16]}"
+
+    @property
+    def seen(self) -> str:
+        """The primary key, and since when the lock was held as far as one could see, or when one looked: what a form
+        shows and gets back. Where a lock belongs to a session, the same session may have let go and come back."""
+        at = self.info.acquired_at
+        return f"{self.pk}?{self.now.timestamp():.3f}" if at is None else f"{self.pk}@{at.timestamp():.3f}"
+
+    def is_still(self, mark: str, stamp: float) -> bool:
+        """Is it the holding that ``seen`` ended with ``mark`` and ``stamp`` for?"""
+        at = self.info.acquired_at
+        if at is None or not {"pid", "connection"} & self.info.details.keys():
+            return True
+        began = at.timestamp() - stamp
+        return began <= 0 if mark == "?" else abs(began) < SAME
 
     def take_away(self, reason: str) -> bool:
         """Break it; False if this holder had gone. UnsupportedOperation, BackendUnavailable."""
@@ -160,6 +178,12 @@ SORTS: dict[str, Callable[[Row], Any]] = {
     "lock__ttl": attrgetter("ttl_left"),
     "lock__waiters": attrgetter("info.waiters"),
 }
+
+
+def seen(text: str) -> tuple[str, str, float]:
+    """Primary key, mark and time of :attr:`Row.seen`."""
+    match = _SEEN.fullmatch(text)
+    return (match["pk"], match["mark"], float(match["stamp"])) if match else (text, "?", float("inf"))
 
 
 def listed(using: str | None = None) -> Rows:

@@ -10,7 +10,7 @@ from django.contrib.admin.utils import quote
 
 from django_distlock.heldlocks.rows import listed
 
-from .conftest import LIST
+from .people import LIST
 
 if TYPE_CHECKING:
     from django.test import Client

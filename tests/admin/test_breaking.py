@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from contextlib import ExitStack, suppress
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -15,9 +16,11 @@ from django.contrib.messages import get_messages
 from django_distlock import LockLost, advisory_lock, signals
 from django_distlock.heldlocks import breaking
 from django_distlock.heldlocks import rows as rows_module
+from django_distlock.heldlocks.rows import Row, seen
+from django_distlock.records import LockInfo
 
-from .conftest import BREAK, LIST
 from .pages import address, row_of, text
+from .people import BREAK, LIST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,21 +45,21 @@ def test_the_holder_loses_it_and_the_log_says_who_did_it(
         reasons.append(reason)
 
     signals.lock_broken.connect(receive)
+    lease = advisory_lock("stuck", using=using, timeout=1).acquire()
     try:
-        with suppress(LockLost), advisory_lock("stuck", using=using, timeout=1) as lease:
-            row = row_of(using, "stuck")
-            page = client.get(address(row, "break")).text
-            assert "Break this lock?" in page
-            assert row.info.holder in text(page)
-            assert f'value="{row.pk}"' in page
-            with caplog.at_level(logging.WARNING, "django_distlock.introspection"):
-                answer = client.post(BREAK, {"lock": row.pk, "reason": "it\r\nhangs \x1b[2J"})
-            assert (answer.status_code, answer.url) == (302, LIST)
-            assert told(answer) == [f"The lock “stuck” was broken. It was held by {row.info.holder}."]
-            with pytest.raises(LockLost):
-                lease.ensure_held()
+        row = row_of(using, "stuck")
+        page = client.get(address(row, "break")).text
+        assert "Break this lock?" in page
+        assert row.info.holder in text(page)
+        assert f'value="{row.seen}"' in page
+        with caplog.at_level(logging.WARNING, "django_distlock.introspection"):
+            answer = client.post(BREAK, {"lock": row.seen, "reason": "it\r\nhangs \x1b[2J"})
+        assert (answer.status_code, answer.url) == (302, LIST)
+        assert told(answer) == [f"The lock “stuck” was broken. It was held by {row.info.holder}."]
     finally:
         signals.lock_broken.disconnect(receive)
+        with pytest.raises(LockLost):
+            lease.release()
     assert reasons == ["admin both: it hangs \\x1b[2J"]
     assert "admin both: it hangs" in caplog.text
     entry = LogEntry.objects.get()
@@ -166,3 +169,26 @@ def test_the_way_back_leads_to_the_list_and_nowhere_else(boss: Client) -> None:
             assert answer.status_code == 302
             assert answer.url.partition("?")[0] == LIST
             assert not set(answer.url) & set("\r\n\"'<> ")
+
+
+def test_a_session_that_let_go_and_came_back_is_another_holding() -> None:
+    """Where a lock belongs to a database session, only the time tells; it is known a moment after the start."""
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def held(seconds: float | None, looked: float = 100.0) -> Row:
+        since = None if seconds is None else start + timedelta(seconds=seconds)
+        info = LockInfo(backend="a", key="1", acquired_at=since, details={"pid": "7"})
+        return Row(info, "AdvisoryBackend", True, start + timedelta(seconds=looked))
+
+    for shown, now, same in [
+        (held(50), held(50.2), True),
+        (held(50), held(52), False),
+        (held(None), held(99), True),  # it had been held when one looked, and now one knows since when
+        (held(None), held(101), False),
+        (held(None), held(None), True),
+    ]:
+        assert shown.pk == now.pk
+        pk, mark, stamp = seen(shown.seen)
+        assert pk == shown.pk
+        assert now.is_still(mark, stamp) is same
+    assert seen("x?y") == ("x?y", "?", float("inf"))

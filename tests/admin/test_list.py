@@ -13,8 +13,8 @@ from django_distlock import advisory_lock
 from django_distlock.heldlocks import rows as rows_module
 from django_distlock.models import HeldLock
 
-from .conftest import LIST
 from .pages import names, rows
+from .people import LIST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

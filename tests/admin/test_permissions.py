@@ -10,8 +10,8 @@ from django.contrib.admin.models import LogEntry
 
 from django_distlock import LockLost, advisory_lock
 
-from .conftest import BREAK, LIST
 from .pages import address, row_of
+from .people import BREAK, LIST
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -107,6 +107,15 @@ def test_opentelemetry_is_named_in_one_place() -> None:
     assert [path.name for path in MODULES if any(m.startswith("opentelemetry") for m in imported(path))] == ["otel.py"]
 
 
+@pytest.mark.parametrize(
+    "path", sorted([PACKAGE / "admin.py", *(PACKAGE / "heldlocks").glob("*.py")]), ids=lambda path: path.stem
+)
+def test_the_admin_knows_the_public_names_and_its_model_only(path: Path) -> None:
+    """The records are those that ``held_locks`` returns, part of the public reference."""
+    allowed = {"heldlocks", "models", "records", *django_distlock.__all__}
+    assert {module.split(".")[0] for module in ours(imported(path))} <= allowed
+
+
 def test_drivers_and_engines_are_named_by_nobody_else() -> None:
     for path in MODULES:
         if path.parent.name == "backends":

@@ -35,6 +35,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert "django_distlock/py.typed" in names
     assert "django_distlock/templates/django_distlock/busy.html" in names
     assert "django_distlock/migrations/0001_initial.py" in names
+    assert "django_distlock/templates/admin/django_distlock/heldlock/detail.html" in names
+    assert "django_distlock/static/django_distlock/heldlocks.js" in names
 
 
 def test_it_works_with_django_alone(wheel: Path, tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""Pictures of the real pages for the documentation: ``make screenshots``. Not one of the tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from django_distlock import advisory_lock
+
+from .pages import address, row_of
+from .people import LIST
+
+if TYPE_CHECKING:
+    from tests.processes import Servant
+
+    from .browsing import Page
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "_static"
+LARGEST = 150_000  # bytes
+
+
+def shot(page: Page, name: str, width: int, height: int) -> None:
+    page.driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
+    )
+    path = FOLDER / f"heldlocks-{name}.png"
+    path.write_bytes(page.driver.get_screenshot_as_png())
+    assert path.stat().st_size < LARGEST, path
+
+
+def test_pictures(page: Page, holder: Servant) -> None:
+    holder.do("hold", "memory", "only in its own process")
+    with advisory_lock("price-list", using="memory", shared=True, timeout=1):
+        page.open()
+        shot(page, "light", 1280, 720)
+        page.dark(True)
+        shot(page, "dark", 1280, 720)
+        page.dark(False)
+        shot(page, "narrow", 420, 800)
+        row = row_of("redis", "mail:newsletter")
+        page.open(address(row))
+        shot(page, "detail", 1100, 640)
+        page.open(address(row, "break"))
+        shot(page, "break", 1100, 560)
+    holder.do("let_go", "only in its own process")
+    assert page.driver.current_url.endswith("/break/")
+    assert LIST in page.driver.current_url

@@ -1,0 +1,145 @@
+"""The pages in a real browser, with locks that other processes hold and wait for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.contrib.admin.models import LogEntry
+
+from .browsing import SCENE
+from .pages import address, row_of
+from .people import LIST
+
+if TYPE_CHECKING:
+    from tests.processes import Servant
+
+    from .browsing import Page
+
+NAMES = {name for _using, name, _waiters in SCENE}
+
+
+def test_names_holders_ages_and_waiters_are_there(page: Page, holder: Servant) -> None:
+    page.open()
+    found = {row["name"]: row for row in page.rows()}
+    assert set(found) >= NAMES
+    for using, name, waiters in SCENE:
+        row = found[name]
+        assert (row["backend"], row["mode"], row["waiters"]) == (using, "exclusive", str(waiters)), row
+        if using not in ("postgres", "mysql"):  # there it is a session of the server
+            assert str(holder.pid) in row["holder"]
+            assert " s\nsince 2" in row["held_since"]
+            assert int(row["fence"]) > 0
+        assert row["holder"] not in ("", "-")
+    assert page.find(".paginator").text.split()[-3:] == [str(len(found)), "held", "locks"]
+
+
+def test_search_filter_sort(page: Page) -> None:
+    page.open()
+    page.find("#searchbar").send_keys("INVOICE")
+    page.follow(page.find("#changelist-search input[type=submit]"))
+    assert page.names() == ["invoice:4711"]
+    page.open()
+    page.follow(page.find('#changelist-filter a[href*="using=redis"]'))
+    assert page.names() == ["mail:newsletter"]
+    page.follow(page.find('#changelist-filter a[href*="waiters=no"]'))
+    assert page.names() == []
+    assert page.find("#distlock-none").text == "No held lock matches."
+    page.open()
+    page.follow(page.find("th.column-waiters .text a"))
+    page.follow(page.find("th.column-waiters .toggle"))
+    assert page.names()[0] == "mail:newsletter"
+    assert page.find("th.column-waiters").get_attribute("aria-sort") == "descending"
+    page.open(f"{LIST}?o=1")
+    assert [name for name in page.names() if name in NAMES] == sorted(NAMES)
+
+
+def test_one_lock_and_breaking_it(page: Page, holder: Servant) -> None:
+    """To the lock, to the question, yes: the victim learns it, and the next one in the queue gets the lock."""
+    using, name, waiters = SCENE[3]
+    before = row_of(using, name)
+    page.open(f"{LIST}?using={using}")
+    page.follow(page.find("th.field-name a"))
+    assert page.find("h1").text == name
+    facts = page.find(".distlock-facts").text
+    assert before.info.holder in facts
+    assert str(before.info.fence) in facts
+    page.follow(page.find("a.distlock-break"))
+    assert page.find("h1").text == "Break this lock?"
+    assert before.info.holder in page.find(".distlock-facts").text
+    page.find("#distlock-reason").send_keys("hangs since noon")
+    page.follow(page.find(".distlock-yes"))
+    assert page.find(".messagelist .success").text.startswith(f"The lock “{name}” was broken.")
+    assert page.driver.current_url.endswith(f"{LIST}?using={using}")  # back to where one came from
+    assert holder.do("let_go", name) == "LockLost"
+    entry = LogEntry.objects.get(object_repr=name)
+    assert entry.user.username == "boss"
+    assert "hangs since noon" in entry.change_message
+    page.until(lambda: row_of(using, name).pk != before.pk, "nobody got it")
+    page.open(address(before))
+    assert page.find("h1").text == "This lock is no longer held"
+    page.follow(page.find("#content-main ul a"))  # to whoever has it now
+    assert page.find("h1").text == name
+    assert row_of(using, name).info.waiters == waiters - 1
+
+
+def test_the_list_refreshes_itself_and_stops(page: Page, holder: Servant) -> None:
+    page.open()
+    toggle = page.find("#distlock-refresh")
+    assert toggle.get_attribute("aria-pressed") == "false"
+    page.run("arguments[0].dataset.seconds = '0.2'; document.querySelector('#result_list').marked = true", toggle)
+    toggle.click()
+    assert page.find("#distlock-news").text == "The list is refreshed every 5 seconds."
+    # where one is, and what one chose, stays
+    box = page.find("tr:nth-child(2) input.action-select")
+    chosen = box.get_attribute("value")
+    box.click()
+    page.run("document.querySelectorAll('th.field-name a')[1].focus(); window.scrollTo(0, 60)")
+    focused, scrolled = page.run("return [document.activeElement.href, window.scrollY]")
+    page.until(lambda: page.run("return !document.querySelector('#result_list').marked"), "it was not refreshed")
+    assert page.run("return [document.activeElement.href, window.scrollY]") == [focused, scrolled]
+    assert [each.get_attribute("value") for each in page.all("input.action-select:checked")] == [chosen]
+    assert page.find(".action-counter").text.startswith("1 of ")
+    # what comes is seen without a reload, and told
+    holder.do("hold", "redis", "fresh")
+    page.until(lambda: "fresh" in page.names(), "the new lock is not seen")
+    page.until(lambda: "held locks" in page.find("#distlock-news").text, "nothing is told")
+    # a hidden tab asks for nothing
+    page.run("Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
+             "document.dispatchEvent(new Event('visibilitychange'))")  # fmt: skip
+    assert requests_in(page, 600) == 0
+    page.run("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+    page.until(lambda: requests_in(page, 300) > 0, "it did not go on")
+    # remembered for this tab
+    page.open()
+    assert page.find("#distlock-refresh").get_attribute("aria-pressed") == "true"
+    page.run("document.getElementById('distlock-refresh').dataset.seconds = '0.1'")
+    page.find("#distlock-refresh").click()
+    assert page.find("#distlock-news").text == "The list is not refreshed any more."
+    assert holder.do("let_go", "fresh") == "released"
+    assert requests_in(page, 500) == 0
+    assert "fresh" in page.names()
+
+
+def requests_in(page: Page, milliseconds: int) -> int:
+    """How often the page asks for itself in that time; the first half is for what is under way."""
+    count = "performance.getEntriesByType('resource').filter(entry => entry.initiatorType === 'fetch').length"
+    return page.driver.execute_async_script(
+        f"const done = arguments[1]; setTimeout(() => {{ const before = {count};"
+        f" setTimeout(() => done({count} - before), arguments[0] / 2); }}, arguments[0] / 2)",
+        milliseconds,
+    )
+
+
+def test_axe_finds_nothing_serious_and_the_policy_is_kept(page: Page) -> None:
+    row = row_of("zookeeper", "cluster:rebalance")
+    page.driver.get_log("browser")
+    faults = {}
+    for path in (f"{LIST}?o=-5.1&mode=exclusive&q=e", address(row), address(row, "break")):
+        page.open(path)
+        faults[path] = page.faults()
+        page.dark(True)
+        faults[path] += page.faults("color-contrast")
+        page.dark(False)
+    assert not any(faults.values()), faults
+    complaints = [entry["message"] for entry in page.driver.get_log("browser") if entry["level"] == "SEVERE"]
+    assert not complaints

@@ -1,0 +1,118 @@
+"""Ten thousand locks, and a backend that does not answer."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+import tracemalloc
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from django.conf import settings
+from django.db import connections
+from django.test import override_settings
+
+from django_distlock import advisory_lock
+from tests.backends.redis_server import Own
+from tests.faults.server import ask
+from tests.timing import within
+
+from .pages import address, names, row_of, rows, text
+from .people import BREAK, LIST
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from django.test import Client
+
+SESSIONS, EACH = 4, 2500
+LISTINGS = """
+SELECT query, sum(calls)::int FROM pg_stat_statements WHERE query LIKE '%%pg_locks%%'
+AND query NOT LIKE '%%pg_stat_statements%%' GROUP BY query
+"""
+
+
+@pytest.fixture
+def ten_thousand(databases: None) -> Iterator[None]:
+    """Locks of PostgreSQL, held by several sessions."""
+    held = [connections["postgres"].copy() for _ in range(SESSIONS)]
+    try:
+        for number, connection in enumerate(held):
+            with connection.cursor() as cursor:
+                first = number * EACH
+                cursor.execute("SELECT pg_advisory_lock(g) FROM generate_series(%s, %s) g", [first, first + EACH - 1])
+        yield
+    finally:
+        for connection in held:
+            connection.close()
+
+
+def listings() -> Counter[str]:
+    """Calls of the statements that list locks, by the server's own count."""
+    return Counter(dict(ask("postgres", LISTINGS)))
+
+
+@pytest.mark.usefixtures("ten_thousand")
+@pytest.mark.alone
+def test_ten_thousand_locks_are_a_page_in_less_than_a_second(boss: Client) -> None:
+    with override_settings(DISTLOCK={"postgres": settings.DISTLOCK["postgres"]}):
+        boss.get(LIST)  # connects
+        before = listings()
+        began = time.perf_counter()
+        page = boss.get(f"{LIST}?o=0&p=2")
+        took = time.perf_counter() - began
+        # one for named locks, one for those on tables and rows
+        assert sorted((listings() - before).values()) == [1, 1]
+        assert len(rows(page.text)) == 100
+        assert f"{SESSIONS * EACH} held locks" in text(page.text)
+        assert len(page.content) < 200_000
+        tracemalloc.start()
+        boss.get(f"{LIST}?q=77&o=-3")
+        _left, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most < 60e6
+    within(took, 1.0, what="a page of 10,000 locks")
+
+
+def test_a_backend_that_does_not_answer_is_a_red_line(
+    as_: Callable[..., Client], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stopped while the page is open: the others are still listed, and nothing tells where the server is."""
+    client = as_("boss")
+    with Own(tmp_path) as server:
+        canary = "hunter2-canary"
+        server.client.config_set("requirepass", canary)
+        server.client.auth(canary)
+        own = {"BACKEND": "django_distlock.backends.redis.RedisBackend"}
+        own |= {"OPTIONS": {"url": server.url.replace("redis://", f"redis://:{canary}@")}}
+        aliases = {"ours": own, "memory": settings.DISTLOCK["memory"]}
+        with override_settings(DISTLOCK=aliases), advisory_lock("still here", using="memory", timeout=1):
+            with advisory_lock("before", using="ours", timeout=5):
+                assert set(names(client)) == {"still here", "before"}
+                row = row_of("ours", "before")
+            server.signal(signal.SIGSTOP)
+            try:
+                with caplog.at_level(logging.DEBUG):
+                    began = time.perf_counter()
+                    page = client.get(LIST)
+                    took = time.perf_counter() - began
+                    detail = client.get(address(row))
+                    confirm = client.get(address(row, "break"))
+                    after = client.get(client.post(BREAK, {"lock": row.pk}).url)
+            finally:
+                server.signal(signal.SIGCONT)
+        assert (page.status_code, detail.status_code, confirm.status_code, after.status_code) == (200, 200, 200, 200)
+        assert [each["name"] for each in rows(page.text)] == ["still here"]
+        assert 'class="error"' in page.text
+        assert "ours : this backend does not answer" in text(page.text)
+        assert "This lock cannot be looked at now" in detail.text
+        assert "does not answer" in text(after.text)
+        assert "nothing was broken there" in text(after.text)
+        for told in (page.text, detail.text, confirm.text, after.text):
+            assert canary not in told
+            assert str(server.port) not in told
+        assert canary not in caplog.text
+        within(took, 4.0, what="the page with a hung server")
