@@ -13,7 +13,6 @@ import logging
 import os
 import socket
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from .records import Note, Noted
@@ -63,9 +62,7 @@ class NameBook:
             self._noted.intersection_update(met)
         for backend, notes in due.items():
             if notes:
-                backend.write_notes(
-                    [note for _, note in notes], functools.partial(self._done, backend, notes, time.monotonic())
-                )
+                backend.write_notes([note for _, note in notes], functools.partial(self._done, backend, notes, now))
 
     def _due(self, holding: Holding, now: float) -> Note | None:
         backend, key, grant = holding.backend, holding.key, holding.grant

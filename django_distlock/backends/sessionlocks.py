@@ -199,6 +199,7 @@ class SessionLockBackend(SessionAcquire[S]):
 
     def close(self) -> None:
         self.sessions.close()
+        self._notes = Notes(self.alias, self.sessions, self.notes_sql)
         super().close()
 
     def after_fork(self) -> None:
