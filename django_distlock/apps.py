@@ -12,7 +12,7 @@ class DistlockConfig(AppConfig):
 
     def ready(self) -> None:
         # registers the system checks
-        from . import checks  # noqa: F401
+        from . import checks, serverchecks, viewchecks  # noqa: F401
         from .data import fence_triggers
 
         post_migrate.connect(fence_triggers.restore, sender=self)

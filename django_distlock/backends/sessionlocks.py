@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.waiting import Call, Flow, adrive, drive, finished
 
+from . import poolers
 from .session import STATEMENT_LIMIT, ServerError, Session, SessionDead, StatementTimeout
 from .sessionacquire import SessionAcquire
 
@@ -148,6 +149,8 @@ class SessionLockBackend(SessionAcquire[S]):
                 session.turnstile.release()
         except (SessionDead, StatementTimeout) as error:
             raise self._unavailable(error) from error
+
+    check = poolers.check
 
     def tick(self, now: float) -> float | None:
         due = self.sessions.tick(now)

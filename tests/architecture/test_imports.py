@@ -16,7 +16,7 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in p
 
 PURE = {"exceptions", "names", "records", "waiting", "parking", "validation", "tokens", "garbage"}
 # The session machinery: shared by the engines whose locks belong to a session.
-SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", "threads", "base", "remains"}
+SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", "threads", "base", "remains", "poolers"}
 ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis", "redlock", "zookeeper"}
 # The one sideways edge: Redlock speaks to each of its nodes as the Redis engine does.
 SIDEWAYS = {"redlock": {"redis"}}
@@ -89,7 +89,11 @@ def test_locks_on_data_know_nothing_of_engines_and_settings(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "commands").glob("*.py")), ids=lambda path: path.stem)
 def test_commands_know_the_public_names_only(path: Path) -> None:
-    assert {module.split(".")[0] for module in ours(imported(path))} <= {"commands", *FOR_OPERATORS, *django_distlock.__all__}
+    assert {module.split(".")[0] for module in ours(imported(path))} <= {
+        "commands",
+        *FOR_OPERATORS,
+        *django_distlock.__all__,
+    }
 
 
 def test_drivers_and_engines_are_named_by_nobody_else() -> None:
