@@ -12,10 +12,7 @@ class DistlockConfig(AppConfig):
 
     def ready(self) -> None:
         # registers the system checks
-        from . import (
-            checks,  # noqa: F401
-            history,
-        )
+        from . import checks, history, serverchecks, viewchecks  # noqa: F401
         from .data import fence_triggers
 
         post_migrate.connect(fence_triggers.restore, sender=self)

@@ -12,13 +12,20 @@ from django.db import connections
 from django.utils.module_loading import import_string
 
 from .backends.base import Backend
+from .checklinks import linked
 from .conf import KEYS, MIN_SITE_KEY_LENGTH, AliasConfig, history_days, read_alias, site_key_setting
 
 if TYPE_CHECKING:
     from django.apps import AppConfig
 
+# What a backend imports -> the extra that installs it.
+EXTRAS = {"psycopg": "postgres", "MySQLdb": "mysql", "redis": "redis", "kazoo": "zookeeper"}
+# Renewals are due every third of a TTL, and each may take a second.
+LEAST_TTL = 3.0
+
 
 @register("distlock")
+@linked
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """DISTLOCK, DISTLOCK_SITE_KEY and DISTLOCK_HISTORY_DAYS."""
     found = [*_check_site_key(), *_check_history()]
@@ -49,13 +56,34 @@ def _check_alias(alias: Any, entry: Any) -> list[CheckMessage]:
         config = read_alias(alias)
         factory = import_string(config.backend)
     except ImproperlyConfigured as error:
-        return [*found, Error(str(error), id="distlock.E003")]
+        return [*found, _missing_driver(where, error.__cause__) or Error(str(error), id="distlock.E003")]
     except ImportError as error:
-        return [*found, Error(f"{where}: cannot import the backend {config.backend!r}: {error}", id="distlock.E003")]
+        missing = Error(f"{where}: cannot import the backend {config.backend!r}: {error}", id="distlock.E003")
+        return [*found, _missing_driver(where, error) or missing]
     if not (isinstance(factory, type) and issubclass(factory, Backend)):
         return [*found, Error(f"{where}: {config.backend!r} is no subclass of Backend.", id="distlock.E003")]
     wrong = [*_check_options(where, factory, config.options), *_check_ttl(where, factory, entry)]
+    if factory.supports_ttl and config.ttl < LEAST_TTL:
+        found.append(
+            Warning(
+                f"{where}: with a TTL of {config.ttl:g} s a process that stalls for a moment loses its locks.",
+                hint=f"A renewal comes every third of it and may take a second: take {LEAST_TTL:g} s or more.",
+                id="distlock.W008",
+            )
+        )
     return [*found, *(wrong or _check_backend(factory, config))]
+
+
+def _missing_driver(where: str, error: BaseException | None) -> CheckMessage | None:
+    """If that is why a backend cannot be imported: the extra that has it."""
+    driver = (getattr(error, "name", None) or "").partition(".")[0]
+    if driver not in EXTRAS:
+        return None
+    return Error(
+        f"{where}: the driver {driver!r} is not installed.",
+        hint=f"pip install 'django-distlock[{EXTRAS[driver]}]'",
+        id="distlock.E008",
+    )
 
 
 def _check_backend(factory: type[Backend], config: AliasConfig) -> list[CheckMessage]:
@@ -125,6 +153,7 @@ def _check_history() -> list[CheckMessage]:
 
 
 @register("distlock")
+@linked
 def check_isolation(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Isolation levels under which reads can be older than the lock (R13)."""
     found: list[CheckMessage] = []
@@ -144,6 +173,7 @@ def check_isolation(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> l
 
 
 @register("distlock", deploy=True)
+@linked
 def check_shared_servers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """A site key that each database has of its own, for locks that are in none of them."""
     given = getattr(settings, "DISTLOCK", {})
@@ -165,3 +195,21 @@ def check_shared_servers(app_configs: Sequence[AppConfig] | None, **kwargs: Any)
                 )
             )
     return found
+
+
+@register("distlock", deploy=True)
+@linked
+def check_timeouts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Requests that wait for ever use up every worker of a site whose lock is stuck."""
+    given = getattr(settings, "DISTLOCK", {})
+    if not isinstance(given, Mapping):
+        return []
+    return [
+        Warning(
+            f"DISTLOCK[{alias!r}]: TIMEOUT is None: a request waits for ever for a lock that is stuck.",
+            hint="Set seconds here, and give timeout=None where a task may wait for ever.",
+            id="distlock.W007",
+        )
+        for alias, entry in given.items()
+        if isinstance(entry, Mapping) and entry.get("TIMEOUT", 0) is None
+    ]

@@ -105,6 +105,7 @@ def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
         return _run(lease, call, args, kwargs)
 
     locked._non_atomic_requests = LockedView(inner)  # type: ignore[attr-defined]
+    _note_template(locked, template)
     return locked  # type: ignore[return-value]
 
 
@@ -208,7 +209,13 @@ def _decorate_async(face: Face[Any], function: F, template: Template, on_busy: O
         recipe = _recipe(face, template, args, kwargs)
         return await _held_async(recipe, function, args, kwargs, on_busy)
 
+    _note_template(locked, template)
     return markcoroutinefunction(locked)  # type: ignore[return-value]
+
+
+def _note_template(locked: Any, template: Template) -> None:
+    """For the system check of routes; ``method_decorator`` and ``as_view`` pass it on to the view."""
+    locked._distlock_templates = (*getattr(locked, "_distlock_templates", ()), template)
 
 
 def _recipe(face: Face[Any], template: Template, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Face[Any]:

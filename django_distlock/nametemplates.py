@@ -8,7 +8,7 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -42,6 +42,17 @@ class Template:
                         f"{getattr(function, '__qualname__', function)!r} has no argument {path[0]!r}; "
                         f"it has {', '.join(known) or 'none'}."
                     )
+
+    def unknown(self, given: Collection[str]) -> Iterator[tuple[str, str]]:
+        """(name, field) of the fields that a call with the keyword arguments ``given`` has no value for, where the
+        signature takes anything and so has not told."""
+        if self._signature is None or known_names(self._signature) is not None:
+            return
+        known = {*given, *(name for name, value in self._signature.parameters.items() if value.kind not in _VARIADIC)}
+        for name, parts in self._parsed.items():
+            for _, path in parts:
+                if path and path[0] not in known:
+                    yield name, path[0]
 
     def fill(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, str]:
         """template -> name, for one call; empty if no name has fields. TypeError if a field cannot be found."""

@@ -32,7 +32,13 @@ def check(backend: RedisBackend) -> list[CheckMessage]:
     try:
         backend.target.resolve()
     except WrongTarget as error:
-        return [Error(f"{where}: {error}", id="distlock.E003")]
+        return [
+            Error(
+                f"{where}: {error}",
+                hint="OPTIONS['cache'] takes a cache of django-redis; for another one give OPTIONS['url'].",
+                id="distlock.E003",
+            )
+        ]
     return []
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.waiting import Call, Flow, adrive, drive, finished
 
+from . import poolers
 from .notes import Notes
 from .session import STATEMENT_LIMIT, ServerError, Session, SessionDead, StatementTimeout
 from .sessionacquire import SessionAcquire
@@ -178,6 +179,8 @@ class SessionLockBackend(SessionAcquire[S]):
                 session.turnstile.release()
         except (SessionDead, StatementTimeout) as error:
             raise self._unavailable(error) from error
+
+    check = poolers.check
 
     def _apart(self, statements: Callable[[S], Flow[bool]]) -> Flow[bool]:
         """On a session for this alone: it may be one of ours that is to be ended. ServerError if the server refuses."""

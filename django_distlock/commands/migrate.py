@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # Who waits asks again and again, instead of standing in the server's queue: on PostgreSQL CREATE INDEX CONCURRENTLY
 # waits for every statement that runs, so the migration would wait for those who wait for it.
 PAUSE, NEWS = 0.5, 10.0
+# So long may the server not answer: it may be busy, or just start.
+SILENCE = 10.0
 
 
 class Command(Subcommand):
@@ -33,7 +35,7 @@ class Command(Subcommand):
     description: ClassVar[str] = (
         "Takes all options of migrate. Who comes second waits, says for whom, and then finds nothing to do. The lock "
         "is one of the database that is migrated and needs no table. Exit status: that of migrate; 75 if --timeout "
-        "is over; 69 if the lock's server does not answer, or if the lock was lost meanwhile."
+        "is over; 69 if the lock's server does not answer for 10 s, or if the lock was lost meanwhile."
     )
 
     @staticmethod
@@ -77,11 +79,8 @@ class Command(Subcommand):
 
     def _acquire(self, lock: Lock, timeout: float | None) -> Lease | None:
         began = news_at = time.monotonic()
-        while True:
-            lease = self._tried(lock)
+        while (lease := self._tried(lock)) is None:
             now = time.monotonic()
-            if lease is not None:
-                return lease
             if timeout is not None and now - began >= timeout:
                 self.stderr.write(f"Another process still migrates after {timeout:g} s; nothing was done.")
                 return None
@@ -89,18 +88,23 @@ class Command(Subcommand):
                 self.stderr.write(f"Waiting for another process that migrates{self._who(lock)}.")
                 news_at = now + NEWS
             time.sleep(PAUSE if timeout is None else max(0.0, min(PAUSE, began + timeout - now)))
+        return lease
 
     @staticmethod
     def _tried(lock: Lock) -> Lease | None:
-        try:
-            return lock.try_acquire()
-        except BackendUnavailable as error:
-            if "does not exist" not in str(error):
-                raise
-            raise BackendUnavailable(
-                f"{error} Before the first migrate there are no leases in tables: leave out --using, or name an "
-                "alias with another backend."
-            ) from error.__cause__
+        until = time.monotonic() + SILENCE
+        while True:
+            try:
+                return lock.try_acquire()
+            except BackendUnavailable as error:
+                if "does not exist" in str(error):
+                    raise BackendUnavailable(
+                        f"{error} Before the first migrate there are no leases in tables: leave out --using, or name "
+                        "an alias with another backend."
+                    ) from error.__cause__
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(PAUSE)
 
     @staticmethod
     def _who(lock: Lock) -> str:

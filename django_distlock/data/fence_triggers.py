@@ -18,6 +18,8 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations import RenameField, RenameModel
 from django.db.migrations.state import ProjectState
 
+from django_distlock.checklinks import linked
+
 from .fence_sql import VENDORS
 from .operations import EnforceFence, RelaxFence, trigger_of
 
@@ -48,6 +50,7 @@ def restore(using: str, plan: Sequence[Any] = (), **kwargs: Any) -> None:
 
 
 @register("distlock", Tags.database)
+@linked
 def check_fences(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:

@@ -18,7 +18,7 @@ PURE = {"exceptions", "names", "records", "waiting", "parking", "validation", "t
 # The session machinery: shared by the engines whose locks belong to a session.
 SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", "threads", "base", "remains"}
 # What several engines write down, and how.
-SESSIONS |= {"notes", "texts"}
+SESSIONS |= {"notes", "texts", "poolers"}
 ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis", "redlock", "zookeeper"}
 # The one sideways edge: Redlock speaks to each of its nodes as the Redis engine does.
 SIDEWAYS = {"redlock": {"redis"}}

@@ -1,16 +1,62 @@
-"""What other processes do for test_run.py; without pytest, whose import takes longer than all of it."""
+"""What other processes do for the tests of commands; without pytest, whose import takes longer than all of it."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from django.conf import settings
 from django.core.management import execute_from_command_line
+from django.db import connections
+from django.db.models.signals import pre_migrate
+
+from django_distlock.commands import migrate
 
 if TYPE_CHECKING:
     from tests.child import Link
 
+_link: Link | None = None
+
 
 def run(link: Link, *arguments: str) -> None:
-    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - as a program has it
+    sys.stderr = open(2, "w", 1, closefd=False)  # noqa: SIM115 - as a program has it
     execute_from_command_line(["manage.py", "distlock", "run", *arguments])
+
+
+def tell(what: str) -> None:
+    """Say it, and wait for leave to go on."""
+    assert _link is not None
+    _link.say(what)
+    _link.hear()
+
+
+def manage(link: Link, database: str, name: str, *arguments: str) -> None:
+    """manage.py of a project with nothing but the database ``name`` on the server of an alias."""
+    global _link
+    _link = link
+    sys.stderr = open(2, "w", 1, closefd=False)  # noqa: SIM115 - as a program has it
+    sys.stdout = open(2, "w", 1, closefd=False)  # noqa: SIM115 - the link is on the descriptor 1
+    _link.say = _say  # type: ignore[method-assign]
+    connections.settings["default"] = {**connections.settings[database], "NAME": name}
+    if hasattr(connections._connections, "default"):
+        del connections["default"]
+    settings.DISTLOCK = {}
+    settings.DISTLOCK_SITE_KEY = None
+    settings.MIGRATION_MODULES = {"dataapp": "tests.operations.counted"}
+    if arguments[0] == "migrate":
+        pre_migrate.connect(_planned, weak=False)
+    migrate.PAUSE = 0.05
+    link.hear()
+    execute_from_command_line(["manage.py", *arguments])
+
+
+def _say(value: Any = None) -> None:
+    import json
+    import os
+
+    os.write(1, (json.dumps(value) + "\n").encode())
+
+
+def _planned(app_config: Any, **kwargs: Any) -> None:
+    if app_config.label == "dataapp":
+        tell("planned")

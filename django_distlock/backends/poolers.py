@@ -1,0 +1,37 @@
+"""Does a database alias look like a pooler that hands one session to several clients?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.core.checks import CheckMessage, Warning
+from django.db import connections
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .sessionacquire import SessionAcquire
+
+# pgbouncer, Odyssey and PgCat by habit; ProxySQL.
+PORTS = {"postgresql": {"6432"}, "mysql": {"6033"}}
+
+
+def check(backend: SessionAcquire[Any]) -> list[CheckMessage]:
+    """Without a connection. At the first use such a session is refused, if the pooler is one of that kind."""
+    alias = backend.session_database
+    parameters = connections.settings[alias]
+    ports = PORTS.get(connections[alias].vendor, set())
+    if str(parameters.get("PORT")) in ports:
+        why = f"its port is {parameters['PORT']}"
+    elif parameters.get("DISABLE_SERVER_SIDE_CURSORS"):
+        why = "DISABLE_SERVER_SIDE_CURSORS is set"
+    else:
+        return []
+    return [
+        Warning(
+            f"DISTLOCK[{backend.alias!r}]: the lock sessions use the database {alias!r}, which looks like a pooler: "
+            f"{why}. In transaction mode locks outside of atomic() are refused.",
+            hint="Set OPTIONS['session_database'] to a database alias that connects directly.",
+            id="distlock.W005",
+        )
+    ]

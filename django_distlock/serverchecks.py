@@ -1,0 +1,45 @@
+"""System checks that need a connection: `check --database` runs them, and so does each `migrate`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.core.checks import CheckMessage, Tags, Warning, register
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from .checklinks import linked
+from .conf import configured, read_alias
+from .exceptions import DistlockError, UnsupportedOperation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from django.apps import AppConfig
+
+
+@register("distlock", Tags.database)
+@linked
+def check_sessions(
+    app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Servers on which lock sessions exclude nobody, and so are refused: a GET_LOCK that is too old, a Galera node, a
+    pooler that hands a session to several clients."""
+    found: list[CheckMessage] = []
+    for alias in configured() if databases else ():
+        try:
+            config = read_alias(alias)
+            backend = import_string(config.backend)(alias, config.options)
+        except (ImproperlyConfigured, ImportError):  # told by check_settings
+            continue
+        if getattr(backend, "session_database", None) not in (databases or ()):
+            continue
+        try:
+            list(backend.inspect())
+        except UnsupportedOperation as error:
+            found.append(Warning(str(error), id="distlock.W006"))
+        except DistlockError:  # unreachable: no fault of the settings
+            continue
+        finally:
+            backend.close()
+    return found

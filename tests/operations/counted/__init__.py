@@ -1,0 +1,1 @@
+"""Migrations that do harm, or fail, when they are applied twice."""

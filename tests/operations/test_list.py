@@ -1,0 +1,351 @@
+"""``manage.py distlock list`` and ``break``: what they show, and that nothing in it can do harm."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_distlock import Lock, advisory_lock
+from django_distlock.commands.listing import described, table
+from django_distlock.commands.text import cells, encodable, fitted, visible
+from django_distlock.records import BackendReport, LockInfo
+from django_distlock.signals import lock_broken
+from tests.conftest import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.usefixtures("databases")
+
+HOSTILE = "a\x1b[31m\r\nb\u202e\u2028\x9b<script>\x00"
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+CANARY = "canary-of-a-password"
+DOWN = {
+    "BACKEND": "django_distlock.backends.redis.RedisBackend",
+    "OPTIONS": {"url": f"redis://:{CANARY}@127.0.0.1:1/0"},
+}
+MEMORY = {"BACKEND": "django_distlock.backends.memory.MemoryBackend"}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def call(*arguments: str, out: io.StringIO | None = None) -> tuple[int, str, str]:
+    """The exit status, and what was said on stdout and on stderr."""
+    out, err = out or io.StringIO(), io.StringIO()
+    try:
+        call_command("distlock", *arguments, stdout=out, stderr=err, no_color=True)
+    except SystemExit as error:
+        return int(error.code or 0), out.getvalue(), err.getvalue()
+    return 0, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture
+def down(settings: Any) -> None:
+    settings.DISTLOCK = {"default": MEMORY, "down": DOWN}
+
+
+def test_json_has_stable_keys(using: str, name: str) -> None:
+    with advisory_lock(name, using=using):
+        status, out, _ = call("list", "--using", using)
+    assert status == 0
+    document = json.loads(out)
+    assert list(document) == ["at", "backends"]
+    assert datetime.fromisoformat(document["at"]).tzinfo is not None
+    (report,) = document["backends"]
+    assert list(report) == ["alias", "backend", "error", "locks"]
+    assert (report["alias"], report["error"]) == (using, None)
+    keys = "name key shared holder acquired_at expires_at fence waiters waiting details"
+    assert {tuple(lock) for lock in report["locks"]} == {tuple(keys.split())}
+    (mine,) = [lock for lock in report["locks"] if lock["name"] == name]
+    for moment in filter(None, (mine["acquired_at"], mine["expires_at"])):
+        assert datetime.fromisoformat(moment).tzinfo is not None
+
+
+def test_a_table_in_a_terminal_and_json_in_a_pipe(name: str) -> None:
+    with advisory_lock(name, using="leasetable"):
+        assert json.loads(call("list")[1])
+        assert call("list", out=Terminal())[1].startswith("ALIAS ")
+        assert call("list", "--table")[1].startswith("ALIAS ")
+        assert json.loads(call("list", "--json", out=Terminal())[1])
+    with pytest.raises(CommandError, match="not allowed with"):
+        call("list", "--json", "--table")
+
+
+@pytest.mark.parametrize("using", ["leasetable", "redis", "zookeeper", "memory"])
+def test_names_cannot_steer_the_terminal(using: str) -> None:
+    with advisory_lock(HOSTILE, using=using):
+        _, out, _ = call("list", "--using", using, "--table")
+        assert call("list", "--using", using)[1].isascii()
+    assert all(char.isprintable() for char in out.replace("\n", ""))
+    assert out.count("\n") == 2
+    assert r"a\x1b[31m\r" in out
+
+
+def test_the_table_fits_the_terminal() -> None:
+    info = LockInfo(
+        backend="default",
+        key="k",
+        name="日本語" * 40,
+        holder="host:1:" + "thread" * 30,
+        acquired_at=NOW - timedelta(days=2, hours=3),
+        expires_at=NOW - timedelta(seconds=1),
+        fence=2**60,
+        waiters=3,
+    )
+    reports = [BackendReport(alias="default", backend="B", locks=(info, LockInfo(backend="default", key="17")))]
+    for width in (100, 120):
+        lines = table(reports, NOW, width).splitlines()
+        assert {cells(line) <= width for line in lines} == {True}
+        assert "2d3h" in lines[1]
+        assert " 0s " in lines[1]
+        assert "key 17" in lines[2]
+    assert table([BackendReport(alias="a", backend="B")], NOW) == "Nothing is held."
+    assert all(cells(line) < 1000 for line in table(reports, NOW, 1000).splitlines())
+    relation = LockInfo(backend="default", key="r", name="t", details={"kind": "row", "mode": "X"})
+    assert " X " in table([BackendReport(alias="default", backend="B", locks=(relation,))], NOW)
+
+
+@pytest.mark.parametrize("text", ["plain", "Ünïcödé", "日本語", "é"])
+def test_what_prints_is_left_alone(text: str) -> None:
+    assert visible(text) == text
+    assert cells(fitted(text, 5)) == 5
+    assert fitted(text + "x" * 9, 5).rstrip().endswith("…")
+
+
+def test_what_does_not_print_is_shown() -> None:
+    assert visible("\x1b\r\n\t\u202e\u2066\ud800\x9b\x7f") == r"\x1b\r\n\t\u202e\u2066\ud800\x9b\x7f"
+    assert encodable("é日", "latin-1") == "é\\u65e5"
+    assert encodable("日", None) == "日"
+
+
+@pytest.mark.usefixtures("down")
+def test_a_backend_that_is_down_is_a_line() -> None:
+    status, out, _ = call("list", "--table")
+    assert (status, out) == (0, "Nothing is held.\ndown: its locks cannot be listed: ConnectionError\n")
+    (_, report) = json.loads(call("list")[1])["backends"]
+    assert (report["error"], report["locks"]) == ("ConnectionError", [])
+    status, out, err = call("list", "--using", "down")
+    assert status == 69
+    assert CANARY not in out + err
+
+
+def test_an_unknown_alias() -> None:
+    assert call("list", "--using", "nowhere")[0] == 69
+
+
+@pytest.mark.parametrize("out", [io.StringIO, Terminal])
+def test_watch_goes_on_until_control_c(monkeypatch: pytest.MonkeyPatch, out: type[io.StringIO]) -> None:
+    module = importlib.import_module("django_distlock.commands.list")
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    status, text, err = call("list", "--using", "memory", "--watch", "0.5", out=out())
+    assert (status, err, slept) == (0, "", [0.5] * 3)
+    if out is Terminal:
+        assert text.split("\x1b[H\x1b[2J") == ["", *["Nothing is held.\n"] * 3]
+    else:
+        assert [len(json.loads(line)["backends"]) for line in text.splitlines()] == [1] * 3
+
+
+def test_a_reader_that_has_seen_enough() -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    assert call("list", "--using", "memory", "--watch", out=Closed())[0] == 0
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "inf", "nan", "x"])
+def test_watch_takes_seconds(seconds: str) -> None:
+    with pytest.raises(CommandError, match="--watch"):
+        call("list", f"--watch={seconds}")
+
+
+# break
+
+BREAKABLE = ["memory", "leasetable", "redis", "redlock", "zookeeper"]
+
+
+@pytest.fixture
+def reasons() -> Iterator[list[str]]:
+    heard: list[str] = []
+
+    def hear(reason: str, **facts: Any) -> None:
+        heard.append(reason)
+
+    lock_broken.connect(hear)
+    yield heard
+    lock_broken.disconnect(hear)
+
+
+@pytest.mark.parametrize("using", BREAKABLE)
+def test_the_holder_is_told(using: str, name: str, reasons: list[str]) -> None:
+    ttl = {} if using == "zookeeper" else {"ttl": 0.9}  # the renewal tells
+    lease = advisory_lock(name, using=using, **ttl).acquire()
+    status, out, err = call("break", name, "--using", using, "--yes", "--reason", "it hangs")
+    assert (status, err) == (0, "")
+    assert "held by" in out
+    assert "Taken away" in out
+    assert re.fullmatch(r"manage\.py distlock break by \S+: it hangs", reasons[0])
+    eventually(lambda: lease.lost, "the holder does not know")
+    assert call("break", name, "--using", using, "--yes")[0] == 1
+
+
+@pytest.mark.usefixtures("down")
+def test_nobody_holds_it(name: str) -> None:
+    status, out, err = call("break", name, "--yes")
+    assert (status, out) == (1, "")
+    assert "The locks of alias 'down' cannot be listed: ConnectionError." in err
+    assert "Nobody holds the lock" in err
+    with pytest.raises(CommandError) as error:
+        call("break", name, "--using", "down", "--yes")
+    assert error.value.returncode == 69
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["break"], "Give the name"),
+        (["break", "x", "--key", "y"], "Give the name"),
+        (["break", "", "--using", "memory"], "name must not be empty"),
+        (["break", "x", "--all", "--holder", "1"], "not allowed with"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], message: str) -> None:
+    with pytest.raises(CommandError, match=message):
+        call(*arguments)
+
+
+class Answers(Terminal):
+    """A person at a terminal."""
+
+    def __init__(self, answer: str, before: Callable[[], object] = lambda: None) -> None:
+        super().__init__()
+        self._answer, self._before = answer, before
+
+    def readline(self, *args: Any) -> str:
+        self._before()
+        return self._answer
+
+
+@pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("YES\n", 0), ("n\n", 1), ("\n", 1), ("", 1)])
+def test_it_asks(monkeypatch: pytest.MonkeyPatch, answer: str, status: int, name: str) -> None:
+    lease = advisory_lock(name, using="memory").acquire()
+    monkeypatch.setattr("sys.stdin", Answers(answer))
+    said = call("break", name)
+    assert said[0] == status
+    assert ("Nothing was broken." in said[2]) == bool(status)
+    assert lease.lost is not bool(status)
+    lease._release(False)
+
+
+def test_who_cannot_be_asked_must_say_yes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    with advisory_lock(name, using="memory") as lease:
+        with pytest.raises(CommandError, match="--yes"):
+            call("break", name)
+        assert not lease.lost
+
+
+def test_a_lock_that_changes_hands_meanwhile_is_left_alone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    leases = [advisory_lock(name, using="redis").acquire()]
+
+    def change() -> None:
+        leases[0].release()
+        leases.append(advisory_lock(name, using="redis").acquire())
+
+    monkeypatch.setattr("sys.stdin", Answers("y\n", change))
+    status, _, err = call("break", name, "--using", "redis")
+    assert status == 1
+    assert "has changed hands" in err
+    assert not leases[1].lost
+    leases[1].release()
+
+
+def shared(name: str) -> list[Any]:
+    """Two holders, in two contexts."""
+    import asyncio
+
+    async def acquire(lock: Lock) -> Any:
+        return await lock.aacquire()
+
+    return [asyncio.run(acquire(advisory_lock(name, using="memory", shared=True))) for _ in range(2)]
+
+
+def test_one_of_several_holders(name: str) -> None:
+    leases = shared(name)
+    with pytest.raises(CommandError, match="--holder N, or --all"):
+        call("break", name, "--yes")
+    for number in ("0", "3"):
+        with pytest.raises(CommandError, match="between 1 and 2"):
+            call("break", name, "--yes", "--holder", number)
+    status, out, _ = call("break", name, "--yes", "--holder", "2")
+    assert status == 0
+    assert "1. memory: " in out
+    assert "(shared)" in out
+    assert sum(lease.lost for lease in leases) == 1
+    for lease in leases:
+        lease._release(False)
+
+
+def test_all_of_several_holders(name: str) -> None:
+    leases = shared(name)
+    assert call("break", name, "--yes", "--all")[0] == 0
+    assert all(lease.lost for lease in leases)
+
+
+def test_a_lock_whose_name_the_engine_does_not_know(name: str) -> None:
+    """By its name, and by its key."""
+    with advisory_lock(name, using="zookeeper"):
+        (lock,) = json.loads(call("list", "--using", "zookeeper")[1])["backends"][0]["locks"]
+    lease = advisory_lock(name, using="zookeeper").acquire()
+    assert call("break", "--key", lock["key"], "--using", "zookeeper", "--yes")[0] == 0
+    eventually(lambda: lease.lost, "the holder does not know")
+
+
+def test_everything_is_shown() -> None:
+    info = LockInfo(
+        backend="a",
+        key="k",
+        name=HOSTILE,
+        holder="h\x1b",
+        acquired_at=NOW - timedelta(seconds=61),
+        fence=7,
+        waiters=2,
+        waiting=("w1", "w\n2"),
+        details={"also_holds": "other"},
+    )
+    assert described(info, NOW) == [
+        "a: " + visible(HOSTILE),
+        r"  held by h\x1b, since 2026-01-02 03:03:04 UTC (1m1s)",
+        "  fence 7",
+        r"  2 waiting: w1; w\n2",
+        "  the whole session is ended, which also holds: other",
+    ]
+
+
+def test_prune(using: str) -> None:
+    status, out, _ = call("prune", "--using", using, "--days", "0.5")
+    assert status == 0
+    assert re.search(r"^leases: \d+ deleted$", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("days", ["-1", "nan", "inf"])
+def test_prune_takes_days(days: str) -> None:
+    with pytest.raises(CommandError, match="--days"):
+        call("prune", f"--days={days}")
