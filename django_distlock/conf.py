@@ -33,7 +33,8 @@ class AliasConfig:
     max_hold: float | None = None
     max_held: int = 1000
     warn_hold_seconds: float | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    # not shown: there may be passwords in them
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 def configured() -> Mapping[str, Mapping[str, Any]]:

@@ -79,14 +79,14 @@ def _description(first: datetime, last: datetime, waits: list[float], holds: lis
     ]
     if waits:
         said.append(
-            _("%(count)d waits (rings), the longest %(longest)s.")
+            _("Waits (rings): %(count)d, the longest %(longest)s.")
             % {"count": len(waits), "longest": _seconds(max(waits))}
         )
     if holds:
         said.append(
-            _("%(count)d holds (bars), the longest %(longest)s.")
+            _("Holds (bars): %(count)d, the longest %(longest)s.")
             % {"count": len(holds), "longest": _seconds(max(holds))}
         )
     if wrong:
-        said.append(_("%(count)d ended badly (crosses).") % {"count": wrong})
+        said.append(_("Ended badly (crosses): %(count)d.") % {"count": wrong})
     return " ".join(said)

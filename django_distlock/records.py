@@ -31,7 +31,7 @@ class Claim:
     key: LockKey
     shared: bool = False
     ttl: float | None = None
-    token: str = ""
+    token: str = field(default="", repr=False)
     scope: Scope = "session"
     answer_by: float = 0.0
     limit: int = 0

@@ -37,6 +37,11 @@ class WrongTarget(Exception):
     """The settings name no server that can be used; the message says why."""
 
 
+def _shown(alias: object) -> str:
+    """A cache alias for a message; not what may be a misspelt URL with a password."""
+    return "(not shown, it looks like a URL)" if {":", "@"} & set(str(alias)) else repr(alias)
+
+
 class Target:
     """One server, resolved when it is first needed. Exactly one of ``cache`` (an alias in CACHES) and ``url``.
 
@@ -51,7 +56,7 @@ class Target:
         self.resolved_at = 0.0
 
     def __repr__(self) -> str:
-        return f"<Target {self.cache or 'url'}>"  # a URL may carry a password
+        return f"<Target {_shown(self.cache) if self.cache else 'url'}>"  # a URL may carry a password
 
     def resolve(self) -> tuple[Any, dict[str, Any]]:
         """redis-py's connection class and its arguments. WrongTarget, which names the cure, if that cannot be told."""
@@ -87,6 +92,8 @@ class Target:
 
         if not isinstance(alias, str):
             raise WrongTarget(f"OPTIONS['cache'] must be a str, an alias in CACHES, not {type(alias).__name__}.")
+        if alias not in caches.settings:
+            raise WrongTarget(f"the cache {_shown(alias)} cannot be used: CACHES has no such alias.")
         try:
             client = getattr(caches[alias], "client", None)
         except InvalidCacheBackendError as error:

@@ -68,6 +68,9 @@ class Session(NamedTuple):
     holder: str
     votes: list[Slot | None]
 
+    def __repr__(self) -> str:
+        return f"<Session on {self.lane!r}>"  # the vote is the token
+
 
 class Ballot:
     """The attempts at one claim."""
