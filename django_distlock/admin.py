@@ -6,6 +6,8 @@ Nothing can be added, changed or deleted.
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -241,3 +243,7 @@ class HeldLockAdmin(Columns, Base):
         }
         name = f"admin/django_distlock/heldlock/{template}.html"
         return TemplateResponse(request, name, {**common, **context}, status=status)
+
+
+if find_spec("django_distlock.idempotency") is not None:
+    import_module("django_distlock.idempotency.admin")

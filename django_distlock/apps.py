@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
+
 from django.apps import AppConfig
 from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
@@ -14,6 +17,10 @@ class DistlockConfig(AppConfig):
         # registers the system checks
         from . import checks, history, serverchecks, viewchecks  # noqa: F401
         from .data import fence_triggers
+
+        # a feature beside the core: the rest does not need it
+        if find_spec("django_distlock.idempotency") is not None:
+            import_module("django_distlock.idempotency.checks")
 
         post_migrate.connect(fence_triggers.restore, sender=self)
         history.configure()

@@ -135,3 +135,35 @@ class HeldLock(models.Model):
 
     def __str__(self) -> str:
         return str(self.key)
+
+
+class IdempotencyRecord(models.Model):
+    """What is known of one idempotency key of one principal on one route; written by ``idempotency/storage`` only.
+    Times are microseconds since 1970 by the clock of the database. A managed table: who empties his data forgets what
+    was done to them."""
+
+    scope = AsciiField(primary_key=True, max_length=64)
+    state = AsciiField(_("state"), max_length=10)
+    owner = AsciiField(max_length=32)
+    fingerprint = AsciiField(max_length=64)
+    principal = models.CharField(_("principal"), max_length=255)
+    method = AsciiField(_("method"), max_length=10)
+    route = models.CharField(_("route"), max_length=255)
+    phases = models.TextField()
+    status = models.SmallIntegerField(_("status"), null=True)
+    facts = models.TextField(null=True)  # noqa: DJ001 - no answer is not an empty one
+    body = models.BinaryField(null=True)
+    claimed_at = models.BigIntegerField()
+    expires_at = models.BigIntegerField()
+    lives_until = models.BigIntegerField()
+
+    class Meta:
+        db_table = "django_distlock_idempotency"
+        verbose_name = _("idempotency key")
+        verbose_name_plural = _("idempotency keys")
+        default_permissions = ("view",)
+        permissions = (("release_idempotencyrecord", _("Can release stuck idempotency keys")),)
+        indexes = (models.Index(fields=["lives_until"], name="distlock_idempotency_ends"),)
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.route}"

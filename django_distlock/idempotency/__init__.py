@@ -1,0 +1,9 @@
+"""Requests and forms that arrive twice act once. See docs/idempotency/."""
+
+from __future__ import annotations
+
+from .decorator import idempotency_exempt, idempotent
+from .middleware import IdempotencyMiddleware
+from .state import Idempotency, Phase
+
+__all__ = ["Idempotency", "IdempotencyMiddleware", "Phase", "idempotency_exempt", "idempotent"]

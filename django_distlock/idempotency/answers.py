@@ -1,0 +1,193 @@
+"""The answers that are given instead of the view's: problem+json (RFC 9457) for programs, pages for people."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from django.contrib.messages import get_messages
+from django.core import signing
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.template.loader import render_to_string
+from django.utils.safestring import SafeData, mark_safe
+from django.utils.translation import gettext as _
+
+from . import engine, forms
+from .records import Answer
+
+if TYPE_CHECKING:
+    from django.contrib.messages.storage.base import Message
+
+    from .job import Job
+
+# RFC 9457: an URI reference that names the problem. The codes are listed in docs/idempotency/apis.md.
+PROBLEM = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/#{}"
+WAIT_PARAMETER = "_idempotency_wait"
+WAIT_SALT = "django_distlock.idempotency.wait"
+REFRESH = 2  # seconds
+# Fields that a page does not repeat.
+SECRET_WORDS = ("password", "passwd", "secret", "token", "card", "cvc", "cvv")
+
+
+def problem(status: int, code: str, title: str, detail: str, retry_after: float | None = None) -> HttpResponse:
+    """An error for a program; ``code`` is what it may rely on."""
+    facts = {"type": PROBLEM.format(code), "title": title, "status": status, "detail": detail, "code": code}
+    response = JsonResponse(facts, status=status, content_type="application/problem+json")
+    if code == "missing_key":
+        response["Link"] = f'<{PROBLEM.format("section-2.1")}>; rel="help"'
+    return _never_stored(response, retry_after)
+
+
+def page(
+    request: HttpRequest, name: str, status: int, retry_after: float | None = None, **context: Any
+) -> HttpResponse:
+    """A page for a person, from the template ``django_distlock/idempotency/<name>.html``."""
+    text = render_to_string(f"django_distlock/idempotency/{name}.html", context, request)
+    return _never_stored(HttpResponse(text, status=status), retry_after)
+
+
+def _never_stored(response: HttpResponse, retry_after: float | None = None) -> HttpResponse:
+    response["Cache-Control"] = "no-store"
+    if retry_after is not None:
+        response["Retry-After"] = str(max(1, math.ceil(retry_after)))
+    return response
+
+
+def bad_key(request: HttpRequest, why: str, *, html: bool) -> HttpResponse:
+    if html:
+        return page(request, "refused", 400, detail=why)
+    return problem(400, "bad_key", _("This idempotency key cannot be used"), why)
+
+
+def missing_key(request: HttpRequest, *, html: bool) -> HttpResponse:
+    detail = _("This request needs an idempotency key, in the header Idempotency-Key or from the form.")
+    if html:
+        return page(request, "refused", 400, detail=detail)
+    return problem(400, "missing_key", _("The idempotency key is missing"), detail)
+
+
+def unissued(request: HttpRequest, verified: forms.Verified) -> HttpResponse:
+    """For the key of a form that was not issued to whoever sends it: nothing has been done."""
+    if verified is forms.Verified.INVENTED:
+        return bad_key(request, _("The form was not made by this site."), html=True)
+    return page(request, "refused", 409, **_resubmission(request))
+
+
+def in_flight(job: Job) -> HttpResponse:
+    if not job.html:
+        detail = _("A request with this idempotency key is still being worked on. Ask again in a moment.")
+        return problem(409, "in_flight", _("Still working"), detail, retry_after=1)
+    return working(job.request, waiting_url(job))
+
+
+def working(request: HttpRequest, url: str) -> HttpResponse:
+    """The page that loads itself anew until there is an answer; without a script."""
+    response = page(request, "working", 409, REFRESH, url=url, seconds=REFRESH)
+    response["Refresh"] = f"{REFRESH}; url={url}"
+    return response
+
+
+def waiting_url(job: Job) -> str:
+    """Where the outcome can be looked at, by the same principal only."""
+    facts = {"scope": job.scope, "mark": job.mark, "alias": job.alias or ""}
+    token = signing.dumps(facts, salt=WAIT_SALT)
+    return f"{job.request.path}?{urlencode({WAIT_PARAMETER: token})}"
+
+
+def mismatch(job: Job, answer: Answer | None) -> HttpResponse:
+    if not job.html:
+        detail = _("This idempotency key belongs to an earlier request with other data. Take a new key.")
+        return problem(422, "mismatch", _("The request has changed"), detail)
+    location = answer.location if answer else None
+    return page(job.request, "saved", 422, location=location, changed=True, **_resubmission(job.request))
+
+
+def tombstone(job: Job, answer: Answer | None) -> HttpResponse:
+    """It has been done, and the answer is not there any more: never a second run."""
+    if answer is not None and answer.location:
+        return replay(job.request, Answer(status=303, headers=answer.headers, body=b"", messages=answer.messages))
+    if not job.html:
+        detail = _("This request has been carried out. Its answer was not kept.")
+        return problem(409, "already_completed", _("Already done"), detail)
+    return page(job.request, "saved", 409, changed=False, **_resubmission(job.request))
+
+
+def held(job: Job) -> HttpResponse:
+    """The first request died in the midst of it, and nobody knows what it has done."""
+    detail = _("The first request with this idempotency key broke off. Whether it has acted is not known.")
+    if not job.html:
+        return problem(409, "outcome_unknown", _("Outcome unknown"), detail)
+    return page(job.request, "saved", 409, unknown=True, **_resubmission(job.request))
+
+
+def store_down(request: HttpRequest, *, html: bool) -> HttpResponse:
+    title = _("Please try again in a moment")
+    detail = _("The request was not carried out: it could not be made sure that this happens only once.")
+    if html:
+        return page(request, "refused", 503, 5, title=title, detail=detail)
+    return problem(503, "store_unavailable", title, detail, retry_after=5)
+
+
+def _resubmission(request: HttpRequest) -> dict[str, Any]:
+    """What the page needs to send the same data again under a fresh key; nothing if it has files or secrets."""
+    fields = [
+        (name, value)
+        for name, values in request.POST.lists()
+        for value in values
+        if name not in (forms.FIELD, "csrfmiddlewaretoken")
+    ]
+    secret = any(word in name.lower() for name, _value in fields for word in SECRET_WORDS)
+    if request.FILES or secret or request.method != "POST":
+        return {"action": None}
+    return {
+        "action": request.get_full_path(),
+        "fields": fields,
+        "key_field": forms.hidden_field(request, [request.path]),
+    }
+
+
+def replay(request: HttpRequest, answer: Answer) -> HttpResponse:
+    """The stored answer: same status, headers and body."""
+    response = HttpResponse(answer.body or b"", status=answer.status)
+    del response["Content-Type"]
+    for name, value in answer.headers:
+        response[name] = value
+    response["Idempotency-Replayed"] = "true"
+    show_again(request, answer)
+    return _never_stored(response)
+
+
+def show_again(request: HttpRequest, answer: Answer) -> None:
+    """Add the messages of the first answer again, except those that still wait to be shown."""
+    storage: Any = get_messages(request)
+    if not answer.messages or not hasattr(storage, "add"):
+        return
+    waiting = [(message.level, str(message.message)) for message in storage._loaded_messages]
+    for level, text, tags, safe in answer.messages:
+        if (level, text) not in waiting:
+            storage.add(level, mark_safe(text) if safe else text, tags)  # noqa: S308 - it was safe when it was stored
+
+
+def messages_of(request: HttpRequest) -> list[tuple[int, str, str, bool]]:
+    """The messages that this request has added and nobody has shown yet."""
+    storage: Any = get_messages(request)
+    queued: list[Message] = [] if getattr(storage, "used", False) else getattr(storage, "_queued_messages", [])
+    return [(m.level, str(m.message), str(m.extra_tags or ""), isinstance(m.message, SafeData)) for m in queued]
+
+
+def answer_of(request: HttpRequest, response: HttpResponseBase, max_body: int) -> Answer:
+    """What is kept of a response. Not its body as long as it is not rendered, nor if it is streamed or too large."""
+    whole = not response.streaming and getattr(response, "is_rendered", True)
+    body = response.content if whole and isinstance(response, HttpResponse) else None
+    return engine.answer_of(response.status_code, response.items(), body, messages_of(request), max_body)
+
+
+def mark_as_private(request: HttpRequest, response: HttpResponseBase) -> None:
+    """A page with a key is for one person and once."""
+    from django.utils.cache import patch_cache_control, patch_vary_headers
+
+    if getattr(request, "idempotency_key_issued", False):
+        patch_vary_headers(response, ["Cookie"])
+        if "no-store" not in response.get("Cache-Control", ""):
+            patch_cache_control(response, private=True)

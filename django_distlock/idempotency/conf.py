@@ -1,0 +1,96 @@
+"""The setting ``DISTLOCK_IDEMPOTENCY``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+
+from django_distlock.validation import count, seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Every key of ``DISTLOCK_IDEMPOTENCY`` in lower case, with its default; times in seconds, sizes in bytes."""
+
+    storage: str = "database"
+    database: str = "default"
+    cache: str = "default"
+    lock: str = "default"
+    ttl: float = 86400.0
+    claim_ttl: float = 30.0
+    wait: float = 0.0
+    form_wait: float = 2.0
+    max_body: int = 256 * 1024
+    on_crash: str = "retry"
+    on_store_error: str = "closed"
+
+
+KEYS = tuple(field.name.upper() for field in fields(Config))
+_CHOICES = {"storage": ("database", "cache"), "on_crash": ("retry", "hold"), "on_store_error": ("closed", "open")}
+
+
+@cache
+def config() -> Config:
+    """What the setting says. ImproperlyConfigured if it says something else than is known."""
+    given = getattr(settings, "DISTLOCK_IDEMPOTENCY", None) or {}
+    if not isinstance(given, Mapping):
+        raise ImproperlyConfigured("DISTLOCK_IDEMPOTENCY must be a dict.")
+    unknown = [key for key in given if key not in KEYS]
+    if unknown:
+        raise ImproperlyConfigured(
+            f"DISTLOCK_IDEMPOTENCY has the unknown key {unknown[0]!r}. Known: {', '.join(KEYS)}."
+        )
+    values = {key.lower(): value for key, value in given.items()}
+    try:
+        return Config(**{name: _checked(name, value) for name, value in values.items()})
+    except (TypeError, ValueError) as error:
+        raise ImproperlyConfigured(f"DISTLOCK_IDEMPOTENCY: {error}") from error
+
+
+def _checked(name: str, value: Any) -> Any:
+    key = name.upper()
+    if name in ("ttl", "claim_ttl"):
+        return seconds(key, value, positive=True)
+    if name in ("wait", "form_wait"):
+        return seconds(key, value)
+    if name == "max_body":
+        return count(key, value)
+    if not isinstance(value, str):
+        raise TypeError(f"{key} must be a str, not {type(value).__name__}.")
+    if name in _CHOICES and value not in _CHOICES[name]:
+        raise ValueError(f"{key} must be one of {', '.join(_CHOICES[name])}, not {value!r}.")
+    return value
+
+
+def middleware() -> list[str]:
+    """The setting MIDDLEWARE."""
+    return list(settings.MIDDLEWARE)
+
+
+def atomic_requests() -> list[str]:
+    """The aliases whose requests Django puts into a transaction."""
+    return [alias for alias, entry in settings.DATABASES.items() if entry.get("ATOMIC_REQUESTS")]
+
+
+def user_model() -> str:
+    """Which model users are of."""
+    return str(settings.AUTH_USER_MODEL)
+
+
+def longest_body() -> int | None:
+    """The longest body that Django reads into memory."""
+    return settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting == "DISTLOCK_IDEMPOTENCY":
+        config.cache_clear()
+
+
+setting_changed.connect(_forget)

@@ -1,0 +1,274 @@
+"""``@idempotent`` and ``@idempotency_exempt``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar, overload
+
+from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
+from django.http import HttpRequest
+
+from django_distlock import BackendUnavailable, LockNotAcquired
+
+from . import answers
+from .conf import atomic_requests, config
+from .engine import SAFE_METHODS, Ending
+from .flow import claim, ending_of, enter, finish, keep_body_when_rendered, leave, logger, look
+from .job import Job, adrive, drive
+from .middleware import begin
+from .options import ATTRIBUTE, EXEMPT, NAMES, OnCrash, OnStoreError, Options
+from .state import Idempotency
+
+F = TypeVar("F", bound=Callable[..., Any])
+# The aliases of exactly-once views, for the system check.
+atomic_aliases: set[str | bool] = set()
+
+
+def idempotency_exempt(view: F) -> F:
+    """This view is left alone, whatever keys its requests have."""
+
+    @functools.wraps(view)
+    def exempt(*args: Any, **kwargs: Any) -> Any:
+        return view(*args, **kwargs)
+
+    @functools.wraps(view)
+    async def aexempt(*args: Any, **kwargs: Any) -> Any:
+        return await view(*args, **kwargs)
+
+    chosen: Any = aexempt if iscoroutinefunction(view) else exempt
+    setattr(chosen, EXEMPT, True)
+    return chosen  # type: ignore[no-any-return]
+
+
+@overload
+def idempotent(view: F, /) -> F: ...
+@overload
+def idempotent(
+    *,
+    required: bool = ...,
+    atomic: bool | str = ...,
+    ttl: float | None = ...,
+    claim_ttl: float | None = ...,
+    wait: float | None = ...,
+    fingerprint_exclude: Collection[str] = ...,
+    on_crash: OnCrash | None = ...,
+    on_store_error: OnStoreError | None = ...,
+    key: Callable[[Any], str | None] | None = ...,
+    anonymous: bool = ...,
+) -> Callable[[F], F]: ...
+def idempotent(view: Any = None, /, **options: Any) -> Any:
+    """Requests of this view with the same key act once. Works with and without arguments, on functions, ``async def``,
+    and, by ``method_decorator``, on ``dispatch`` or a handler of a class.
+
+    :param required: a request without a key is refused with 400.
+    :param atomic: exactly once: claim, view and stored answer are one transaction, of the database that holds the keys
+        (True) or of another alias. Only what the view writes to that database is covered. Sync views only.
+    :param ttl: seconds that an answer is kept (24 hours).
+    :param claim_ttl: seconds until the claim of a process that died is up; renewed while the view runs (30).
+    :param wait: seconds that a duplicate waits for the first request (0; 2 for a form).
+    :param fingerprint_exclude: names of fields that may differ between two sendings of one request.
+    :param on_crash: what happens when the first request died in its midst: "retry" runs the view again, "hold" answers
+        409 until somebody frees the key, a callable ``(request, record)`` returns one of the two or an HttpResponse
+        that becomes the stored answer.
+    :param on_store_error: "closed" answers 503 if the store of keys is down, "open" runs the view unprotected.
+    :param key: a callable that takes the request and returns its key, or None; for webhooks that have an id of their
+        own.
+    :param anonymous: take the header from clients that nobody knows too.
+
+    Raises TypeError or ValueError for a wrong option, and TypeError for ``atomic`` on an async view.
+    """
+    unknown = [name for name in options if name not in NAMES]
+    if unknown:
+        raise TypeError(f"@idempotent has no option {unknown[0]!r}. Options: {', '.join(NAMES)}.")
+    chosen = Options(**options)
+    return functools.partial(_decorate, chosen) if view is None else _decorate(chosen, view)
+
+
+def _decorate(options: Options, view: Any) -> Any:
+    if isinstance(view, type):
+        raise TypeError("Decorate dispatch or a handler of the class: @method_decorator(idempotent, name='dispatch').")
+    if not callable(view):
+        raise TypeError(f"@idempotent decorates a view, not {type(view).__name__}.")
+    if iscoroutinefunction(view):
+        if options.atomic:
+            raise TypeError("atomic=True needs a sync view: Django's transactions are not for async code.")
+        return _mark(_async_wrapper(options, view), options)
+    if options.atomic:
+        atomic_aliases.add(options.atomic)
+        return _mark(_atomic_wrapper(options, view), options)
+    return _mark(_sync_wrapper(options, view), options)
+
+
+def _mark(wrapper: Any, options: Options) -> Any:
+    setattr(wrapper, ATTRIBUTE, options)
+    return wrapper
+
+
+def request_of(args: tuple[Any, ...]) -> HttpRequest:
+    """The request that a view, a method or a DRF view was called with."""
+    for value in args[:2]:
+        if isinstance(value, HttpRequest):
+            return value
+        if isinstance(inner := getattr(value, "_request", None), HttpRequest):
+            return inner
+    raise TypeError("@idempotent decorates views: no request was found in the arguments.")
+
+
+def _is_handled(request: HttpRequest, options: Options) -> bool:
+    """Has the middleware done it already? ImproperlyConfigured if it could not see the options."""
+    state: Idempotency | None = getattr(request, "idempotency", None)
+    if state is None:
+        request.idempotency = Idempotency()  # type: ignore[attr-defined]
+        return False
+    if state.options is None:  # exempt, or a view that does it itself
+        return state.job is not None and state.job.running
+    if state.options is not options and state.options != options:
+        raise ImproperlyConfigured(
+            "The IdempotencyMiddleware did not see the options of @idempotent: a decorator above it hides them. Put "
+            "@idempotent on top, or use functools.wraps in that decorator."
+        )
+    return True
+
+
+def _sync_wrapper(options: Options, view: Any) -> Any:
+    @functools.wraps(view)
+    def idempotent_view(*args: Any, **kwargs: Any) -> Any:
+        request = request_of(args)
+        if request.method in SAFE_METHODS or _is_handled(request, options):
+            return _without_half_commit(view, args, kwargs)
+        _refuse_open_transaction()
+        if (answer := drive(begin(request, options, view))) is not None:
+            return answer
+        response = view(*args, **kwargs)
+        job: Job | None = request.idempotency.job  # type: ignore[attr-defined]
+        if inspect.isawaitable(response):
+            return _afinish(job, response)
+        if job is not None:
+            drive(finish(job, response))
+        return response
+
+    return idempotent_view
+
+
+async def _afinish(job: Job | None, awaitable: Any) -> Any:
+    response = await awaitable
+    if job is not None:
+        await adrive(finish(job, response))
+    return response
+
+
+def _async_wrapper(options: Options, view: Any) -> Any:
+    @functools.wraps(view)
+    async def idempotent_view(*args: Any, **kwargs: Any) -> Any:
+        request = request_of(args)
+        if request.method in SAFE_METHODS or _is_handled(request, options):
+            return await view(*args, **kwargs)
+        if (answer := await adrive(begin(request, options, view))) is not None:
+            return answer
+        response = await view(*args, **kwargs)
+        if (job := request.idempotency.job) is not None:  # type: ignore[attr-defined]
+            await adrive(finish(job, response))
+        return response
+
+    return idempotent_view
+
+
+def _without_half_commit(view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A view that returns a 5xx gives its key back; under ATOMIC_REQUESTS its writes are rolled back with it."""
+    response = view(*args, **kwargs)
+    if getattr(response, "status_code", 0) >= 500:
+        for alias in atomic_requests():
+            if connections[alias].in_atomic_block:
+                transaction.set_rollback(True, using=alias)
+    return response
+
+
+def _refuse_open_transaction() -> None:
+    if config().storage == "database" and _in_transaction(config().database):
+        raise ImproperlyConfigured(
+            "Inside a transaction nobody else sees the claim: add the IdempotencyMiddleware, or use "
+            "@idempotent(atomic=True)."
+        )
+
+
+def _in_transaction(alias: str) -> bool:
+    """In a transaction that is not that of a TestCase?"""
+    return any(not getattr(block, "_from_testcase", False) for block in connections[alias].atomic_blocks)
+
+
+def _atomic_wrapper(options: Options, view: Any) -> Any:
+    @functools.wraps(view)
+    def idempotent_view(*args: Any, **kwargs: Any) -> Any:
+        request = request_of(args)
+        state: Idempotency | None = getattr(request, "idempotency", None)
+        if state is None:
+            state = request.idempotency = Idempotency()  # type: ignore[attr-defined]
+        if state.job is not None or (state.options is not None and not state.options.atomic):
+            raise ImproperlyConfigured(
+                "The IdempotencyMiddleware did not see that this view is @idempotent(atomic=True): a decorator above "
+                "hides it. Put @idempotent on top, or use functools.wraps in that decorator."
+            )
+        if request.method in SAFE_METHODS:
+            waiting = drive(look(request)) if answers.WAIT_PARAMETER in request.GET else None
+            return view(*args, **kwargs) if waiting is None else waiting
+        job = drive(enter(request, options, view))
+        if job is None:
+            return view(*args, **kwargs)
+        if not isinstance(job, Job):
+            return job
+        return exactly_once(job, state, functools.partial(view, *args, **kwargs))
+
+    return idempotent_view
+
+
+def exactly_once(job: Job, state: Idempotency, call: Callable[[], Any]) -> Any:
+    """Claim, view and stored answer in one transaction; whatever breaks it off leaves nothing of the three."""
+    assert job.alias is not None  # noqa: S101 - for the type checker
+    try:
+        # Inside a transaction (ATOMIC_REQUESTS) that one counts, without a savepoint; but never that of a TestCase.
+        with transaction.atomic(using=job.alias, savepoint=not _in_transaction(job.alias)):
+            answer = drive(claim(job))
+            if job.broken:  # after a failed statement PostgreSQL takes no other
+                transaction.set_rollback(True, using=job.alias)
+            if answer is not None:
+                return answer
+            state.job = job
+            return _finish_inside(job, call())
+    except NotKept:
+        logger.exception("The answer of %s could not be kept, so nothing was done.", ascii(job.route))
+        return answers.store_down(job.request, html=job.html)
+    finally:
+        leave(job)
+
+
+class NotKept(Exception):
+    """The answer could not be written: the transaction must not be committed."""
+
+
+def _finish_inside(job: Job, response: Any) -> Any:
+    if inspect.isawaitable(response):
+        if inspect.iscoroutine(response):
+            response.close()
+        raise TypeError("atomic=True needs a sync view: Django's transactions are not for async code.")
+    # the store was down, and on_store_error is "open"; or the view itself has chosen to roll back
+    if not job.running or connections[job.alias].needs_rollback:  # type: ignore[index]
+        return response
+    ending = ending_of(job, response)
+    if ending is Ending.ROLL_BACK:
+        transaction.set_rollback(True, using=job.alias)
+        return response
+    try:
+        if ending is Ending.RELEASE:
+            job.storage.release(job.claim)
+            return response
+        kept = job.storage.complete(job.claim, answers.answer_of(job.request, response, job.max_body))
+    except (BackendUnavailable, LockNotAcquired) as error:
+        raise NotKept from error
+    if not kept:
+        raise NotKept("The claim is gone: a savepoint from before it was rolled back.")
+    keep_body_when_rendered(job, response)
+    return response

@@ -1,0 +1,276 @@
+"""From a request to the right to run it, and from its answer to the stored one."""
+
+# What a flow yields is called by its driver: the values that come back have no type here.
+# mypy: disable-error-code="no-any-return"
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from django.core import signing
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+
+from django_distlock import BackendUnavailable, LockNotAcquired
+from django_distlock.sitekey import site_key
+
+from . import answers, engine, forms, signals
+from .conf import config
+from .engine import BadKey, Ending, Verdict
+from .job import Flow, Job
+from .records import CLAIMED, COMPLETED, UNKNOWN, Record
+from .renewal import renewal
+from .requests import Principal, find_key, fingerprint_of, principal_of, route_of, wants_page
+from .storage import storage_of
+
+if TYPE_CHECKING:
+    from django.dispatch import Signal
+
+    from .options import Options
+
+logger = logging.getLogger("django_distlock.idempotency")
+
+
+def enter(request: HttpRequest, options: Options, view: Any = None) -> Flow[Job | HttpResponse | None]:
+    """The attempt that a request is; an answer if its key cannot be taken; None if it has none and needs none."""
+    html = wants_page(request, None)
+    try:
+        found = find_key(request, options, view)
+    except BadKey as error:
+        return (yield partial(answers.bad_key, request, str(error), html=html))
+    if found is not None:
+        source, key = found
+        principal = yield partial(principal_of, request)
+        if source == "header" and not (principal.known or options.anonymous):
+            found = None
+    if found is None:
+        return (yield partial(answers.missing_key, request, html=html)) if options.required else None
+    if source == "form":
+        verified = forms.verify(request, key, principal.text)
+        if verified is not forms.Verified.GOOD:
+            logger.info("A form key was refused at %s: %s.", ascii(request.path), verified.value)
+            return (yield partial(answers.unissued, request, verified))
+        key = key.partition(".")[0]
+    html = wants_page(request, source)
+    try:
+        secret = yield site_key.load
+    except BackendUnavailable:
+        return (yield partial(_without_store, request, options, html))
+    return _job(request, options, source, key, principal, secret, html)
+
+
+def _job(
+    request: HttpRequest, options: Options, source: Any, key: str, principal: Principal, secret: str, html: bool
+) -> Job:
+    settings, (route, _kwargs) = config(), route_of(request)
+    alias = None if options.atomic is False else settings.database if options.atomic is True else options.atomic
+    wait = settings.form_wait if html else settings.wait
+    return Job(
+        request=request,
+        source=source,
+        key=key,
+        principal=principal,
+        scope=engine.scope_of(secret, principal.text, request.method or "", route, key),
+        mark=engine.keyed(secret, "mark", principal.text),
+        fingerprint=fingerprint_of(request, secret, options),
+        route=route,
+        html=html,
+        site_key=secret,
+        storage=storage_of(alias),
+        alias=alias,
+        ttl=settings.ttl if options.ttl is None else options.ttl,
+        claim_ttl=settings.claim_ttl if options.claim_ttl is None else options.claim_ttl,
+        wait=wait if options.wait is None else options.wait,
+        max_body=settings.max_body,
+        on_crash=options.on_crash or settings.on_crash,  # type: ignore[arg-type]
+        on_store_error=options.on_store_error or settings.on_store_error,
+    )
+
+
+def _without_store(request: HttpRequest, options: Options, html: bool) -> HttpResponse | None:
+    """Nobody can tell whether the request has been done."""
+    logger.exception("The store of idempotency keys does not answer.")
+    if (options.on_store_error or config().on_store_error) == "open":
+        return None
+    return answers.store_down(request, html=html)
+
+
+def claim(job: Job) -> Flow[HttpResponse | None]:
+    """None: run it, the key is ours. Else the answer. In the exactly-once mode, called inside the transaction."""
+    ask: Any = job.storage.claim if job.alias is None else job.storage.claim_inside  # type: ignore[attr-defined]
+    deadline, attempt = time.monotonic() + job.wait, 0
+    try:
+        record = yield partial(ask, job.claim)
+        while record is not None:
+            answer = yield from _settle(job, record)
+            if answer is not None or job.running:
+                return answer
+            if time.monotonic() >= deadline:
+                return (yield from _in_flight(job))
+            yield engine.pause(attempt)
+            attempt += 1
+            record = yield partial(job.storage.read, job.scope)
+            if record is None:
+                record = yield partial(ask, job.claim)
+    except LockNotAcquired as error:
+        job.broken = error.__cause__ is not None
+        return (yield from _busy(job, deadline))
+    except BackendUnavailable:
+        job.broken = True
+        logger.exception("The store of idempotency keys does not answer.")
+        return None if job.on_store_error == "open" else answers.store_down(job.request, html=job.html)
+    _run(job)
+    return None
+
+
+def _busy(job: Job, deadline: float) -> Flow[HttpResponse | None]:
+    """Another transaction has the key."""
+    if not job.broken and time.monotonic() < deadline:
+        yield engine.pause(3)
+        job.wait = max(0.0, deadline - time.monotonic())
+        return (yield from claim(job))
+    return (yield from _in_flight(job))
+
+
+def _in_flight(job: Job) -> Flow[HttpResponse]:
+    _send(signals.key_conflict, job)
+    return (yield partial(answers.in_flight, job))
+
+
+def _run(job: Job) -> None:
+    job.running = True
+    if job.alias is None:
+        renewal.add(job)
+    _send(signals.key_claimed, job)
+
+
+def _settle(job: Job, record: Record) -> Flow[HttpResponse | None]:
+    """The answer for a key that is there already. None: it is ours now (``job.running``), or wait and look again."""
+    verdict = engine.judge(record, job.fingerprint)
+    answer = record.answer
+    if verdict is Verdict.REPLAY and answer is not None:
+        _send(signals.key_replayed, job)
+        return (yield partial(answers.replay, job.request, answer))
+    if verdict is Verdict.TOMBSTONE:
+        _send(signals.key_tombstone, job)
+        return (yield partial(answers.tombstone, job, answer))
+    if verdict is Verdict.MISMATCH and (record.state != CLAIMED or not job.html or job.wait <= 0):
+        _send(signals.key_mismatch, job)
+        return (yield partial(answers.mismatch, job, answer))
+    if verdict is Verdict.HELD:
+        return (yield partial(answers.held, job))
+    if verdict is Verdict.CRASHED:
+        return (yield from _crashed(job, record))
+    if verdict is Verdict.TAKE_OVER:
+        yield from _take_over(job, record)
+    return None
+
+
+def _crashed(job: Job, record: Record) -> Flow[HttpResponse | None]:
+    _send(signals.key_expired, job)
+    policy: Any = job.on_crash
+    if callable(policy):
+        policy = yield partial(policy, job.request, record)
+    if policy == "hold":
+        yield partial(job.storage.hold, record, job.ttl)
+        return (yield partial(answers.held, job))
+    yield from _take_over(job, record)
+    if isinstance(policy, HttpResponse) and job.running:
+        yield from finish(job, policy)
+        return policy
+    return None
+
+
+def _take_over(job: Job, record: Record) -> Flow[None]:
+    if (yield partial(job.storage.take_over, record, job.claim)):
+        # results of other data, or of a request that was answered, are none of ours
+        if record.state != COMPLETED and record.fingerprint == job.fingerprint:
+            job.phases = dict(record.phases)
+        _run(job)
+
+
+def ending_of(job: Job, response: HttpResponseBase) -> Ending:
+    """What becomes of the key after this answer."""
+    if job.kept and response.status_code < 500:
+        return Ending.KEEP
+    moves_on = any(response.has_header(name) for name in ("HX-Redirect", "HX-Location"))
+    return engine.ending_of(
+        response.status_code, form=job.source == "form", moves_on=moves_on, trusted=job.principal.known
+    )
+
+
+def finish(job: Job, response: HttpResponseBase) -> Flow[None]:
+    """Keep the answer, or free the key. A store that fails now is logged: the view has acted."""
+    if not job.running:
+        return
+    leave(job)
+    try:
+        if ending_of(job, response) is not Ending.KEEP:
+            yield partial(job.storage.release, job.claim, failed=bool(job.phases))
+        elif (yield partial(job.storage.complete, job.claim, answers.answer_of(job.request, response, job.max_body))):
+            keep_body_when_rendered(job, response)
+        else:
+            logger.warning("The answer of %s was not kept: its claim was taken over or released.", ascii(job.route))
+    except (BackendUnavailable, LockNotAcquired):
+        logger.exception("The answer of %s could not be kept.", ascii(job.route))
+
+
+def leave(job: Job) -> None:
+    """The view has ended, well or not: nothing is renewed any more."""
+    job.running = False
+    renewal.remove(job)
+
+
+def keep_body_when_rendered(job: Job, response: Any) -> None:
+    """A TemplateResponse is rendered after the view: it is done now, its body follows."""
+    if getattr(response, "is_rendered", True):
+        return
+
+    def add_body(rendered: Any) -> None:
+        try:
+            job.storage.add_body(job.claim, answers.answer_of(job.request, rendered, job.max_body))
+        except (BackendUnavailable, LockNotAcquired):
+            logger.exception("The body of the answer of %s could not be kept.", ascii(job.route))
+
+    response.add_post_render_callback(add_body)
+
+
+def look(request: HttpRequest) -> Flow[HttpResponse | None]:
+    """The outcome that the waiting page asks for; None if this is no such request."""
+    token = request.GET.get(answers.WAIT_PARAMETER)
+    if not token or len(token) > 2048:
+        return None
+    try:
+        facts = signing.loads(token, salt=answers.WAIT_SALT, max_age=86400)
+        secret = yield site_key.load
+        principal = yield partial(principal_of, request)
+        if facts["mark"] != engine.keyed(secret, "mark", principal.text):
+            return None
+        storage = storage_of(facts["alias"] or None)
+        record = yield partial(storage.read, facts["scope"])
+        if record is None and facts["alias"] and (yield partial(storage.is_running, facts["scope"])):  # type: ignore[attr-defined]
+            return (yield partial(answers.working, request, request.get_full_path()))
+    except signing.BadSignature:
+        return None
+    except (BackendUnavailable, LockNotAcquired):
+        return (yield partial(answers.working, request, request.get_full_path()))
+    return (yield partial(_seen, request, record))
+
+
+def _seen(request: HttpRequest, record: Record | None) -> HttpResponse:
+    if record is not None and record.state == CLAIMED and not record.expired:
+        return answers.working(request, request.get_full_path())
+    if record is None or record.state not in (COMPLETED, UNKNOWN):
+        return answers.page(request, "working", 200, url=None)
+    if record.answer is not None and (record.answer.body is not None or record.answer.location):
+        return answers.replay(request, record.answer)
+    return answers.page(request, "saved", 200, unknown=record.state == UNKNOWN, action=None)
+
+
+def _send(signal: Signal, job: Job) -> None:
+    if signal.receivers:
+        from .state import Idempotency
+
+        signal.send_robust(sender=Idempotency, request=job.request, scope=job.scope, route=job.route)

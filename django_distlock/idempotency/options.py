@@ -1,0 +1,88 @@
+"""What ``@idempotent`` was told, checked at decoration time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from django_distlock.validation import flag, seconds
+
+from .records import Record
+
+OnCrash = Literal["retry", "hold"] | Callable[[Record], Any]
+OnStoreError = Literal["closed", "open"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of one view; None is what ``DISTLOCK_IDEMPOTENCY`` says. Times in seconds."""
+
+    required: bool = False
+    atomic: bool | str = False
+    ttl: float | None = None
+    claim_ttl: float | None = None
+    wait: float | None = None
+    fingerprint_exclude: Collection[str] = ()
+    on_crash: OnCrash | None = None
+    on_store_error: OnStoreError | None = None
+    key: Callable[[Any], str | None] | None = None
+    anonymous: bool = False
+
+    def __post_init__(self) -> None:
+        flag("required", self.required)
+        flag("anonymous", self.anonymous)
+        if not isinstance(self.atomic, (bool, str)) or self.atomic == "":
+            raise TypeError("atomic must be a bool or an alias in DATABASES.")
+        for name in ("ttl", "claim_ttl"):
+            seconds(name, getattr(self, name), none=True, positive=True)
+        seconds("wait", self.wait, none=True)
+        if isinstance(self.fingerprint_exclude, str) or not all(isinstance(x, str) for x in self.fingerprint_exclude):
+            raise TypeError("fingerprint_exclude must be a list of names of fields.")
+        if self.on_crash not in (None, "retry", "hold") and not callable(self.on_crash):
+            raise ValueError('on_crash must be "retry", "hold" or a callable.')
+        if self.on_store_error not in (None, "closed", "open"):
+            raise ValueError('on_store_error must be "closed" or "open".')
+        if self.key is not None and not callable(self.key):
+            raise TypeError("key must be a callable that takes the request.")
+
+
+PLAIN = Options()
+NAMES = tuple(field.name for field in fields(Options))
+ATTRIBUTE, EXEMPT = "_distlock_idempotent", "_distlock_idempotency_exempt"
+
+# Logging in changes who asks, and an answer of theirs is nobody's to repeat: recognised by the classes of Django's own
+# views, also under those that a project derives, without importing them.
+_AUTH_VIEWS = {"LoginView", "LogoutView", "PasswordChangeView", "PasswordResetView", "PasswordResetConfirmView"}
+_ADMIN_VIEWS = {"login", "logout", "password_change"}
+
+
+def options_of(view: Any, method: str) -> Options | None:
+    """The options that are written on a view, on its class, or on its handler of this method; None if none are."""
+    return next((found for part in _parts(view, method) if (found := getattr(part, ATTRIBUTE, None)) is not None), None)
+
+
+def is_exempt(view: Any, method: str) -> bool:
+    """Is this view none of our business: said so, or a view that logs somebody in or out?"""
+    if any(getattr(part, EXEMPT, False) for part in _parts(view, method)):
+        return True
+    kind: Any = getattr(view, "view_class", None)
+    if kind is not None:
+        return any(
+            base.__module__ == "django.contrib.auth.views" and base.__name__ in _AUTH_VIEWS for base in kind.__mro__
+        )
+    return getattr(view, "admin_site", None) is not None and getattr(view, "__name__", "") in _ADMIN_VIEWS
+
+
+def view_class(view: Any) -> Any:
+    """The class of a class-based view, of Django or of the REST framework."""
+    return getattr(view, "view_class", None) or getattr(view, "cls", None)
+
+
+def _parts(view: Any, method: str) -> list[Any]:
+    kind = view_class(view)
+    if kind is None:
+        return [view]
+    actions = getattr(view, "actions", None) or {}
+    handler = actions.get(method.lower(), method.lower())
+    return [view, getattr(kind, handler, None), getattr(kind, "dispatch", None)]

@@ -1,0 +1,112 @@
+"""The values that cross between a request, the decisions and a storage. Standard library only."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+CLAIMED, COMPLETED, FAILED, UNKNOWN = "claimed", "completed", "failed", "unknown"
+STATES = (CLAIMED, COMPLETED, FAILED, UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What is kept of a response: never a cookie, and only headers of the list. ``body`` None is a tombstone: it has
+    been answered, and the body is not kept."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes | None = None
+    # level, text, extra tags, whether the text is safe as HTML
+    messages: tuple[tuple[int, str, str, bool], ...] = ()
+
+    @property
+    def location(self) -> str | None:
+        return next((value for name, value in self.headers if name.lower() == "location"), None)
+
+    def without_body(self) -> Answer:
+        return replace(self, body=None)
+
+    def facts(self) -> str:
+        """Everything but the body, as JSON."""
+        return json.dumps({"status": self.status, "headers": self.headers, "messages": self.messages})
+
+    @classmethod
+    def of(cls, facts: str, body: bytes | None) -> Answer:
+        """The answer that :meth:`facts` and a body are of. ValueError if they are of none."""
+        try:
+            found = json.loads(facts)
+            return cls(
+                status=int(found["status"]),
+                headers=tuple((str(name), str(value)) for name, value in found["headers"]),
+                body=body,
+                messages=tuple((int(a), str(b), str(c), bool(d)) for a, b, c, d in found["messages"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError("This is no stored answer.") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What a storage knows of one key of one principal on one route.
+
+    ``expired``: the claim's lease, or the lifetime of what is kept, was over when it was read, by the clock of the
+    storage. ``answer`` is None unless the state is "completed". ``phases`` maps the names of finished phases to their
+    results.
+    """
+
+    scope: str
+    state: str
+    owner: str
+    fingerprint: str
+    expired: bool = False
+    answer: Answer | None = None
+    phases: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What is asked of a storage: the right to run ``scope``, for ``claim_ttl`` seconds at first. What is kept
+    afterwards lives for ``ttl`` seconds. ``principal``, ``method`` and ``route`` are for people who look at a list."""
+
+    scope: str
+    owner: str
+    fingerprint: str
+    claim_ttl: float
+    ttl: float
+    principal: str = ""
+    method: str = ""
+    route: str = ""
+
+
+def to_text(record: Record, expires: float, lives_until: float) -> str:
+    """A record as JSON, for storages that keep text. Never pickle."""
+    found = asdict(record)
+    del found["expired"]
+    answer = record.answer
+    found["answer"] = None if answer is None else answer.facts()
+    body = None if answer is None else answer.body
+    found["body"] = None if body is None else base64.b64encode(body).decode("ascii")
+    found["expires"], found["lives_until"] = expires, lives_until
+    return json.dumps(found)
+
+
+def of_text(text: object, now: float) -> tuple[Record, float] | None:
+    """The record that :func:`to_text` wrote and when it ends to live, or None if this is no such text."""
+    try:
+        found: Any = json.loads(text) if isinstance(text, str) else None
+        body = None if found["body"] is None else base64.b64decode(found["body"])
+        record = Record(
+            scope=str(found["scope"]),
+            state=str(found["state"]),
+            owner=str(found["owner"]),
+            fingerprint=str(found["fingerprint"]),
+            expired=float(found["expires"]) <= now,
+            answer=None if found["answer"] is None else Answer.of(found["answer"], body),
+            phases=dict(found["phases"]),
+        )
+        return record, float(found["lives_until"])
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,24 @@
+"""What happens to idempotency keys, as Django signals.
+
+The sender is :class:`~django_distlock.idempotency.state.Idempotency`. Every signal has ``request``, ``scope`` (a hash,
+the same for the same key of the same principal on the same route) and ``route``. A receiver that fails is logged by
+Django and changes nothing.
+
+* ``key_claimed``: the view is about to run
+* ``key_replayed``: a stored answer was given
+* ``key_conflict``: another request with this key is still running
+* ``key_mismatch``: the key belongs to a request with other data
+* ``key_expired``: a claim ran out, most likely because its process died
+* ``key_tombstone``: it has been done, and the answer was not kept
+"""
+
+from __future__ import annotations
+
+from django.dispatch import Signal
+
+key_claimed = Signal()
+key_replayed = Signal()
+key_conflict = Signal()
+key_mismatch = Signal()
+key_expired = Signal()
+key_tombstone = Signal()

@@ -1,0 +1,57 @@
+"""What a storage can do. Each method is one short step that is atomic by itself.
+
+A storage that does not answer raises BackendUnavailable; one that is busy for longer than it waits (a locked SQLite
+file, a deadlock, a lock timeout) raises LockNotAcquired.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from django_distlock.idempotency.records import Answer, Claim, Record
+
+
+class Storage(ABC):
+    """Rows by scope. Who writes names the owner token of its claim; a row that has another owner stays as it is, and
+    the method returns False."""
+
+    @abstractmethod
+    def claim(self, claim: Claim) -> Record | None:
+        """None: the key was free and is ours now. Else what is there."""
+
+    @abstractmethod
+    def read(self, scope: str) -> Record | None:
+        """What is there."""
+
+    @abstractmethod
+    def take_over(self, record: Record, claim: Claim) -> bool:
+        """Make ``record`` ours, unless it has changed since it was read. Its phases stay."""
+
+    @abstractmethod
+    def hold(self, record: Record, ttl: float) -> bool:
+        """The state "unknown" for a claim that ran out, unless it has changed since it was read."""
+
+    @abstractmethod
+    def complete(self, claim: Claim, answer: Answer) -> bool:
+        """The answer, for ``claim.ttl`` seconds from now."""
+
+    @abstractmethod
+    def add_body(self, claim: Claim, answer: Answer) -> bool:
+        """The body of an answer that was rendered after :meth:`complete`."""
+
+    @abstractmethod
+    def release(self, claim: Claim, *, failed: bool = False) -> bool:
+        """Free the key. ``failed``: it has finished phases, which the next attempt has to know."""
+
+    @abstractmethod
+    def renew(self, claim: Claim) -> bool:
+        """Another ``claim.claim_ttl`` seconds from now."""
+
+    @abstractmethod
+    def save_phases(self, claim: Claim, phases: str) -> bool:
+        """The results of the finished phases, as JSON."""
+
+    def close(self) -> None:  # noqa: B027 - a storage may have nothing to close
+        """End what this thread has opened; for threads of our own."""

@@ -1,0 +1,137 @@
+"""Claims and answers in a Django cache, as JSON.
+
+Redis needs no file of its own: everything that must be atomic here is ``add()``, which Redis does as ``SET NX PX`` and
+memcached as ``add``. A claim is an ``add()`` that outlives its lease, so that a claim that ran out is still seen; who
+takes it over has to win an ``add()`` for the token of the claim before. What is not atomic is "write if it is still
+mine", a read and a write: between them a claim may run out and be taken over, and then the answer of the first run is
+kept, which did happen. A cache may also forget: the database is the storage that does not.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django.core.cache import caches
+
+from django_distlock import BackendUnavailable
+from django_distlock.idempotency.records import (
+    CLAIMED,
+    COMPLETED,
+    FAILED,
+    UNKNOWN,
+    Answer,
+    Claim,
+    Record,
+    of_text,
+    to_text,
+)
+
+from .base import Storage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PREFIX = "django_distlock:idempotency:"
+# A cache that swallows its errors neither adds nor finds anything.
+ATTEMPTS = 20
+T = TypeVar("T")
+
+
+class CacheStorage(Storage):
+    """One entry for each key; times are by the clock of this machine."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+    def claim(self, claim: Claim) -> Record | None:
+        fresh = Record(scope=claim.scope, state=CLAIMED, owner=claim.owner, fingerprint=claim.fingerprint)
+        for _ in range(ATTEMPTS):
+            now = time.time()
+            text = to_text(fresh, now + claim.claim_ttl, now + claim.ttl)
+            if self._ask(lambda text=text: self._cache.add(_key(claim.scope), text, claim.ttl)):  # type: ignore[misc]
+                return None
+            if (found := self.read(claim.scope)) is not None:
+                return found
+        raise BackendUnavailable("The cache of idempotency keys keeps nothing.")
+
+    def read(self, scope: str) -> Record | None:
+        found = self._read(scope)
+        return None if found is None else found[0]
+
+    def take_over(self, record: Record, claim: Claim) -> bool:
+        # the winner is whoever comes first for this very claim, and nobody after
+        if not self._ask(lambda: self._cache.add(f"{_key(record.scope)}:{record.owner}", "", claim.claim_ttl)):
+            return False
+        mine = replace(record, state=CLAIMED, owner=claim.owner, fingerprint=claim.fingerprint, answer=None)
+        return self._write(mine, claim.claim_ttl, claim.ttl)
+
+    def hold(self, record: Record, ttl: float) -> bool:
+        found = self._read(record.scope)
+        if found is None or found[0].owner != record.owner or found[0].state != CLAIMED:
+            return False
+        return self._write(replace(found[0], state=UNKNOWN), ttl, ttl)
+
+    def complete(self, claim: Claim, answer: Answer) -> bool:
+        return self._change(claim, claim.ttl, state=COMPLETED, answer=answer)
+
+    def add_body(self, claim: Claim, answer: Answer) -> bool:
+        found = self.read(claim.scope)
+        if found is None or found.owner != claim.owner or found.state != COMPLETED:
+            return False
+        return self._write(replace(found, answer=answer), claim.ttl, claim.ttl)
+
+    def release(self, claim: Claim, *, failed: bool = False) -> bool:
+        if failed:
+            return self._change(claim, claim.claim_ttl, state=FAILED)
+        found = self.read(claim.scope)
+        if found is None or found.owner != claim.owner or found.state == COMPLETED:
+            return False
+        return bool(self._ask(lambda: self._cache.delete(_key(claim.scope))))
+
+    def renew(self, claim: Claim) -> bool:
+        found = self.read(claim.scope)
+        return found is not None and found.state == CLAIMED and self._change(claim, claim.claim_ttl)
+
+    def save_phases(self, claim: Claim, phases: str) -> bool:
+        return self._change(claim, claim.claim_ttl, phases=json.loads(phases))
+
+    def close(self) -> None:
+        self._ask(lambda: self._cache.close())
+
+    @property
+    def _cache(self) -> Any:
+        return caches[self.alias]
+
+    def _read(self, scope: str) -> tuple[Record, float] | None:
+        text = self._ask(lambda: self._cache.get(_key(scope)))
+        if text is None:
+            return None
+        # what cannot be read has been done, as far as anybody knows
+        torn = Record(scope=scope, state=UNKNOWN, owner="", fingerprint="")
+        return of_text(text, time.time()) or (torn, time.time())
+
+    def _change(self, claim: Claim, seconds: float, **changes: Any) -> bool:
+        found = self.read(claim.scope)
+        if found is None or found.owner != claim.owner or found.state == COMPLETED:
+            return False
+        return self._write(replace(found, **changes), seconds, claim.ttl)
+
+    def _write(self, record: Record, seconds: float, ttl: float) -> bool:
+        now = time.time()
+        text = to_text(record, now + seconds, now + ttl)
+        self._ask(lambda: self._cache.set(_key(record.scope), text, ttl))
+        return True
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        """Whatever a cache raises, it is the store that does not answer: each has errors of its own driver."""
+        try:
+            return call()
+        except Exception as error:
+            raise BackendUnavailable("The cache of idempotency keys cannot be used.") from error
+
+
+def _key(scope: str) -> str:
+    return PREFIX + scope

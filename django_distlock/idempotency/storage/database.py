@@ -1,0 +1,272 @@
+"""Claims and answers in a table. The unique index is the guarantee; every time is by the clock of the database."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from django.db import Error, OperationalError, connections, router
+
+from django_distlock import BackendUnavailable, Lock, LockNotAcquired, advisory_lock
+from django_distlock.idempotency.conf import config
+from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, UNKNOWN, Answer, Claim, Record
+
+from .base import Storage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+TABLE = "django_distlock_idempotency"
+# Microseconds since 1970, so that no time zone matters; in a long transaction too the time of now, not of its start.
+NOW = {
+    "postgresql": "(extract(epoch from clock_timestamp()) * 1000000)::bigint",
+    "mysql": "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)",
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)",
+}
+COLUMNS = "scope, state, owner, fingerprint, principal, method, route, phases, claimed_at, expires_at, lives_until"
+VALUES = "%s, 'claimed', %s, %s, %s, %s, %s, '{{}}', {now}, {now} + %s, {now} + %s"
+INSERT = {
+    "postgresql": f"INSERT INTO {TABLE} ({COLUMNS}) VALUES ({VALUES}) ON CONFLICT DO NOTHING",  # noqa: S608
+    "mysql": f"INSERT IGNORE INTO {TABLE} ({COLUMNS}) VALUES ({VALUES})",  # noqa: S608
+    "sqlite": f"INSERT INTO {TABLE} ({COLUMNS}) VALUES ({VALUES}) ON CONFLICT DO NOTHING",  # noqa: S608
+}
+# An INSERT that meets an uncommitted row of the same key waits for that transaction. The lock answers at once, and is
+# freed by the end of the transaction whatever that is; both in one statement.
+TRY_INSERT = f"""
+WITH lock AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(%s) AS got),
+made AS (INSERT INTO {TABLE} ({COLUMNS}) SELECT {VALUES} FROM lock WHERE got ON CONFLICT DO NOTHING RETURNING 1)
+SELECT got, EXISTS (SELECT 1 FROM made) FROM lock
+"""  # noqa: S608
+READ = (
+    f"SELECT scope, state, owner, fingerprint, expires_at <= {{now}}, facts, body, phases FROM {TABLE} WHERE scope = %s"  # noqa: S608
+)
+# A snapshot that is older than the winner's commit does not show it: MySQL and MariaDB at REPEATABLE READ.
+LOCKING = {"mysql": " LOCK IN SHARE MODE"}
+# SQLSTATE and error numbers of PostgreSQL and MySQL for: somebody else was first, try again.
+CONTENTION = {"40001", "40P01", "55P03", 1205, 1213}
+
+
+class DatabaseStorage(Storage):
+    """The table ``django_distlock_idempotency`` in one database."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+    @property
+    def connection(self) -> BaseDatabaseWrapper:
+        return connections[self.alias]
+
+    def claim(self, claim: Claim) -> Record | None:
+        while True:
+            if self._write(INSERT.get(self.connection.vendor, INSERT["sqlite"]), *_values(claim)):
+                return None
+            if (found := self.read(claim.scope)) is not None:
+                return found
+
+    def claim_inside(self, claim: Claim) -> Record | None:
+        """:meth:`claim` within the caller's transaction. LockNotAcquired at once if another transaction has it."""
+        vendor = self.connection.vendor
+        if vendor == "mysql" and _lock(claim.scope).try_acquire() is None:  # given back by the end of the transaction
+            raise LockNotAcquired
+        if vendor != "postgresql":
+            return self.claim(claim)
+        while True:
+            with self._cursor() as cursor:
+                cursor.execute(self._sql(TRY_INSERT), [_number(claim.scope), *_values(claim)])
+                got, made = cursor.fetchone()
+            if not got:
+                raise LockNotAcquired
+            if made:
+                return None
+            if (found := self.read(claim.scope)) is not None:
+                return found
+
+    def read(self, scope: str) -> Record | None:
+        locking = LOCKING.get(self.connection.vendor, "") if self.connection.in_atomic_block else ""
+        with self._cursor() as cursor:
+            cursor.execute(self._sql(READ) + locking, [scope])
+            row = cursor.fetchone()
+        return None if row is None else _record(row)
+
+    def is_running(self, scope: str) -> bool:
+        """Does a transaction have the key that no other sees yet?"""
+        vendor = self.connection.vendor
+        if vendor == "postgresql":
+            with self._cursor() as cursor:
+                cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [_number(scope)])
+                return not cursor.fetchone()[0]
+        if vendor != "mysql" or (lease := _lock(scope).try_acquire()) is None:
+            return vendor == "mysql"
+        lease.release()
+        return False
+
+    def take_over(self, record: Record, claim: Claim) -> bool:
+        return self._write(
+            f"UPDATE {TABLE} SET state = 'claimed', owner = %s, fingerprint = %s, expires_at = {{now}} + %s, "  # noqa: S608
+            "lives_until = {now} + %s, status = NULL, facts = NULL, body = NULL WHERE scope = %s AND owner = %s "
+            "AND state = %s AND (expires_at <= {now} OR state = 'failed')",
+            claim.owner,
+            claim.fingerprint,
+            _micros(claim.claim_ttl),
+            _micros(claim.ttl),
+            record.scope,
+            record.owner,
+            record.state,
+        )
+
+    def hold(self, record: Record, ttl: float) -> bool:
+        return self._write(
+            f"UPDATE {TABLE} SET state = 'unknown', expires_at = {{now}} + %s, lives_until = {{now}} + %s "  # noqa: S608
+            "WHERE scope = %s AND owner = %s AND state = 'claimed' AND expires_at <= {now}",
+            _micros(ttl),
+            _micros(ttl),
+            record.scope,
+            record.owner,
+        )
+
+    def complete(self, claim: Claim, answer: Answer) -> bool:
+        return self._write(
+            f"UPDATE {TABLE} SET state = 'completed', status = %s, facts = %s, body = %s, expires_at = {{now}} + %s, "  # noqa: S608
+            "lives_until = {now} + %s WHERE scope = %s AND owner = %s AND state <> 'completed'",
+            answer.status,
+            answer.facts(),
+            answer.body,
+            _micros(claim.ttl),
+            _micros(claim.ttl),
+            claim.scope,
+            claim.owner,
+        )
+
+    def add_body(self, claim: Claim, answer: Answer) -> bool:
+        return self._write(
+            f"UPDATE {TABLE} SET facts = %s, body = %s WHERE scope = %s AND owner = %s AND state = 'completed'",  # noqa: S608
+            answer.facts(),
+            answer.body,
+            claim.scope,
+            claim.owner,
+        )
+
+    def release(self, claim: Claim, *, failed: bool = False) -> bool:
+        what = f"UPDATE {TABLE} SET state = 'failed'" if failed else f"DELETE FROM {TABLE}"  # noqa: S608
+        return self._write(f"{what} WHERE scope = %s AND owner = %s AND state <> 'completed'", claim.scope, claim.owner)
+
+    def renew(self, claim: Claim) -> bool:
+        return self._write(
+            f"UPDATE {TABLE} SET expires_at = {{now}} + %s WHERE scope = %s AND owner = %s AND state = 'claimed'",  # noqa: S608
+            _micros(claim.claim_ttl),
+            claim.scope,
+            claim.owner,
+        )
+
+    def save_phases(self, claim: Claim, phases: str) -> bool:
+        return self._write(
+            f"UPDATE {TABLE} SET phases = %s WHERE scope = %s AND owner = %s",  # noqa: S608
+            phases,
+            claim.scope,
+            claim.owner,
+        )
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def free(self, scopes: Sequence[str]) -> int:
+        """Forget keys whose request has not been answered: an operator knows that nothing runs. How many."""
+        marks = ", ".join(["%s"] * len(scopes))
+        with self._cursor() as cursor:
+            cursor.execute(f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND state <> 'completed'", list(scopes))  # noqa: S608
+            return int(cursor.rowcount)
+
+    def purge(self, older_than: float = 0, batch: int = 1000) -> int:
+        """Delete what ended to live ``older_than`` seconds ago, in batches. How many."""
+        deleted = 0
+        find = f"SELECT scope FROM {TABLE} WHERE lives_until <= {{now}} - %s ORDER BY lives_until LIMIT {batch:d}"  # noqa: S608
+        while True:
+            with self._cursor() as cursor:
+                cursor.execute(self._sql(find), [_micros(older_than)])
+                scopes = [scope for (scope,) in cursor.fetchall()]
+                if not scopes:
+                    return deleted
+                marks = ", ".join(["%s"] * len(scopes))
+                delete = f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND lives_until <= {{now}} - %s"  # noqa: S608
+                cursor.execute(self._sql(delete), [*scopes, _micros(older_than)])
+                deleted += int(cursor.rowcount)
+                if len(scopes) < batch:
+                    return deleted
+
+    def _sql(self, text: str) -> str:
+        return text.format(now=NOW.get(self.connection.vendor, NOW["sqlite"]))
+
+    def _write(self, text: str, *parameters: Any) -> bool:
+        with self._cursor() as cursor:
+            cursor.execute(self._sql(text), parameters)
+            return bool(cursor.rowcount > 0)
+
+    @contextmanager
+    def _cursor(self) -> Iterator[Any]:
+        try:
+            with self.connection.cursor() as cursor:
+                yield cursor
+        except Error as error:
+            if _contended(error):
+                raise LockNotAcquired("The table of idempotency keys is busy.") from error
+            raise BackendUnavailable("The table of idempotency keys cannot be used.") from error
+
+
+def _contended(error: Error) -> bool:
+    cause = error.__cause__
+    codes = {getattr(cause, "sqlstate", None), *(error.args[:1])}
+    return bool(codes & CONTENTION) or (isinstance(error, OperationalError) and "database is locked" in str(error))
+
+
+def _number(scope: str) -> int:
+    """The key of PostgreSQL's advisory lock."""
+    return int.from_bytes(bytes.fromhex(scope)[:8], "big", signed=True)
+
+
+def _lock(scope: str) -> Lock:
+    return advisory_lock(f"idempotency:{scope}", using=config().lock)
+
+
+def _values(claim: Claim) -> Iterable[Any]:
+    return (
+        *(claim.scope, claim.owner, claim.fingerprint, claim.principal[:255], claim.method, claim.route[:255]),
+        *(_micros(claim.claim_ttl), _micros(claim.ttl)),
+    )
+
+
+def _micros(seconds: float) -> int:
+    return int(seconds * 1_000_000)
+
+
+def _record(row: Sequence[Any]) -> Record:
+    """A row that cannot be read counts as answered without its answer: it must not run again."""
+    scope, state, owner, fingerprint, expired, facts, body, phases = row
+    answer = None
+    try:
+        if facts is not None:
+            answer = Answer.of(facts, None if body is None else bytes(body))
+        found = json.loads(phases)
+    except ValueError:
+        found = None
+    return Record(
+        scope=scope,
+        state=state if state in (CLAIMED, COMPLETED, FAILED, UNKNOWN) else UNKNOWN,
+        owner=owner,
+        fingerprint=fingerprint,
+        expired=bool(expired),
+        answer=answer,
+        phases=found if isinstance(found, dict) else {},
+    )
+
+
+def purge(days: float = 0) -> int:
+    """Delete the records that ended to live ``days`` days ago, in every database that has the table. How many."""
+    return sum(
+        DatabaseStorage(alias).purge(days * 86400)
+        for alias in connections
+        if router.allow_migrate(alias, "django_distlock", model_name="idempotencyrecord")
+        and TABLE in connections[alias].introspection.table_names()
+    )
