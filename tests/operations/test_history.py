@@ -199,7 +199,7 @@ def test_what_is_old_is_pruned_in_batches(recorded: None, name: str, monkeypatch
 @pytest.mark.parametrize("days", ["1", 0, -1, True, float("nan")])
 def test_wrong_settings_are_found_by_the_check_and_switch_it_off(databases: None, settings: Any, days: Any) -> None:
     settings.DISTLOCK_HISTORY_DAYS = days
-    (message,) = (message for message in run_checks(tags=["distlock"]) if message.id == "distlock.E008")
+    (message,) = (message for message in run_checks(tags=["distlock"]) if message.id == "distlock.E009")
     assert "DISTLOCK_HISTORY_DAYS" in message.msg
     assert not any(signal.receivers for signal in SIGNALS.values())
 
