@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # A contender whose time is over waits so long for its node to be deleted; seconds. One that was interrupted waits
 # longer, if it has the time: a server that hangs must not keep it.
-FAREWELL, INTERRUPTED = 0.02, 0.1
+FAREWELL, INTERRUPTED = 0.02, 0.3
 
 
 class Place:
