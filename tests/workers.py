@@ -7,6 +7,7 @@ Loaded with ``-p tests.workers``, because the settings ask which servers there a
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,17 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those that must be alone come first: the first process gets them all, and the others have no part in them."""
     items.sort(key=lambda item: item.get_closest_marker("alone") is None)
+
+
+def pytest_collection() -> None:
+    gc.disable()  # nothing that it makes is garbage
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and all that they import stay until the end: not to be looked at again and again."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:
