@@ -17,7 +17,7 @@ from tests import services
 from tests.services_files import state_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, ...; empty without xdist
 # Most of a run is waiting, not computing: two processors are enough for three.
@@ -45,13 +45,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("alone") is None)
 
 
-def pytest_collection() -> None:
-    gc.disable()  # nothing that it makes is garbage
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Next to nothing of what it makes is garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
     """Thousands of tests and all that they import stay until the end: not to be looked at again and again."""
-    gc.enable()
     gc.collect()
     gc.freeze()
 
