@@ -15,6 +15,9 @@ FULL ?=
 # Three test processes, each with servers of its own; they share what is left when one of them is through.
 PARALLEL ?= -p tests.workers -n auto --dist worksteal
 
+# Programs that are started hundreds of times must not be compiled each time; `make clean` removes what this writes.
+unexport PYTHONDONTWRITEBYTECODE
+
 ifeq ($(filter sqlite postgres mariadb,$(DB)),)
 $(error DB=$(DB) is not one of: sqlite postgres mariadb)
 endif

@@ -6,6 +6,7 @@ That process has one thread, no connection and no lock. Its children end like an
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import select
@@ -146,6 +147,11 @@ def main() -> None:
     from tests import child
 
     child.load()
+    import pytest  # noqa: F401  # what the children run stands in modules of tests
+
+    # Else each child would look at all of this for garbage when it ends, and so copy it: five times what a child costs.
+    gc.collect()
+    gc.freeze()
     order = serve(socket.socket(fileno=int(sys.argv[1])))
     if order is not None:
         child.run(*order)

@@ -7,6 +7,7 @@ Loaded with ``-p tests.workers``, because the settings ask which servers there a
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from tests import services
 from tests.services_files import state_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, ...; empty without xdist
 # Most of a run is waiting, not computing: two processors are enough for three.
@@ -42,6 +43,22 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those that must be alone come first: the first process gets them all, and the others have no part in them."""
     items.sort(key=lambda item: item.get_closest_marker("alone") is None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Next to nothing of what it makes is garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and all that they import stay until the end: not to be looked at again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:

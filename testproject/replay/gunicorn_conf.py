@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -21,6 +22,12 @@ loglevel = "warning"
 
 
 def on_starting(server) -> None:
+    """Before the first fork, with the application loaded."""
+    gc.freeze()  # what the processes share is no garbage of theirs: to look at it would be to copy it
+    stop_with_parent()
+
+
+def stop_with_parent() -> None:
     """Stop when the process that started this server is gone, however it went: nobody is left who would."""
 
     def watch() -> None:

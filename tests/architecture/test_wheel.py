@@ -43,7 +43,7 @@ def test_it_works_with_django_alone(wheel: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
     python = tmp_path / "venv" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python]
-    run(*pip, "install", "-q", wheel, cwd=tmp_path)
+    run(*pip, "install", "-q", "--no-compile", wheel, cwd=tmp_path)  # most of Django is not looked at
     listed = run(*pip, "list", "--format=freeze", cwd=tmp_path).lower()
     assert not {"psycopg", "mysqlclient", "redis", "kazoo"} & {line.split("==")[0] for line in listed.split()}
     (tmp_path / "plain.py").write_text(
