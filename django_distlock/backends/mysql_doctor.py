@@ -28,8 +28,8 @@ USER_LOCKS_MYSQL = (
 
 
 def findings(backend: NamedLockBackend) -> Iterator[Finding]:
-    mariadb = drive(backend._shared_session()).mariadb
-    version, connections, read_only, idle = drive(backend._listing(FACTS))[0]
+    version, connections, read_only, idle = _rows(backend, FACTS)[0]
+    mariadb = "MARIADB" in _text(version).upper()
     yield Finding("info", f"{'MariaDB' if mariadb else 'MySQL'} {_text(version)}, wait_timeout {idle} s.")
     if read_only:
         yield Finding(
@@ -82,9 +82,13 @@ def _listing(backend: NamedLockBackend, mariadb: bool) -> Iterator[Finding]:
 def _asked(backend: NamedLockBackend, sql: bytes) -> list[Any]:
     """Nothing where the server has no such table, or no privilege for us."""
     try:
-        return drive(backend._listing(sql))
+        return _rows(backend, sql)
     except ServerError:
         return []
+
+
+def _rows(backend: NamedLockBackend, sql: bytes) -> list[Any]:
+    return drive(backend._listing(sql))
 
 
 def _text(value: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django_distlock.records import Finding
 from django_distlock.waiting import drive
@@ -30,7 +30,7 @@ FULL = 0.5
 
 
 def findings(backend: AdvisoryBackend) -> Iterator[Finding]:
-    (row,) = drive(backend._listing(FACTS))
+    (row,) = _rows(backend, FACTS)
     version, number, standby, tcp, keepalive, idle, connections, used, places, taken, sees_all = row
     yield Finding("info", f"PostgreSQL {version}.")
     if int(number) < CHECKS_CLIENTS:
@@ -64,6 +64,10 @@ def findings(backend: AdvisoryBackend) -> Iterator[Finding]:
             "Without the role pg_read_all_stats little is seen of the holders of other accounts.",
             "GRANT pg_read_all_stats TO the account of the alias.",
         )
+
+
+def _rows(backend: AdvisoryBackend, sql: bytes) -> list[Any]:
+    return drive(backend._listing(sql))
 
 
 def _room(backend: AdvisoryBackend, connections: int, used: int, places: int, taken: int) -> Iterator[Finding]:

@@ -61,7 +61,7 @@ class Command(Subcommand):
                 raise
             return 0
         except BrokenPipeError:  # whoever read has seen enough; the interpreter would complain once more at its end
-            if self.stdout._out is sys.stdout:
+            if vars(self.stdout)["_out"] is sys.stdout:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
 
