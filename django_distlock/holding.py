@@ -39,6 +39,7 @@ class Holding:
         "callbacks",
         "claimed_at",
         "grant",
+        "held_at",
         "kept",
         "key",
         "leases",
@@ -62,6 +63,8 @@ class Holding:
         self.semaphore = semaphore
         self.state = State.CLAIMING
         self.claimed_at = time.monotonic()
+        # since when it is held; the grant counts from when it was asked for
+        self.held_at = 0.0
         self.parker: Parker | None = None
         self.grant: Grant | None = None
         self.leases: set[Any] = set()

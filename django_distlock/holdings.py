@@ -138,6 +138,7 @@ class Holdings:
     def establish(self, holding: Holding, grant: Grant, lease: Any) -> None:
         """The engine granted it. Without the mutex: only the claimant itself leaves the state CLAIMING, and last."""
         holding.grant = grant
+        holding.held_at = time.monotonic()
         holding.leases.add(lease)
         holding.state = State.HELD
 

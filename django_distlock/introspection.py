@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
 
 from . import signals
 from .exceptions import DistlockError
-from .records import BackendReport, LockInfo
+from .holding import State
+from .holdings import holdings
+from .namebook import this_process, told
+from .records import MOST_WAITING, BackendReport, LockInfo
 from .registry import Entry, registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from .backends.base import Backend
+    from .holding import Holding
 
 logger = logging.getLogger("django_distlock.introspection")
 
@@ -56,13 +68,47 @@ def _report(alias: str) -> BackendReport:
     backend = entry.backend
     name = type(backend).__name__
     try:
-        locks = tuple(_named(entry, info) for info in (*backend.inspect(), *backend.blocking()))
+        locks = (*_completed(entry, backend.inspect()), *backend.blocking())
         return BackendReport(alias=alias, backend=name, locks=locks)
     except DistlockError as error:
         logger.warning("The locks of alias %r cannot be listed: %s", alias, error)
         return BackendReport(alias=alias, backend=name, error=type(error.__cause__ or error).__name__)
 
 
-def _named(entry: Entry, info: LockInfo) -> LockInfo:
-    """An engine that keeps only a hash: give it the name, if this process knows it."""
-    return info if info.name is not None else replace(info, name=entry.known_name(info.key))
+def _completed(entry: Entry, infos: Iterable[LockInfo]) -> Iterable[LockInfo]:
+    """With what only this process knows: the names that it has used, what it holds itself, who waits in it."""
+    backend = entry.backend
+    if not backend.needs_site_key:
+        return [_awaited(info, backend) for info in infos]
+    if not backend.keeps_notes:
+        return infos
+    known = entry.known_names()
+    mine = {
+        (backend.listed_as(holding.key), str(backend.server_session(holding.grant))): holding
+        for holding in holdings.held(backend)
+        if holding.grant is not None
+    }
+    return [_known(info, known, mine) for info in infos]
+
+
+def _known(info: LockInfo, known: Mapping[str, str], mine: Mapping[tuple[str, str], Holding]) -> LockInfo:
+    if info.name is None and info.key in known:
+        info = replace(info, name=known[info.key])
+    holding = mine.get((info.key, info.details.get("pid") or info.details.get("connection", "")))
+    if holding is None:
+        return info
+    since = datetime.now(UTC) - timedelta(seconds=time.monotonic() - holding.held_at)
+    who, server = told(holding), info.holder or ""
+    for said in (who, this_process()):
+        server = server.removeprefix(f"{said}, ")
+    return replace(info, acquired_at=since, holder=f"{who}, {server}")
+
+
+def _awaited(info: LockInfo, backend: Backend) -> LockInfo:
+    """Of a backend that nobody outside this process sees."""
+    queue = [
+        told(holding)
+        for holding in holdings.unfinished()
+        if holding.state is State.WAITING and holding.backend is backend and backend.listed_as(holding.key) == info.key
+    ]
+    return replace(info, waiters=len(queue), waiting=tuple(queue[:MOST_WAITING]))

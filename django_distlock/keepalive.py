@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from . import context
 from .holdings import holdings
 from .loss import lose
+from .namebook import namebook
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -99,6 +100,7 @@ class Keepalive:
         self._warned.intersection_update(held)
         for holding in held:
             due.append(self._look_after(holding, now))
+        namebook.look(now, held)
         return min(min(due), now + TICK) if due else None
 
     def _look_after(self, holding: Holding, now: float) -> float:

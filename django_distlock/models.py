@@ -66,6 +66,31 @@ class LeaseTicket(models.Model):
         return str(self.digest)
 
 
+class LockName(models.Model):
+    """What a hashed key stands for, on PostgreSQL and MySQL: its name, and who has held it for longer than a moment.
+
+    ``other`` is a second name with the same key, if there is one. ``session`` is what the server calls the session that
+    held the lock when this was written, ``since`` when that began; a row of a hold that is over stays until the next.
+    """
+
+    key = AsciiField(primary_key=True, max_length=64, db_column="lock_key")
+    alias = AsciiField(max_length=255)
+    name = models.TextField()
+    other = models.TextField()
+    seen_at = models.BigIntegerField()
+    session = models.BigIntegerField()
+    since = models.BigIntegerField()
+    holder = AsciiField(max_length=255)
+
+    class Meta:
+        managed = False
+        db_table = "django_distlock_name"
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return str(self.name)
+
+
 class HeldLock(models.Model):
     """No table: what the admin's page of held locks and its permissions belong to. Its rows come from
     :func:`django_distlock.held_locks`."""

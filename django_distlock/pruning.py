@@ -1,30 +1,31 @@
-"""Deleting what nobody needs any more."""
+"""Deleting what the library keeps and does not need any more."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import TYPE_CHECKING
 
 from .registry import registry
+from .validation import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# What others keep: a name -> deletes what is older than so many days, and says how much that was.
+# Other parts of the library that keep something: what it is called -> delete what is older than so many days; how much.
 pruners: dict[str, Callable[[float], int]] = {}
 
 
-def prune(using: str | None = None, *, days: float = 30.0) -> dict[str, int]:
-    """Delete expired leases of one alias, or of all, and what is older than ``days``; how much of each.
+def prune(using: str | None = None, *, days: float = 30) -> dict[str, int]:
+    """Delete names of locks that were not seen for ``days``, leases that ended a day ago, and, unless ``using`` names
+    one alias, what else is kept. In batches of 1,000. Returns how much of what was deleted.
 
-    BackendUnavailable if a server does not answer. Leases are deleted a day after their end whatever ``days`` says.
+    A lock in use loses nothing: its name is seen once a day, and fences follow the clock. BackendUnavailable if a
+    server does not answer, or has no such table.
     """
-    deleted = {"leases": 0}
-    stores: set[Any] = set()
+    days = seconds("days", days) or 0.0
+    deleted: Counter[str] = Counter()
     for alias in [using] if using is not None else registry.aliases():
-        backend: Any = registry.entry(alias).backend
-        if hasattr(backend, "prune") and (backend.options.get("database") not in stores):
-            stores.add(backend.options.get("database"))
-            deleted["leases"] += backend.prune()
+        deleted.update(registry.entry(alias).backend.prune_old(days))
     if using is None:
-        deleted.update({name: delete(days) for name, delete in pruners.items()})
-    return deleted
+        deleted.update({kind: delete(days) for kind, delete in pruners.items()})
+    return dict(deleted)

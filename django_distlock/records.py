@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
     from .names import LockKey
 
+# So many of those who wait for a lock are named.
+MOST_WAITING = 20
+
 Scope = Literal["session", "transaction"]
 
 
@@ -34,6 +37,28 @@ class Claim:
     limit: int = 0
 
 
+class Note(NamedTuple):
+    """What is written down of a lock whose engine keeps only a hash of the name.
+
+    ``session`` is what the server calls the session that holds it, 0 if only the name is to be noted; ``since`` is when
+    that began, on the monotonic clock of this process.
+    """
+
+    key: LockKey
+    session: int = 0
+    since: float = 0.0
+    holder: str = ""
+
+
+class Noted(NamedTuple):
+    """What now stands there for a key: the name that came first, and ``other`` if a second one has the same key."""
+
+    key: str
+    alias: str
+    name: str
+    other: str
+
+
 class Grant(NamedTuple):
     """What an engine gave; a tuple, because one is made for every acquire.
 
@@ -54,7 +79,8 @@ class LockInfo:
 
     ``backend`` is the alias. ``key`` is what the engine calls the lock, ``name`` what the code calls it, None if that
     is not known. ``waiters`` is how many wait, None if the engine cannot tell; ``waiting`` says who, first come first,
-    as far as the engine knows.
+    as far as the engine knows, at most 20 of them. ``details`` has what only some engines know: ``also_holds``, what
+    else the holder's session holds, and ``collision``, another name with the same key.
     """
 
     backend: str

@@ -68,12 +68,9 @@ class Entry:
             claim = self._claims[key.digest] = Claim(key=key)
         return claim
 
-    def known_name(self, key: str) -> str | None:
-        """The name of a key as the engine calls it, if this process used it lately."""
-        for known in list(self._keys.values()):
-            if key in (str(known.number), known.text, known.path):
-                return known.name
-        return None
+    def known_names(self) -> dict[str, str]:
+        """The names that this process used lately, by what the engine calls them."""
+        return {self.backend.listed_as(key): key.name for key in list(self._keys.values())}
 
 
 class Registry:

@@ -11,11 +11,12 @@ from django_distlock.waiting import backoff
 from .threads import Threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from django.core.checks import CheckMessage
 
-    from django_distlock.records import Claim, Finding, Grant, LockInfo
+    from django_distlock.names import LockKey
+    from django_distlock.records import Claim, Finding, Grant, LockInfo, Note, Noted
 
 
 def _nobody_ticks(when: float) -> None:
@@ -49,6 +50,8 @@ class Backend(ABC):
     needs_site_key: ClassVar[bool] = True
     # Is its server none of DATABASES, so that projects with different databases may share it?
     apart_from_databases: ClassVar[bool] = False
+    # Does the engine keep only a hash of the name, so that names have to be noted?
+    keeps_notes: ClassVar[bool] = False
     # Why a lock may be in doubt.
     doubt: ClassVar[str] = "its transaction was aborted"
     # The keys that OPTIONS may have.
@@ -86,6 +89,22 @@ class Backend(ABC):
         """Locks on tables and rows of the same database that keep somebody waiting, whoever took them; none where the
         engine has no such locks. ``details["kind"]`` is "relation" or "row", ``details["blocks"]`` who waits."""
         return ()
+
+    def listed_as(self, key: LockKey) -> str:
+        """What :meth:`inspect` calls ``key``."""
+        return key.path
+
+    def server_session(self, grant: Grant) -> int:
+        """What the server calls the session on which ``grant`` lives; 0 if there is none, or nobody knows."""
+        return 0
+
+    def write_notes(self, notes: Sequence[Note], done: Callable[[list[Noted]], object]) -> bool:
+        """Begin to write ``notes`` down, in the background, and call ``done`` when they are; False: not now."""
+        return False
+
+    def prune_old(self, days: float) -> Mapping[str, int]:
+        """Delete what is kept and not needed any more, notes after ``days``; how much, by kind."""
+        return {}
 
     def take_now(self, claim: Claim, wait: float) -> Grant | None:
         """Take the lock in this thread with one statement on a session at hand, if that is possible; else None.

@@ -246,6 +246,9 @@ class LeaseTableBackend(Backend):
         except StoreError as error:
             raise self._unavailable(error) from (error.__cause__ or error)
 
+    def prune_old(self, days: float) -> Mapping[str, int]:
+        return {"leases": self.prune()}
+
     def _asked(self, operation: str, *args: Any, patience: float = PATIENCE) -> Flow[Any]:
         try:
             return (yield from self.store.run(time.monotonic() + patience, operation, *args))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
@@ -12,6 +11,7 @@ from typing import NamedTuple
 from django_distlock.records import LockInfo
 
 from .remains import StoreError
+from .texts import readable, short
 
 # A waiter that has not been seen for this long is passed over; it keeps its place for when it comes back.
 GRACE = 1.0
@@ -25,7 +25,6 @@ KEPT = 24 * 3600.0
 NOWHERE = 2**62
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_TEXT = 255
 _CENTURY = 3.2e9  # seconds
 
 
@@ -82,30 +81,6 @@ def microseconds(seconds: float) -> int:
 
 def moment(value: int) -> datetime:
     return _EPOCH + timedelta(microseconds=value)
-
-
-def printable(text: str) -> str:
-    """``text`` itself if it is plain ASCII, else its JSON form: databases differ in what else they can keep."""
-    if text.isascii() and text.isprintable() and text[:1] != '"':
-        return text
-    return json.dumps(text)
-
-
-def readable(text: str) -> str:
-    """The inverse of :func:`printable`; what somebody else wrote into the table is shown as it is."""
-    if text[:1] == '"':
-        try:
-            value = json.loads(text)
-        except ValueError:
-            return text
-        if isinstance(value, str):
-            return value
-    return text
-
-
-def short(text: str) -> str:
-    """:func:`printable`, cut to what the narrow columns take."""
-    return printable(text)[:_TEXT]
 
 
 class Holder:

@@ -14,7 +14,8 @@ from django.db import IntegrityError
 from django.db.models.functions import Now
 from django.db.models.sql import Query
 
-from .leasetable_rows import DEAD, GRACE, KEPT, NOWHERE, Look, Row, Ticket, microseconds, printable, short
+from .leasetable_rows import DEAD, GRACE, KEPT, NOWHERE, Look, Row, Ticket, microseconds
+from .texts import printable, short
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper

@@ -29,8 +29,6 @@ from .leasetable_rows import (
     Row,
     Ticket,
     microseconds,
-    printable,
-    short,
 )
 from .leasetable_sqlite_sql import (
     BREAK,
@@ -50,6 +48,7 @@ from .leasetable_sqlite_sql import (
     TAKE,
 )
 from .remains import StoreError
+from .texts import printable, short
 
 if TYPE_CHECKING:
     from collections.abc import Callable

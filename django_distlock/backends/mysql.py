@@ -7,17 +7,30 @@ lock taken inside a transaction is given back after it.
 
 from __future__ import annotations
 
-from collections import Counter
+import contextlib
+import re
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from django_distlock.records import LockInfo
-from django_distlock.waiting import Flow, drive
+from django_distlock.exceptions import UnsupportedOperation
+from django_distlock.waiting import Call, Flow, drive
 
 from . import mysql_doctor, mysql_relations
-from .session import ServerError, SessionDead
+from .mysql_listing import (
+    COMPARE_AND,
+    IS_OURS,
+    NO_SUCH_CONNECTION,
+    NOT_ALLOWED,
+    NOT_OURS,
+    MySQLNotes,
+    infos,
+    listing,
+)
+from .session import STATEMENT_LIMIT, ServerError, SessionDead
 from .sessionlocks import SessionLockBackend
 
 try:
@@ -30,28 +43,18 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from django_distlock.records import Claim, Grant
+    from django_distlock.records import Claim, Grant, LockInfo
 
-# Two ways to see user-level locks: MariaDB's plugin METADATA_LOCK_INFO, and the performance schema of MySQL 8.
-LIST_MARIADB = b"""
-SELECT m.TABLE_SCHEMA, 'GRANTED', p.ID, p.USER, p.HOST, p.TIME
-FROM information_schema.METADATA_LOCK_INFO m JOIN information_schema.PROCESSLIST p ON p.ID = m.THREAD_ID
-WHERE m.LOCK_TYPE = 'User lock'
-UNION ALL
-SELECT SUBSTRING_INDEX(SUBSTRING_INDEX(INFO, '''', 2), '''', -1), 'PENDING', ID, USER, HOST, TIME
-FROM information_schema.PROCESSLIST WHERE STATE = 'User lock' AND INFO LIKE 'SELECT GET\\_LOCK(%'
-"""
-LIST_MYSQL = b"""
-SELECT m.OBJECT_NAME, m.LOCK_STATUS, t.PROCESSLIST_ID, t.PROCESSLIST_USER, t.PROCESSLIST_HOST, t.PROCESSLIST_TIME
-FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID
-WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK'
-"""
 KNOWN_NAMES = 4096
+# What LockKey.text looks like: nothing else goes into a statement.
+IS_KEY = re.compile(r"[a-z0-9-]{1,64}")
 
 
 class NamedLockBackend(SessionLockBackend[MySQLSession]):
     """OPTIONS: ``database`` (the alias whose server is used), ``session_database`` (another alias for the dedicated
     sessions, for a direct way around a proxy), ``wait_sessions`` (default 8)."""
+
+    notes_sql = MySQLNotes()
 
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         super().__init__(alias, options)
@@ -87,60 +90,81 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
     # for operators
 
     def inspect(self) -> Iterable[LockInfo]:
-        return drive(self._inspect())
-
-    def _inspect(self) -> Flow[list[LockInfo]]:
-        session = yield from self._shared_session()
-        try:
-            rows = yield from self._listing(LIST_MARIADB if session.mariadb else LIST_MYSQL)
-        except ServerError:  # no plugin, or no privilege: at least the names that this process knows
-            rows = yield from self._used_locks()
-        waiters = Counter(row[0] for row in rows if row[1] == "PENDING")
-        return [
-            LockInfo(
-                backend=self.alias,
-                key=name,
-                name=self._known.get(name),
-                holder=f"{user}@{host}, connection {connection}",
-                waiters=waiters[name],
-                details={"connection": str(connection), "idle_seconds": str(seconds)},
-            )
-            for name, status, connection, user, host, seconds in _texts(rows)
-            if status == "GRANTED"
-        ]
+        found = infos(self.alias, _texts(drive(self._aside(self._listed))))
+        return [info if info.name is not None else replace(info, name=self._known.get(info.key)) for info in found]
 
     diagnose = mysql_doctor.findings
 
-    def blocking(self) -> Iterable[LockInfo]:
-        return drive(self._blocking())
-
-    def _blocking(self) -> Flow[list[LockInfo]]:
-        session = yield from self._shared_session()
-        rows = yield from self._rows(mysql_relations.PERFORMANCE_SCHEMA)
-        if not rows and session.mariadb:
-            rows = yield from self._rows(mysql_relations.PLUGIN)
-        rows += yield from self._rows(mysql_relations.INNODB if session.mariadb else mysql_relations.SYS)
-        return mysql_relations.blocking(self.alias, rows)
-
-    def _rows(self, sql: bytes) -> Flow[list[list[str]]]:
-        """Nothing where the server has no such table, or no privilege for us."""
-        try:
-            return _texts((yield from self._listing(sql)))
-        except ServerError:
-            return []
-
-    def _used_locks(self) -> Flow[list[Any]]:
-        names = list(self._known)
+    def _listed(self, session: MySQLSession) -> Flow[list[Any]]:
+        until = time.monotonic() + STATEMENT_LIMIT
+        for named in (True, False):
+            with contextlib.suppress(ServerError):  # the names' table is not there yet; or no plugin, or no privilege
+                rows: list[Any] = yield Call(session, "query", (listing(session.mariadb, named), until))
+                return rows
+        names = list(self._known)  # at least those that this process knows
         if not names:
             return []
         columns = ", ".join(f"IS_USED_LOCK('{name}')" for name in names)
-        used = yield from self._listing(f"SELECT {columns}".encode())
+        used = yield Call(session, "query", (f"SELECT {columns}".encode(), until))
         return [
             (name, "GRANTED", connection, "", "", "")
             for name, connection in zip(names, used[0], strict=True)
             if connection is not None
         ]
 
+    def blocking(self) -> Iterable[LockInfo]:
+        return mysql_relations.blocking(self.alias, drive(self._aside(self._blocking)))
 
-def _texts(rows: Iterable[Any]) -> list[list[str]]:
-    return [[value.decode() if isinstance(value, bytes) else str(value) for value in row] for row in rows]
+    def _blocking(self, session: MySQLSession) -> Flow[list[list[str]]]:
+        until = time.monotonic() + STATEMENT_LIMIT
+        rows = yield from self._rows(session, mysql_relations.PERFORMANCE_SCHEMA, until)
+        if not rows and session.mariadb:
+            rows = yield from self._rows(session, mysql_relations.PLUGIN, until)
+        last = mysql_relations.INNODB if session.mariadb else mysql_relations.SYS
+        return rows + (yield from self._rows(session, last, until))
+
+    def _rows(self, session: MySQLSession, sql: bytes, until: float) -> Flow[list[list[str]]]:
+        """Nothing where the server has no such table, or no privilege for us."""
+        try:
+            rows = yield Call(session, "query", (sql, until))
+        except ServerError:
+            return []
+        return [["" if value is None else value for value in row] for row in _texts(rows)]
+
+    def break_lock(self, info: LockInfo) -> bool:
+        connection = info.details.get("connection", "")
+        if not (connection.isdecimal() and IS_KEY.fullmatch(info.key)):
+            return False
+        return drive(self._aside(lambda session: self._break(session, info.key, int(connection))))
+
+    def _break(self, session: MySQLSession, key: str, connection: int) -> Flow[bool]:
+        """MySQL compares in one statement and ends in the next."""
+        until = time.monotonic() + STATEMENT_LIMIT
+        ours, kill = IS_OURS % (key, connection), f"KILL CONNECTION {connection}"
+        try:
+            if session.mariadb:
+                yield Call(session, "query", (COMPARE_AND.format(ours=ours, then=kill).encode(), until))
+            elif (yield Call(session, "execute", (f"SELECT {ours}".encode(), until))) == 1:
+                yield Call(session, "query", (kill.encode(), until))
+            else:
+                return False
+        except ServerError as error:
+            if error.code in (NOT_OURS, NO_SUCH_CONNECTION):
+                return False
+            if error.code not in NOT_ALLOWED:
+                raise self._unavailable(error) from error
+            raise UnsupportedOperation(
+                f"The user of alias {self.alias!r} may not end this connection: it belongs to another user. Grant it "
+                "CONNECTION_ADMIN (MySQL), CONNECTION ADMIN (MariaDB 10.5.2) or SUPER."
+            ) from error
+        return True
+
+
+def _texts(rows: Iterable[Any]) -> list[list[str | None]]:
+    return [[_text(value) for value in row] for row in rows]
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    return value.decode() if isinstance(value, bytes) else str(value)

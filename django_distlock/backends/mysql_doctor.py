@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from django_distlock.records import Finding
-from django_distlock.waiting import drive
+from django_distlock.waiting import Call, Flow, drive
 
-from .session import ServerError
+from .session import STATEMENT_LIMIT, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .mysql import NamedLockBackend
+    from .mysql_session import MySQLSession
 
 FACTS = b"SELECT VERSION(), @@max_connections, @@global.read_only, @@global.wait_timeout"
 USED = b"SHOW GLOBAL STATUS LIKE 'Threads_connected'"
@@ -88,7 +90,11 @@ def _asked(backend: NamedLockBackend, sql: bytes) -> list[Any]:
 
 
 def _rows(backend: NamedLockBackend, sql: bytes) -> list[Any]:
-    return drive(backend._listing(sql))
+    def asked(session: MySQLSession) -> Flow[list[Any]]:
+        rows: list[Any] = yield Call(session, "query", (sql, time.monotonic() + STATEMENT_LIMIT))
+        return rows
+
+    return drive(backend._aside(asked))
 
 
 def _text(value: object) -> str:

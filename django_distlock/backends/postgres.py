@@ -9,20 +9,19 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import Counter
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections
 
-from django_distlock.exceptions import DeadlockDetected
-from django_distlock.records import Claim, Grant, LockInfo
-from django_distlock.waiting import LEAST_PATIENCE, Flow, adrive, drive
+from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
+from django_distlock.records import Claim, Grant
+from django_distlock.waiting import LEAST_PATIENCE, Call, Flow, adrive, drive
 
-from . import postgres_doctor, postgres_relations
-from .session import GRACE, SessionDead
+from . import postgres_doctor, postgres_listing, postgres_relations
+from .postgres_listing import NUMBER, OURS, PostgresNotes
+from .session import GRACE, STATEMENT_LIMIT, ServerError, SessionDead
 from .sessionlocks import SessionLockBackend
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
     from django_distlock.names import LockKey
+    from django_distlock.records import LockInfo
 
 try:
     from psycopg import pq
@@ -49,18 +49,7 @@ except ImportError as error:
         "The PostgreSQL lock backend needs psycopg 3: pip install 'django-distlock[postgres]'."
     ) from error
 
-_NUMBER = "((classid::bigint << 32) | objid::bigint)"
-_OURS = (
-    "locktype = 'advisory' AND objsubid = 1"
-    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-)
-LIST = f"""
-SELECT {_NUMBER}, granted, mode, pid, application_name, client_addr, usename,
-       extract(epoch FROM state_change), extract(epoch FROM xact_start)
-FROM pg_locks LEFT JOIN pg_stat_activity USING (pid)
-WHERE {_OURS.replace("database", "pg_locks.database", 1)}
-"""  # noqa: S608 - constants
-MINE = f"SELECT {_NUMBER} FROM pg_locks WHERE {_OURS} AND granted AND pid = pg_backend_pid()"  # noqa: S608 - constants
+MINE = f"SELECT {NUMBER} FROM pg_locks WHERE {OURS} AND granted AND pid = pg_backend_pid()"  # noqa: S608 - constants
 TRY = "SELECT %s(%d), current_setting('transaction_isolation')"
 # Without parameters the server takes several statements at once. The caller's lock_timeout is put back explicitly: what
 # was set after a savepoint outlives its release.
@@ -99,6 +88,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     supports_shared = True
     supports_transaction_scope = True
+    notes_sql = PostgresNotes()
 
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         super().__init__(alias, options)
@@ -249,31 +239,49 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     # for operators
 
-    def inspect(self) -> Iterable[LockInfo]:
-        return drive(self._inspect())
+    def server_session(self, grant: Grant) -> int:
+        if grant.claim.scope != "transaction":
+            return super().server_session(grant)
+        raw = grant.session.raw
+        return 0 if raw.closed else int(raw.info.backend_pid)
 
-    def _inspect(self) -> Flow[list[LockInfo]]:
-        rows = yield from self._listing(LIST.encode())
-        waiters = Counter(row[0] for row in rows if row[1] == "f")
-        return [
-            LockInfo(
-                backend=self.alias,
-                key=number,
-                shared=mode == "ShareLock",
-                holder=f"{user} at {address or 'local'}, server process {pid}, {application}",
-                acquired_at=_moment(began if application != "distlock" else None),
-                waiters=waiters[number],
-                details={"pid": pid, "application_name": application or "", "last_statement": since or ""},
-            )
-            for number, granted, mode, pid, application, address, user, since, began in rows
-            if granted == "t"
-        ]
+    def inspect(self) -> Iterable[LockInfo]:
+        ((sessions, locks),) = drive(self._aside(self._listed))
+        return postgres_listing.infos(self.alias, sessions, locks)
+
+    def _listed(self, session: PostgresSession) -> Flow[list[Any]]:
+        until = time.monotonic() + STATEMENT_LIMIT
+        try:
+            rows: list[Any] = yield Call(session, "query", (postgres_listing.LIST, until))
+            return rows
+        except ServerError as error:
+            if error.code not in (postgres_listing.UNDEFINED_TABLE, postgres_listing.INSUFFICIENT_PRIVILEGE):
+                raise self._unavailable(error) from error
+            again: list[Any] = yield Call(session, "query", (postgres_listing.NAMELESS, until))
+            return again
 
     diagnose = postgres_doctor.findings
 
     def blocking(self) -> Iterable[LockInfo]:
-        return postgres_relations.blocking(self.alias, drive(self._listing(postgres_relations.BLOCKING)))
+        def listed(session: PostgresSession) -> Flow[list[Any]]:
+            until = time.monotonic() + STATEMENT_LIMIT
+            rows: list[Any] = yield Call(session, "query", (postgres_relations.BLOCKING, until))
+            return rows
 
+        return postgres_relations.blocking(self.alias, drive(self._aside(listed)))
 
-def _moment(epoch: str | None) -> datetime | None:
-    return None if epoch is None else datetime.fromtimestamp(float(epoch), UTC)
+    def break_lock(self, info: LockInfo) -> bool:
+        statement = postgres_listing.breaking(info)
+        return statement is not None and drive(self._aside(lambda session: self._break(session, statement)))
+
+    def _break(self, session: PostgresSession, statement: bytes) -> Flow[bool]:
+        try:
+            rows = yield Call(session, "query", (statement, time.monotonic() + STATEMENT_LIMIT))
+        except ServerError as error:
+            if error.code != postgres_listing.INSUFFICIENT_PRIVILEGE:
+                raise self._unavailable(error) from error
+            raise UnsupportedOperation(
+                f"The role of alias {self.alias!r} may not end this session: it belongs to another role. Grant it "
+                "pg_signal_backend, or membership in that role; a superuser's session only a superuser may end."
+            ) from error
+        return bool(rows == [["t"]])

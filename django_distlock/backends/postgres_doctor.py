@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from django_distlock.records import Finding
-from django_distlock.waiting import drive
+from django_distlock.waiting import Call, Flow, drive
+
+from .session import STATEMENT_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .postgres import AdvisoryBackend
+    from .postgres_session import PostgresSession
 
 FACTS = b"""
 SELECT current_setting('server_version'), current_setting('server_version_num'), pg_is_in_recovery(),
@@ -67,7 +71,11 @@ def findings(backend: AdvisoryBackend) -> Iterator[Finding]:
 
 
 def _rows(backend: AdvisoryBackend, sql: bytes) -> list[Any]:
-    return drive(backend._listing(sql))
+    def asked(session: PostgresSession) -> Flow[list[Any]]:
+        rows: list[Any] = yield Call(session, "query", (sql, time.monotonic() + STATEMENT_LIMIT))
+        return rows
+
+    return drive(backend._aside(asked))
 
 
 def _room(backend: AdvisoryBackend, connections: int, used: int, places: int, taken: int) -> Iterator[Finding]:

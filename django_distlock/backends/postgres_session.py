@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import re
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +51,19 @@ def lock_timeout(until: float) -> int:
     return max(1, math.ceil(min(until - time.monotonic(), LONGEST_WAIT) * 1000))
 
 
+def application_name() -> str:
+    """Whose session it is, as far as PostgreSQL's 63 characters go."""
+    pid = str(os.getpid())
+    host = re.sub(r"[^!-~]", "?", socket.gethostname())[: 63 - len("distlock :") - len(pid)]
+    return f"distlock {host}:{pid}"
+
+
 def conninfo(parameters: dict[str, Any]) -> str:
     """libpq's connection string for the parameters that Django's backend would connect with."""
     known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
     given = {key: value for key, value in parameters.items() if key in known and value is not None}
     ours = {
-        "application_name": "distlock",
+        "application_name": application_name(),
         "keepalives": 1,
         "keepalives_idle": 2,
         "keepalives_interval": 1,

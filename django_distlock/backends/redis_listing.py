@@ -10,7 +10,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from django_distlock.records import LockInfo
+from django_distlock.records import MOST_WAITING, LockInfo
 from django_distlock.waiting import Call
 
 from .redis_commands import Refused, converse
@@ -28,6 +28,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CACHED = 1000
 _SCANNED = 500
 _AT_ONCE = 100
+_LOOKED_FOR = (MOST_WAITING,)
 
 
 class Teller:
@@ -57,26 +58,36 @@ def text_of(key: bytes) -> bytes | None:
 
 def infos(alias: str, text: bytes, reply: list[Any]) -> list[LockInfo]:
     """The holders of one lock, as the script LOOK shows them."""
-    holders, waiters = reply
-    return [_info(alias, text, holder, end, told.partition(b" ")[2], waiters) for holder, end, told in sorted(holders)]
+    holders, waiters, waiting = reply
+    who = tuple(_who(_facts(told)) for told in waiting)
+    return [
+        _info(alias, text, holder, end, told.partition(b" ")[2], waiters, who) for holder, end, told in sorted(holders)
+    ]
 
 
-def _info(alias: str, text: bytes, holder: bytes, end: int, told: bytes, waiters: int) -> LockInfo:
+def _info(
+    alias: str, text: bytes, holder: bytes, end: int, told: bytes, waiters: int, waiting: tuple[str, ...]
+) -> LockInfo:
     facts = _facts(told)
     name, fence, since = facts.get("name"), facts.get("fence"), facts.get("since")
-    who = [facts.get(part) for part in ("host", "pid", "thread")]
     return LockInfo(
         backend=alias,
         key=text.decode("latin-1"),
         name=name if isinstance(name, str) else None,
         shared=holder[:1] == b"s",
-        holder=UNKNOWN if None in who else ":".join(map(str, who)),
+        holder=_who(facts),
         acquired_at=_moment(since),
         expires_at=_moment(end * 1000),
         fence=fence if isinstance(fence, int) else None,
         waiters=waiters,
+        waiting=waiting,
         details={"token": holder[1:9].decode("latin-1")},
     )
+
+
+def _who(facts: dict[str, Any]) -> str:
+    who = [facts.get(part) for part in ("host", "pid", "thread")]
+    return UNKNOWN if None in who else ":".join(map(str, who))
 
 
 def _facts(told: bytes) -> dict[str, Any]:
@@ -123,7 +134,7 @@ def listed(pool: Pool, alias: str, patience: float) -> Flow[list[LockInfo]]:
 
 def _looked(alias: str, link: Link, texts: list[bytes], patience: float) -> Flow[list[LockInfo]]:
     """All are asked for before the first answer is read."""
-    link.send(*(LOOK.by_hash(keys_named(text)) for text in texts))
+    link.send(*(LOOK.by_hash(keys_named(text), *_LOOKED_FOR) for text in texts))
     replies = []
     for _ in texts:
         replies.append((yield Call(link, "receive", (time.monotonic() + patience,))))
@@ -131,7 +142,7 @@ def _looked(alias: str, link: Link, texts: list[bytes], patience: float) -> Flow
     for text, reply in zip(texts, replies, strict=True):
         try:
             if unknown_script(reply):
-                reply = yield from converse(link, LOOK, keys_named(text), (), time.monotonic() + patience)
+                reply = yield from converse(link, LOOK, keys_named(text), _LOOKED_FOR, time.monotonic() + patience)
             if isinstance(reply, ReplyError):
                 raise Refused(str(reply))
         except Refused:  # not of the type that it should be

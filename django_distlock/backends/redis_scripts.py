@@ -279,22 +279,22 @@ return 0
 """
 )
 
-# Returns the live holders with the ends of their leases (ms), what is in "held" for each, and how many wait. Waiters
-# that have gone are forgotten.
+# ARGV: how many waiters are to be described. Returns the live holders with the ends of their leases (ms) and what is in
+# "held" for each; how many wait; and what the first of them tell. Waiters that have gone are forgotten.
 LOOK: Final = Script(
     _NAMES
     + _CLOCK
     + _STATE
     + """
-local there = 0
+local there, told = 0, {}
 for _, waiter in ipairs(call('ZRANGE', queue, 0, -1)) do
-  local channel = string.match(call('HGET', waiters, waiter) or '', '^%d+ %d+ (%S+) ')
-  if channel and call('PUBSUB', 'NUMSUB', channel)[2] > 0 then there = there + 1 else forget(waiter) end
+  local channel, facts = string.match(call('HGET', waiters, waiter) or '', '^%d+ %d+ (%S+) (.*)$')
+  if channel and call('PUBSUB', 'NUMSUB', channel)[2] > 0 then
+    there, told[#told + 1] = there + 1, #told < tonumber(ARGV[1]) and facts or nil
+  else forget(waiter) end
 end
 local holders = {}
-for who, at in pairs(ends) do
-  holders[#holders + 1] = {who, at, call('HGET', held, who)}
-end
-return {holders, there}
+for who, at in pairs(ends) do holders[#holders + 1] = {who, at, call('HGET', held, who)} end
+return {holders, there, told}
 """
 )

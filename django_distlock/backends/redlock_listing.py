@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .redis_protocol import ReplyError, pack
 from .redlock_inquiry import Outcome, Question
 from .redlock_quorum import Answer, Verdict, heard, majority
-from .redlock_scripts import BREAK, DESCRIBE, PREFIX, Seen, info_of, keys_of, seen
+from .redlock_scripts import BREAK, DESCRIBE, DIGEST, PREFIX, Seen, info_of, keys_of, seen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,8 +85,8 @@ def _describe(keys: list[bytes]) -> bytes:
 
 def break_everywhere(lane: Lane, info: LockInfo, patience: float) -> Flow[bool | Outcome]:
     """Delete what ``info`` shows on all nodes; was it there?"""
-    token = info.details.get("token")
-    if not token:
+    token = info.details.get("token", "")
+    if len(token) != DIGEST:  # less of it would be that of others as well
         return False
     command = BREAK.whole(keys_of(info.key), token)
     outcome = yield from _ask(lane, dict.fromkeys(range(len(lane.lines)), command), time.monotonic() + patience)

@@ -26,6 +26,8 @@ PREFIX = b"redlock:"
 GRACE = 500
 # Added to a refusal if the key is free but others came first.
 NOT_YOUR_TURN = 1_000_000
+# Digits of the digest by which a vote is shown.
+DIGEST = 16
 # How the queue is to be treated by ACQUIRE.
 NO_QUEUE, RESPECT, JOIN = "0", "1", "2"
 
@@ -142,7 +144,7 @@ def seen(key: bytes, row: list[Any]) -> Seen | None:
     if value is None:
         return None
     word, _, rest = value.partition(b" ")
-    digest = hashlib.sha1(word, usedforsecurity=False).hexdigest()[:16]
+    digest = hashlib.sha1(word, usedforsecurity=False).hexdigest()[:DIGEST]
     try:
         facts = json.loads(rest.decode("utf-8", "replace"))
     except (ValueError, RecursionError):

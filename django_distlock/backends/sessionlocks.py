@@ -11,13 +11,20 @@ from django_distlock.exceptions import BackendUnavailable
 from django_distlock.waiting import Call, Flow, adrive, drive, finished
 
 from . import poolers
+from .notes import Notes
 from .session import STATEMENT_LIMIT, ServerError, Session, SessionDead, StatementTimeout
 from .sessionacquire import SessionAcquire
 
 if TYPE_CHECKING:
-    from django_distlock.records import Claim, Grant
+    from collections.abc import Callable, Mapping, Sequence
+
+    from django_distlock.names import LockKey
+    from django_distlock.records import Claim, Grant, Note, Noted
+
+    from .notes import NotesSQL
 
 S = TypeVar("S", bound=Session)
+T = TypeVar("T")
 
 # Pause between attempts when every wait session is taken.
 PAUSE = 0.01
@@ -27,7 +34,14 @@ class SessionLockBackend(SessionAcquire[S]):
     """Locks that are held by dedicated sessions."""
 
     waits_natively = True
+    supports_break = True
+    keeps_notes = True
+    notes_sql: ClassVar[NotesSQL]
     option_names: ClassVar[frozenset[str]] = frozenset({"database", "session_database", "wait_sessions"})
+
+    def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
+        super().__init__(alias, options)
+        self._notes = Notes(alias, self.sessions, self.notes_sql)
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         return drive(self._acquire(claim, wait))
@@ -129,24 +143,27 @@ class SessionLockBackend(SessionAcquire[S]):
         finally:
             session.turnstile.release()
 
-    def _shared_session(self) -> Flow[S]:
+    # for operators
+
+    def listed_as(self, key: LockKey) -> str:
+        return self.notes_sql.key(key)
+
+    def server_session(self, grant: Grant) -> int:
+        return int(grant.session.server_id)
+
+    def write_notes(self, notes: Sequence[Note], done: Callable[[list[Noted]], object]) -> bool:
+        return self._notes.write(notes, done)
+
+    def prune_old(self, days: float) -> Mapping[str, int]:
         try:
-            return (yield from self.sessions.shared(time.monotonic() + STATEMENT_LIMIT))
-        except (SessionDead, StatementTimeout) as error:
+            return {"names": self._notes.prune(days)}
+        except (SessionDead, ServerError, StatementTimeout) as error:
             raise self._unavailable(error) from error
 
-    def _listing(self, sql: bytes) -> Flow[list[Any]]:
-        """All rows of a query on the shared session. ServerError if the server refuses it."""
-        until = time.monotonic() + STATEMENT_LIMIT
-        session = yield from self._shared_session()
+    def _aside(self, work: Callable[[S], Flow[T]]) -> Flow[T]:
+        """Do ``work`` for an operator, on a session without locks. ServerError if the server refuses."""
         try:
-            if not (yield Call(session.turnstile, "acquire", (STATEMENT_LIMIT,))):
-                raise StatementTimeout
-            try:
-                rows: list[Any] = yield Call(session, "query", (sql, until))
-                return rows
-            finally:
-                session.turnstile.release()
+            return (yield from self.sessions.aside(work, time.monotonic() + STATEMENT_LIMIT))
         except (SessionDead, StatementTimeout) as error:
             raise self._unavailable(error) from error
 
@@ -160,9 +177,11 @@ class SessionLockBackend(SessionAcquire[S]):
 
     def close(self) -> None:
         self.sessions.close()
+        self._notes = Notes(self.alias, self.sessions, self.notes_sql)
         super().close()
 
     def after_fork(self) -> None:
         super().after_fork()
         self.sessions.abandon()
+        self._notes = Notes(self.alias, self.sessions, self.notes_sql)
         self._hot = {}

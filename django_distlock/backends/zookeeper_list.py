@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import NoNodeError, ZookeeperError
 
-from .zookeeper_nodes import Node, described, holders, queue
+from django_distlock.records import MOST_WAITING
+
+from .zookeeper_nodes import Node, described, holder_of, holders, queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,15 +29,23 @@ def listed(session: Session, until: float, alias: str) -> Flow[list[LockInfo]]:
         return []
     queues = yield from _answers(session, until, [_children(f"{session.path}/{key}") for key in keys])
     held: list[tuple[str, Node, int]] = []
+    told: list[str] = []
     for key, names in zip(keys, queues, strict=True):
         nodes = queue(names or ())
         inside = holders(nodes)
         held += [(key, node, len(nodes) - inside) for node in nodes[:inside]]
-    answers = yield from _answers(session, until, [_data(f"{session.path}/{key}/{node.name}") for key, node, _ in held])
+        told += [f"{key}/{node.name}" for node in nodes[: inside + MOST_WAITING]]
+    answers = yield from _answers(session, until, [_data(f"{session.path}/{path}") for path in told])
+    found = dict(zip(told, answers, strict=True))
+    waiting: dict[str, list[str]] = {}
+    inside_now = {f"{key}/{node.name}" for key, node, _ in held}
+    for path, answer in found.items():
+        if answer is not None and path not in inside_now:
+            waiting.setdefault(path.partition("/")[0], []).append(holder_of(answer[0]) or "unknown")
     return [
-        described(alias, key, node, answer[0], answer[1].czxid, waiters)
-        for (key, node, waiters), answer in zip(held, answers, strict=True)
-        if answer is not None
+        described(alias, key, node, answer[0], answer[1].czxid, waiters, waiting.get(key, ()))
+        for key, node, waiters in held
+        if (answer := found[f"{key}/{node.name}"]) is not None
     ]
 
 

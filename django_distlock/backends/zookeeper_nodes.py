@@ -13,7 +13,7 @@ import re
 import socket
 import threading
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.records import Claim, LockInfo
 
@@ -107,23 +107,36 @@ class Facts:
         return json.dumps({"name": claim.key.name, "holder": holder, "since": round(since, 6)}).encode("ascii")
 
 
-def described(backend: str, key: str, node: Node, data: bytes, fence: int, waiters: int) -> LockInfo:
-    """A holder as an operator sees it. Data that nobody of us wrote is a holder that is not known."""
+def _told(data: bytes) -> dict[str, Any]:
     try:
         facts = json.loads(data)
     except (ValueError, RecursionError):
-        facts = None
-    facts = facts if isinstance(facts, dict) else {}
-    name, holder = facts.get("name"), facts.get("holder")
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def holder_of(data: bytes) -> str | None:
+    """Who stands there; None if nobody of us wrote it."""
+    holder = _told(data).get("holder")
+    return holder[:_TEXT] if isinstance(holder, str) else None
+
+
+def described(
+    backend: str, key: str, node: Node, data: bytes, fence: int, waiters: int, waiting: Iterable[str] = ()
+) -> LockInfo:
+    """A holder as an operator sees it. Data that nobody of us wrote is a holder that is not known."""
+    facts = _told(data)
+    name = facts.get("name")
     return LockInfo(
         backend=backend,
         key=key,
         name=name if isinstance(name, str) else None,
         shared=node.shared,
-        holder=holder[:_TEXT] if isinstance(holder, str) else None,
+        holder=holder_of(data),
         acquired_at=_moment(facts.get("since")),
         fence=fence,
         waiters=waiters,
+        waiting=tuple(waiting),
         details={"node": node.name},
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -235,7 +236,7 @@ def test_held_locks_shows_holders_and_waiters_of_all_processes(name: str) -> Non
         assert report.error is None
         assert (busy.shared, busy.waiters, busy.backend) == (False, 1, "postgres")
         assert busy.details["pid"] == str(holders("postgres", name)[0])
-        assert busy.details["application_name"] == "distlock"
+        assert busy.details["application_name"] == f"distlock {socket.gethostname()}:{holder.pid}"
         assert busy.holder
         reading = infos[str(number_of(shared))]
         assert (reading.shared, reading.waiters, reading.name) == (True, 0, shared)

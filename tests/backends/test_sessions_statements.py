@@ -13,7 +13,7 @@ from django_distlock import LockNotAcquired, LockTimeout, advisory_lock
 from tests.backends.actors import alternate, hold, wait
 from tests.backends.statements import counted
 from tests.conftest import eventually
-from tests.faults.server import SESSION_LOCKS, waiters
+from tests.faults.server import SESSION_LOCKS, noted, waiters
 from tests.processes import Child
 
 if TYPE_CHECKING:
@@ -171,6 +171,7 @@ def test_r4_fifty_idle_waiters_cost_nothing(using: str, name: str) -> None:
     with ExitStack() as stack:
         holder = stack.enter_context(Child(hold, using, *names))
         assert holder.hear() == "held"
+        eventually(lambda: all(noted(using, each) for each in names), "the holder does not write the names down")
         crowd = [stack.enter_context(Child(wait, using, names, 2)) for _ in range(5)]
         for child in crowd:
             assert child.hear() == "started"

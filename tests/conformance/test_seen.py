@@ -79,6 +79,8 @@ def test_a_lock_of_another_process_is_listed_with_its_waiters(
         assert not info.waiters
         waiting = me.start(advisory_lock(name, using=using), "try_acquire", timeout=0.2)
         eventually(lambda: waiting_at_the_engine(using, name) == 1, "no waiter is listed")
+        (info,) = _listed(using, name)
+        assert len(info.waiting) <= 1
         assert waiting.result(5) is None
         eventually(lambda: waiting_at_the_engine(using, name) == 0, "a waiter that has gone is listed")
     rival.release(held)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from django.db import connections
-
-from django_distlock import held_locks
+from django_distlock import break_lock, held_locks
 from django_distlock.holding import State
 from django_distlock.holdings import holdings
 from django_distlock.registry import registry
 from django_distlock.sitekey import site_key
 
 if TYPE_CHECKING:
+    from django_distlock.records import LockInfo
     from tests.matrix import Entry
 
 
@@ -28,23 +27,19 @@ def asking_here(name: str) -> int:
 
 def waiting_at_the_engine(using: str, name: str) -> int:
     """How many waiters the engine knows of, of any process."""
+    return sum(info.waiters or 0 for info in listed(using, name))
+
+
+def listed(using: str, name: str) -> list[LockInfo]:
+    """The holders of a name, as an operator is shown them."""
     site_key.load()
     registry.entry(using).key(name)  # so that the name of the hash is known
     (report,) = held_locks(using)
     assert report.error is None, report
-    return sum(info.waiters or 0 for info in report.locks if info.name == name)
+    return [info for info in report.locks if info.name == name]
 
 
 def take_away(entry: Entry, name: str) -> None:
     """Have an operator end the holder's hold, without a word to it."""
-    backend = registry.entry(entry.using).backend
-    if backend.supports_break:
-        infos = [info for info in backend.inspect() if info.name == name]
-        assert [backend.break_lock(info) for info in infos] == [True] * len(infos) != []
-        return
-    sessions: list[Any] = [session for session in backend.sessions.all() if session.held]  # type: ignore[attr-defined]
-    assert sessions
-    statement = "SELECT pg_terminate_backend(%d)" if entry.using == "postgres" else "KILL %d"
-    with connections[entry.database or ""].cursor() as cursor:
-        for session in sessions:
-            cursor.execute(statement % session.server_id)
+    infos = listed(entry.using, name)
+    assert [break_lock(info) for info in infos] == [True] * len(infos) != []

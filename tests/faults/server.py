@@ -68,6 +68,12 @@ def advisory_locks_of(session: int) -> int:
     return int(ask("postgres", "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s", session)[0][0])
 
 
+def noted(using: str, name: str) -> list[tuple[Any, ...]]:
+    """What is written down for other processes: name, other name, session, holder."""
+    key = registry.entry(using).backend.listed_as(key_of(using, name))
+    return ask(using, "SELECT name, other, session, holder FROM django_distlock_name WHERE lock_key = %s", key)
+
+
 def end_session(using: str, session: int) -> None:
     """What an administrator does: pg_terminate_backend, KILL CONNECTION."""
     ask(using, "SELECT pg_terminate_backend(%s)" if using == "postgres" else "KILL CONNECTION %s", session)
@@ -93,8 +99,8 @@ def lock_sessions(using: str) -> set[int]:
     """Every lock session in this test's database, of whatever process."""
     if using == "postgres":
         sql = (
-            "SELECT pid FROM pg_stat_activity WHERE application_name = 'distlock' AND datname = current_database()"
-            " AND backend_type = 'client backend'"
+            "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'distlock %%'"
+            " AND datname = current_database() AND backend_type = 'client backend'"
         )
     else:
         sql = "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND ID <> CONNECTION_ID()"

@@ -164,7 +164,7 @@ def test_a_lock_whose_name_the_engine_does_not_know(name: str) -> None:
 def test_prune(using: str) -> None:
     status, out, _ = call("prune", "--using", using, "--days", "0.5")
     assert status == 0
-    assert re.search(r"^leases: \d+ deleted$", out, re.MULTILINE)
+    assert re.fullmatch(r"(\w+: \d+ deleted\n)+|Nothing is kept there\.\n", out)
 
 
 @pytest.mark.parametrize("days", ["-1", "nan", "inf"])

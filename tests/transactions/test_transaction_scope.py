@@ -26,7 +26,7 @@ def lock_sessions(alias: str) -> int:
     with connections[alias].cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-            " AND application_name = 'distlock' AND pid <> pg_backend_pid()"
+            " AND application_name LIKE 'distlock %%' AND pid <> pg_backend_pid()"
         )
         return int(cursor.fetchone()[0])
 

@@ -1,0 +1,139 @@
+"""Who holds and who waits for the user-level locks of MySQL and MariaDB, as an operator sees it; their names; ending a
+holder."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_distlock.records import MOST_WAITING, LockInfo
+
+from .notes import BATCH, TABLE, NotesSQL
+from .texts import Holdings, readable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from django_distlock.names import LockKey
+
+# Two ways to see user-level locks: MariaDB's plugin METADATA_LOCK_INFO, and the performance schema of MySQL 8.
+MARIADB = """
+SELECT m.TABLE_SCHEMA AS lock_name, 'GRANTED' AS status, p.ID, p.USER, p.HOST, p.TIME
+FROM information_schema.METADATA_LOCK_INFO m JOIN information_schema.PROCESSLIST p ON p.ID = m.THREAD_ID
+WHERE m.LOCK_TYPE = 'User lock'
+UNION ALL
+SELECT SUBSTRING_INDEX(SUBSTRING_INDEX(INFO, '''', 2), '''', -1), 'PENDING', ID, USER, HOST, TIME_MS / 1000
+FROM information_schema.PROCESSLIST WHERE STATE = 'User lock' AND INFO LIKE 'SELECT GET\\\\_LOCK(%'
+"""
+MYSQL = """
+SELECT m.OBJECT_NAME AS lock_name, m.LOCK_STATUS AS status, t.PROCESSLIST_ID AS ID, t.PROCESSLIST_USER AS USER,
+       t.PROCESSLIST_HOST AS HOST, t.PROCESSLIST_TIME AS TIME
+FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID
+WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK'
+"""
+# A note is of the connection that it was written for.
+NAMED = """
+SELECT l.*, n.name, n.other, IF(n.session = l.ID, n.since, NULL), IF(n.session = l.ID, n.holder, NULL)
+FROM ({locks}) l LEFT JOIN {table} n
+ON n.lock_key = CONVERT(l.lock_name USING ascii) COLLATE ascii_bin
+"""
+IS_OURS = "IS_USED_LOCK('%s') = %d"
+# MariaDB compares and ends in one statement; 1644 is its answer if the lock is not that session's.
+COMPARE_AND = "BEGIN NOT ATOMIC IF {ours} THEN {then}; ELSE SIGNAL SQLSTATE '45000'; END IF; END"
+NOT_OURS, NO_SUCH_CONNECTION = 1644, 1094
+NO_SUCH_TABLE = 1146
+# KILL DENIED, and the privilege that MySQL 8 and MariaDB name
+NOT_ALLOWED = frozenset({1095, 1227})
+
+
+class Row(NamedTuple):
+    name: str
+    status: str
+    connection: str
+    user: str
+    host: str
+    seconds: str
+    noted_name: str | None = None
+    other: str | None = None
+    since: str | None = None
+    told: str | None = None
+
+    @property
+    def who(self) -> str:
+        """host:pid:thread if the holder has said so, and what the server says."""
+        server = f"{self.user}@{self.host}, connection {self.connection}"
+        return f"{readable(self.told)}, {server}" if self.told else server
+
+    @property
+    def acquired_at(self) -> datetime | None:
+        return None if self.since is None else datetime.fromtimestamp(int(self.since) / 1_000_000, UTC)
+
+
+def listing(mariadb: bool, named: bool) -> bytes:
+    """The one statement that lists; ``named``: with the names, whose table may not be there."""
+    locks = MARIADB if mariadb else MYSQL
+    return (NAMED.format(locks=locks, table=TABLE) if named else locks).encode()
+
+
+def infos(alias: str, rows: Iterable[Sequence[str | None]]) -> list[LockInfo]:
+    """The held locks; for each who waits, and what else its session holds."""
+    held: list[Row] = []
+    waiting: dict[str, list[Row]] = defaultdict(list)
+    holdings = Holdings()
+    for row in (Row(*each) for each in rows):  # type: ignore[arg-type]
+        if row.status == "GRANTED":
+            held.append(row)
+            holdings.add(row.connection, row.name, None if row.noted_name is None else readable(row.noted_name))
+        elif row.status == "PENDING":
+            waiting[row.name].append(row)
+    for queue in waiting.values():
+        queue.sort(key=lambda row: -float(row.seconds or 0))
+    return [_info(alias, row, waiting.get(row.name, ()), holdings) for row in held]
+
+
+def _info(alias: str, row: Row, waiting: Sequence[Row], holdings: Holdings) -> LockInfo:
+    details = {
+        "connection": row.connection,
+        "idle_seconds": f"{float(row.seconds or 0):.0f}",
+        "also_holds": holdings.others(row.connection, row.name),
+        "collision": readable(row.other or ""),
+    }
+    return LockInfo(
+        backend=alias,
+        key=row.name,
+        name=None if row.noted_name is None else readable(row.noted_name),
+        holder=row.who,
+        acquired_at=row.acquired_at,
+        waiters=len(waiting),
+        waiting=tuple(waiter.who for waiter in waiting[:MOST_WAITING]),
+        details={key: value for key, value in details.items() if value},
+    )
+
+
+class MySQLNotes(NotesSQL):
+    clock = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+    passing = frozenset({1205, 1213, 1020, 1317})
+    deleted = (b"SELECT ROW_COUNT()",)
+
+    def text(self, value: str) -> str:
+        return f"CONVERT(X'{value.encode('ascii', 'replace').hex()}' USING ascii)"
+
+    def key(self, key: LockKey) -> str:
+        return key.text
+
+    def write(self, rows: str) -> list[bytes]:
+        statement = f"""
+        INSERT INTO {TABLE} (lock_key, alias, name, other, seen_at, session, since, holder) VALUES {rows}
+        ON DUPLICATE KEY UPDATE seen_at = VALUES(seen_at),
+        other = IF(BINARY name = BINARY VALUES(name) AND alias = VALUES(alias), other, VALUES(name)),
+        since = IF(VALUES(session) = 0, since, VALUES(since)),
+        holder = IF(VALUES(session) = 0, holder, VALUES(holder)),
+        session = IF(VALUES(session) = 0, session, VALUES(session))
+        """  # noqa: S608 - literals of digits
+        # what was just written is what was seen last
+        found = f"SELECT lock_key, alias, name, other FROM {TABLE} WHERE other <> ''"  # noqa: S608
+        return [statement.encode(), found.encode()]
+
+    def delete(self, condition: str) -> bytes:
+        return f"DELETE FROM {TABLE} WHERE {condition} LIMIT {BATCH}".encode()  # noqa: S608 - as above

@@ -1,0 +1,55 @@
+"""Names and holders as columns keep them."""
+
+from __future__ import annotations
+
+import json
+
+# Characters that a narrow column takes.
+SHORT = 255
+# So many of the other locks of a session are named.
+MOST_NAMED = 10
+
+
+def printable(text: str) -> str:
+    """``text`` itself if it is plain ASCII, else its JSON form: databases differ in what else they can keep."""
+    if text.isascii() and text.isprintable() and text[:1] != '"':
+        return text
+    return json.dumps(text)
+
+
+def readable(text: str) -> str:
+    """The inverse of :func:`printable`; what somebody else wrote into the table is shown as it is."""
+    if text[:1] == '"':
+        try:
+            value = json.loads(text)
+        except ValueError:
+            return text
+        if isinstance(value, str):
+            return value
+    return text
+
+
+def short(text: str) -> str:
+    """:func:`printable`, cut to what the narrow columns take."""
+    return printable(text)[:SHORT]
+
+
+class Holdings:
+    """Which session holds which locks: what is lost with one of them, if the session is ended for it."""
+
+    def __init__(self) -> None:
+        self._named: dict[str | None, dict[str, str]] = {}
+        self._count: dict[str | None, int] = {}
+
+    def add(self, session: str | None, key: str, name: str | None) -> None:
+        self._count[session] = self._count.get(session, 0) + 1
+        named = self._named.setdefault(session, {})
+        if len(named) <= MOST_NAMED:
+            named[key] = name or key
+
+    def others(self, session: str | None, key: str) -> str:
+        """The names of the others that ``session`` holds, as far as there is room; empty if there are none."""
+        others = self._count[session] - 1
+        names = [name for each, name in self._named[session].items() if each != key][:MOST_NAMED]
+        more = others - len(names)
+        return ", ".join([*names, f"{more} more"] if more > 0 else names)

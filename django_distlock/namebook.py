@@ -1,0 +1,118 @@
+"""Which names are written down for other processes, and when: names of locks whose engine keeps only a hash.
+
+The keepalive thread looks once a second at what this process holds. A name that two looks have met is written: it is
+held for more than a second, or often. Names made from user data that are used for a moment and never again are not, and
+no acquire and no release ever has a statement more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+from .records import Note, Noted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .backends.base import Backend
+    from .holding import Holding
+
+logger = logging.getLogger("django_distlock.names")
+
+# Seconds between two looks.
+LOOK = 1.0
+# A name that is still in use is written again so often, so that pruning by age leaves it alone; seconds.
+AGAIN = 86_400.0
+# Most that is remembered, and most that is written at one look for one alias.
+REMEMBERED, AT_ONCE = 4096, 100
+
+
+class NameBook:
+    """What was met and what was written by this process."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._looked_at = 0.0
+        self._met: set[tuple[str, bytes]] = set()
+        # (alias, the key as the engine lists it, name) -> when that was written
+        self._written: dict[tuple[str, str, str], float] = {}
+        # what the last look has met
+        self._before: set[Holding] = set()
+        self._noted: set[Holding] = set()
+        self._reported: set[tuple[str, str]] = set()
+
+    def look(self, now: float, held: Iterable[Holding]) -> None:
+        """Look at what this process holds, unless that was done less than a second ago."""
+        if now - self._looked_at < LOOK:
+            return
+        met = {holding for holding in held if holding.backend.keeps_notes}
+        due: dict[Backend, list[tuple[Holding, Note]]] = {}
+        for holding in met:
+            notes = due.setdefault(holding.backend, [])
+            if len(notes) < AT_ONCE and (note := self._due(holding, now)) is not None:
+                notes.append((holding, note))
+        self._before, self._looked_at = met, now
+        with self._guard:
+            self._noted.intersection_update(met)
+        for backend, notes in due.items():
+            if notes:
+                backend.write_notes([note for _, note in notes], functools.partial(self._done, backend, notes, now))
+
+    def _due(self, holding: Holding, now: float) -> Note | None:
+        backend, key, grant = holding.backend, holding.key, holding.grant
+        met = (backend.alias, key.digest)
+        if met not in self._met:
+            if len(self._met) >= REMEMBERED:
+                self._met.clear()
+            self._met.add(met)
+            return None
+        if holding in self._before and grant is not None and holding not in self._noted:
+            return Note(key, backend.server_session(grant), holding.held_at, told(holding))
+        written = self._written.get((backend.alias, backend.listed_as(key), key.name))
+        return Note(key) if written is None or now - written >= AGAIN else None
+
+    def _done(self, backend: Backend, notes: Sequence[tuple[Holding, Note]], now: float, answers: list[Noted]) -> None:
+        """They are written; in the thread that did it."""
+        with self._guard:
+            if len(self._written) >= REMEMBERED:
+                self._written.clear()
+            for holding, note in notes:
+                self._written[backend.alias, backend.listed_as(note.key), note.key.name] = now
+                if note.session:
+                    self._noted.add(holding)
+        mine = {backend.listed_as(note.key) for _, note in notes}
+        for answer in answers:
+            if answer.other and answer.key in mine and (backend.alias, answer.key) not in self._reported:
+                self._reported.add((backend.alias, answer.key))
+                logger.error(
+                    "The locks %r and %r have the same key %s on alias %r and exclude each other. Rename one of them.",
+                    answer.name,
+                    answer.other,
+                    answer.key,
+                    backend.alias,
+                )
+
+
+def told(holding: Holding) -> str:
+    """Who holds it: host:pid:thread or task."""
+    owner = holding.owner
+    if isinstance(owner, asyncio.Task):
+        who = f"{owner.get_name()} ({getattr(owner.get_coro(), '__qualname__', 'task')})"
+    else:
+        who = getattr(owner, "name", "")
+    return f"{this_process()}:{who}"
+
+
+def this_process() -> str:
+    """As the lock sessions are called, too."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+namebook = NameBook()
+os.register_at_fork(after_in_child=namebook.__init__)  # type: ignore[misc]
