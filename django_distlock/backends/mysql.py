@@ -90,29 +90,22 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
     # for operators
 
     def inspect(self) -> Iterable[LockInfo]:
-        return drive(self._inspect())
-
-    def _inspect(self) -> Flow[list[LockInfo]]:
-        until = time.monotonic() + STATEMENT_LIMIT
-        mariadb = (yield from self._shared_session(until)).mariadb
-        for named in (True, False):
-            with contextlib.suppress(ServerError):  # the names' table is not there yet; or no plugin, or no privilege
-                rows = _texts((yield from self._listing(listing(mariadb, named), until)))
-                return [self._known_too(info) for info in infos(self.alias, rows)]
-        used = yield from self._used_locks(until)  # at least those that this process knows
-        return [self._known_too(info) for info in infos(self.alias, _texts(used))]
-
-    def _known_too(self, info: LockInfo) -> LockInfo:
-        return info if info.name is not None else replace(info, name=self._known.get(info.key))
+        found = infos(self.alias, _texts(drive(self._aside(self._listed))))
+        return [info if info.name is not None else replace(info, name=self._known.get(info.key)) for info in found]
 
     diagnose = mysql_doctor.findings
 
-    def _used_locks(self, until: float) -> Flow[list[Any]]:
-        names = list(self._known)
+    def _listed(self, session: MySQLSession) -> Flow[list[Any]]:
+        until = time.monotonic() + STATEMENT_LIMIT
+        for named in (True, False):
+            with contextlib.suppress(ServerError):  # the names' table is not there yet; or no plugin, or no privilege
+                rows: list[Any] = yield Call(session, "query", (listing(session.mariadb, named), until))
+                return rows
+        names = list(self._known)  # at least those that this process knows
         if not names:
             return []
         columns = ", ".join(f"IS_USED_LOCK('{name}')" for name in names)
-        used = yield from self._listing(f"SELECT {columns}".encode(), until)
+        used = yield Call(session, "query", (f"SELECT {columns}".encode(), until))
         return [
             (name, "GRANTED", connection, "", "", "")
             for name, connection in zip(names, used[0], strict=True)
@@ -120,21 +113,20 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         ]
 
     def blocking(self) -> Iterable[LockInfo]:
-        return drive(self._blocking())
+        return mysql_relations.blocking(self.alias, drive(self._aside(self._blocking)))
 
-    def _blocking(self) -> Flow[list[LockInfo]]:
+    def _blocking(self, session: MySQLSession) -> Flow[list[list[str]]]:
         until = time.monotonic() + STATEMENT_LIMIT
-        session = yield from self._shared_session(until)
-        rows = yield from self._rows(mysql_relations.PERFORMANCE_SCHEMA, until)
+        rows = yield from self._rows(session, mysql_relations.PERFORMANCE_SCHEMA, until)
         if not rows and session.mariadb:
-            rows = yield from self._rows(mysql_relations.PLUGIN, until)
-        rows += yield from self._rows(mysql_relations.INNODB if session.mariadb else mysql_relations.SYS, until)
-        return mysql_relations.blocking(self.alias, rows)
+            rows = yield from self._rows(session, mysql_relations.PLUGIN, until)
+        last = mysql_relations.INNODB if session.mariadb else mysql_relations.SYS
+        return rows + (yield from self._rows(session, last, until))
 
-    def _rows(self, sql: bytes, until: float) -> Flow[list[list[str]]]:
+    def _rows(self, session: MySQLSession, sql: bytes, until: float) -> Flow[list[list[str]]]:
         """Nothing where the server has no such table, or no privilege for us."""
         try:
-            rows = yield from self._listing(sql, until)
+            rows = yield Call(session, "query", (sql, until))
         except ServerError:
             return []
         return [["" if value is None else value for value in row] for row in _texts(rows)]
@@ -143,7 +135,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         connection = info.details.get("connection", "")
         if not (connection.isdecimal() and IS_KEY.fullmatch(info.key)):
             return False
-        return drive(self._apart(lambda session: self._break(session, info.key, int(connection))))
+        return drive(self._aside(lambda session: self._break(session, info.key, int(connection))))
 
     def _break(self, session: MySQLSession, key: str, connection: int) -> Flow[bool]:
         """MySQL compares in one statement and ends in the next."""

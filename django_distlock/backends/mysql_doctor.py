@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from django_distlock.records import Finding
-from django_distlock.waiting import drive
+from django_distlock.waiting import Call, Flow, drive
 
 from .session import STATEMENT_LIMIT, ServerError
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .mysql import NamedLockBackend
+    from .mysql_session import MySQLSession
 
 FACTS = b"SELECT VERSION(), @@max_connections, @@global.read_only, @@global.wait_timeout"
 USED = b"SHOW GLOBAL STATUS LIKE 'Threads_connected'"
@@ -29,9 +30,8 @@ USER_LOCKS_MYSQL = (
 
 
 def findings(backend: NamedLockBackend) -> Iterator[Finding]:
-    until = time.monotonic() + STATEMENT_LIMIT
-    mariadb = drive(backend._shared_session(until)).mariadb
-    version, connections, read_only, idle = drive(backend._listing(FACTS, until))[0]
+    version, connections, read_only, idle = _rows(backend, FACTS)[0]
+    mariadb = "MARIADB" in _text(version).upper()
     yield Finding("info", f"{'MariaDB' if mariadb else 'MySQL'} {_text(version)}, wait_timeout {idle} s.")
     if read_only:
         yield Finding(
@@ -84,9 +84,17 @@ def _listing(backend: NamedLockBackend, mariadb: bool) -> Iterator[Finding]:
 def _asked(backend: NamedLockBackend, sql: bytes) -> list[Any]:
     """Nothing where the server has no such table, or no privilege for us."""
     try:
-        return drive(backend._listing(sql, time.monotonic() + STATEMENT_LIMIT))
+        return _rows(backend, sql)
     except ServerError:
         return []
+
+
+def _rows(backend: NamedLockBackend, sql: bytes) -> list[Any]:
+    def asked(session: MySQLSession) -> Flow[list[Any]]:
+        rows: list[Any] = yield Call(session, "query", (sql, time.monotonic() + STATEMENT_LIMIT))
+        return rows
+
+    return drive(backend._aside(asked))
 
 
 def _text(value: object) -> str:

@@ -154,7 +154,7 @@ class Notes(Generic[S]):
 
     def run(self, *statements: bytes) -> list[Any]:
         """The rows of the last one."""
-        return drive(self._on_a_session(statements))
+        return drive(self._statements(statements, time.monotonic() + STATEMENT_LIMIT))
 
     def prune(self, days: float) -> int:
         """Delete names that were not seen for so many days; how many."""
@@ -169,25 +169,14 @@ class Notes(Generic[S]):
             if deleted < BATCH:
                 return total
 
-    def _on_a_session(self, statements: Sequence[bytes]) -> Flow[list[Any]]:
-        until = time.monotonic() + STATEMENT_LIMIT
-        session = yield from self._sessions.lend(until)
-        if session is None:
-            raise StatementTimeout
-        entered = False
-        rows: list[Any] = []
-        try:
-            entered = yield Call(session.turnstile, "acquire", (STATEMENT_LIMIT,))
+    def _statements(self, statements: Sequence[bytes], until: float) -> Flow[list[Any]]:
+        def ask(session: S) -> Flow[list[Any]]:
+            rows: list[Any] = []
             for statement in statements:
                 rows = yield Call(session, "query", (statement, until))
             return rows
-        except StatementTimeout:
-            session.kill("a note could not be written in time")
-            raise
-        finally:
-            if entered:
-                session.turnstile.release()
-            self._sessions.give_back(session)
+
+        return (yield from self._sessions.aside(ask, until))
 
 
 def _text(value: Any) -> str:

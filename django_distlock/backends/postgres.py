@@ -246,27 +246,33 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         return 0 if raw.closed else int(raw.info.backend_pid)
 
     def inspect(self) -> Iterable[LockInfo]:
-        return drive(self._inspect())
+        ((sessions, locks),) = drive(self._aside(self._listed))
+        return postgres_listing.infos(self.alias, sessions, locks)
 
-    def _inspect(self) -> Flow[list[LockInfo]]:
+    def _listed(self, session: PostgresSession) -> Flow[list[Any]]:
         until = time.monotonic() + STATEMENT_LIMIT
         try:
-            rows = yield from self._listing(postgres_listing.LIST.encode(), until)
+            rows: list[Any] = yield Call(session, "query", (postgres_listing.LIST, until))
+            return rows
         except ServerError as error:
             if error.code not in (postgres_listing.UNDEFINED_TABLE, postgres_listing.INSUFFICIENT_PRIVILEGE):
                 raise self._unavailable(error) from error
-            rows = yield from self._listing(postgres_listing.NAMELESS.encode(), until)
-        return postgres_listing.infos(self.alias, rows)
+            again: list[Any] = yield Call(session, "query", (postgres_listing.NAMELESS, until))
+            return again
 
     diagnose = postgres_doctor.findings
 
     def blocking(self) -> Iterable[LockInfo]:
-        until = time.monotonic() + STATEMENT_LIMIT
-        return postgres_relations.blocking(self.alias, drive(self._listing(postgres_relations.BLOCKING, until)))
+        def listed(session: PostgresSession) -> Flow[list[Any]]:
+            until = time.monotonic() + STATEMENT_LIMIT
+            rows: list[Any] = yield Call(session, "query", (postgres_relations.BLOCKING, until))
+            return rows
+
+        return postgres_relations.blocking(self.alias, drive(self._aside(listed)))
 
     def break_lock(self, info: LockInfo) -> bool:
         statement = postgres_listing.breaking(info)
-        return statement is not None and drive(self._apart(lambda session: self._break(session, statement)))
+        return statement is not None and drive(self._aside(lambda session: self._break(session, statement)))
 
     def _break(self, session: PostgresSession, statement: bytes) -> Flow[bool]:
         try:

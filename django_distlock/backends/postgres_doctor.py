@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django_distlock.records import Finding
-from django_distlock.waiting import drive
+from django_distlock.waiting import Call, Flow, drive
 
 from .session import STATEMENT_LIMIT
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .postgres import AdvisoryBackend
+    from .postgres_session import PostgresSession
 
 FACTS = b"""
 SELECT current_setting('server_version'), current_setting('server_version_num'), pg_is_in_recovery(),
@@ -33,7 +34,7 @@ FULL = 0.5
 
 
 def findings(backend: AdvisoryBackend) -> Iterator[Finding]:
-    (row,) = drive(backend._listing(FACTS, time.monotonic() + STATEMENT_LIMIT))
+    (row,) = _rows(backend, FACTS)
     version, number, standby, tcp, keepalive, idle, connections, used, places, taken, sees_all = row
     yield Finding("info", f"PostgreSQL {version}.")
     if int(number) < CHECKS_CLIENTS:
@@ -67,6 +68,14 @@ def findings(backend: AdvisoryBackend) -> Iterator[Finding]:
             "Without the role pg_read_all_stats little is seen of the holders of other accounts.",
             "GRANT pg_read_all_stats TO the account of the alias.",
         )
+
+
+def _rows(backend: AdvisoryBackend, sql: bytes) -> list[Any]:
+    def asked(session: PostgresSession) -> Flow[list[Any]]:
+        rows: list[Any] = yield Call(session, "query", (sql, time.monotonic() + STATEMENT_LIMIT))
+        return rows
+
+    return drive(backend._aside(asked))
 
 
 def _room(backend: AdvisoryBackend, connections: int, used: int, places: int, taken: int) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from datetime import UTC, datetime
@@ -24,19 +25,33 @@ OURS = (
 )
 CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 # A note is of the session that it was written for: pids come again.
-SAME = "n.session = pid AND n.since >= coalesce((extract(epoch FROM backend_start) * 1000000)::bigint, 0)"
-# Who waits does so since its statement began.
-NAMELESS = f"""
-SELECT {NUMBER}, granted, mode, pid, application_name, client_addr, usename,
-       extract(epoch FROM backend_start), extract(epoch FROM state_change), extract(epoch FROM xact_start),
-       extract(epoch FROM query_start), NULL, NULL, NULL, NULL
-FROM pg_locks LEFT JOIN pg_stat_activity USING (pid)
-WHERE {OURS}
+SAME = "n.session = pid AND n.since >= coalesce((began * 1000000)::bigint, 0)"
+# Both views are read once, whatever the planner thinks of their size, and sessions are told apart from their locks:
+# there may be thousands of these. Who waits does so since its statement began.
+_NAMELESS = f"""
+WITH locks AS MATERIALIZED (
+    SELECT {NUMBER} AS number, granted, mode, pid FROM pg_locks
+    JOIN pg_database here ON here.oid = pg_locks.database AND here.datname = current_database()
+    WHERE locktype = 'advisory' AND objsubid = 1
+), sessions AS MATERIALIZED (
+    SELECT pid, application_name, client_addr, usename, extract(epoch FROM backend_start) AS began,
+           extract(epoch FROM state_change) AS changed, extract(epoch FROM xact_start) AS transaction,
+           extract(epoch FROM query_start) AS asked
+    FROM pg_stat_activity WHERE pid IN (SELECT pid FROM locks)
+)
+SELECT (SELECT json_agg(json_build_array(pid::text, application_name, host(client_addr), usename, began::text,
+                                         changed::text, transaction::text, asked::text)) FROM sessions),
+       json_agg(json_build_array(number::text, granted, mode, pid::text, NULL, NULL, NULL, NULL))
+FROM locks LEFT JOIN sessions USING (pid)
 """  # noqa: S608 - constants
-LIST = NAMELESS.replace(
-    "NULL, NULL, NULL, NULL",
-    f"n.name, n.other, CASE WHEN {SAME} THEN n.since END, CASE WHEN {SAME} THEN n.holder END",
-).replace("WHERE", f"LEFT JOIN {TABLE} n ON n.lock_key = {NUMBER}::text WHERE")
+NAMELESS = _NAMELESS.encode()
+LIST = (
+    _NAMELESS.replace(
+        "NULL, NULL, NULL, NULL",
+        f"n.name, n.other, CASE WHEN {SAME} THEN n.since END, CASE WHEN {SAME} THEN n.holder END",
+    )
+    + f"LEFT JOIN {TABLE} n ON n.lock_key = number::text"
+).encode()
 # The conditions are looked at first: only a session that holds this very lock is ended.
 BREAK = f"""
 SELECT pg_terminate_backend(pid) FROM pg_locks LEFT JOIN pg_stat_activity USING (pid)
@@ -51,82 +66,93 @@ UNDEFINED_TABLE, INSUFFICIENT_PRIVILEGE = "42P01", "42501"
 OUR_APPLICATION = re.compile(r"distlock (\S+:\d+)")
 
 
-class Row(NamedTuple):
-    number: str
-    granted: str
-    mode: str
-    pid: str | None
-    application: str | None
-    address: str | None
-    user: str | None
-    backend_start: str | None
-    state_change: str | None
-    xact_start: str | None
-    query_start: str | None
-    name: str | None
-    other: str | None
-    since: str | None
-    told: str | None
+class Server(NamedTuple):
+    """What the server says of a session."""
+
+    pid: str = ""
+    application: str | None = None
+    address: str | None = None
+    user: str | None = None
+    began: str | None = None
+    changed: str | None = None
+    transaction: str | None = None
+    asked: str | None = None
 
     @property
-    def who(self) -> str:
-        """host:pid:thread as the holder itself says, or what its session is called; and what the server says."""
+    def ours(self) -> bool:
+        return (self.application or "").startswith("distlock")
+
+    def who(self, told: str | None = None) -> str:
+        """host:pid:thread as the holder itself has told, or what its session is called; and what the server says."""
         ours = OUR_APPLICATION.match(self.application or "")
-        who = readable(self.told) if self.told else ours.group(1) if ours else self.application
+        who = readable(told) if told else ours.group(1) if ours else self.application
         server = f"{self.user or 'unknown'} at {self.address or 'local'}, server process {self.pid}"
         return f"{who}, {server}" if who else server
 
-    @property
-    def acquired_at(self) -> datetime | None:
-        """As noted; else the start of its transaction, inside which our own sessions never are."""
-        if self.since is not None:
-            return datetime.fromtimestamp(int(self.since) / 1_000_000, UTC)
-        if self.xact_start is None or (self.application or "").startswith("distlock"):
-            return None
-        return datetime.fromtimestamp(float(self.xact_start), UTC)
 
-    @property
-    def readable_name(self) -> str | None:
-        return None if self.name is None else readable(self.name)
+class Held(NamedTuple):
+    """A lock that is held or waited for, and its note."""
+
+    number: str
+    granted: bool
+    mode: str
+    pid: str
+    name: str | None
+    other: str | None
+    since: int | None
+    told: str | None
 
 
-def infos(alias: str, rows: Sequence[Sequence[str | None]]) -> list[LockInfo]:
+def infos(alias: str, sessions: str | None, locks: str | None) -> list[LockInfo]:
     """The held locks; for each who waits, and what else its session holds."""
-    held: list[Row] = []
-    waiting: dict[str, list[Row]] = defaultdict(list)
+    servers = {each[0]: Server(*each) for each in json.loads(sessions or "[]")}
+    held: list[Held] = []
+    waiting: dict[str, list[Server]] = defaultdict(list)
     holdings = Holdings()
-    for row in map(Row._make, rows):
-        if row.granted == "t":
-            held.append(row)
-            holdings.add(row.pid, row.number, row.readable_name)
+    for each in json.loads(locks or "[]"):
+        lock = Held(*each)
+        if lock.granted:
+            held.append(lock)
+            holdings.add(lock.pid, lock.number, lock.name and readable(lock.name))
         else:
-            waiting[row.number].append(row)
+            waiting[lock.number].append(servers.get(lock.pid) or Server(lock.pid))
     for queue in waiting.values():
-        queue.sort(key=lambda row: float(row.query_start or "inf"))
-    return [_info(alias, row, waiting.get(row.number, ()), holdings) for row in held]
+        queue.sort(key=lambda server: float(server.asked or "inf"))
+    return [
+        _info(alias, lock, servers.get(lock.pid) or Server(lock.pid), waiting.get(lock.number, ()), holdings)
+        for lock in held
+    ]
 
 
-def _info(alias: str, row: Row, waiting: Sequence[Row], holdings: Holdings) -> LockInfo:
-    details = {
-        "pid": row.pid or "",
-        "application_name": row.application or "",
-        "last_statement": row.state_change or "",
-        "backend_start": row.backend_start or "",
-        "noted": row.since or "",
-        "also_holds": holdings.others(row.pid, row.number),
-        "collision": readable(row.other or ""),
+def _info(alias: str, lock: Held, server: Server, waiting: Sequence[Server], holdings: Holdings) -> LockInfo:
+    details = {"pid": lock.pid or "", "application_name": server.application or ""}
+    more = {
+        "last_statement": server.changed,
+        "backend_start": server.began,
+        "noted": lock.since and str(lock.since),
+        "also_holds": holdings.others(lock.pid, lock.number),
+        "collision": lock.other and readable(lock.other),
     }
     return LockInfo(
         backend=alias,
-        key=row.number,
-        name=row.readable_name,
-        shared=row.mode == "ShareLock",
-        holder=row.who,
-        acquired_at=row.acquired_at,
+        key=lock.number,
+        name=lock.name and readable(lock.name),
+        shared=lock.mode == "ShareLock",
+        holder=server.who(lock.told),
+        acquired_at=_acquired_at(lock, server),
         waiters=len(waiting),
-        waiting=tuple(waiter.who for waiter in waiting[:MOST_WAITING]),
-        details={key: value for key, value in details.items() if value or key in ("pid", "application_name")},
+        waiting=tuple(waiter.who() for waiter in waiting[:MOST_WAITING]),
+        details=details | {key: value for key, value in more.items() if value},
     )
+
+
+def _acquired_at(lock: Held, server: Server) -> datetime | None:
+    """As noted; else the start of the transaction, inside which our own sessions never are."""
+    if lock.since is not None:
+        return datetime.fromtimestamp(lock.since / 1_000_000, UTC)
+    if server.transaction is None or server.ours:
+        return None
+    return datetime.fromtimestamp(float(server.transaction), UTC)
 
 
 def breaking(info: LockInfo) -> bytes | None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .notes import NotesSQL
 
 S = TypeVar("S", bound=Session)
+T = TypeVar("T")
 
 # Pause between attempts when every wait session is taken.
 PAUSE = 0.01
@@ -159,40 +160,14 @@ class SessionLockBackend(SessionAcquire[S]):
         except (SessionDead, ServerError, StatementTimeout) as error:
             raise self._unavailable(error) from error
 
-    def _shared_session(self, until: float) -> Flow[S]:
+    def _aside(self, work: Callable[[S], Flow[T]]) -> Flow[T]:
+        """Do ``work`` for an operator, on a session without locks. ServerError if the server refuses."""
         try:
-            return (yield from self.sessions.shared(until))
-        except (SessionDead, StatementTimeout) as error:
-            raise self._unavailable(error) from error
-
-    def _listing(self, sql: bytes, until: float) -> Flow[list[Any]]:
-        """All rows of a query on the shared session, by the monotonic time ``until``. ServerError if the server refuses
-        it."""
-        session = yield from self._shared_session(until)
-        try:
-            if not (yield Call(session.turnstile, "acquire", (max(0.0, until - time.monotonic()),))):
-                raise StatementTimeout
-            try:
-                rows: list[Any] = yield Call(session, "query", (sql, until))
-                return rows
-            finally:
-                session.turnstile.release()
+            return (yield from self.sessions.aside(work, time.monotonic() + STATEMENT_LIMIT))
         except (SessionDead, StatementTimeout) as error:
             raise self._unavailable(error) from error
 
     check = poolers.check
-
-    def _apart(self, statements: Callable[[S], Flow[bool]]) -> Flow[bool]:
-        """On a session for this alone: it may be one of ours that is to be ended. ServerError if the server refuses."""
-        until = time.monotonic() + STATEMENT_LIMIT
-        try:
-            session = yield from self._connect(True, until)
-            try:
-                return (yield from statements(session))
-            finally:
-                session.close()
-        except (SessionDead, StatementTimeout) as error:
-            raise self._unavailable(error) from error
 
     def tick(self, now: float) -> float | None:
         due = self.sessions.tick(now)

@@ -31,6 +31,7 @@ IDLE = 5.0
 LOCKS_PER_SESSION = 128
 
 S = TypeVar("S", bound=Session)
+T = TypeVar("T")
 
 
 class Sessions(Generic[S]):
@@ -127,6 +128,25 @@ class Sessions(Generic[S]):
                 self._idle.append(session)
                 return
         self.drop(session)
+
+    def aside(self, work: Callable[[S], Flow[T]], until: float) -> Flow[T]:
+        """Do ``work`` on a session that holds nothing: a statement that takes long, or hangs, costs no lock."""
+        lent = yield from self.lend(until)
+        session = lent if lent is not None else (yield from self._connect(True, until))
+        entered = False
+        try:
+            entered = yield Call(session.turnstile, "acquire", (max(0.0, until - time.monotonic()),))
+            return (yield from work(session))
+        except StatementTimeout:
+            session.kill("a statement hung")
+            raise
+        finally:
+            if entered:
+                session.turnstile.release()
+            if lent is not None:
+                self.give_back(session)
+            else:
+                session.close()
 
     def drop(self, session: S) -> None:
         """End a session whatever it holds. It is closed when nobody is in the middle of a statement on it: closing it

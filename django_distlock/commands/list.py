@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -62,7 +61,7 @@ class Command(Subcommand):
                 raise
             return 0
         except BrokenPipeError:  # whoever read has seen enough; the interpreter would complain once more at its end
-            with contextlib.suppress(OSError, ValueError):
+            if vars(self.stdout)["_out"] is sys.stdout:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
 

@@ -28,6 +28,9 @@ class Command(Subcommand):
         days = options["days"]
         if not 0 <= days < math.inf:
             raise ValueError(f"--days must be a number from zero on, not {days}.")
-        for what, count in prune(options["using"], days=days).items():
+        deleted = prune(options["using"], days=days)
+        for what, count in deleted.items():
             self.stdout.write(f"{what}: {count} deleted")
+        if not deleted:
+            self.stdout.write("Nothing is kept there.")
         return 0

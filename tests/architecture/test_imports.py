@@ -52,7 +52,6 @@ def ours(names: set[str]) -> set[str]:
     return {name.removeprefix("django_distlock.") for name in names if name.startswith("django_distlock.")}
 
 
-# What commands may import beside the public names: made for operators, not for the code that takes locks.
 # Beside the public names, what operators need and other code does not.
 FOR_OPERATORS = {"diagnosis", "lookup", "migrationlock", "pruning", "records"}
 

@@ -16,8 +16,8 @@ from docs._ext import backend_flags
 from tests.docs.pages import DOCS, PAGES, ROOT, tables
 from tests.matrix import MATRIX
 
-# Flags that mean nothing to who chooses a backend: how it queues its waiters, and what only a later command can do.
-NOT_SHOWN = {"queues_waiters", "supports_break", "apart_from_databases"}
+# Flags that mean nothing to who chooses a backend: how it queues its waiters and keeps names, and what all of them can.
+NOT_SHOWN = {"queues_waiters", "supports_break", "apart_from_databases", "keeps_notes"}
 YES = {True: "yes", False: "no"}
 
 

@@ -1,0 +1,201 @@
+"""``manage.py distlock doctor``: what it finds wrong with servers, engine by engine."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connections
+from redis import Redis
+
+from django_distlock.backends import leasetable_doctor, redis_doctor
+from tests import services
+from tests.backends.redis_server import Own, url
+from tests.faults.server import ask
+from tests.operations.test_doctor import CANARY, REDIS, said
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("databases")
+
+BACKENDS = "django_distlock.backends"
+POSTGRES, MYSQL = f"{BACKENDS}.postgres.AdvisoryBackend", f"{BACKENDS}.mysql.NamedLockBackend"
+LEASES, REDLOCK = f"{BACKENDS}.leasetable.LeaseTableBackend", f"{BACKENDS}.redlock.RedlockBackend"
+ZOOKEEPER = f"{BACKENDS}.zookeeper.ZooKeeperBackend"
+
+
+# PostgreSQL
+
+
+def test_a_pooler_in_front_of_session_locks(settings: Any) -> None:
+    (error,) = said(settings, POSTGRES, database="pgbouncer")["error"]
+    assert "session_database" in error
+    assert not said(settings, POSTGRES, database="pgbouncer", session_database="postgres")["error"]
+
+
+@contextmanager
+def role(alias: str) -> Iterator[None]:
+    """The account of a database alias is a poor one in the block."""
+    name = f"poor_{secrets.token_hex(4)}"
+    at = "@'127.0.0.1'" if alias == "mariadb" else ""
+    settings = connections.settings[alias]
+    database = settings["NAME"]
+    if at:
+        ask(alias, f"CREATE USER {name}{at} IDENTIFIED BY '{CANARY}'")
+        ask(alias, f"GRANT ALL ON {database}.* TO {name}{at}")
+    else:
+        ask(alias, f"CREATE ROLE {name} LOGIN PASSWORD '{CANARY}'")
+    before = settings["USER"], settings["PASSWORD"]
+    connection = connections[alias]
+    try:
+        settings["USER"], settings["PASSWORD"] = connection.settings_dict["USER"], _ = name, CANARY
+        connection.settings_dict["PASSWORD"] = CANARY
+        yield
+    finally:
+        settings["USER"], settings["PASSWORD"] = before
+        connection.settings_dict["USER"], connection.settings_dict["PASSWORD"] = before
+        from django_distlock.registry import registry
+
+        registry.reset()
+        ask(alias, f"DROP {'USER' if at else 'ROLE'} {name}{at}")
+
+
+def test_an_account_on_postgres_that_sees_little(settings: Any) -> None:
+    with role("postgres"):
+        found = said(settings, POSTGRES, database="postgres")
+    assert not found["error"]
+    assert any("GRANT pg_read_all_stats" in text for text in found["info"])
+
+
+def test_limits_of_postgres(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"options": "-c idle_in_transaction_session_timeout=5000"}
+    monkeypatch.setitem(connections.settings["postgres"], "OPTIONS", options)
+    monkeypatch.setitem(connections["postgres"].settings_dict, "OPTIONS", options)
+    found = said(settings, POSTGRES, database="postgres", wait_sessions=100_000)
+    assert any("idle_in_transaction_session_timeout is 5000 ms" in text for text in found["info"])
+    assert any("takes up to 100001" in text for text in found["warning"])
+
+
+# MySQL and MariaDB
+
+
+def test_an_account_on_mariadb_that_sees_little(settings: Any) -> None:
+    with role("mariadb"):
+        found = said(settings, MYSQL, database="mariadb", wait_sessions=100_000)
+    assert not found["error"]
+    warnings = " ".join(found["warning"])
+    assert "GRANT PROCESS" in warnings
+    assert "takes up to 100001" in warnings
+
+
+# lease table
+
+
+def test_a_table_that_is_not_there(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings["postgres"], "NAME", "postgres")
+    (error,) = said(settings, LEASES, database="postgres")["error"]
+    assert "does not exist" in error
+    assert "migrate --database=postgres" in error
+
+
+def test_clocks_that_differ(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    behind = "SELECT extract(epoch FROM clock_timestamp()) - 60"
+    monkeypatch.setitem(leasetable_doctor.CLOCKS, "postgresql", behind)
+    (warning,) = said(settings, LEASES, database="postgres")["warning"]
+    assert "s behind this host's" in warning
+    (finding,) = (f for f in redis_doctor.of_server(redis_doctor.Facts(_WELL, 60.0)) if f.level == "warning")
+    assert "60.0 s ahead of this host's" in finding.text
+
+
+# Redis and Redlock
+
+_WELL = {"redis_version": "7", "role": "master", "aof_enabled": "1", "maxmemory_policy": "noeviction"}
+
+
+def test_a_redis_that_forgets_locks(settings: Any, tmp_path: Path) -> None:
+    with Own(tmp_path) as server:
+        assert not said(settings, REDIS, url=server.url)["warning"]
+        server.client.config_set("maxmemory-policy", "volatile-lru")
+        server.client.config_set("appendonly", "no")
+        found = said(settings, REDIS, url=server.url)
+        assert not found["error"]
+        assert len(found["warning"]) == 2
+        server.client.config_set("maxmemory", "100mb")
+        (error,) = said(settings, REDIS, url=server.url)["error"]
+        assert "noeviction" in error
+        server.client.config_set("maxmemory", "0")
+        server.client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        errors = said(settings, REDIS, url=server.url)["error"]
+        assert any("is a replica" in text for text in errors)
+        server.client.execute_command("REPLICAOF", "NO", "ONE")
+
+
+def test_a_redis_that_is_replicated_or_says_nothing(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = redis_doctor.Facts({**_WELL, "connected_slaves": "1"}, 0.0)
+    monkeypatch.setattr(redis_doctor, "facts", lambda target: facts)
+    (warning,) = said(settings, REDIS, url=url())["warning"]
+    assert "fail-over" in warning
+    monkeypatch.setattr(redis_doctor, "facts", lambda target: redis_doctor.Facts({}, 0.0))
+    assert any("may not call INFO" in text for text in said(settings, REDIS, url=url())["info"])
+
+
+def node(number: int) -> str:
+    server = services.load()[f"redis{number}"]
+    return f"redis://:{server['password']}@{server['host']}:{server['port']}/0"
+
+
+def test_one_server_under_two_addresses(settings: Any) -> None:
+    """Two processes could hold one lock: half of the votes are the same server's."""
+    again = node(1).replace("127.0.0.1", "localhost")
+    assert again != node(1)
+    found = said(settings, REDLOCK, nodes=[node(1), again, node(2)])
+    assert any("The nodes 1 and 2 are the same server" in text for text in found["error"])
+
+
+def test_nodes_that_do_not_answer(settings: Any) -> None:
+    away = f"redis://:{CANARY}@127.0.0.1:1/0"
+    found = said(settings, REDLOCK, nodes=[node(1), node(2), away])
+    assert not found["error"]
+    assert any("Node 3 does not answer" in text for text in found["warning"])
+    found = said(settings, REDLOCK, nodes=[node(1), away, away.replace(":1/", ":2/")])
+    assert any("1 of 3 nodes answer, 2 are needed" in text for text in found["error"])
+    assert CANARY not in str(found)
+
+
+# ZooKeeper
+
+
+def zookeeper() -> str:
+    server = services.load()["zookeeper"]
+    return f"{server['host']}:{server['port']}"
+
+
+def test_a_session_timeout_that_the_server_does_not_take(settings: Any) -> None:
+    found = said(settings, ZOOKEEPER, hosts=zookeeper(), session_timeout=10_000)
+    assert any("instead of the session_timeout of 10000 s" in text for text in found["warning"])
+    assert any("Only one host is named" in text for text in found["info"])
+
+
+def test_an_ensemble_without_a_majority(settings: Any) -> None:
+    found = said(settings, ZOOKEEPER, hosts=f"{zookeeper()},127.0.0.1:1", session_timeout=2.0)
+    assert any("127.0.0.1:1 does not answer" in text for text in found["warning"])
+    assert any("1 of 2 servers do not answer" in text for text in found["error"])
+
+
+def test_a_lock_session_of_its_own_for_redis() -> None:
+    """What the doctor opens it closes."""
+    with Redis.from_url(url()) as client:
+        client.ping()
+        before = {each["id"] for each in client.client_list()}
+        list(redis_doctor.findings(_redis()))
+        assert not {each["id"] for each in client.client_list() if each["cmd"] == "info"} - before
+
+
+def _redis() -> Any:
+    from django_distlock.registry import registry
+
+    return registry.entry("redis").backend
