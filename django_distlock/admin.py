@@ -50,7 +50,8 @@ REFRESH = "X-Distlock-Refresh"
 class HeldLockAdmin(Columns, Base):
     """Every row is a held lock of ``held_locks()``; there is no table behind it."""
 
-    list_display = ("name", "backend", "mode", "holder", "held_since", "ttl_left", "fence", "waiters")
+    # what one looks for first comes first: a narrow screen shows no more
+    list_display = ("name", "held_since", "waiters", "holder", "backend", "mode", "ttl_left", "fence")
     list_display_links = ("name",)
     list_filter = (
         filters.AliasFilter,

@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING
 from django_distlock import advisory_lock
 
 from .pages import address, row_of
-from .people import LIST
 
 if TYPE_CHECKING:
-    from tests.processes import Servant
-
     from .browsing import Page
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "_static"
@@ -29,13 +26,12 @@ def shot(page: Page, name: str, width: int, height: int) -> None:
     assert path.stat().st_size < LARGEST, path
 
 
-def test_pictures(page: Page, holder: Servant) -> None:
-    holder.do("hold", "memory", "only in its own process")
+def test_pictures(page: Page) -> None:
     with advisory_lock("price-list", using="memory", shared=True, timeout=1):
         page.open()
-        shot(page, "light", 1280, 720)
+        shot(page, "light", 1440, 720)
         page.dark(True)
-        shot(page, "dark", 1280, 720)
+        shot(page, "dark", 1440, 720)
         page.dark(False)
         shot(page, "narrow", 420, 800)
         row = row_of("redis", "mail:newsletter")
@@ -43,6 +39,3 @@ def test_pictures(page: Page, holder: Servant) -> None:
         shot(page, "detail", 1100, 640)
         page.open(address(row, "break"))
         shot(page, "break", 1100, 560)
-    holder.do("let_go", "only in its own process")
-    assert page.driver.current_url.endswith("/break/")
-    assert LIST in page.driver.current_url
