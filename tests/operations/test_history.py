@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -170,7 +171,9 @@ def test_a_slow_database_is_not_waited_for_at_the_end(monkeypatch: pytest.Monkey
 def test_the_child_of_a_fork_writes_only_its_own(recorded: None, name: str) -> None:
     with advisory_lock(name, using="memory"):
         pass
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that other threads run
+        pid = os.fork()
     if pid == 0:
         os._exit(0 if not recorder._ordinary and recorder._thread is None else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
