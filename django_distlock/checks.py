@@ -148,7 +148,7 @@ def _check_history() -> list[CheckMessage]:
     try:
         history_days()
     except ImproperlyConfigured as error:
-        return [Error(str(error), hint="A number of days above zero, or None.", id="distlock.E009")]
+        return [Error(str(error), hint="A number of days above zero, or None.", id="distlock.E010")]
     return []
 
 

@@ -75,11 +75,11 @@ def open_transactions() -> list[BaseDatabaseWrapper]:
         if (connection.in_atomic_block or (connection.connection is not None and not connection.autocommit))
         and not connection.closed_in_transaction
     ]
-    return _without_testcases(found) if found else found
+    return found if testcases_count else _without_testcases(found)
 
 
 def _without_testcases(found: list[BaseDatabaseWrapper]) -> list[BaseDatabaseWrapper]:
-    return found if testcases_count else [connection for connection in found if not only_testcases(connection)]
+    return [connection for connection in found if testcases_count or not only_testcases(connection)]
 
 
 def only_testcases(connection: BaseDatabaseWrapper) -> bool:

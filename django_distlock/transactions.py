@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
-from . import garbage, signals
+from . import garbage, opentransactions, signals
 from .holdings import holdings
 from .loss import lose
 from .loss import tell as tell_of_loss
@@ -73,7 +73,8 @@ class TransactionWatch:
         # what others have put in the place of the methods: test suites, tracing
         self.replaced: dict[str, Any] = {}
         # the outermost block of the tested code is a savepoint of its test
-        for name in (*_WRAPPED, "savepoint_commit") if in_testcase(connection) else _WRAPPED:
+        in_test = not opentransactions.testcases_count and in_testcase(connection)
+        for name in (*_WRAPPED, "savepoint_commit") if in_test else _WRAPPED:
             present = connection.__dict__.get(name)
             if present is not None and getattr(present, "_distlock", None) is not True:
                 self.replaced[name] = present
@@ -169,8 +170,8 @@ class TransactionWatch:
         """Tell receivers, who may use this connection: not before it is back in autocommit, else their first query
         begins a transaction in the midst of Django's end of the last one."""
         connection = self.connection
-        over = connection.autocommit or not in_transaction(connection) or in_testcase(connection)
-        if not news or self.by_hand or over:
+        over = not news or self.by_hand or connection.autocommit
+        if over or not in_transaction(connection) or in_testcase(connection):
             for tell in news:
                 tell()
             return

@@ -37,6 +37,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert "django_distlock/migrations/0001_initial.py" in names
     assert "django_distlock/templates/admin/django_distlock/heldlock/detail.html" in names
     assert "django_distlock/static/django_distlock/heldlocks.js" in names
+    (points,) = (name for name in names if name.endswith(".dist-info/entry_points.txt"))
+    text = zipfile.ZipFile(wheel).read(points).decode()
+    assert "[pytest11]\ndistlock = django_distlock.pytest_plugin" in text
+    assert "[opentelemetry_instrumentor]\ndjango_distlock = django_distlock.otel:DistlockInstrumentor" in text
 
 
 def test_it_works_with_django_alone(wheel: Path, tmp_path: Path) -> None:
@@ -45,7 +49,9 @@ def test_it_works_with_django_alone(wheel: Path, tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--python", python]
     run(*pip, "install", "-q", "--no-compile", wheel, cwd=tmp_path)  # most of Django is not looked at
     listed = run(*pip, "list", "--format=freeze", cwd=tmp_path).lower()
-    assert not {"psycopg", "mysqlclient", "redis", "kazoo"} & {line.split("==")[0] for line in listed.split()}
+    assert not {"psycopg", "mysqlclient", "redis", "kazoo", "opentelemetry-api"} & {
+        line.split("==")[0] for line in listed.split()
+    }
     (tmp_path / "plain.py").write_text(
         textwrap.dedent(
             """

@@ -211,7 +211,9 @@ def tasks(names: Names) -> None:
 
 
 def testing(names: Names) -> None:
-    for case in ("ReportTests", "Kept", "GivenBack"):
+    names["test_stops_when_the_lock_is_lost"]()
+    names["test_nobody_gets_the_same_number"]()
+    for case in ("ReportTests", "Kept", "GivenBack", "EndsWithItsBlock"):
         result = unittest.TestResult()
         unittest.defaultTestLoader.loadTestsFromTestCase(names[case]).run(result)
         assert result.testsRun == 1
@@ -222,7 +224,8 @@ def testing(names: Names) -> None:
 def operations(names: Names) -> None:
     with advisory_lock("watched"):
         pass
-    assert names["waits"][0][0] == "default"
+    assert names["waits"][0][:2] == ("default", "-")
+    names["DistlockInstrumentor"]().uninstrument()
 
 
 def sends_timeouts(names: Names) -> None:

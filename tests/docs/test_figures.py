@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from django_distlock import conf, keepalive, names, validation
+from django_distlock import conf, keepalive, names, otel, recorder, validation
 from django_distlock.backends import (
     leasetable,
     mysql,
@@ -57,6 +57,11 @@ CLAIMS = [
     ("operations", f"at most `wait_sessions` ({WAITS})"),
     ("operations", f"at most {4 * (1 + WAITS)}, and 4 if"),
     ("operations", f"closed after {sessions.IDLE:g} idle seconds"),
+    ("operations", f"At most {recorder.ORDINARY} acquires and releases in a second"),
+    ("operations", f"of timeouts, losses and breaks {recorder.KEPT:,} wait"),
+    ("operations", f"After {otel.MOST_LABELS} different labels"),
+    ("operations", {1.0: "writes them a second later"}[recorder.DELAY]),
+    ("operations", {3600.0: "by the same thread once an hour"}[recorder.PRUNE_EVERY]),
     ("usage/testing", f"stays open for {sessions.IDLE:g} s"),
     ("reference/settings", f"at least {conf.MIN_SITE_KEY_LENGTH} characters"),
 ]

@@ -110,11 +110,13 @@ def test_the_wait_for_the_lock_is_no_hold(name: str, caplog: pytest.LogCaptureFi
     backend.warn_hold_seconds = 0.25
     try:
         lease = advisory_lock(name, using="memory").acquire()
-        threading.Timer(0.3, lease.release).start()
+        timer = threading.Timer(0.3, lease.release)
+        timer.start()
         with advisory_lock(name, using="memory"):
             caplog.clear()
             keepalive._tick(time.monotonic())
             assert not caplog.records
+        timer.join()
     finally:
         backend.warn_hold_seconds = None
 
