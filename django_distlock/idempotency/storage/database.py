@@ -69,7 +69,7 @@ class DatabaseStorage(Storage):
     def claim_inside(self, claim: Claim) -> Record | None:
         """:meth:`claim` within the caller's transaction. LockNotAcquired at once if another transaction has it."""
         vendor = self.connection.vendor
-        if vendor == "mysql" and _lock(claim.scope).try_acquire() is None:  # given back by the end of the transaction
+        if vendor == "mysql" and not _locked(claim.scope):
             raise LockNotAcquired
         if vendor != "postgresql":
             return self.claim(claim)
@@ -228,6 +228,15 @@ def _number(scope: str) -> int:
 
 def _lock(scope: str) -> Lock:
     return advisory_lock(f"idempotency:{scope}", using=config().lock)
+
+
+def _locked(scope: str) -> bool:
+    """Is the lock ours now? It is given back by the end of the transaction. Where it cannot be had the INSERT waits for
+    whoever is first: the lock only makes the answer come at once."""
+    try:
+        return _lock(scope).try_acquire() is not None
+    except BackendUnavailable:
+        return True
 
 
 def _values(claim: Claim) -> Iterable[Any]:
