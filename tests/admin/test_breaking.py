@@ -12,8 +12,10 @@ from urllib.parse import urlencode
 import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.messages import get_messages
+from django.test import override_settings
 
 from django_distlock import LockLost, advisory_lock, signals
+from django_distlock.backends.memory import MemoryBackend
 from django_distlock.heldlocks import breaking
 from django_distlock.heldlocks import rows as rows_module
 from django_distlock.heldlocks.rows import Row, seen
@@ -192,3 +194,27 @@ def test_a_session_that_let_go_and_came_back_is_another_holding() -> None:
         assert pk == shown.pk
         assert now.is_still(mark, stamp) is same
     assert seen("x?y") == ("x?y", "?", float("inf"))
+
+
+class Unbreakable(MemoryBackend):
+    """A backend of somebody else's that cannot take a lock away."""
+
+    supports_break = False
+
+
+def test_what_cannot_be_broken_has_no_button_and_says_so_if_asked(boss: Client) -> None:
+    with (
+        override_settings(DISTLOCK={"firm": {"BACKEND": f"{__name__}.Unbreakable"}}),
+        advisory_lock("kept", using="firm", timeout=1) as lease,
+    ):
+        row = row_of("firm", "kept")
+        listed = boss.get(LIST).text
+        assert "kept" in listed
+        assert f'value="{row.pk}"' not in listed
+        assert "Break this lock" not in boss.get(address(row)).text
+        asked = boss.get(address(row, "break")).text
+        assert "These cannot be broken and are left out" in asked
+        assert 'name="lock"' not in asked
+        assert told(boss.post(BREAK, {"lock": row.seen})) == ["The lock “kept” cannot be broken here."]
+        lease.ensure_held()
+    assert not LogEntry.objects.exists()
