@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -41,6 +42,14 @@ class ReplayCommand(BaseCommand):
     def teller(self, quiet: bool) -> Callable[[str], Any]:
         """Where the progress is told: nothing but the figures goes to the standard output of --json."""
         return self.stderr.write if quiet else self.stdout.write
+
+    def publish(self, result: Any, runs: type[Model], text: str, *, quiet: bool, log: str = "", **fields: Any) -> None:
+        """Keep the result as a row of `runs` for the scenario's page and print it, as `text` or as JSON; CommandError
+        with its problems, and the server's `log`, if it did not go as promised."""
+        runs._default_manager.create(engine=result.engine, result=result.as_json(), **fields)
+        self.stdout.write(json.dumps(result.as_json()) if quiet else f"\n{text}")
+        if result.problems:
+            raise CommandError("\n".join([*result.problems, log]).strip())
 
 
 def positive(text: str) -> int:

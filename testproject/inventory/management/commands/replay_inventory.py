@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -52,11 +51,4 @@ class Command(ReplayCommand):
             result = replay(plan, tell=self.teller(quiet))
         except WorkerError as error:
             raise CommandError(str(error)) from error
-        InventoryRun.objects.create(engine=result.engine, result=result.as_json())
-        if quiet:
-            self.stdout.write(json.dumps(result.as_json()))
-        else:
-            self.stdout.write(f"\n{table(result.ways)}\n")
-            self.stdout.write("\n".join(story(result.ways)))
-        if result.problems:
-            raise CommandError("\n".join(result.problems))
+        self.publish(result, InventoryRun, "\n".join([table(result.ways), "", *story(result.ways)]), quiet=quiet)

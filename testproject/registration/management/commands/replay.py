@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -42,11 +41,11 @@ class Command(ReplayCommand):
             result, log = replay(plan, tell=self.teller(quiet))
         except (ServerError, CrowdError) as error:
             raise CommandError(str(error)) from error
-        ReplayRun.objects.create(engine=result.engine, atomic_requests=result.atomic_requests, result=result.as_json())
-        if quiet:
-            self.stdout.write(json.dumps(result.as_json()))
-        else:
-            self.stdout.write(f"\n{table(result)}\n")
-            self.stdout.write("\n".join(story(result)))
-        if result.problems:
-            raise CommandError("\n".join([*result.problems, log]).strip())
+        self.publish(
+            result,
+            ReplayRun,
+            "\n".join([table(result), "", *story(result)]),
+            quiet=quiet,
+            log=log,
+            atomic_requests=result.atomic_requests,
+        )

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -35,11 +34,4 @@ class Command(ReplayCommand):
             result = replay(plan, redis_url(), tell=self.teller(quiet))
         except MemberError as error:
             raise CommandError(str(error)) from error
-        ConsumerRun.objects.create(engine=result.engine, result=result.as_json())
-        if quiet:
-            self.stdout.write(json.dumps(result.as_json()))
-        else:
-            self.stdout.write(f"\n{table(result.ways)}\n")
-            self.stdout.write("\n".join(story(result.ways)))
-        if result.problems:
-            raise CommandError("\n".join(result.problems))
+        self.publish(result, ConsumerRun, "\n".join([table(result.ways), "", *story(result.ways)]), quiet=quiet)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -38,7 +37,4 @@ class Command(ReplayCommand):
             result, log = replay(plan, tell=self.teller(quiet))
         except (ServerError, CrowdError) as error:
             raise CommandError(str(error)) from error
-        ReplayRun.objects.create(engine=result.engine, result=result.as_json())
-        self.stdout.write(json.dumps(result.as_json()) if quiet else f"\n{table(result)}")
-        if result.problems:
-            raise CommandError("\n".join([*result.problems, log]).strip())
+        self.publish(result, ReplayRun, table(result), quiet=quiet, log=log)
