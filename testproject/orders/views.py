@@ -41,12 +41,8 @@ def order_page(request: HttpRequest, way: Way) -> HttpResponse:
     form = OrderForm(request.POST if request.method == "POST" else None)
     if not form.is_valid():
         status = 400 if form.is_bound else 200
-        return render(
-            request,
-            "orders/order_form.html",
-            {"way": way, "form": form, "seconds": settings.PAYMENT_SECONDS},
-            status=status,
-        )
+        context = {"way": way, "form": form, "seconds": settings.PAYMENT_SECONDS}
+        return render(request, "orders/order_form.html", context, status=status)
     made = place(request, way, form.cleaned_data)
     messages.success(request, f"Thank you. Order {made.pk} was placed: {made}.")
     return redirect("order", made.pk)
