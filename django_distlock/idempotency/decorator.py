@@ -254,7 +254,8 @@ def _finish_inside(job: Job, response: Any) -> Any:
         if inspect.iscoroutine(response):
             response.close()
         raise TypeError("atomic=True needs a sync view: Django's transactions are not for async code.")
-    if not job.running:  # the store was down, and on_store_error is "open"
+    # the store was down, and on_store_error is "open"; or the view itself has chosen to roll back
+    if not job.running or connections[job.alias].needs_rollback:  # type: ignore[index]
         return response
     ending = ending_of(job, response)
     if ending is Ending.ROLL_BACK:

@@ -1,0 +1,69 @@
+"""The list of idempotency keys: for looking, and for releasing one that is stuck. Bodies are never shown."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin, messages
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
+
+from django_distlock.models import IdempotencyRecord
+
+from .conf import config
+from .records import COMPLETED
+from .storage.database import DatabaseStorage
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+    from django.http import HttpRequest
+
+SHOWN = ("method", "route", "principal", "state", "claimed", "expires", "status")
+
+
+@admin.register(IdempotencyRecord)
+class IdempotencyRecordAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not subscriptable at run time
+    """Neither keys nor bodies: who may see this list must not be able to replay somebody's request."""
+
+    list_display = SHOWN
+    list_display_links = None
+    list_filter = ("state", "method")
+    search_fields = ("route", "principal")
+    ordering = ("-claimed_at",)
+    fields = readonly_fields = SHOWN
+    actions = ("release_keys",)
+    show_full_result_count = False
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyRecord]:
+        return super().get_queryset(request).using(config().database).defer("body", "facts", "phases")
+
+    @admin.display(description=_("since"), ordering="claimed_at")
+    def claimed(self, record: IdempotencyRecord) -> datetime:
+        return datetime.fromtimestamp(record.claimed_at / 1_000_000, UTC)
+
+    @admin.display(description=_("until"), ordering="expires_at")
+    def expires(self, record: IdempotencyRecord) -> datetime:
+        return datetime.fromtimestamp(record.expires_at / 1_000_000, UTC)
+
+    @admin.action(description=_("Release the selected keys: their requests may run again"), permissions=["release"])
+    def release_keys(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> None:
+        """Those that have an answer stay: nothing is stuck there."""
+        stuck = list(queryset.exclude(state=COMPLETED))
+        for record in stuck:
+            self.log_change(request, record, f"Released, was {record.state}.")
+        freed = DatabaseStorage(config().database).free([record.scope for record in stuck]) if stuck else 0
+        text = ngettext("%d key was released.", "%d keys were released.", freed) % freed
+        self.message_user(request, text, messages.SUCCESS if freed else messages.WARNING)
+
+    def has_release_permission(self, request: HttpRequest) -> bool:
+        return bool(request.user.has_perm("django_distlock.release_idempotencyrecord"))
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False

@@ -1,0 +1,89 @@
+"""For the REST framework: the key counts after authentication, permissions and throttles."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.db import transaction
+
+from .decorator import atomic_aliases, exactly_once
+from .engine import SAFE_METHODS
+from .flow import claim, enter, finish, leave
+from .job import Job, drive
+from .options import EXEMPT, Options
+from .state import Idempotency
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django.http import HttpRequest
+
+
+class IdempotentMixin:
+    """Above ``APIView`` or a view set: ``class Orders(IdempotentMixin, APIView)``.
+
+    Whoever a token authenticates is the principal, and a stored answer is given only to who passes the permissions
+    today. ``idempotency_options``: what ``@idempotent`` takes. With ``atomic`` an exception of the framework rolls
+    back, and the key is free again.
+    """
+
+    idempotency_in_view = True
+    idempotency_options: ClassVar[dict[str, Any]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        options = Options(**cls.idempotency_options)
+        if options.atomic:
+            atomic_aliases.add(options.atomic)
+
+    def initial(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)  # type: ignore[misc]
+        name = request.method.lower()
+        handler = getattr(self, name, None)
+        if request.method not in SAFE_METHODS and handler is not None and not getattr(handler, EXEMPT, False):
+            setattr(self, name, partial(self._once, handler))
+
+    def _once(self, handler: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
+        plain: HttpRequest = request._request
+        state: Idempotency | None = getattr(plain, "idempotency", None)
+        if state is None:
+            state = plain.idempotency = Idempotency()  # type: ignore[attr-defined]
+        job = drive(enter(plain, _options(type(self)), self))
+        if not isinstance(job, Job):
+            return handler(request, *args, **kwargs) if job is None else job
+        call = partial(self._answered, handler, job, request, *args, **kwargs)
+        if job.alias is not None:
+            return exactly_once(job, state, call)
+        if (answer := drive(claim(job))) is not None:
+            return answer
+        state.job = job
+        try:
+            response = call()
+        except Exception:
+            drive(_free(job))
+            raise
+        drive(finish(job, response))
+        return response
+
+    def _answered(self, handler: Callable[..., Any], job: Job, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """What the handler answers, or what the framework makes of its exception."""
+        try:
+            return handler(request, *args, **kwargs)
+        except Exception as error:
+            response = self.handle_exception(error)  # type: ignore[attr-defined]
+            response.exception = True
+            if job.alias is not None:
+                transaction.set_rollback(True, using=job.alias)
+            return response
+
+
+def _free(job: Job) -> Any:
+    if job.running:
+        leave(job)
+        yield partial(job.storage.release, job.claim, failed=bool(job.phases))
+
+
+@cache
+def _options(kind: type[IdempotentMixin]) -> Options:
+    return Options(**kind.idempotency_options)

@@ -1,0 +1,157 @@
+"""The decisions alone, over many values."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_distlock.idempotency import engine
+from django_distlock.idempotency.engine import BadKey, Ending, Verdict
+from django_distlock.idempotency.records import STATES, Answer, Record, of_text, to_text
+
+if TYPE_CHECKING:
+    import random
+
+visible = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=255)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+answers = st.builds(
+    Answer,
+    status=st.integers(100, 599),
+    headers=st.lists(st.tuples(st.text(), st.text()), max_size=3).map(tuple),
+    body=st.none() | st.binary(max_size=50),
+    messages=st.lists(st.tuples(st.integers(0, 50), st.text(), st.text(), st.booleans()), max_size=2).map(tuple),
+)
+records = st.builds(
+    Record,
+    scope=st.text(),
+    state=st.sampled_from(STATES),
+    owner=st.text(),
+    fingerprint=st.sampled_from(["f" * 64, "e" * 64]),
+    expired=st.booleans(),
+    answer=st.none() | answers,
+    phases=st.dictionaries(st.text(), json_values, max_size=2),
+)
+
+
+@given(visible)
+def test_every_visible_key_is_taken_quoted(key: str) -> None:
+    quoted = '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    assert engine.parse_header(quoted) == key
+    if not set(key) & {",", '"'}:
+        assert engine.parse_header(f" {key}\t") == key
+
+
+@given(st.text())
+def test_a_header_is_a_key_or_an_error(raw: str) -> None:
+    try:
+        key = engine.parse_header(raw)
+    except BadKey:
+        pass
+    else:
+        assert 1 <= len(key) <= 255
+        assert all("!" <= character <= "~" for character in key)
+
+
+@given(st.lists(st.text(), min_size=4, max_size=4), st.lists(st.text(), min_size=4, max_size=4))
+def test_scopes_meet_only_if_everything_is_the_same(first: list[str], second: list[str]) -> None:
+    a, b = (engine.scope_of("site", *parts) for parts in (first, second))
+    assert (a == b) == (first == second)
+    assert engine.scope_of("other site", *first) != a
+    assert len(a) == 64
+
+
+def test_parts_do_not_run_together() -> None:
+    assert engine.keyed("k", "p", "a", "bc") != engine.keyed("k", "p", "ab", "c")
+
+
+@given(st.dictionaries(st.text(), json_values, max_size=5), st.randoms(use_true_random=False))
+def test_json_is_the_same_in_any_order(value: dict[str, Any], chance: random.Random) -> None:
+    items = list(value.items())
+    chance.shuffle(items)
+    assert engine.json_body(json.dumps(value).encode()) == engine.json_body(json.dumps(dict(items), indent=2).encode())
+
+
+@given(st.binary())
+def test_any_body_has_a_fingerprint(raw: bytes) -> None:
+    assert isinstance(engine.json_body(raw), bytes)
+
+
+def test_a_deeply_nested_body_has_a_fingerprint() -> None:
+    raw = b"[" * 100_000
+    assert engine.json_body(raw) == raw
+
+
+@given(st.dictionaries(st.text(), st.lists(st.text(), max_size=3), max_size=4))
+def test_forms_are_the_same_in_any_order_of_fields_but_not_of_values(fields: dict[str, list[str]]) -> None:
+    turned = dict(reversed(fields.items()))
+    assert engine.form_body(fields) == engine.form_body(turned)
+    backwards = {name: values[::-1] for name, values in fields.items()}
+    assert (engine.form_body(backwards) == engine.form_body(fields)) == (backwards == fields)
+
+
+@given(records, st.sampled_from(["f" * 64, "e" * 64]))
+def test_verdicts(record: Record, fingerprint: str) -> None:
+    verdict = engine.judge(record, fingerprint)
+    if record.state == "completed" and not record.expired:
+        # never a second run
+        assert verdict in (Verdict.REPLAY, Verdict.TOMBSTONE, Verdict.MISMATCH)
+    if record.state == "claimed" and not record.expired:
+        assert verdict in (Verdict.IN_FLIGHT, Verdict.MISMATCH)
+    if record.state == "unknown" and not record.expired:
+        assert verdict in (Verdict.HELD, Verdict.MISMATCH)
+    if verdict is Verdict.REPLAY:
+        assert record.fingerprint == fingerprint
+        assert record.answer is not None
+        assert record.answer.body is not None
+    if verdict is Verdict.TAKE_OVER:
+        assert record.expired or record.state == "failed"
+
+
+@given(st.integers(100, 599), st.booleans(), st.booleans(), st.booleans())
+def test_endings(status: int, form: bool, moves_on: bool, trusted: bool) -> None:
+    ending = engine.ending_of(status, form=form, moves_on=moves_on, trusted=trusted)
+    assert (ending is Ending.ROLL_BACK) == (status >= 500)
+    if ending is Ending.KEEP:
+        assert status not in engine.PASSING or moves_on
+    if not form and 200 <= status < 400:
+        assert ending is Ending.KEEP
+
+
+@given(st.lists(st.tuples(st.sampled_from(["Set-Cookie", "set-cookie", "X-A", "ETag", "HX-Push-Url"]), st.text())))
+def test_cookies_are_never_kept(headers: list[tuple[str, str]]) -> None:
+    kept = {name.lower() for name, _value in engine.kept_headers(headers)}
+    assert kept <= {"etag", "hx-push-url"}
+
+
+@given(st.binary(max_size=100), st.integers(1, 100))
+def test_large_bodies_are_not_kept(body: bytes, limit: int) -> None:
+    answer = engine.answer_of(200, [], body, max_body=limit)
+    assert answer.body == (body if len(body) <= limit else None)
+
+
+@given(records, st.floats(0, 10), st.floats(0, 10))
+def test_records_survive_as_text(record: Record, expires: float, now: float) -> None:
+    found = of_text(to_text(record, expires, 7.0), now)
+    assert found is not None
+    assert found[1] == 7.0
+    assert found[0].expired == (expires <= now)
+    assert found[0].answer == record.answer
+    assert found[0].phases == record.phases
+
+
+@given(st.text() | st.binary() | st.integers() | json_values.map(json.dumps))
+def test_any_other_text_is_no_record(text: object) -> None:
+    assert of_text(text, 0) is None
+
+
+@pytest.mark.parametrize("attempt", range(40))
+def test_pauses_are_short(attempt: int) -> None:
+    assert 0 < engine.pause(attempt) <= 0.25

@@ -1,0 +1,74 @@
+"""What it costs: statements, counted where Django sends them and, on the servers, by the servers themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
+
+from tests.backends.statements import counted
+from tests.idempotency.conftest import LOCKS, Sender, every_database
+
+if TYPE_CHECKING:
+    from tests.idempotency.views import Stage
+
+ATOMIC = {"default": 2, "postgres": 2, "mariadb": 4}
+NOT_OURS = ("BEGIN", "COMMIT", "ROLLBACK", "distlock_written", "COUNT(*)", "count(")
+
+
+def ours(queries: Any) -> list[str]:
+    return [query["sql"] for query in queries if not any(word in query["sql"] for word in NOT_OURS)]
+
+
+@every_database
+@pytest.mark.parametrize("shape", ["plain", "atomic", "async", "decorated", "exempt", "form"])
+def test_without_a_key_nothing_is_asked(site: Stage, shape: str) -> None:
+    Sender().post(shape)
+    with CaptureQueriesContext(connections[site.alias]) as queries:
+        assert Sender().post(shape).status_code == 201
+    assert ours(queries) == []
+
+
+@every_database
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_a_first_post_in_the_exactly_once_mode(
+    site: Stage, monkeypatch: pytest.MonkeyPatch, in_transaction: bool
+) -> None:
+    monkeypatch.setitem(connections.settings[site.alias], "ATOMIC_REQUESTS", in_transaction)
+    Sender("warm").post("atomic")
+    with CaptureQueriesContext(connections[site.alias]) as queries:
+        assert Sender("first").post("atomic").status_code == 201
+    assert len(ours(queries)) == 2, ours(queries)  # claim and answer; on MariaDB the lock has a session of its own
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"])
+def test_a_first_post_as_the_server_counts_it(site: Stage) -> None:
+    for number in range(3):
+        Sender(f"warm{number}").post("atomic")
+    with counted(LOCKS[site.alias]) as found:
+        for number in range(10):
+            assert Sender(f"first{number}").post("atomic").status_code == 201
+    mine = {
+        text: calls
+        for text, calls in found.items()
+        if any(word in text for word in ("distlock_idempotency", "GET_LOCK", "RELEASE_LOCK", "pg_try_advisory"))
+    }
+    assert sum(mine.values()) == 10 * ATOMIC[site.alias], mine
+
+
+@every_database
+def test_a_first_post_otherwise(site: Stage) -> None:
+    Sender("warm").post("plain")
+    with CaptureQueriesContext(connections[site.alias]) as queries:
+        Sender("first").post("plain")
+    assert len(ours(queries)) == 2
+
+
+@every_database
+def test_a_replay(site: Stage) -> None:
+    Sender("k").post("plain")
+    with CaptureQueriesContext(connections[site.alias]) as queries:
+        assert Sender("k").post("plain")["Idempotency-Replayed"] == "true"
+    assert len(ours(queries)) == 2

@@ -1,0 +1,230 @@
+"""One contract for every storage: the database on three engines, Redis, and Django's cache in memory."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.cache import caches
+
+from django_distlock import BackendUnavailable
+from django_distlock.idempotency.records import Answer, Claim, Record
+from django_distlock.idempotency.storage.cache import CacheStorage
+from django_distlock.idempotency.storage.database import DatabaseStorage, purge
+from tests.idempotency.conftest import Sender, forget_everything
+from tests.idempotency.test_races import at_once
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django_distlock.idempotency.storage import Storage
+    from tests.idempotency.views import Stage
+
+ANSWER = Answer(status=201, headers=(("Location", "/é/"),), body=b"\x00\xff", messages=((20, "Säved", "x", True),))
+STORAGES = {
+    "default": DatabaseStorage,
+    "postgres": DatabaseStorage,
+    "mariadb": DatabaseStorage,
+    "redis": CacheStorage,
+    "memory": CacheStorage,
+}
+
+
+@pytest.fixture(params=STORAGES)
+def storage(request: pytest.FixtureRequest, databases: None, tables: None) -> Iterator[Storage]:
+    name = request.param
+    kind = STORAGES[name]
+    yield kind("default" if name == "memory" else name)
+    if kind is DatabaseStorage:
+        forget_everything(name)
+    else:
+        caches["default" if name == "memory" else name].clear()
+
+
+def claim_of(key: str, owner: str = "me", claim_ttl: float = 30, ttl: float = 60) -> Claim:
+    scope = key.ljust(64, "0")
+    return Claim(scope=scope, owner=owner, fingerprint="f" * 64, claim_ttl=claim_ttl, ttl=ttl, method="POST", route="r")
+
+
+def read(storage: Storage, claim: Claim) -> Record:
+    found = storage.read(claim.scope)
+    assert found is not None
+    return found
+
+
+def test_the_first_claim_wins(storage: Storage, key: str) -> None:
+    assert storage.claim(claim_of(key)) is None
+    found = storage.claim(claim_of(key, "other"))
+    assert found is not None
+    assert (found.state, found.owner, found.expired, found.phases) == ("claimed", "me", False, {})
+
+
+def test_one_of_many_claims_wins(storage: Storage, key: str) -> None:
+    owners = iter([f"owner{number}" for number in range(8)])
+    found = at_once(lambda: storage.claim(claim_of(key, next(owners))))
+    assert found.count(None) == 1
+
+
+def test_an_answer_comes_back_as_it_was(storage: Storage, key: str) -> None:
+    claim = claim_of(key)
+    storage.claim(claim)
+    assert storage.complete(claim, ANSWER)
+    found = read(storage, claim)
+    assert (found.state, found.answer) == ("completed", ANSWER)
+    assert not storage.complete(claim, ANSWER)
+    assert not storage.release(claim)
+
+
+def test_a_tombstone_may_get_its_body(storage: Storage, key: str) -> None:
+    claim = claim_of(key)
+    storage.claim(claim)
+    storage.complete(claim, ANSWER.without_body())
+    assert read(storage, claim).answer == ANSWER.without_body()
+    assert storage.add_body(claim, ANSWER)
+    assert read(storage, claim).answer == ANSWER
+    assert not storage.add_body(claim_of(key, "other"), ANSWER)
+
+
+def test_who_has_lost_the_claim_writes_nothing(storage: Storage, key: str) -> None:
+    mine, other = claim_of(key, claim_ttl=0.01), claim_of(key, "other")
+    storage.claim(mine)
+    time.sleep(0.02)  # the lease is over
+    found = read(storage, mine)
+    assert found.expired
+    assert storage.take_over(found, other)
+    assert not storage.take_over(found, claim_of(key, "third"))
+    assert not storage.complete(mine, ANSWER)
+    assert not storage.release(mine)
+    assert not storage.renew(mine)
+    assert not storage.save_phases(mine, "{}")
+    assert storage.complete(other, ANSWER)
+
+
+def test_one_of_many_takes_over(storage: Storage, key: str) -> None:
+    storage.claim(claim_of(key, claim_ttl=0.01))
+    time.sleep(0.02)
+    found = read(storage, claim_of(key))
+    owners = iter([f"owner{number}" for number in range(8)])
+    assert at_once(lambda: storage.take_over(found, claim_of(key, next(owners)))).count(True) == 1
+
+
+def test_a_claim_that_is_renewed_does_not_run_out(storage: Storage, key: str) -> None:
+    claim = claim_of(key, claim_ttl=0.01)
+    storage.claim(claim)
+    assert storage.renew(claim_of(key, claim_ttl=30))
+    time.sleep(0.02)
+    assert not read(storage, claim).expired
+
+
+def test_release_frees_and_failure_keeps_the_phases(storage: Storage, key: str) -> None:
+    claim = claim_of(key)
+    storage.claim(claim)
+    assert storage.save_phases(claim, '{"charge": 7}')
+    assert storage.release(claim, failed=True)
+    found = read(storage, claim)
+    assert (found.state, found.phases) == ("failed", {"charge": 7})
+    other = claim_of(key, "other")
+    assert storage.take_over(found, other)
+    assert storage.release(other)
+    assert storage.read(claim.scope) is None
+
+
+def test_what_ran_out_can_be_held(storage: Storage, key: str) -> None:
+    claim = claim_of(key, claim_ttl=0.01)
+    storage.claim(claim)
+    time.sleep(0.02)
+    assert storage.hold(read(storage, claim), 60)
+    found = read(storage, claim)
+    assert (found.state, found.expired) == ("unknown", False)
+    # its process was only slow
+    assert storage.complete(claim, ANSWER)
+    assert read(storage, claim).state == "completed"
+
+
+@pytest.mark.parametrize("text", ["", "no json", "[]", '{"scope": 1}', "\x80\x04K\x01.", "null"])
+def test_a_torn_entry_counts_as_unknown(key: str, text: str) -> None:
+    storage = CacheStorage("default")
+    claim = claim_of(key)
+    caches["default"].set(f"django_distlock:idempotency:{claim.scope}", text)
+    assert read(storage, claim).state == "unknown"
+
+
+def test_a_cache_that_keeps_nothing_is_an_error(key: str, settings: Any) -> None:
+    settings.CACHES = {"default": {"BACKEND": "tests.idempotency.silent.SilentCache"}}
+    with pytest.raises(BackendUnavailable):
+        CacheStorage("default").claim(claim_of(key))
+
+
+@pytest.mark.parametrize("alias", ["default", "postgres", "mariadb"])
+def test_purge_in_batches(alias: str, databases: None, tables: None) -> None:
+    storage = DatabaseStorage(alias)
+    for number in range(25):
+        storage.claim(claim_of(f"{number:02d}", ttl=0.001 if number < 20 else 1000, claim_ttl=1000))
+    time.sleep(0.005)
+    try:
+        assert storage.purge(older_than=60) == 0
+        assert storage.purge(batch=7) == 20
+        assert storage.purge() == 0
+        assert storage.read("20".ljust(64, "0")) is not None
+        assert purge() == 0
+    finally:
+        forget_everything(alias)
+
+
+@pytest.mark.parametrize("cache", ["redis", "default"])
+@pytest.mark.parametrize("shape", ["plain", "async", "decorated"])
+def test_a_site_on_a_cache(site: Stage, key: str, settings: Any, cache: str, shape: str) -> None:
+    settings.DISTLOCK_IDEMPOTENCY = {"STORAGE": "cache", "CACHE": cache}
+    answers = at_once(lambda: Sender(key).post(shape))
+    assert {answer.status_code for answer in answers} <= {201, 409}
+    assert Sender(key).post(shape)["Idempotency-Replayed"] == "true"
+    assert site.effects == 1
+    caches[cache].clear()
+
+
+DOWN = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+
+
+@pytest.mark.parametrize("shape", ["plain", "async", "decorated", "open"])
+def test_a_store_that_is_down(site: Stage, sender: Sender, settings: Any, shape: str) -> None:
+    settings.CACHES = DOWN
+    settings.DISTLOCK_IDEMPOTENCY = {"STORAGE": "cache"}
+    response = sender.post(shape)
+    if shape == "open":
+        assert response.status_code == 201
+        assert site.effects == 1
+        return
+    assert (response.status_code, response.json()["code"]) == (503, "store_unavailable")
+    assert response["Retry-After"] == "5"
+    assert site.effects == 0
+
+
+def test_a_store_that_is_down_for_the_exactly_once_mode(site: Stage, sender: Sender) -> None:
+    from django.db import connections
+
+    with connections[site.alias].cursor() as cursor:
+        cursor.execute("ALTER TABLE django_distlock_idempotency RENAME TO distlock_away")
+    try:
+        assert sender.post("atomic").status_code == 503
+        assert sender.post("plain").status_code == 503
+    finally:
+        with connections[site.alias].cursor() as cursor:
+            cursor.execute("ALTER TABLE distlock_away RENAME TO django_distlock_idempotency")
+    assert site.effects == 0
+
+
+@pytest.mark.parametrize("alias", ["default", "postgres", "mariadb"])
+def test_a_store_that_fails_after_the_view(site: Stage, sender: Sender) -> None:
+    """In the exactly-once mode nothing is committed then; else the view's answer is given, and the log tells."""
+    from django.db import connections
+
+    def forget(request: Any) -> None:
+        with connections[site.alias].cursor() as cursor:
+            cursor.execute("DELETE FROM django_distlock_idempotency")
+
+    site.during = forget
+    assert sender.post("atomic").status_code == 503
+    assert site.effects == 0
+    assert sender.post("plain").status_code == 201
+    assert site.effects == 1
