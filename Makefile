@@ -20,7 +20,7 @@ $(error DB=$(DB) is not one of: sqlite postgres mariadb)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test chaos bench services services-down services-status packages lint format docs wheel clean
+.PHONY: help venv demo test chaos bench services services-down services-status packages browser lint format docs screenshots wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -61,6 +61,9 @@ format: $(VENV)/group-lint.stamp  ## let ruff mend what it can
 docs: $(VENV)/group-docs.stamp  ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
+screenshots: $(VENV)/group-test.stamp  ## take the pictures of the admin pages in the documentation anew
+	@$(SERVICES) run $(BIN)/python -m pytest -q tests/admin/screenshots.py $(ARGS)
+
 wheel: $(VENV)/pip.stamp  ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
@@ -91,3 +94,8 @@ $(VENV)/group-demo-postgres.stamp: export DISTLOCK_SERVERS = postgres
 $(VENV)/group-demo-mariadb.stamp: export DISTLOCK_SERVERS = mariadb
 packages: $(VENV)/pip.stamp
 	@$(BIN)/python -m tests.services_packages servers mysqlclient
+
+# The demo needs no browser, and neither does the bench.
+$(VENV)/group-test.stamp: | browser
+browser: $(VENV)/pip.stamp
+	@$(BIN)/python -m tests.services_packages browser

@@ -1,9 +1,10 @@
 """Install by apt, as root, whatever of these is missing.
 
-    python -m tests.services_packages [venv] [servers] [mysqlclient]
+    python -m tests.services_packages [venv] [servers] [mysqlclient] [browser]
 
 `venv`: for a Debian Python that cannot make virtualenvs.  `servers`: the database servers, unless DISTLOCK_SERVICES
-names some that run already.  `mysqlclient`: what it takes to compile that driver.
+names some that run already.  `mysqlclient`: what it takes to compile that driver.  `browser`: Chromium and the program
+that drives it, for the tests of the admin's pages and their screenshots.
 """
 
 from __future__ import annotations
@@ -42,6 +43,14 @@ def missing(wanted: Sequence[str]) -> set[str]:
             "python3-dev": Path(sysconfig.get_path("include"), "Python.h").exists(),
             "pkg-config": shutil.which("pkg-config"),
             "libmariadb-dev": shutil.which("mariadb_config"),
+        }
+    if "browser" in wanted:
+        # one that has a Chrome of its own needs neither
+        chrome = shutil.which("google-chrome")
+        found |= {
+            "chromium": chrome or shutil.which("chromium"),
+            "chromium-driver": chrome or shutil.which("chromedriver"),
+            "fonts-dejavu-core": Path("/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf").exists(),
         }
     return {package for package, present in found.items() if not present}
 

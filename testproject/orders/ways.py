@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """`slug` is its part of the URL, `code` what makes it; `prevents`: is there a key, so that sending it again makes no
-    second order?"""
+    """`slug` is its part of the URL, `code` what makes it. `prevents`: is there a key, by which a repeated request is
+    known as such?"""
 
     slug: str
     title: str
