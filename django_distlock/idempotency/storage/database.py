@@ -69,7 +69,7 @@ class DatabaseStorage(Storage):
     def claim_inside(self, claim: Claim) -> Record | None:
         """:meth:`claim` within the caller's transaction. LockNotAcquired at once if another transaction has it."""
         vendor = self.connection.vendor
-        if vendor == "mysql" and _lock(claim.scope).try_acquire() is None:  # given back by the end of the transaction
+        if vendor == "mysql" and _is_taken(claim.scope):
             raise LockNotAcquired
         if vendor != "postgresql":
             return self.claim(claim)
@@ -228,6 +228,15 @@ def _number(scope: str) -> int:
 
 def _lock(scope: str) -> Lock:
     return advisory_lock(f"idempotency:{scope}", using=config().lock)
+
+
+def _is_taken(scope: str) -> bool:
+    """Take the lock, until the end of the transaction; True if another transaction has it. It is for the answer at
+    once: where its server is slow or down, the unique index decides, and a duplicate waits for the first one's end."""
+    try:
+        return _lock(scope).try_acquire() is None
+    except BackendUnavailable:
+        return False
 
 
 def _values(claim: Claim) -> Iterable[Any]:
