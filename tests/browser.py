@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from axe_core_python.selenium import Axe
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
+from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
@@ -69,6 +70,13 @@ class Page:
         before = self.find("html").id
         act()
         self.until(lambda: self._is_other(before), "no other page came")
+
+    def press(self, selector: str = "form button", times: int = 1) -> None:
+        """Real clicks, faster than a slow server answers; none of them waits for the answer to another."""
+        clicks = ActionChains(self.driver, duration=0).move_to_element(self.find(selector))
+        for _ in range(times):
+            clicks = clicks.click().pause(0.08)
+        clicks.perform()
 
     def _is_other(self, before: str) -> bool:
         try:

@@ -120,12 +120,13 @@ def order(request: HttpRequest, pk: int) -> HttpResponse:
 @require_GET
 def home(request: HttpRequest) -> HttpResponse:
     run = OrderRun.objects.first()
+    titles = {way.slug: way.title for way in WAYS}
     sheets = Order.objects.values(*Order.SAME).annotate(made=Count("pk"), last=Max("pk")).order_by("-last")
     context = {
         "ways": WAYS,
         "run": run,
         "plots": plots(run.result) if run else (),
-        "sheets": sheets[:LATEST],
+        "sheets": [{**sheet, "title": titles.get(sheet["way"], sheet["way"])} for sheet in sheets[:LATEST]],
         "seconds": settings.PAYMENT_SECONDS,
     }
     return render(request, "orders/home.html", context)

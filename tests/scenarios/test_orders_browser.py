@@ -9,7 +9,6 @@ import pytest
 from django.core.signals import request_started
 from django.db import connections
 from pytest_django.live_server_helper import LiveServer
-from selenium.webdriver import ActionChains
 
 from testproject.orders import payments, views
 from testproject.orders.models import Order
@@ -84,14 +83,6 @@ def fill(page: Page, **fields: object) -> None:
         field.send_keys(str(value))
 
 
-def press(page: Page, times: int = 1) -> None:
-    """Real clicks, faster than the server answers."""
-    clicks = ActionChains(page.driver, duration=0).move_to_element(page.find("form button"))
-    for _ in range(times):
-        clicks = clicks.click().pause(0.08)
-    clicks.perform()
-
-
 def send_by_script(page: Page, times: int) -> None:
     """All at once; ``window.led`` will say where each was led to."""
     page.run(
@@ -126,7 +117,7 @@ def test_five_clicks(page: Page, till: Till, way: str, scripts: bool, made: int)
     page.scripts(scripts)
     page.open(f"/orders/{way}/")
     fill(page, item="Kettle", quantity=2)
-    press(page, CLICKS)
+    page.press(times=CLICKS)
     eventually(lambda: till.arrived == CLICKS, f"{till.arrived} of {CLICKS} clicks have arrived")
     assert not Order.objects.exists()
     till.open.set()
@@ -151,15 +142,15 @@ def test_a_script_that_sends_the_form_five_times(page: Page, till: Till) -> None
 def test_back_with_changed_data(page: Page, till: Till, way: str) -> None:
     till.open.set()
     page.open(f"/orders/{way}/")
-    press(page)
+    page.press()
     first = placed(page)
     # back, and the same once more: the same order
     page.follow(page.driver.back)
-    press(page)
+    page.press()
     assert placed(page) == first
     page.follow(page.driver.back)
     fill(page, quantity=3, note="as a present")
-    press(page)
+    page.press()
     page.until(lambda: page.text("h1") == "Already saved", "the page did not come")
     assert Order.objects.count() == 1
     assert page.find("main a").get_attribute("href") == f"{page.url}/orders/{first}/"
@@ -167,7 +158,7 @@ def test_back_with_changed_data(page: Page, till: Till, way: str) -> None:
     page.dark(True)
     assert page.faults("color-contrast") == []
     assert page.text("form button") == "Submit as new"
-    press(page, CLICKS)
+    page.press(times=CLICKS)
     second = placed(page)
     made = Order.objects.order_by("pk").values_list("pk", "quantity", "note")
     assert list(made) == [(first, 1, ""), (second, 3, "as a present")]
@@ -178,12 +169,12 @@ def test_mistakes_can_be_corrected(page: Page, till: Till) -> None:
     till.open.set()
     page.open("/orders/idempotent/")
     fill(page, quantity=9)
-    page.follow(lambda: press(page))
+    page.follow(page.press)
     assert page.text(".errors") == "At most 3 of these in one order."
     assert page.find("[name=quantity]").get_attribute("aria-describedby") == page.find(".errorlist").get_attribute("id")
     assert not Order.objects.exists()
     fill(page, quantity=2)
-    press(page)
+    page.press()
     assert Order.objects.get(pk=placed(page)).quantity == 2
 
 
@@ -192,7 +183,7 @@ def test_the_waiting_page_goes_on_by_itself(page: Page, till: Till, settings: An
     page.open("/orders/idempotent/")
     send_by_script(page, 1)
     eventually(lambda: till.paying, "nobody wants to pay")
-    press(page)
+    page.press()
     page.until(lambda: page.text("h1") == "Still working", "the page did not come")
     page.run("window.stop()")  # or it would go while it is looked at
     assert page.faults() == []
@@ -213,10 +204,10 @@ def test_axe_finds_nothing_serious(page: Page, till: Till) -> None:
     page.open("/orders/atomic/")
     faults["form"] = page.faults()
     fill(page, quantity=9)
-    page.follow(lambda: press(page))
+    page.follow(page.press)
     faults["mistake"] = page.faults()
     page.open("/orders/none/")
-    press(page)
+    page.press()
     placed(page)
     page.dark(True)
     faults["order"] = page.faults()
