@@ -58,7 +58,7 @@ def pictures(page: Page) -> None:
 def waiting(page: Page) -> None:
     """Where the payment takes longer than a form waits."""
     page.open("/orders/idempotent/")
-    page.press(times=2)
+    page.press(times=5)
     page.until(lambda: page.text("h1") == "Still working", "the page did not come")
     shot(page, "working", 700, 300)
 
