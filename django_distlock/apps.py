@@ -21,5 +21,9 @@ class DistlockConfig(AppConfig):
         # a feature beside the core: the rest does not need it
         if find_spec("django_distlock.idempotency") is not None:
             import_module("django_distlock.idempotency.checks")
+            if find_spec("django_distlock.pruning") is not None:
+                purge = import_module("django_distlock.idempotency.storage.database").purge
+                # what has outlived its lifetime is of no use to anybody, however many days are asked for
+                import_module("django_distlock.pruning").pruners["idempotency"] = lambda days: purge()
 
         post_migrate.connect(fence_triggers.restore, sender=self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import transaction
@@ -49,7 +49,7 @@ class IdempotentMixin:
         state: Idempotency | None = getattr(plain, "idempotency", None)
         if state is None:
             state = plain.idempotency = Idempotency()  # type: ignore[attr-defined]
-        job = drive(enter(plain, _options(type(self)), self))
+        job = drive(enter(plain, Options(**self.idempotency_options), self))
         if not isinstance(job, Job):
             return handler(request, *args, **kwargs) if job is None else job
         call = partial(self._answered, handler, job, request, *args, **kwargs)
@@ -82,8 +82,3 @@ def _free(job: Job) -> Any:
     if job.running:
         leave(job)
         yield partial(job.storage.release, job.claim, failed=bool(job.phases))
-
-
-@cache
-def _options(kind: type[IdempotentMixin]) -> Options:
-    return Options(**kind.idempotency_options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -32,4 +33,5 @@ def on_starting(server) -> None:
 
 def post_worker_init(worker) -> None:
     """Tell whoever started the server that this process has loaded the application."""
-    os.write(int(os.environ["REPLAY_READY_FD"]), b"%d\n" % worker.pid)
+    with contextlib.suppress(BrokenPipeError):  # it replaces one that has died, and nobody waits for it
+        os.write(int(os.environ["REPLAY_READY_FD"]), b"%d\n" % worker.pid)

@@ -5,6 +5,9 @@ session machinery and its own driver; nothing above an engine names one.
 from __future__ import annotations
 
 import ast
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,6 +101,55 @@ def test_drivers_and_engines_are_named_by_nobody_else() -> None:
         assert not engines, f"{path.name} imports {engines}"
 
 
+# Of the core beside its public names: the site key, how arguments are checked, and the tables.
+IDEMPOTENCY_MAY_IMPORT = {"idempotency", "sitekey", "validation", "models", *django_distlock.__all__}
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "idempotency").rglob("*.py")), ids=lambda path: path.stem)
+def test_idempotency_knows_the_public_names_and_itself(path: Path) -> None:
+    names = imported(path)
+    assert {module.split(".")[0] for module in ours(names)} <= IDEMPOTENCY_MAY_IMPORT
+    if path.stem in ("engine", "records"):  # decisions and values: pure
+        assert not {module for module in names if module.split(".")[0] in {"django", "asgiref"}}
+        assert {module for module in ours(names) if not module.startswith("idempotency.records")} <= {"idempotency"}
+
+
+# A feature beside the core: these name it, and do without it.
+KNOW_OF_IDEMPOTENCY = {"apps.py", "admin.py", "templatetags/idempotency.py"}
+
+
+def test_nothing_else_knows_of_idempotency() -> None:
+    others = [path for path in MODULES if path.relative_to(PACKAGE).parts[0] != "idempotency"]
+    knowing = {
+        str(path.relative_to(PACKAGE))
+        for path in others
+        if "django_distlock.idempotency" in path.read_text()
+        or any(name.split(".")[0] == "idempotency" for name in ours(imported(path)))
+    }
+    assert knowing <= KNOW_OF_IDEMPOTENCY
+
+
+def test_the_rest_works_without_idempotency(tmp_path: Path) -> None:
+    copy = tmp_path / "django_distlock"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "idempotency"))
+    code = (
+        "import django\n"
+        "from django.conf import settings\n"
+        "apps = ['django_distlock', 'django.contrib.admin', 'django.contrib.auth', 'django.contrib.contenttypes']\n"
+        "settings.configure(INSTALLED_APPS=apps, DATABASES={'default': {'ENGINE': 'django.db.backends.sqlite3'}},"
+        " TEMPLATES=[{'BACKEND': 'django.template.backends.django.DjangoTemplates', 'APP_DIRS': True}])\n"
+        "django.setup()\n"
+        "from django.core.management import call_command\n"
+        "from django.template import engines\n"
+        "call_command('check', tags=['distlock', 'templates'])\n"
+        "import django_distlock.admin\n"
+        "assert engines['django'].engine.template_libraries\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, timeout=60
+    )
+
+
 def test_settings_are_read_in_one_place() -> None:
-    readers = [path.name for path in MODULES if "django.conf" in imported(path)]
-    assert sorted(readers) == ["checks.py", "conf.py"]
+    readers = [str(path.relative_to(PACKAGE)) for path in MODULES if "django.conf" in imported(path)]
+    assert set(readers) - {"idempotency/conf.py"} == {"checks.py", "conf.py"}

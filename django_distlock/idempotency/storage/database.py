@@ -69,7 +69,7 @@ class DatabaseStorage(Storage):
     def claim_inside(self, claim: Claim) -> Record | None:
         """:meth:`claim` within the caller's transaction. LockNotAcquired at once if another transaction has it."""
         vendor = self.connection.vendor
-        if vendor == "mysql" and _is_taken(claim.scope):
+        if vendor == "mysql" and not _locked(claim.scope):
             raise LockNotAcquired
         if vendor != "postgresql":
             return self.claim(claim)
@@ -230,13 +230,13 @@ def _lock(scope: str) -> Lock:
     return advisory_lock(f"idempotency:{scope}", using=config().lock)
 
 
-def _is_taken(scope: str) -> bool:
-    """Take the lock, until the end of the transaction; True if another transaction has it. It is for the answer at
-    once: where its server is slow or down, the unique index decides, and a duplicate waits for the first one's end."""
+def _locked(scope: str) -> bool:
+    """Is the lock ours now? It is given back by the end of the transaction. Where it cannot be had the INSERT waits for
+    whoever is first: the lock only makes the answer come at once."""
     try:
-        return _lock(scope).try_acquire() is None
+        return _lock(scope).try_acquire() is not None
     except BackendUnavailable:
-        return False
+        return True
 
 
 def _values(claim: Claim) -> Iterable[Any]:

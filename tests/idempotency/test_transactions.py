@@ -1,0 +1,120 @@
+"""Claims inside transactions that have begun before them, and the signals."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connections, transaction
+from django.http import HttpResponse
+
+from django_distlock.idempotency import signals
+from tests.idempotency.conftest import Sender, every_database, expire
+from tests.idempotency.test_races import Running, at_once
+from tests.idempotency.views import SHAPES
+from tests.transactions import rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.idempotency.views import Stage
+
+
+@pytest.mark.parametrize("alias", ["mariadb"])
+def test_repeatable_read_on_mariadb(site: Stage, sender: Sender) -> None:
+    """A transaction that has read before does not see the winner's commit, but for a locking read."""
+    first = sender.post("atomic")
+    view = SHAPES["atomic"]
+    connection = connections["mariadb"]
+    connection.ensure_connection()
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM django_distlock_idempotency")
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    try:
+        with warnings.catch_warnings(), transaction.atomic("mariadb"):
+            warnings.simplefilter("ignore")  # R13: the lock in front is inside a transaction that has read
+            assert rows.count("mariadb", "anything") == 0  # the snapshot is taken
+            winner = at_once(lambda: sender.post("atomic"), 1)[0]
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT count(*) FROM django_distlock_idempotency")
+                assert cursor.fetchone() == (0,), "there is no fault to guard against"
+            second = view(_same_request(winner))
+    finally:
+        connection.close()
+    assert second["Idempotency-Replayed"] == "true"
+    assert first.status_code == second.status_code == 201
+    assert site.effects == 2  # one for each winner
+
+
+def _same_request(response: Any) -> Any:
+    """The request that was answered, as it came: nothing on it but the URL it matched and its user."""
+    request = response.wsgi_request
+    del request.idempotency
+    return request
+
+
+@every_database
+def test_a_savepoint_around_the_claim(site: Stage, sender: Sender, key: str) -> None:
+    """The claim is made inside somebody's atomic block: a conflict must not break that transaction (PostgreSQL), nor
+    may the view's rollback of its own savepoint free the key."""
+
+    def roll_back_inside(request: Any) -> None:
+        with transaction.atomic(site.alias):
+            rows.write(site.alias, site.name)
+            transaction.set_rollback(True, using=site.alias)
+
+    site.during = roll_back_inside
+    sender.post("atomic")
+    answered = sender.post("atomic")
+    with transaction.atomic(site.alias), transaction.atomic(site.alias):
+        again = SHAPES["atomic"](_same_request(answered))
+        rows.write(site.alias, site.name)
+    assert again["Idempotency-Replayed"] == "true"
+    assert site.effects == 2
+
+
+@pytest.fixture
+def received() -> Iterator[list[str]]:
+    names = [name for name in vars(signals) if name.startswith("key_")]
+    found: list[str] = []
+
+    def receiver_of(name: str) -> Any:
+        return lambda **facts: found.append(name)
+
+    receivers = {name: receiver_of(name) for name in names}
+    for name, receiver in receivers.items():
+        getattr(signals, name).connect(receiver)
+    yield found
+    for name, receiver in receivers.items():
+        getattr(signals, name).disconnect(receiver)
+
+
+def test_signals(site: Stage, sender: Sender, key: str, received: list[str]) -> None:
+    with Running(site, key, "plain"):
+        sender.post("plain")
+    sender.post("plain")
+    sender.post("plain", {"other": 1})
+    site.during = lambda request: None
+    site.answer = lambda request: HttpResponse("x" * 300_000)
+    sender.post("retry")
+    sender.post("retry")
+    with connections[site.alias].cursor() as cursor:
+        cursor.execute("UPDATE django_distlock_idempotency SET state = 'claimed'")
+    expire(site.alias)
+    sender.post("retry")
+    assert received == [
+        *("key_claimed", "key_conflict", "key_replayed", "key_mismatch"),
+        *("key_claimed", "key_tombstone", "key_expired", "key_claimed"),
+    ]
+
+
+def test_a_receiver_that_fails_changes_nothing(site: Stage, sender: Sender) -> None:
+    def fail(**facts: Any) -> None:
+        raise RuntimeError("boom")
+
+    signals.key_claimed.connect(fail)
+    try:
+        assert sender.post().status_code == 201
+    finally:
+        signals.key_claimed.disconnect(fail)
