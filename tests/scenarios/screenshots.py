@@ -37,13 +37,7 @@ def pictures(page: Page) -> None:
             shot(page, "five", 900, 560)
     page.open("/orders/#latest")
     shot(page, "light", 1120, 860)
-    page.dark(True)
-    shot(page, "dark", 1120, 860)
-    page.dark(False)
-    page.open("/orders/")
-    shot(page, "narrow", 420, 900)
     page.open("/orders/idempotent/")
-    shot(page, "form", 900, 680)
     page.press()
     page.until(lambda: page.all("#made"), "no order was placed")
     page.follow(page.driver.back)
@@ -51,8 +45,6 @@ def pictures(page: Page) -> None:
     page.press()
     page.until(lambda: page.text("h1") == "Already saved", "the page did not come")
     shot(page, "saved", 700, 360)
-    page.dark(True)
-    shot(page, "saved-dark", 700, 360)
 
 
 def waiting(page: Page) -> None:
