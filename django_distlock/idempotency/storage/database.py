@@ -49,6 +49,10 @@ LOCKING = {"mysql": " LOCK IN SHARE MODE"}
 CONTENTION = {"40001", "40P01", "55P03", 1205, 1213}
 
 
+# A key that is freed between the INSERT and the look is tried for again; one that stays invisible is not.
+ATTEMPTS = 20
+
+
 class DatabaseStorage(Storage):
     """The table ``django_distlock_idempotency`` in one database."""
 
@@ -60,11 +64,12 @@ class DatabaseStorage(Storage):
         return connections[self.alias]
 
     def claim(self, claim: Claim) -> Record | None:
-        while True:
+        for _ in range(ATTEMPTS):
             if self._write(INSERT.get(self.connection.vendor, INSERT["sqlite"]), *_values(claim)):
                 return None
             if (found := self.read(claim.scope)) is not None:
                 return found
+        raise LockNotAcquired("The key is there, and this transaction does not see it.")
 
     def claim_inside(self, claim: Claim) -> Record | None:
         """:meth:`claim` within the caller's transaction. LockNotAcquired at once if another transaction has it."""
@@ -73,7 +78,7 @@ class DatabaseStorage(Storage):
             raise LockNotAcquired
         if vendor != "postgresql":
             return self.claim(claim)
-        while True:
+        for _ in range(ATTEMPTS):
             with self._cursor() as cursor:
                 cursor.execute(self._sql(TRY_INSERT), [_number(claim.scope), *_values(claim)])
                 got, made = cursor.fetchone()
@@ -83,6 +88,7 @@ class DatabaseStorage(Storage):
                 return None
             if (found := self.read(claim.scope)) is not None:
                 return found
+        raise LockNotAcquired("The key is there, and this transaction does not see it.")
 
     def read(self, scope: str) -> Record | None:
         locking = LOCKING.get(self.connection.vendor, "") if self.connection.in_atomic_block else ""
