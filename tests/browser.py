@@ -75,7 +75,7 @@ class Page:
         """Real clicks, faster than a slow server answers; none of them waits for the answer to another."""
         clicks = ActionChains(self.driver, duration=0).move_to_element(self.find(selector))
         for _ in range(times):
-            clicks = clicks.click().pause(0.08)
+            clicks = clicks.click().pause(0.1)
         clicks.perform()
 
     def _is_other(self, before: str) -> bool:

@@ -6,10 +6,11 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.core.signals import request_started
+from django.core.signals import request_finished, request_started
 from django.db import connections
 from pytest_django.live_server_helper import LiveServer
 
+from django_distlock.idempotency import answers
 from testproject.orders import payments, views
 from testproject.orders.models import Order
 from tests.browser import Page, chromium
@@ -27,15 +28,22 @@ class Till:
 
     def __init__(self) -> None:
         self.open = threading.Event()
-        self.arrived = self.paying = 0
+        self.arrived = self.paying = self.under_way = 0
+        self.lock = threading.Lock()
 
     def pay(self, key: str) -> str:
         self.paying += 1
         assert self.open.wait(30), "the test never let anybody pay"
         return payments.pay(key)
 
-    def count(self, environ: dict[str, Any], **kwargs: Any) -> None:
-        self.arrived += environ["REQUEST_METHOD"] == "POST"
+    def begins(self, environ: dict[str, Any], **kwargs: Any) -> None:
+        with self.lock:
+            self.under_way += 1
+            self.arrived += environ["REQUEST_METHOD"] == "POST"
+
+    def ends(self, **kwargs: Any) -> None:
+        with self.lock:
+            self.under_way -= 1
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +64,11 @@ def till(databases: None, monkeypatch: pytest.MonkeyPatch, settings: Any) -> Ite
     settings.PAYMENT_SECONDS = 0
     till = Till()
     monkeypatch.setattr(views, "pay", till.pay)
-    request_started.connect(till.count)
+    request_started.connect(till.begins)
+    request_finished.connect(till.ends)
     yield till
-    till.open.set()
-    request_started.disconnect(till.count)
+    request_started.disconnect(till.begins)
+    request_finished.disconnect(till.ends)
 
 
 @pytest.fixture
@@ -70,6 +79,8 @@ def page(till: Till, live: Page) -> Iterator[Page]:
     live.dark(False)
     live.driver.get("about:blank")
     live.driver.delete_all_cookies()
+    # a click that still waits would find its key gone, and order
+    eventually(lambda: not till.under_way, "requests are still under way")
     Order.objects.all().delete()
     with connections["default"].cursor() as cursor:
         cursor.execute("DELETE FROM django_distlock_idempotency")
@@ -177,8 +188,11 @@ def test_mistakes_can_be_corrected(page: Page, till: Till) -> None:
     assert Order.objects.get(pk=placed(page)).quantity == 2
 
 
-def test_the_waiting_page_goes_on_by_itself(page: Page, till: Till, settings: Any) -> None:
+def test_the_waiting_page_goes_on_by_itself(
+    page: Page, till: Till, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings.DISTLOCK_IDEMPOTENCY = {"FORM_WAIT": 0.05}
+    monkeypatch.setattr(answers, "REFRESH", 1)
     page.open("/orders/idempotent/")
     send_by_script(page, 1)
     eventually(lambda: till.paying, "nobody wants to pay")
