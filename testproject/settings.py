@@ -6,11 +6,13 @@ DISTLOCK_ATOMIC_REQUESTS=1        every request in a transaction (ATOMIC_REQUEST
 DISTLOCK_SITE_KEY                 the site key; without it `migrate` makes one and keeps it in the database
 DISTLOCK_DEMO_DEBUG=1             Django's debug pages
 DISTLOCK_DEMO_HASH_ITERATIONS     rounds of the password hash: the work between a sign-up's check and its insert
+DISTLOCK_DEMO_PAYMENT_SECONDS     how long an order's payment takes
 """
 
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from testproject.databases import caches, databases, lock_aliases
@@ -32,9 +34,13 @@ DISTLOCK = lock_aliases(DATABASES, CACHES)
 if site_key := os.environ.get("DISTLOCK_SITE_KEY"):
     DISTLOCK_SITE_KEY = site_key
 
+# The scene of the orders shows a part of the package that can be taken out, and goes with it.
+ORDERS = ["testproject.orders"] if find_spec("django_distlock.idempotency") else []
+
 INSTALLED_APPS = [
     "django_distlock",
     "testproject.inventory",
+    *ORDERS,
     "testproject.registration",
     "testproject.scheduler",
     "testproject.wallet",
@@ -54,6 +60,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_distlock.middleware.LockBusyMiddleware",
+    *(["django_distlock.idempotency.IdempotencyMiddleware"] if ORDERS else []),
 ]
 ROOT_URLCONF = "testproject.urls"
 WSGI_APPLICATION = "testproject.wsgi.application"
@@ -76,6 +83,8 @@ MESSAGE_STORAGE = "django.contrib.messages.storage.cookie.CookieStorage"
 # One hasher for sign-ups and for the admin, with its cost as a setting: see registration/hashers.py.
 PASSWORD_HASHERS = ["testproject.registration.hashers.DemoPasswordHasher"]
 PASSWORD_HASH_ITERATIONS = int(os.environ.get("DISTLOCK_DEMO_HASH_ITERATIONS") or 60_000)
+
+PAYMENT_SECONDS = float(os.environ.get("DISTLOCK_DEMO_PAYMENT_SECONDS") or 1.5)
 
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.apps import apps
 from django.contrib import admin
 from django.urls import include, path
 
@@ -12,3 +13,5 @@ urlpatterns = [
     path("inventory/", include("testproject.inventory.urls")),
     path("", include("testproject.registration.urls")),
 ]
+if apps.is_installed("testproject.orders"):
+    urlpatterns.insert(0, path("orders/", include("testproject.orders.urls")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -24,6 +25,10 @@ os.environ["DISTLOCK_SITE_KEY"] = SITE_KEY
 settings.DISTLOCK_SITE_KEY = SITE_KEY
 
 PATIENCE = 10.0  # seconds
+
+# A shell starts what runs in its background with SIGINT ignored, and so would all children be that these tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

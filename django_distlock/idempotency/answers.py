@@ -153,6 +153,9 @@ def replay(request: HttpRequest, answer: Answer) -> HttpResponse:
     del response["Content-Type"]
     for name, value in answer.headers:
         response[name] = value
+    if 300 <= answer.status < 400 and answer.location:
+        # as a redirect of Django's has it: the test client follows that
+        response.url = answer.location  # type: ignore[attr-defined]
     response["Idempotency-Replayed"] = "true"
     show_again(request, answer)
     return _never_stored(response)

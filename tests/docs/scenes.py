@@ -234,6 +234,10 @@ def sends_timeouts(names: Names) -> None:
     assert names["timeouts"] == [("LeaseTableBackend", "watched", "default")]
 
 
+def double_submission(names: Names) -> None:
+    assert names["order"](post(item="cup")).status_code == 400  # without a key
+
+
 def register_function(names: Names) -> None:
     address = "scene@docs.example"
     try:
@@ -268,6 +272,7 @@ SCENES = {
     "README.md": Scene(after=readme),
     "docs/quickstart.md": Scene(after=quickstart),
     "docs/registration.md": Scene(after=register_function),
+    "docs/double-submission.md": Scene(after=double_submission),
     "docs/operations.md": Scene(after=operations),
     "docs/backends/memory.md": Scene("memory"),
     "docs/backends/postgres.md": Scene("postgres"),

@@ -54,6 +54,13 @@ def browser(site: Stage) -> Iterator[Browser]:
     return Browser()
 
 
+@BOTH
+def test_the_test_client_follows_a_replay(site: Stage, browser: Browser, shape: str) -> None:
+    fields = browser.open(shape) | {"name": "a"}
+    first, second = (browser.send(fields, shape, follow=True) for _ in range(2))
+    assert first.redirect_chain == second.redirect_chain == [("/made/1/", 302)]
+
+
 @every_database
 @BOTH
 def test_a_button_pressed_twice_acts_once(site: Stage, browser: Browser, shape: str) -> None:

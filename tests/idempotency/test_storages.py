@@ -214,6 +214,16 @@ def test_a_store_that_is_down_for_the_exactly_once_mode(site: Stage, sender: Sen
     assert site.effects == 0
 
 
+@pytest.mark.parametrize("alias", ["mariadb"])
+def test_the_lock_in_front_may_be_away(site: Stage, sender: Sender, settings: Any) -> None:
+    """It saves a duplicate a wait, and no more: the table alone answers each of them rightly."""
+    away = {"BACKEND": "django_distlock.backends.redis.RedisBackend", "OPTIONS": {"url": "redis://127.0.0.1:1"}}
+    settings.DISTLOCK = {**settings.DISTLOCK, "away": away}
+    settings.DISTLOCK_IDEMPOTENCY = {**settings.DISTLOCK_IDEMPOTENCY, "LOCK": "away"}
+    assert [sender.post("atomic").status_code for _ in range(2)] == [201, 201]
+    assert site.effects == 1
+
+
 @pytest.mark.parametrize("alias", ["default", "postgres", "mariadb"])
 def test_a_store_that_fails_after_the_view(site: Stage, sender: Sender) -> None:
     """In the exactly-once mode nothing is committed then; else the view's answer is given, and the log tells."""

@@ -8,6 +8,7 @@ import os
 import subprocess
 from contextlib import ExitStack
 from functools import cache, wraps
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -16,6 +17,10 @@ from .databases import demo_database, manage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+# As in the demo's settings: that scene goes with the package that it shows.
+collect_ignore_glob = [] if find_spec("django_distlock.idempotency") else ["test_orders*"]
 
 
 class Replayed(Protocol):

@@ -6,6 +6,7 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.urls import NoReverseMatch, reverse
 
 from testproject.replay.server import Server, ServerError
 
@@ -49,7 +50,8 @@ class Command(BaseCommand):
     def serve(self, port: int | None, password: str) -> None:
         with Server(port=port or DEFAULT_PORT, or_any_port=port is None, show_log=True) as server:
             self.stdout.write(
-                f"\nDemo:   {server.url}\nAdmin:  {server.url}admin/   user {USER}, password {password}\n"
+                f"\nDemo:   {server.url}\n{orders(server.url)}"
+                f"Admin:  {server.url}admin/   user {USER}, password {password}\n"
                 "Control-C stops the server."
             )
             self.stdout.flush()
@@ -59,6 +61,14 @@ class Command(BaseCommand):
                 self.stdout.write("\nStopped.")
                 return
             raise CommandError("The server ended by itself; its log above says why.")
+
+
+def orders(url: str) -> str:
+    """Where to press a button five times, if that scene is there."""
+    try:
+        return f"Orders: {url.rstrip('/')}{reverse('orders')}   press the button five times, with and without a key\n"
+    except NoReverseMatch:
+        return ""
 
 
 def reset_superuser() -> str:

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from django.contrib import admin
+
+from testproject.inventory.admin import InventoryRunAdmin
+
+from .models import Order, OrderRun
+
+
+@admin.register(Order)
+class OrderAdmin(admin.ModelAdmin):
+    list_display = ("pk", "way", "item", "quantity", "payment", "created")
+    list_filter = ("way",)
+
+
+@admin.register(OrderRun)
+class OrderRunAdmin(InventoryRunAdmin):
+    pass
