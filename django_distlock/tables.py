@@ -37,9 +37,10 @@ class AsciiField(models.CharField):  # type: ignore[type-arg]  # not subscriptab
 
 
 class CreateKeptTable(Operation):
-    """Create the table of an unmanaged model, or drop it on the way back.
+    """Create the table of a model whose ``CreateModel`` does not, or drop it on the way back.
 
-    A table that exists already is left as it is, so that two ``migrate`` at the same time both succeed.
+    A table that exists already is left as it is, so that two ``migrate`` at the same time both succeed. Of a managed
+    model, which flush may empty, ``CreateModel`` has to be among ``state_operations``.
     ``unless_vendor`` names the databases that do without the table.
     """
 
@@ -63,8 +64,12 @@ class CreateKeptTable(Operation):
         if model is None:
             return
         connection = schema_editor.connection
-        _unless_there(schema_editor, lambda: schema_editor.create_model(model), lambda: _exists(connection, model))
-        for index in model._meta.indexes:  # create_model leaves them out of unmanaged models
+        managed, model._meta.managed = model._meta.managed, False  # create_model then leaves the indexes out
+        try:
+            _unless_there(schema_editor, lambda: schema_editor.create_model(model), lambda: _exists(connection, model))
+        finally:
+            model._meta.managed = managed
+        for index in model._meta.indexes:
             _unless_there(
                 schema_editor,
                 lambda index=index: schema_editor.add_index(model, index),  # type: ignore[misc]
@@ -95,7 +100,7 @@ class CreateKeptTable(Operation):
         return apps.get_model(app_label, self.name)
 
     def describe(self) -> str:
-        return f"Create the table of {self.name}, which flush leaves alone"
+        return f"Create the table of {self.name}, unless it is there"
 
     @property
     def migration_name_fragment(self) -> str:

@@ -26,7 +26,7 @@ settings.DISTLOCK_SITE_KEY = SITE_KEY
 
 PATIENCE = 10.0  # seconds
 
-# A shell starts what runs in its background with SIGINT ignored, and so would all children be that these tests interrupt.
+# A shell starts what runs in its background with SIGINT ignored; these tests interrupt themselves and their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

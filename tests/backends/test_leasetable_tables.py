@@ -165,6 +165,6 @@ class Router:
 
 def test_the_operation_describes_itself() -> None:
     operation = CreateKeptTable("LeaseRow", unless_vendor=["sqlite"])
-    assert operation.describe() == "Create the table of LeaseRow, which flush leaves alone"
+    assert operation.describe() == "Create the table of LeaseRow, unless it is there"
     assert operation.migration_name_fragment == "kept_leaserow"
     assert operation.deconstruct() == ("CreateKeptTable", ("LeaseRow",), {"unless_vendor": ["sqlite"]})
