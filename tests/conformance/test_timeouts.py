@@ -23,6 +23,7 @@ from django_distlock.registry import registry
 from tests.conformance.actors import PATIENCE, Face
 from tests.conformance.watching import asking_here, waiting_here
 from tests.conftest import eventually
+from tests.faults.server import noted
 from tests.timing import TooSlow, within
 
 if TYPE_CHECKING:
@@ -261,6 +262,7 @@ def test_r6_a_crowd_at_a_server_that_answers_is_busy_and_not_unavailable(
     session = lease._grant.session
     crowded = face.actor()
     crowded.try_acquire(advisory_lock(name + "first", using=using)).release()
+    eventually(lambda: noted(using, name), "the name is not written down, of which the server would tell")
     session.turnstile.acquire(0)
     try:
         for _ in range(2):

@@ -14,8 +14,9 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from django_distlock import BackendUnavailable, LockNotAcquired, advisory_lock
+from django_distlock import BackendUnavailable, LockNotAcquired, LockTimeout, advisory_lock
 from django_distlock.holdings import holdings
+from django_distlock.registry import registry
 from tests.backends.actors import hold
 from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, ask, holders, lock_sessions, waiters
@@ -89,6 +90,20 @@ def test_r7_a_cancel_of_a_wait_is_heard_at_once(using: str, name: str) -> None:
         child.say()
         assert child.hear() == "released"
     eventually(lambda: not holders(using, name), "a cancelled wait got the lock")
+
+
+def test_r7_a_wait_that_was_prepared_for_somebody_who_has_gone(name: str) -> None:
+    """The server has the statement, and we have not heard of it."""
+    lock = advisory_lock(name, using="postgres", timeout=0.1)
+    with Child(hold, "postgres", name) as child:
+        assert child.hear() == "held"
+        for _ in range(2):
+            with pytest.raises(LockTimeout):
+                lock.acquire()
+            for session in registry.entry("postgres").backend.sessions.all():  # type: ignore[attr-defined]
+                session._prepared.discard(b"wait_x")
+        child.say()
+        assert child.hear() == "released"
 
 
 def test_r7_the_naive_cancel_is_granted_later(name: str) -> None:
@@ -170,14 +185,18 @@ def test_r7_cancelled_attempts_raced_with_the_grant(using: str, name: str) -> No
     chance = random.Random(seed)
     outcomes = {"held": 0, "gone": 0}
     lock = advisory_lock(name, using=using)
+    longest = 0.02  # follows the time of a grant, which depends on how busy the machine is
 
     async def one() -> None:
+        nonlocal longest
         try:
-            lease = await asyncio.wait_for(lock.aacquire(timeout=5), chance.random() * 0.02)
+            lease = await asyncio.wait_for(lock.aacquire(timeout=5), chance.random() * longest)
         except (TimeoutError, LockNotAcquired, BackendUnavailable):
             outcomes["gone"] += 1
+            longest *= 1.05
         else:
             outcomes["held"] += 1
+            longest *= 0.95
             await lease.arelease()
 
     async def work() -> None:

@@ -106,8 +106,9 @@ def test_r7_no_timeout_leaves_the_lock_held(databases: None, name: str) -> None:
         f"{unanswered} unanswered, {late} granted late"
     )
     assert grants > 0
-    assert timeouts > 1000
     assert left_held == 0, f"{left_held} of {timeouts} timeouts left the lock held"
+    if timeouts <= 1000:  # the clients are polite: on a busy machine they hardly run
+        raise TooSlow(f"it came to {timeouts} timeouts, which shows nothing")
     if unanswered >= timeouts / 100:  # each took longer than half a second
         raise TooSlow(f"{unanswered} of {timeouts} attempts had no answer")
 
