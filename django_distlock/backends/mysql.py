@@ -8,7 +8,6 @@ lock taken inside a transaction is given back after it.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,13 +21,13 @@ from django_distlock.waiting import Call, Flow, drive
 from . import mysql_doctor, mysql_relations
 from .mysql_listing import (
     COMPARE_AND,
-    IS_OURS,
     NO_SUCH_CONNECTION,
     NOT_ALLOWED,
     NOT_OURS,
     MySQLNotes,
     infos,
     listing,
+    ours,
 )
 from .session import STATEMENT_LIMIT, ServerError, SessionDead
 from .sessionlocks import SessionLockBackend
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     from django_distlock.records import Claim, Grant, LockInfo
 
 KNOWN_NAMES = 4096
-# What LockKey.text looks like: nothing else goes into a statement.
-IS_KEY = re.compile(r"[a-z0-9-]{1,64}")
 
 
 class NamedLockBackend(SessionLockBackend[MySQLSession]):
@@ -132,19 +129,17 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         return [["" if value is None else value for value in row] for row in _texts(rows)]
 
     def break_lock(self, info: LockInfo) -> bool:
-        connection = info.details.get("connection", "")
-        if not (connection.isdecimal() and IS_KEY.fullmatch(info.key)):
-            return False
-        return drive(self._aside(lambda session: self._break(session, info.key, int(connection))))
+        found = ours(info)
+        return found is not None and drive(self._aside(lambda session: self._break(session, *found)))
 
-    def _break(self, session: MySQLSession, key: str, connection: int) -> Flow[bool]:
+    def _break(self, session: MySQLSession, connection: int, condition: str) -> Flow[bool]:
         """MySQL compares in one statement and ends in the next."""
         until = time.monotonic() + STATEMENT_LIMIT
-        ours, kill = IS_OURS % (key, connection), f"KILL CONNECTION {connection}"
+        kill = f"KILL CONNECTION {connection}"
         try:
             if session.mariadb:
-                yield Call(session, "query", (COMPARE_AND.format(ours=ours, then=kill).encode(), until))
-            elif (yield Call(session, "execute", (f"SELECT {ours}".encode(), until))) == 1:
+                yield Call(session, "query", (COMPARE_AND.format(ours=condition, then=kill).encode(), until))
+            elif (yield Call(session, "execute", (f"SELECT {condition}".encode(), until))) == 1:
                 yield Call(session, "query", (kill.encode(), until))
             else:
                 return False

@@ -3,6 +3,7 @@ holder."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -38,7 +39,11 @@ SELECT l.*, n.name, n.other, IF(n.session = l.ID, n.since, NULL), IF(n.session =
 FROM ({locks}) l LEFT JOIN {table} n
 ON n.lock_key = CONVERT(l.lock_name USING ascii) COLLATE ascii_bin
 """
+# What LockKey.text looks like: nothing else goes into a statement.
+IS_KEY = re.compile(r"[a-z0-9-]{1,64}")
 IS_OURS = "IS_USED_LOCK('%s') = %d"
+# A connection that gave the lock back and took it again has another note.
+STILL = f" AND EXISTS (SELECT 1 FROM {TABLE} WHERE lock_key = '%s' AND session = %d AND since = %d)"
 # MariaDB compares and ends in one statement; 1644 is its answer if the lock is not that session's.
 COMPARE_AND = "BEGIN NOT ATOMIC IF {ours} THEN {then}; ELSE SIGNAL SQLSTATE '45000'; END IF; END"
 NOT_OURS, NO_SUCH_CONNECTION = 1644, 1094
@@ -76,6 +81,17 @@ def listing(mariadb: bool, named: bool) -> bytes:
     return (NAMED.format(locks=locks, table=TABLE) if named else locks).encode()
 
 
+def ours(info: LockInfo) -> tuple[int, str] | None:
+    """The connection that ``info`` shows, and the condition that it still holds the lock; None: it shows none."""
+    connection, noted = info.details.get("connection", ""), info.details.get("noted", "")
+    if not (connection.isdecimal() and IS_KEY.fullmatch(info.key) and (noted.isdecimal() or not noted)):
+        return None
+    condition = IS_OURS % (info.key, int(connection))
+    if noted:
+        condition += STILL % (info.key, int(connection), int(noted))
+    return int(connection), condition
+
+
 def infos(alias: str, rows: Iterable[Sequence[str | None]]) -> list[LockInfo]:
     """The held locks; for each who waits, and what else its session holds."""
     held: list[Row] = []
@@ -96,6 +112,7 @@ def _info(alias: str, row: Row, waiting: Sequence[Row], holdings: Holdings) -> L
     details = {
         "connection": row.connection,
         "idle_seconds": f"{float(row.seconds or 0):.0f}",
+        "noted": row.since or "",
         "also_holds": holdings.others(row.connection, row.name),
         "collision": readable(row.other or ""),
     }
@@ -127,11 +144,11 @@ class MySQLNotes(NotesSQL):
         INSERT INTO {TABLE} (lock_key, alias, name, other, seen_at, session, since, holder) VALUES {rows}
         ON DUPLICATE KEY UPDATE seen_at = VALUES(seen_at),
         other = IF(BINARY name = BINARY VALUES(name) AND alias = VALUES(alias), other, VALUES(name)),
-        since = IF(VALUES(session) = 0, since, VALUES(since)),
-        holder = IF(VALUES(session) = 0, holder, VALUES(holder)),
-        session = IF(VALUES(session) = 0, session, VALUES(session))
+        since = IF(VALUES(session) > 0, VALUES(since), since),
+        holder = IF(VALUES(session) > 0, VALUES(holder), holder),
+        session = CASE WHEN VALUES(session) > 0 THEN VALUES(session)
+                       WHEN VALUES(session) = -session THEN 0 ELSE session END
         """  # noqa: S608 - literals of digits
-        # what was just written is what was seen last
         found = f"SELECT lock_key, alias, name, other FROM {TABLE} WHERE other <> ''"  # noqa: S608
         return [statement.encode(), found.encode()]
 

@@ -187,9 +187,10 @@ class PostgresNotes(NotesSQL):
         INSERT INTO {TABLE} AS old (lock_key, alias, name, other, seen_at, session, since, holder) VALUES {rows}
         ON CONFLICT (lock_key) DO UPDATE SET seen_at = EXCLUDED.seen_at,
         other = CASE WHEN (old.name, old.alias) = (EXCLUDED.name, EXCLUDED.alias) THEN old.other ELSE EXCLUDED.name END,
-        session = CASE EXCLUDED.session WHEN 0 THEN old.session ELSE EXCLUDED.session END,
-        since = CASE EXCLUDED.session WHEN 0 THEN old.since ELSE EXCLUDED.since END,
-        holder = CASE EXCLUDED.session WHEN 0 THEN old.holder ELSE EXCLUDED.holder END
+        session = CASE WHEN EXCLUDED.session > 0 THEN EXCLUDED.session
+                       WHEN EXCLUDED.session = -old.session THEN 0 ELSE old.session END,
+        since = CASE WHEN EXCLUDED.session > 0 THEN EXCLUDED.since ELSE old.since END,
+        holder = CASE WHEN EXCLUDED.session > 0 THEN EXCLUDED.holder ELSE old.holder END
         RETURNING lock_key, alias, name, other
         """  # noqa: S608 - literals of digits
         return [statement.encode()]
