@@ -24,6 +24,8 @@ from .mysql_listing import (
     NO_SUCH_CONNECTION,
     NOT_ALLOWED,
     NOT_OURS,
+    NOT_TO_BE_SEEN,
+    NOTED,
     MySQLNotes,
     infos,
     listing,
@@ -94,20 +96,30 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
 
     def _listed(self, session: MySQLSession) -> Flow[list[Any]]:
         until = time.monotonic() + STATEMENT_LIMIT
-        for named in (True, False):
-            with contextlib.suppress(ServerError):  # the names' table is not there yet; or no plugin, or no privilege
-                rows: list[Any] = yield Call(session, "query", (listing(session.mariadb, named), until))
-                return rows
-        names = list(self._known)  # at least those that this process knows
+        with contextlib.suppress(ServerError):  # the names' table is not there yet, or not for us, or not now
+            rows: list[Any] = yield Call(session, "query", (listing(session.mariadb, True), until))
+            return rows
+        try:
+            rows = yield Call(session, "query", (listing(session.mariadb, False), until))
+            return rows
+        except ServerError as error:
+            if error.code not in NOT_TO_BE_SEEN:
+                raise self._unavailable(error) from error
+        return (yield from self._asked_by_name(session, until))
+
+    def _asked_by_name(self, session: MySQLSession, until: float) -> Flow[list[Any]]:
+        """Without a list of locks the server still says who holds one: of the names that are noted, and those that
+        this process knows."""
+        noted: list[Any] = []
+        with contextlib.suppress(ServerError):
+            noted = yield Call(session, "query", (NOTED, until))
+        names = sorted(self._known.keys() - {_text(row[0]) for row in noted})
         if not names:
-            return []
+            return noted
         columns = ", ".join(f"IS_USED_LOCK('{name}')" for name in names)
         used = yield Call(session, "query", (f"SELECT {columns}".encode(), until))
-        return [
-            (name, "GRANTED", connection, "", "", "")
-            for name, connection in zip(names, used[0], strict=True)
-            if connection is not None
-        ]
+        found = zip(names, used[0], strict=True)
+        return [*noted, *((name, None, connection) for name, connection in found if connection is not None)]
 
     def blocking(self) -> Iterable[LockInfo]:
         return mysql_relations.blocking(self.alias, drive(self._aside(self._blocking)))
