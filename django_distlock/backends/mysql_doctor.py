@@ -69,7 +69,7 @@ def _listing(backend: NamedLockBackend, mariadb: bool) -> Iterator[Finding]:
         )
         yield Finding(
             "warning",
-            "The server does not show its named locks: only those whose names are noted are listed, and nobody who waits.",
+            "The server does not show its named locks: only those whose names are noted are listed, and no waiters.",
             f"As administrator: {cure}.",
         )
     grants = " ".join(_text(row[0]).upper() for row in _asked(backend, GRANTS))

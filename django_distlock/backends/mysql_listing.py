@@ -47,7 +47,7 @@ SELECT k.lock_key, NULL, k.ID, p.USER, p.HOST, p.TIME, k.name, k.other, IF(k.ses
        IF(k.session = k.ID, k.holder, NULL)
 FROM (SELECT n.*, IS_USED_LOCK(n.lock_key) AS ID FROM {TABLE} n) k
 LEFT JOIN information_schema.PROCESSLIST p ON p.ID = k.ID WHERE k.ID IS NOT NULL
-""".encode()
+""".encode()  # noqa: S608 - a constant
 # no such table, and no privilege
 NO_SUCH_TABLE = 1146
 NOT_TO_BE_SEEN = frozenset({NO_SUCH_TABLE, 1109, 1044, 1142, 1143, 1227})
@@ -55,7 +55,7 @@ NOT_TO_BE_SEEN = frozenset({NO_SUCH_TABLE, 1109, 1044, 1142, 1143, 1227})
 IS_KEY = re.compile(r"[a-z0-9-]{1,64}")
 IS_OURS = "IS_USED_LOCK('%s') = %d"
 # A connection that gave the lock back and took it again has another note.
-STILL = f" AND EXISTS (SELECT 1 FROM {TABLE} WHERE lock_key = '%s' AND session = %d AND since = %d)"
+STILL = f" AND EXISTS (SELECT 1 FROM {TABLE} WHERE lock_key = '%s' AND session = %d AND since = %d)"  # noqa: S608
 # MariaDB compares and ends in one statement; 1644 is its answer if the lock is not that session's.
 COMPARE_AND = "BEGIN NOT ATOMIC IF {ours} THEN {then}; ELSE SIGNAL SQLSTATE '45000'; END IF; END"
 NOT_OURS, NO_SUCH_CONNECTION = 1644, 1094

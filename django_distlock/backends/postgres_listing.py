@@ -28,7 +28,7 @@ CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 # of which there may be thousands; what belongs together is joined here. `IS TRUE` makes it a hash: a planner that takes
 # a table for small, because it grew since it was analyzed, would compare each lock with each name. Who waits does so
 # since its statement began.
-NAMELESS = f"""
+_LIST = f"""
 WITH locks AS MATERIALIZED (
     SELECT {NUMBER} AS number, granted, mode, pid FROM pg_locks
     JOIN pg_database here ON here.oid = pg_locks.database AND here.datname = current_database()
@@ -42,11 +42,11 @@ SELECT (SELECT json_agg(json_build_array(pid::text, application_name, host(clien
        json_agg(json_build_array(number::text, granted, mode, pid::text)), {{names}}
 FROM locks
 """  # noqa: S608 - constants
-NAMES = f"""
+_NAMES = f"""
 (SELECT json_agg(json_build_array(lock_key, name, other, session::text, since, holder))
  FROM {TABLE} WHERE (lock_key IN (SELECT number::text FROM locks)) IS TRUE)
 """  # noqa: S608 - constants
-LIST, NAMELESS = NAMELESS.format(names=NAMES).encode(), NAMELESS.format(names="NULL").encode()
+LIST, NAMELESS = _LIST.format(names=_NAMES).encode(), _LIST.format(names="NULL").encode()
 # The conditions are looked at first: only a session that holds this very lock is ended.
 BREAK = f"""
 SELECT pg_terminate_backend(pid) FROM pg_locks LEFT JOIN pg_stat_activity USING (pid)
