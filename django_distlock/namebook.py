@@ -56,10 +56,13 @@ class NameBook:
         due: dict[Backend, list[tuple[Holding, Note]]] = {}
         for holding, over in self._over(met):  # first: what is noted of a next hold comes after it
             due.setdefault(holding.backend, []).append((holding, over))
+        named: dict[tuple[str, str], str] = {}
         for holding in met:
             notes = due.setdefault(holding.backend, [])
             if len(notes) < AT_ONCE and (note := self._due(holding, now)) is not None:
-                notes.append((holding, note))
+                listed = holding.backend.alias, holding.backend.listed_as(note.key)
+                if named.setdefault(listed, note.key.name) == note.key.name:  # of two with one key one comes next time
+                    notes.append((holding, note))
         self._before, self._looked_at = met, now
         for backend, notes in due.items():
             if notes:
