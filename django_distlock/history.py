@@ -22,6 +22,7 @@ from .conf import history_days
 from .historyplot import svg
 from .models import LockEvent
 from .oneline import one_line
+from .pruning import pruners
 from .recorder import Recorder, at_exit_and_fork
 
 if TYPE_CHECKING:
@@ -162,5 +163,7 @@ _SIGNALS = {
 _RECEIVERS = {kind: _receiver(kind) for kind in _SIGNALS}
 
 recorder = Recorder(_write, _prune)
+# as long as the setting says; where it is not set, what was recorded before goes with the rest
+pruners["events"] = lambda days: prune(days if (kept := history_days()) is None else kept)
 at_exit_and_fork(recorder)
 setting_changed.connect(_settings_changed, dispatch_uid=UID)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_distlock.introspection")
 
+# So long who looks waits for all aliases together; seconds. Each statement has two.
+PATIENCE = 2.5
+
 
 def held_locks(using: str | None = None) -> list[BackendReport]:
     """The held locks of one alias, or of all: one report per alias.
@@ -35,9 +39,12 @@ def held_locks(using: str | None = None) -> list[BackendReport]:
     waiting: ``details["kind"]`` is "relation" or "row", ``details["blocks"]`` the sessions that wait.
 
     A backend that does not answer is data, not an exception: its report has ``error``, the class of the error. The
-    error itself, which may hold an address, goes to the log only.
+    error itself, which may hold an address, goes to the log only. All are asked side by side and have 2.5 s together;
+    who takes longer has the error "TimeoutError".
     """
-    return [_report(alias) for alias in ([using] if using is not None else registry.aliases())]
+    looks = [_Look(alias) for alias in ([using] if using is not None else registry.aliases())]
+    until = time.monotonic() + PATIENCE
+    return [look.report(until) for look in looks]
 
 
 def break_lock(info: LockInfo, *, reason: str = "") -> bool:
@@ -60,6 +67,33 @@ def break_lock(info: LockInfo, *, reason: str = "") -> bool:
         )
         signals.send(signals.lock_broken, backend, info.name or info.key, reason=reason)
     return broken
+
+
+class _Look:
+    """One alias, asked in a thread of its own, which goes on by itself if nobody waits for it any more."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._outcome: BackendReport | Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=f"distlock-list-{alias}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._outcome = _report(self._alias)
+        except Exception as error:
+            self._outcome = error
+
+    def report(self, until: float) -> BackendReport:
+        """What was found by the monotonic time ``until``."""
+        self._thread.join(max(0.0, until - time.monotonic()))
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        if self._outcome is not None:
+            return self._outcome
+        logger.warning("The locks of alias %r cannot be listed: no answer within %g s", self._alias, PATIENCE)
+        name = type(registry.entry(self._alias).backend).__name__
+        return BackendReport(alias=self._alias, backend=name, error=TimeoutError.__name__)
 
 
 def _report(alias: str) -> BackendReport:

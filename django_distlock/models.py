@@ -55,6 +55,7 @@ class LeaseTicket(models.Model):
     digest = AsciiField(max_length=64)
     arrived = models.BigIntegerField()
     seen = models.BigIntegerField()
+    holder = AsciiField(max_length=255, null=True)  # null: by a process of an older version
 
     class Meta:
         managed = False

@@ -44,7 +44,8 @@ class NameBook:
         self._written: dict[tuple[str, str, str], float] = {}
         # what the last look has met
         self._before: set[Holding] = set()
-        self._noted: set[Holding] = set()
+        # the holds whose beginning is written down, until it is written that they are over
+        self._noted: dict[Holding, Note] = {}
         self._reported: set[tuple[str, str]] = set()
 
     def look(self, now: float, held: Iterable[Holding]) -> None:
@@ -53,16 +54,35 @@ class NameBook:
             return
         met = {holding for holding in held if holding.backend.keeps_notes}
         due: dict[Backend, list[tuple[Holding, Note]]] = {}
+        for holding, over in self._over(met):  # first: what is noted of a next hold comes after it
+            due.setdefault(holding.backend, []).append((holding, over))
+        named: dict[tuple[str, str], str] = {}
         for holding in met:
             notes = due.setdefault(holding.backend, [])
             if len(notes) < AT_ONCE and (note := self._due(holding, now)) is not None:
-                notes.append((holding, note))
+                listed = holding.backend.alias, holding.backend.listed_as(note.key)
+                if named.setdefault(listed, note.key.name) == note.key.name:  # of two with one key one comes next time
+                    notes.append((holding, note))
         self._before, self._looked_at = met, now
-        with self._guard:
-            self._noted.intersection_update(met)
         for backend, notes in due.items():
             if notes:
                 backend.write_notes([note for _, note in notes], functools.partial(self._done, backend, notes, now))
+
+    def forget(self) -> None:
+        """The backends have been replaced, and their sessions are closed."""
+        with self._guard:
+            self._noted.clear()
+
+    def _over(self, met: set[Holding]) -> list[tuple[Holding, Note]]:
+        """Those that have ended since they were noted, on sessions that live on; else a later hold of such a session
+        would be taken for them."""
+        with self._guard:
+            ended = [(holding, note) for holding, note in self._noted.items() if holding not in met]
+            for holding, note in list(ended):
+                if holding.lost is not None or holding.grant is None or not holding.backend.alive(holding.grant):
+                    del self._noted[holding]
+                    ended.remove((holding, note))
+        return [(holding, Note(note.key, -note.session)) for holding, note in ended]
 
     def _due(self, holding: Holding, now: float) -> Note | None:
         backend, key, grant = holding.backend, holding.key, holding.grant
@@ -84,8 +104,10 @@ class NameBook:
                 self._written.clear()
             for holding, note in notes:
                 self._written[backend.alias, backend.listed_as(note.key), note.key.name] = now
-                if note.session:
-                    self._noted.add(holding)
+                if note.session > 0:
+                    self._noted[holding] = note
+                elif note.session:
+                    self._noted.pop(holding, None)
         mine = {backend.listed_as(note.key) for _, note in notes}
         for answer in answers:
             if answer.other and answer.key in mine and (backend.alias, answer.key) not in self._reported:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections
+from django.db import InterfaceError, OperationalError, connections
 
 from .oneline import one_line
 
@@ -27,6 +27,8 @@ BATCH = 500
 ORDINARY = 200
 # Of those that must not be left out, this many wait for a database that does not take them.
 KEPT = 5000
+# A batch of them is tried so often, over some minutes: locks are lost just when a database is restarted.
+TRIES = 8
 # Seconds between two prunings of one process; and how long a process that ends waits for the last batch.
 PRUNE_EVERY = 3600.0
 FAREWELL = 2.0
@@ -72,40 +74,51 @@ class Recorder:
         return not thread.is_alive()
 
     def _run(self) -> None:
-        pause = DELAY
+        failures = 0
         while True:
-            self._hurry.wait(pause)
+            # a database that is down is asked less and less often; who is in a hurry asks once
+            self._hurry.wait(min(DELAY * 2**failures, 60.0))
             with self._guard:
-                batch = [self._rare.popleft() for _ in range(min(len(self._rare), BATCH))]
-                batch += [self._ordinary.popleft() for _ in range(min(len(self._ordinary), BATCH - len(batch)))]
+                rare = [self._rare.popleft() for _ in range(min(len(self._rare), BATCH))]
+                ordinary = [self._ordinary.popleft() for _ in range(min(len(self._ordinary), BATCH - len(rare)))]
                 dropped, self.dropped = self.dropped, 0
-                if not batch:
-                    self._thread = None
-                    self._hurry.clear()
+                if not rare and not ordinary:
+                    self._end()
                     return
             if dropped:
                 logger.warning("%d events of locks were not recorded: there were too many.", dropped)
-            failed = not self._store(batch)
-            # a database that is down is asked less and less often; who is in a hurry asks once
-            pause = min(2 * pause, 60.0) if failed else DELAY
-            if failed and self._hurry.is_set():
-                with self._guard:
-                    self._thread = None
-                    self._hurry.clear()
-                return
+            error = self._store(rare + ordinary)
+            failures = 0 if error is None else failures + 1
+            with self._guard:
+                if isinstance(error, OperationalError | InterfaceError) and failures < TRIES:
+                    self._rare.extendleft(reversed(rare))
+                if error is not None and self._hurry.is_set():
+                    self._end()
+                    return
+                failures %= TRIES
 
-    def _store(self, batch: list[Any]) -> bool:
+    def _end(self) -> None:
+        self._thread = None
+        self._hurry.clear()
+
+    def _store(self, batch: list[Any]) -> Exception | None:
         try:
             self._write(batch)
-            if time.monotonic() >= self._prune_at:
-                self._prune_at = time.monotonic() + PRUNE_EVERY
-                self._prune()
+            self._prune_if_due()
         except Exception as error:
             logger.warning("%d events of locks could not be recorded: %s", len(batch), one_line(error))
-            return False
+            return error
         finally:
             connections.close_all()  # those of this thread
-        return True
+        return None
+
+    def _prune_if_due(self) -> None:
+        if time.monotonic() >= self._prune_at:
+            self._prune_at = time.monotonic() + PRUNE_EVERY
+            try:
+                self._prune()
+            except Exception as error:  # what was written is written
+                logger.warning("Old events of locks could not be deleted: %s", one_line(error))
 
 
 def at_exit_and_fork(recorder: Recorder) -> None:

@@ -40,8 +40,8 @@ class Claim:
 class Note(NamedTuple):
     """What is written down of a lock whose engine keeps only a hash of the name.
 
-    ``session`` is what the server calls the session that holds it, 0 if only the name is to be noted; ``since`` is when
-    that began, on the monotonic clock of this process.
+    ``session`` is what the server calls the session that holds it, 0 if only the name is to be noted, and negative if
+    that session has given it back; ``since`` is when the hold began, on the monotonic clock of this process.
     """
 
     key: LockKey

@@ -18,6 +18,7 @@ from .backends.base import Backend
 from .conf import AliasConfig, configured, read_alias
 from .holdings import holdings
 from .keepalive import keepalive
+from .namebook import namebook
 from .names import LockKey, derive_key
 from .records import Claim
 from .sitekey import site_key
@@ -127,6 +128,7 @@ class Registry:
         """:meth:`close`, and read the settings anew at the next use."""
         with self._guard:
             entries, self._entries = list(self._entries.values()), {}
+        namebook.forget()
         for entry in entries:
             for holding in holdings.held(entry.backend):
                 holdings.lose(holding, "settings changed")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, models, router, transaction
+from django.db import DatabaseError, connections, migrations, models, router, transaction
 from django.db.migrations.operations.base import Operation
 
 if TYPE_CHECKING:
@@ -107,6 +107,34 @@ class CreateKeptTable(Operation):
         return f"kept_{self.name.lower()}"
 
 
+class AddKeptField(migrations.AddField):
+    """Add a column to such a table, or drop it on the way back. A column that exists already is left as it is."""
+
+    def __init__(self, model_name: str, name: str, field: models.Field[Any, Any], unless_vendor: Sequence[str] = ()):
+        super().__init__(model_name, name, field)
+        self.unless_vendor = tuple(unless_vendor)
+
+    def allow_migrate_model(self, connection_alias: Any, model: type[models.Model]) -> bool:
+        # Django's own says no to every unmanaged model
+        return connections[connection_alias].vendor not in self.unless_vendor and router.allow_migrate(
+            connection_alias, model._meta.app_label, model_name=model._meta.model_name
+        )
+
+    def database_forwards(
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
+    ) -> None:
+        connection = schema_editor.connection
+        _unless_there(
+            schema_editor,
+            lambda: super(AddKeptField, self).database_forwards(app_label, schema_editor, from_state, to_state),
+            lambda: _has_column(connection, to_state.apps.get_model(app_label, self.model_name), self.name),
+        )
+
+
 def _unless_there(
     schema_editor: BaseDatabaseSchemaEditor, create: Callable[[], None], is_there: Callable[[], bool]
 ) -> None:
@@ -136,3 +164,9 @@ def _has_index(connection: BaseDatabaseWrapper, model: type[models.Model], name:
     with connection.cursor() as cursor:
         found: Any = connection.introspection.get_constraints(cursor, model._meta.db_table)
     return connection.introspection.identifier_converter(name) in found
+
+
+def _has_column(connection: BaseDatabaseWrapper, model: type[models.Model], name: str) -> bool:
+    with connection.cursor() as cursor:
+        columns: Any = connection.introspection.get_table_description(cursor, model._meta.db_table)
+    return connection.introspection.identifier_converter(name) in {column.name for column in columns}

@@ -9,7 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from .leasetable_sqlite_sql import SCHEMA, VERSION
+from .leasetable_sqlite_sql import ADD_HOLDER, HAS_HOLDER, SCHEMA, VERSION
 from .remains import StoreError
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ class LeaseFile:
                 )
             if version < VERSION:
                 self._create(cursor)
+            elif not cursor.execute(HAS_HOLDER).fetchone():
+                self._add_holder(cursor)
         except BaseException:
             connection.close()
             raise
@@ -84,6 +86,13 @@ class LeaseFile:
         cursor.execute("BEGIN IMMEDIATE")
         for statement in SCHEMA:
             cursor.execute(statement)
+        cursor.execute("COMMIT")
+
+    @staticmethod
+    def _add_holder(cursor: sqlite3.Cursor) -> None:
+        cursor.execute("BEGIN IMMEDIATE")
+        if not cursor.execute(HAS_HOLDER).fetchone():  # another process was not faster
+            cursor.execute(ADD_HOLDER)
         cursor.execute("COMMIT")
 
     def close(self) -> None:

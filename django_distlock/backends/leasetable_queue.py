@@ -60,7 +60,7 @@ class Waiter:
         now = time.monotonic()
         self._took = min(now - asked, LONGEST_OF_NEXT)
         if seen.place is None:  # asleep for so long that the ticket was deleted
-            self._place, self._ahead = yield from store.run(until, "join", claim)
+            self._place, self._ahead = yield from store.run(until, "join", claim, holder)
             self._seen_at = now
             return None
         self._ahead = seen.ahead

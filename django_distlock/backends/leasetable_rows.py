@@ -6,13 +6,19 @@ import os
 import socket
 import threading
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_distlock.records import LockInfo
+from django_distlock.records import MOST_WAITING, LockInfo
 
 from .remains import StoreError
 from .texts import readable, short
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# A waiter of a process that does not tell who it is.
+UNKNOWN = "unknown"
 # A waiter that has not been seen for this long is passed over; it keeps its place for when it comes back.
 GRACE = 1.0
 # A waiter says that it lives this often.
@@ -59,6 +65,7 @@ class Row(NamedTuple):
     expires_at: int
     holder: str
     waiters: int
+    waiting: tuple[str, ...]
 
     def info(self, backend: str) -> LockInfo:
         return LockInfo(
@@ -70,8 +77,18 @@ class Row(NamedTuple):
             expires_at=moment(self.expires_at),
             fence=self.fence,
             waiters=self.waiters,
+            waiting=self.waiting,
             details={"token": self.token[:8]},
         )
+
+
+def rows_of(found: Iterable[Sequence[Any]]) -> list[Row]:
+    """One for each lease, from one for each of its waiters, with their tokens and what they tell, in order."""
+    rows: list[Row] = []
+    for lease, each in groupby(found, key=lambda row: row[:7]):
+        waiting = [told or UNKNOWN for *_, token, told in each if token is not None]
+        rows.append(Row._make((*lease, len(waiting), tuple(waiting[:MOST_WAITING]))))
+    return rows
 
 
 def microseconds(seconds: float) -> int:

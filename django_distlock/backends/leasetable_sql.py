@@ -14,7 +14,7 @@ from django.db import IntegrityError
 from django.db.models.functions import Now
 from django.db.models.sql import Query
 
-from .leasetable_rows import DEAD, GRACE, KEPT, NOWHERE, Look, Row, Ticket, microseconds
+from .leasetable_rows import DEAD, GRACE, KEPT, NOWHERE, Look, Row, Ticket, microseconds, rows_of
 from .texts import printable, short
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ WHERE digest = %s AND fence = %s AND expires_at > {now}
 EXTEND = """
 UPDATE django_distlock_lease SET expires_at = {now} + %s WHERE digest = %s AND token = %s AND expires_at > {now}
 """
-JOIN = "INSERT INTO django_distlock_ticket (token, digest, arrived, seen) VALUES (%s, %s, {now}, {now})"
+JOIN = "INSERT INTO django_distlock_ticket (token, digest, arrived, seen, holder) VALUES (%s, %s, {now}, {now}, %s)"
 REFRESH = "UPDATE django_distlock_ticket SET seen = {now} WHERE token = %s"
 LEAVE = "DELETE FROM django_distlock_ticket WHERE token = %s OR (digest = %s AND seen < {now} - {dead})"
 LOOK = """
@@ -67,9 +67,10 @@ FROM (SELECT 1 AS one{dual}) q LEFT JOIN django_distlock_lease l
     ON l.digest = %s AND l.expires_at > {now} AND l.token <> '-'
 """
 ROWS = """
-SELECT l.digest, l.name, l.token, l.fence, l.acquired_at, l.expires_at, l.holder,
-    (SELECT COUNT(*) FROM django_distlock_ticket t WHERE t.digest = l.digest AND t.seen > {now} - {grace})
-FROM django_distlock_lease l WHERE l.alias = %s AND l.expires_at > {now} AND l.token <> '-' ORDER BY l.acquired_at
+SELECT l.digest, l.name, l.token, l.fence, l.acquired_at, l.expires_at, l.holder, t.token, t.holder
+FROM django_distlock_lease l LEFT JOIN django_distlock_ticket t ON t.digest = l.digest AND t.seen > {now} - {grace}
+WHERE l.alias = %s AND l.expires_at > {now} AND l.token <> '-'
+ORDER BY l.acquired_at, l.digest, t.arrived, t.token
 """
 PRUNE_TICKETS = "DELETE FROM django_distlock_ticket WHERE seen < {now} - {dead}"
 LAST_OF_BATCH = """
@@ -162,7 +163,7 @@ class Dialect:
     def enter(self, cursor: Any, claim: Claim, holder: str, queue: bool) -> tuple[int | None, Ticket | None]:
         """:meth:`take`, or else :meth:`join` if ``queue``; the fence, and the ticket."""
         fence = self.take(cursor, claim, holder)
-        return fence, self.join(cursor, claim) if fence is None and queue else None
+        return fence, self.join(cursor, claim, holder) if fence is None and queue else None
 
     def take_turn(self, cursor: Any, claim: Claim, holder: str, place: int) -> int | None:
         """:meth:`take`, and leave the queue."""
@@ -183,10 +184,10 @@ class Dialect:
         """Is it still ours?"""
         return bool(self.ask(cursor, FENCE, claim.key.path, claim.token))
 
-    def join(self, cursor: Any, claim: Claim) -> Ticket:
+    def join(self, cursor: Any, claim: Claim, holder: str) -> Ticket:
         """Queue up. Harmless if done before."""
         with contextlib.suppress(IntegrityError):
-            self.change(cursor, JOIN, claim.token, claim.key.path)
+            self.change(cursor, JOIN, claim.token, claim.key.path, holder)
         seen = self.look(cursor, claim, NOWHERE)
         assert seen.place is not None  # noqa: S101 - it was just written
         return Ticket(seen.place, seen.ahead)
@@ -206,7 +207,7 @@ class Dialect:
 
     def rows(self, cursor: Any) -> list[Row]:
         """The live leases of this alias."""
-        return [Row(*row) for row in self.ask(cursor, ROWS, self._alias)]
+        return rows_of(self.ask(cursor, ROWS, self._alias))
 
     def break_lease(self, cursor: Any, digest: str, fence: int) -> bool:
         """Free the lease that was granted with ``fence``; False if that holder has gone."""

@@ -29,6 +29,7 @@ from .leasetable_rows import (
     Row,
     Ticket,
     microseconds,
+    rows_of,
 )
 from .leasetable_sqlite_sql import (
     BREAK,
@@ -207,15 +208,15 @@ class SqliteStore:
 
         def take_or_join(cursor: sqlite3.Cursor) -> tuple[int | None, Ticket | None]:
             fence = self._take(cursor, claim, holder, NOWHERE)
-            return fence, self._join(cursor, claim) if fence is None else None
+            return fence, self._join(cursor, claim, holder) if fence is None else None
 
         return file.atomically(take_or_join)
 
     @staticmethod
-    def _join(cursor: sqlite3.Cursor, claim: Claim) -> Ticket:
+    def _join(cursor: sqlite3.Cursor, claim: Claim, holder: str) -> Ticket:
         digest = claim.key.digest
         last, count = cursor.execute(LAST_PLACE, (digest,)).fetchone()
-        cursor.execute(JOIN, (digest, last + 1, claim.token, clock()))
+        cursor.execute(JOIN, (digest, last + 1, claim.token, clock(), holder))
         return Ticket(last + 1, count)
 
     def take_turn(self, claim: Claim, holder: str, place: int) -> int | None:
@@ -242,9 +243,9 @@ class SqliteStore:
         """Is it still ours?"""
         return bool(self.file().ask(HOLDS, (claim.key.digest, claim.token, clock())))
 
-    def join(self, claim: Claim) -> Ticket:
+    def join(self, claim: Claim, holder: str) -> Ticket:
         """Queue up."""
-        return self.file().atomically(lambda cursor: self._join(cursor, claim))
+        return self.file().atomically(lambda cursor: self._join(cursor, claim, holder))
 
     def look(self, claim: Claim, place: int) -> Look:
         """How the lease and the queue stand; no write."""
@@ -262,7 +263,7 @@ class SqliteStore:
     def rows(self) -> list[Row]:
         """The live leases of this alias."""
         now = clock()
-        return [Row(*row) for row in self.file().ask(ROWS, (self._alias, now - _GRACE, now))]
+        return rows_of(self.file().ask(ROWS, (self._alias, now - _GRACE, now)))
 
     def break_lease(self, digest: str, fence: int) -> bool:
         """Free the lease that was granted with ``fence``; False if that holder has gone."""

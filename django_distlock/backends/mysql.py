@@ -8,7 +8,6 @@ lock taken inside a transaction is given back after it.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,13 +21,15 @@ from django_distlock.waiting import Call, Flow, drive
 from . import mysql_doctor, mysql_relations
 from .mysql_listing import (
     COMPARE_AND,
-    IS_OURS,
     NO_SUCH_CONNECTION,
     NOT_ALLOWED,
     NOT_OURS,
+    NOT_TO_BE_SEEN,
+    NOTED,
     MySQLNotes,
     infos,
     listing,
+    ours,
 )
 from .session import STATEMENT_LIMIT, ServerError, SessionDead
 from .sessionlocks import SessionLockBackend
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     from django_distlock.records import Claim, Grant, LockInfo
 
 KNOWN_NAMES = 4096
-# What LockKey.text looks like: nothing else goes into a statement.
-IS_KEY = re.compile(r"[a-z0-9-]{1,64}")
 
 
 class NamedLockBackend(SessionLockBackend[MySQLSession]):
@@ -97,20 +96,30 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
 
     def _listed(self, session: MySQLSession) -> Flow[list[Any]]:
         until = time.monotonic() + STATEMENT_LIMIT
-        for named in (True, False):
-            with contextlib.suppress(ServerError):  # the names' table is not there yet; or no plugin, or no privilege
-                rows: list[Any] = yield Call(session, "query", (listing(session.mariadb, named), until))
-                return rows
-        names = list(self._known)  # at least those that this process knows
+        with contextlib.suppress(ServerError):  # the names' table is not there yet, or not for us, or not now
+            rows: list[Any] = yield Call(session, "query", (listing(session.mariadb, True), until))
+            return rows
+        try:
+            rows = yield Call(session, "query", (listing(session.mariadb, False), until))
+            return rows
+        except ServerError as error:
+            if error.code not in NOT_TO_BE_SEEN:
+                raise self._unavailable(error) from error
+        return (yield from self._asked_by_name(session, until))
+
+    def _asked_by_name(self, session: MySQLSession, until: float) -> Flow[list[Any]]:
+        """Without a list of locks the server still says who holds one: of the names that are noted, and those that
+        this process knows."""
+        noted: list[Any] = []
+        with contextlib.suppress(ServerError):
+            noted = yield Call(session, "query", (NOTED, until))
+        names = sorted(self._known.keys() - {_text(row[0]) for row in noted})
         if not names:
-            return []
+            return noted
         columns = ", ".join(f"IS_USED_LOCK('{name}')" for name in names)
         used = yield Call(session, "query", (f"SELECT {columns}".encode(), until))
-        return [
-            (name, "GRANTED", connection, "", "", "")
-            for name, connection in zip(names, used[0], strict=True)
-            if connection is not None
-        ]
+        found = zip(names, used[0], strict=True)
+        return [*noted, *((name, None, connection) for name, connection in found if connection is not None)]
 
     def blocking(self) -> Iterable[LockInfo]:
         return mysql_relations.blocking(self.alias, drive(self._aside(self._blocking)))
@@ -132,19 +141,17 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         return [["" if value is None else value for value in row] for row in _texts(rows)]
 
     def break_lock(self, info: LockInfo) -> bool:
-        connection = info.details.get("connection", "")
-        if not (connection.isdecimal() and IS_KEY.fullmatch(info.key)):
-            return False
-        return drive(self._aside(lambda session: self._break(session, info.key, int(connection))))
+        found = ours(info)
+        return found is not None and drive(self._aside(lambda session: self._break(session, *found)))
 
-    def _break(self, session: MySQLSession, key: str, connection: int) -> Flow[bool]:
+    def _break(self, session: MySQLSession, connection: int, condition: str) -> Flow[bool]:
         """MySQL compares in one statement and ends in the next."""
         until = time.monotonic() + STATEMENT_LIMIT
-        ours, kill = IS_OURS % (key, connection), f"KILL CONNECTION {connection}"
+        kill = f"KILL CONNECTION {connection}"
         try:
             if session.mariadb:
-                yield Call(session, "query", (COMPARE_AND.format(ours=ours, then=kill).encode(), until))
-            elif (yield Call(session, "execute", (f"SELECT {ours}".encode(), until))) == 1:
+                yield Call(session, "query", (COMPARE_AND.format(ours=condition, then=kill).encode(), until))
+            elif (yield Call(session, "execute", (f"SELECT {condition}".encode(), until))) == 1:
                 yield Call(session, "query", (kill.encode(), until))
             else:
                 return False

@@ -69,14 +69,14 @@ def _listing(backend: NamedLockBackend, mariadb: bool) -> Iterator[Finding]:
         )
         yield Finding(
             "warning",
-            "The server does not show its named locks: only those of names that the asking process knows are listed.",
+            "The server does not show its named locks: only those whose names are noted are listed, and no waiters.",
             f"As administrator: {cure}.",
         )
     grants = " ".join(_text(row[0]).upper() for row in _asked(backend, GRANTS))
     if "PROCESS" not in grants and "ALL PRIVILEGES ON *.*" not in grants:
         yield Finding(
             "warning",
-            "Without the privilege PROCESS locks that other accounts hold are not listed.",
+            "Without the privilege PROCESS other accounts are not named, and those that wait are not listed.",
             "GRANT PROCESS ON *.* TO the account of the alias.",
         )
 

@@ -3,10 +3,12 @@ holder."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
+from django_distlock.exceptions import UnsupportedOperation
 from django_distlock.records import MOST_WAITING, LockInfo
 
 from .notes import BATCH, TABLE, NotesSQL
@@ -18,9 +20,10 @@ if TYPE_CHECKING:
     from django_distlock.names import LockKey
 
 # Two ways to see user-level locks: MariaDB's plugin METADATA_LOCK_INFO, and the performance schema of MySQL 8.
+# Without the privilege PROCESS the process list has one's own connections only.
 MARIADB = """
-SELECT m.TABLE_SCHEMA AS lock_name, 'GRANTED' AS status, p.ID, p.USER, p.HOST, p.TIME
-FROM information_schema.METADATA_LOCK_INFO m JOIN information_schema.PROCESSLIST p ON p.ID = m.THREAD_ID
+SELECT m.TABLE_SCHEMA AS lock_name, 'GRANTED' AS status, m.THREAD_ID AS ID, p.USER, p.HOST, p.TIME
+FROM information_schema.METADATA_LOCK_INFO m LEFT JOIN information_schema.PROCESSLIST p ON p.ID = m.THREAD_ID
 WHERE m.LOCK_TYPE = 'User lock'
 UNION ALL
 SELECT SUBSTRING_INDEX(SUBSTRING_INDEX(INFO, '''', 2), '''', -1), 'PENDING', ID, USER, HOST, TIME_MS / 1000
@@ -38,22 +41,37 @@ SELECT l.*, n.name, n.other, IF(n.session = l.ID, n.since, NULL), IF(n.session =
 FROM ({locks}) l LEFT JOIN {table} n
 ON n.lock_key = CONVERT(l.lock_name USING ascii) COLLATE ascii_bin
 """
+# Where neither is there, or allowed: what is held of the names that are noted.
+NOTED = f"""
+SELECT k.lock_key, NULL, k.ID, p.USER, p.HOST, p.TIME, k.name, k.other, IF(k.session = k.ID, k.since, NULL),
+       IF(k.session = k.ID, k.holder, NULL)
+FROM (SELECT n.*, IS_USED_LOCK(n.lock_key) AS ID FROM {TABLE} n) k
+LEFT JOIN information_schema.PROCESSLIST p ON p.ID = k.ID WHERE k.ID IS NOT NULL
+""".encode()  # noqa: S608 - a constant
+# no such table, and no privilege
+NO_SUCH_TABLE = 1146
+NOT_TO_BE_SEEN = frozenset({NO_SUCH_TABLE, 1109, 1044, 1142, 1143, 1227})
+# What LockKey.text looks like: nothing else goes into a statement.
+IS_KEY = re.compile(r"[a-z0-9-]{1,64}")
 IS_OURS = "IS_USED_LOCK('%s') = %d"
+# A connection that gave the lock back and took it again has another note.
+STILL = f" AND EXISTS (SELECT 1 FROM {TABLE} WHERE lock_key = '%s' AND session = %d AND since = %d)"  # noqa: S608
 # MariaDB compares and ends in one statement; 1644 is its answer if the lock is not that session's.
 COMPARE_AND = "BEGIN NOT ATOMIC IF {ours} THEN {then}; ELSE SIGNAL SQLSTATE '45000'; END IF; END"
 NOT_OURS, NO_SUCH_CONNECTION = 1644, 1094
-NO_SUCH_TABLE = 1146
 # KILL DENIED, and the privilege that MySQL 8 and MariaDB name
 NOT_ALLOWED = frozenset({1095, 1227})
 
 
 class Row(NamedTuple):
+    """``status`` is None where the server tells who holds a lock, and not who waits for it."""
+
     name: str
-    status: str
+    status: str | None
     connection: str
-    user: str
-    host: str
-    seconds: str
+    user: str | None = None
+    host: str | None = None
+    seconds: str | None = None
     noted_name: str | None = None
     other: str | None = None
     since: str | None = None
@@ -62,7 +80,8 @@ class Row(NamedTuple):
     @property
     def who(self) -> str:
         """host:pid:thread if the holder has said so, and what the server says."""
-        server = f"{self.user}@{self.host}, connection {self.connection}"
+        account = f"{self.user}@{self.host}, " if self.user else ""
+        server = f"{account}connection {self.connection}"
         return f"{readable(self.told)}, {server}" if self.told else server
 
     @property
@@ -76,13 +95,26 @@ def listing(mariadb: bool, named: bool) -> bytes:
     return (NAMED.format(locks=locks, table=TABLE) if named else locks).encode()
 
 
+def ours(info: LockInfo) -> tuple[int, str] | None:
+    """The connection that ``info`` shows, and the condition that it still holds the lock; None: it shows none."""
+    connection, noted = info.details.get("connection", ""), info.details.get("noted", "")
+    if not (connection.isdecimal() and (noted.isdecimal() or not noted)):
+        return None
+    if not IS_KEY.fullmatch(info.key):
+        raise UnsupportedOperation(f"The lock {info.key!r} is not one of ours: some other program holds it.")
+    condition = IS_OURS % (info.key, int(connection))
+    if noted:
+        condition += STILL % (info.key, int(connection), int(noted))
+    return int(connection), condition
+
+
 def infos(alias: str, rows: Iterable[Sequence[str | None]]) -> list[LockInfo]:
     """The held locks; for each who waits, and what else its session holds."""
     held: list[Row] = []
     waiting: dict[str, list[Row]] = defaultdict(list)
     holdings = Holdings()
     for row in (Row(*each) for each in rows):  # type: ignore[arg-type]
-        if row.status == "GRANTED":
+        if row.status in ("GRANTED", None):
             held.append(row)
             holdings.add(row.connection, row.name, None if row.noted_name is None else readable(row.noted_name))
         elif row.status == "PENDING":
@@ -95,7 +127,8 @@ def infos(alias: str, rows: Iterable[Sequence[str | None]]) -> list[LockInfo]:
 def _info(alias: str, row: Row, waiting: Sequence[Row], holdings: Holdings) -> LockInfo:
     details = {
         "connection": row.connection,
-        "idle_seconds": f"{float(row.seconds or 0):.0f}",
+        "idle_seconds": "" if row.seconds is None else f"{float(row.seconds):.0f}",
+        "noted": row.since or "",
         "also_holds": holdings.others(row.connection, row.name),
         "collision": readable(row.other or ""),
     }
@@ -105,7 +138,7 @@ def _info(alias: str, row: Row, waiting: Sequence[Row], holdings: Holdings) -> L
         name=None if row.noted_name is None else readable(row.noted_name),
         holder=row.who,
         acquired_at=row.acquired_at,
-        waiters=len(waiting),
+        waiters=None if row.status is None else len(waiting),
         waiting=tuple(waiter.who for waiter in waiting[:MOST_WAITING]),
         details={key: value for key, value in details.items() if value},
     )
@@ -127,11 +160,11 @@ class MySQLNotes(NotesSQL):
         INSERT INTO {TABLE} (lock_key, alias, name, other, seen_at, session, since, holder) VALUES {rows}
         ON DUPLICATE KEY UPDATE seen_at = VALUES(seen_at),
         other = IF(BINARY name = BINARY VALUES(name) AND alias = VALUES(alias), other, VALUES(name)),
-        since = IF(VALUES(session) = 0, since, VALUES(since)),
-        holder = IF(VALUES(session) = 0, holder, VALUES(holder)),
-        session = IF(VALUES(session) = 0, session, VALUES(session))
+        since = IF(VALUES(session) > 0, VALUES(since), since),
+        holder = IF(VALUES(session) > 0, VALUES(holder), holder),
+        session = CASE WHEN VALUES(session) > 0 THEN VALUES(session)
+                       WHEN VALUES(session) = -session THEN 0 ELSE session END
         """  # noqa: S608 - literals of digits
-        # what was just written is what was seen last
         found = f"SELECT lock_key, alias, name, other FROM {TABLE} WHERE other <> ''"  # noqa: S608
         return [statement.encode(), found.encode()]
 

@@ -133,13 +133,15 @@ class MySQLSession(MySQLLine):
 
     def lock(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
         name = key.text_bytes
-        for _ in range(3):
+        nulls = 0
+        while nulls < 3:
             try:
                 got = yield Call(
                     self, "execute", (b"SELECT GET_LOCK('%s', 0)" % name, until, b"SELECT RELEASE_LOCK('%s')" % name)
                 )
+                nulls += got is None
             except ServerError as error:
-                if error.code not in INTERRUPTIONS:
+                if error.code not in INTERRUPTIONS or time.monotonic() >= until:
                     raise
                 got = None
             if got is not None:
@@ -165,7 +167,7 @@ class MySQLSession(MySQLLine):
             if error.code not in INTERRUPTIONS:
                 raise
         if got is None:
-            yield Call(self, "execute", (b"SELECT RELEASE_LOCK('%s')" % name, max(until, time.monotonic()) + GRACE))
+            yield from self._free(name, max(until, time.monotonic()) + GRACE)
         return bool(got == 1)
 
     def wait_now(self, key: LockKey, shared: bool, until: float) -> bool:
@@ -189,9 +191,19 @@ class MySQLSession(MySQLLine):
         return b"%.4f" % seconds if self.mariadb else b"%d" % math.ceil(seconds)
 
     def unlock(self, key: LockKey, shared: bool) -> Flow[bool]:
-        until = time.monotonic() + STATEMENT_LIMIT + 3 * TICK
-        freed = yield Call(self, "execute", (b"SELECT RELEASE_LOCK('%s')" % key.text_bytes, until))
-        return bool(freed == 1)
+        return (yield from self._free(key.text_bytes, time.monotonic() + STATEMENT_LIMIT + 3 * TICK))
+
+    def _free(self, name: bytes, until: float) -> Flow[bool]:
+        """Give the name back. Who ends a wait by KILL QUERY may hit this as well, before or after its effect."""
+        interrupted = False
+        while True:
+            try:
+                freed = yield Call(self, "execute", (b"SELECT RELEASE_LOCK('%s')" % name, until))
+                return bool(freed == 1) or interrupted
+            except ServerError as error:
+                if error.code not in INTERRUPTIONS or time.monotonic() >= until:
+                    raise
+                interrupted = True
 
     def ping(self, until: float) -> Flow[None]:
         yield Call(self, "execute", (b"SELECT 1", until))

@@ -74,7 +74,7 @@ class NotesSQL(ABC):
     def row(self, note: Note, now: float) -> str:
         """``since`` is told as an age: clocks of hosts differ."""
         held = max(0, int((now - note.since) * 1_000_000))
-        since = f"{self.clock} - {held}" if note.session else "0"
+        since = f"{self.clock} - {held}" if note.session > 0 else "0"
         texts = (self.key(note.key), short(note.key.alias), printable(note.key.name), "")
         values = (*map(self.text, texts), self.clock, str(note.session), since, self.text(short(note.holder)))
         return f"({', '.join(values)})"

@@ -246,8 +246,8 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         return 0 if raw.closed else int(raw.info.backend_pid)
 
     def inspect(self) -> Iterable[LockInfo]:
-        ((sessions, locks),) = drive(self._aside(self._listed))
-        return postgres_listing.infos(self.alias, sessions, locks)
+        (found,) = drive(self._aside(self._listed))
+        return postgres_listing.infos(self.alias, *found)
 
     def _listed(self, session: PostgresSession) -> Flow[list[Any]]:
         until = time.monotonic() + STATEMENT_LIMIT

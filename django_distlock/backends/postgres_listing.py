@@ -24,34 +24,29 @@ OURS = (
     " AND pg_locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
 CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-# A note is of the session that it was written for: pids come again.
-SAME = "n.session = pid AND n.since >= coalesce((began * 1000000)::bigint, 0)"
-# Both views are read once, whatever the planner thinks of their size, and sessions are told apart from their locks:
-# there may be thousands of these. Who waits does so since its statement began.
-_NAMELESS = f"""
+# Each view is read once, whatever the planner thinks of its size, and sessions and names are told apart from the locks,
+# of which there may be thousands; what belongs together is joined here. `IS TRUE` makes it a hash: a planner that takes
+# a table for small, because it grew since it was analyzed, would compare each lock with each name. Who waits does so
+# since its statement began.
+_LIST = f"""
 WITH locks AS MATERIALIZED (
     SELECT {NUMBER} AS number, granted, mode, pid FROM pg_locks
     JOIN pg_database here ON here.oid = pg_locks.database AND here.datname = current_database()
     WHERE locktype = 'advisory' AND objsubid = 1
-), sessions AS MATERIALIZED (
-    SELECT pid, application_name, client_addr, usename, extract(epoch FROM backend_start) AS began,
-           extract(epoch FROM state_change) AS changed, extract(epoch FROM xact_start) AS transaction,
-           extract(epoch FROM query_start) AS asked
-    FROM pg_stat_activity WHERE pid IN (SELECT pid FROM locks)
 )
-SELECT (SELECT json_agg(json_build_array(pid::text, application_name, host(client_addr), usename, began::text,
-                                         changed::text, transaction::text, asked::text)) FROM sessions),
-       json_agg(json_build_array(number::text, granted, mode, pid::text, NULL, NULL, NULL, NULL))
-FROM locks LEFT JOIN sessions USING (pid)
+SELECT (SELECT json_agg(json_build_array(pid::text, application_name, host(client_addr), usename,
+                                         extract(epoch FROM backend_start)::text,
+                                         extract(epoch FROM state_change)::text,
+                                         extract(epoch FROM xact_start)::text, extract(epoch FROM query_start)::text))
+        FROM pg_stat_activity WHERE (pid IN (SELECT pid FROM locks)) IS TRUE),
+       json_agg(json_build_array(number::text, granted, mode, pid::text)), {{names}}
+FROM locks
 """  # noqa: S608 - constants
-NAMELESS = _NAMELESS.encode()
-LIST = (
-    _NAMELESS.replace(
-        "NULL, NULL, NULL, NULL",
-        f"n.name, n.other, CASE WHEN {SAME} THEN n.since END, CASE WHEN {SAME} THEN n.holder END",
-    )
-    + f"LEFT JOIN {TABLE} n ON n.lock_key = number::text"
-).encode()
+_NAMES = f"""
+(SELECT json_agg(json_build_array(lock_key, name, other, session::text, since, holder))
+ FROM {TABLE} WHERE (lock_key IN (SELECT number::text FROM locks)) IS TRUE)
+"""  # noqa: S608 - constants
+LIST, NAMELESS = _LIST.format(names=_NAMES).encode(), _LIST.format(names="NULL").encode()
 # The conditions are looked at first: only a session that holds this very lock is ended.
 BREAK = f"""
 SELECT pg_terminate_backend(pid) FROM pg_locks LEFT JOIN pg_stat_activity USING (pid)
@@ -90,22 +85,33 @@ class Server(NamedTuple):
         return f"{who}, {server}" if who else server
 
 
+class Note(NamedTuple):
+    """What is noted of a key; ``since`` and ``holder`` of the hold by ``session``."""
+
+    name: str | None = None
+    other: str = ""
+    session: str = ""
+    since: int = 0
+    holder: str = ""
+
+    def of(self, server: Server) -> bool:
+        """Is it of a hold of that session? Process ids come again."""
+        return self.session == server.pid and self.since >= float(server.began or 0) * 1_000_000
+
+
 class Held(NamedTuple):
-    """A lock that is held or waited for, and its note."""
+    """A lock that is held or waited for."""
 
     number: str
     granted: bool
     mode: str
     pid: str
-    name: str | None
-    other: str | None
-    since: int | None
-    told: str | None
 
 
-def infos(alias: str, sessions: str | None, locks: str | None) -> list[LockInfo]:
+def infos(alias: str, sessions: str | None, locks: str | None, names: str | None) -> list[LockInfo]:
     """The held locks; for each who waits, and what else its session holds."""
     servers = {each[0]: Server(*each) for each in json.loads(sessions or "[]")}
+    notes = {key: Note(readable(name), readable(other), *rest) for key, name, other, *rest in json.loads(names or "[]")}
     held: list[Held] = []
     waiting: dict[str, list[Server]] = defaultdict(list)
     holdings = Holdings()
@@ -113,43 +119,53 @@ def infos(alias: str, sessions: str | None, locks: str | None) -> list[LockInfo]
         lock = Held(*each)
         if lock.granted:
             held.append(lock)
-            holdings.add(lock.pid, lock.number, lock.name and readable(lock.name))
+            holdings.add(lock.pid, lock.number, notes.get(lock.number, Note()).name)
         else:
             waiting[lock.number].append(servers.get(lock.pid) or Server(lock.pid))
     for queue in waiting.values():
         queue.sort(key=lambda server: float(server.asked or "inf"))
     return [
-        _info(alias, lock, servers.get(lock.pid) or Server(lock.pid), waiting.get(lock.number, ()), holdings)
+        _info(
+            alias,
+            lock,
+            notes.get(lock.number, Note()),
+            servers.get(lock.pid) or Server(lock.pid),
+            waiting.get(lock.number, ()),
+            holdings,
+        )
         for lock in held
     ]
 
 
-def _info(alias: str, lock: Held, server: Server, waiting: Sequence[Server], holdings: Holdings) -> LockInfo:
+def _info(
+    alias: str, lock: Held, note: Note, server: Server, waiting: Sequence[Server], holdings: Holdings
+) -> LockInfo:
+    since = note.since if note.of(server) else None
     details = {"pid": lock.pid or "", "application_name": server.application or ""}
     more = {
         "last_statement": server.changed,
         "backend_start": server.began,
-        "noted": lock.since and str(lock.since),
+        "noted": since and str(since),
         "also_holds": holdings.others(lock.pid, lock.number),
-        "collision": lock.other and readable(lock.other),
+        "collision": note.other,
     }
     return LockInfo(
         backend=alias,
         key=lock.number,
-        name=lock.name and readable(lock.name),
+        name=note.name,
         shared=lock.mode == "ShareLock",
-        holder=server.who(lock.told),
-        acquired_at=_acquired_at(lock, server),
+        holder=server.who(note.holder if since else None),
+        acquired_at=_acquired_at(since, server),
         waiters=len(waiting),
         waiting=tuple(waiter.who() for waiter in waiting[:MOST_WAITING]),
         details=details | {key: value for key, value in more.items() if value},
     )
 
 
-def _acquired_at(lock: Held, server: Server) -> datetime | None:
+def _acquired_at(since: int | None, server: Server) -> datetime | None:
     """As noted; else the start of the transaction, inside which our own sessions never are."""
-    if lock.since is not None:
-        return datetime.fromtimestamp(lock.since / 1_000_000, UTC)
+    if since is not None:
+        return datetime.fromtimestamp(since / 1_000_000, UTC)
     if server.transaction is None or server.ours:
         return None
     return datetime.fromtimestamp(float(server.transaction), UTC)
@@ -187,9 +203,10 @@ class PostgresNotes(NotesSQL):
         INSERT INTO {TABLE} AS old (lock_key, alias, name, other, seen_at, session, since, holder) VALUES {rows}
         ON CONFLICT (lock_key) DO UPDATE SET seen_at = EXCLUDED.seen_at,
         other = CASE WHEN (old.name, old.alias) = (EXCLUDED.name, EXCLUDED.alias) THEN old.other ELSE EXCLUDED.name END,
-        session = CASE EXCLUDED.session WHEN 0 THEN old.session ELSE EXCLUDED.session END,
-        since = CASE EXCLUDED.session WHEN 0 THEN old.since ELSE EXCLUDED.since END,
-        holder = CASE EXCLUDED.session WHEN 0 THEN old.holder ELSE EXCLUDED.holder END
+        session = CASE WHEN EXCLUDED.session > 0 THEN EXCLUDED.session
+                       WHEN EXCLUDED.session = -old.session THEN 0 ELSE old.session END,
+        since = CASE WHEN EXCLUDED.session > 0 THEN EXCLUDED.since ELSE old.since END,
+        holder = CASE WHEN EXCLUDED.session > 0 THEN EXCLUDED.holder ELSE old.holder END
         RETURNING lock_key, alias, name, other
         """  # noqa: S608 - literals of digits
         return [statement.encode()]

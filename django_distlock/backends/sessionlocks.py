@@ -134,9 +134,10 @@ class SessionLockBackend(SessionAcquire[S]):
             raise BackendUnavailable(f"The server of alias {self.alias!r} did not answer.")
         try:
             if session.dead is None:
-                yield from session.ping(until)
+                with contextlib.suppress(ServerError):  # whoever refuses, or was interrupted, lives
+                    yield from session.ping(until)
             return session.dead is None
-        except (SessionDead, ServerError):
+        except SessionDead:
             return False
         except StatementTimeout as error:
             raise self._unavailable(error) from error

@@ -11,6 +11,7 @@ import pytest
 from django.core.management import CommandError
 
 from django_distlock import Lock, advisory_lock
+from django_distlock.registry import registry
 from django_distlock.signals import lock_broken
 from tests.conftest import eventually
 from tests.operations.test_list import Terminal, call, down
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["down"]
 pytestmark = pytest.mark.usefixtures("databases")
 
-BREAKABLE = ["memory", "leasetable", "redis", "redlock", "zookeeper"]
+BREAKABLE = ["memory", "leasetable", "postgres", "mysql", "redis", "redlock", "zookeeper"]
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def reasons() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("using", BREAKABLE)
 def test_the_holder_is_told(using: str, name: str, reasons: list[str]) -> None:
-    ttl = {} if using == "zookeeper" else {"ttl": 0.9}  # the renewal tells
+    ttl = {"ttl": 0.9} if registry.entry(using).backend.supports_ttl else {}  # the renewal tells
     lease = advisory_lock(name, using=using, **ttl).acquire()
     status, out, err = call("break", name, "--using", using, "--yes", "--reason", "it hangs")
     assert (status, err) == (0, "")

@@ -12,19 +12,19 @@ from xml.etree import ElementTree
 
 import pytest
 from django.core.checks import run_checks
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
 from django_distlock import LockLost, advisory_lock, history, signals
 from django_distlock.history import Event, recorder
 from django_distlock.models import LockEvent
-from django_distlock.recorder import KEPT, ORDINARY, Recorder
+from django_distlock.recorder import KEPT, ORDINARY, TRIES, Recorder
 from django_distlock.testing import lose
 from tests.backends.statements import counted
 from tests.conftest import eventually
 from tests.operations.listening import SIGNALS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -155,6 +155,34 @@ def test_a_database_that_fails_is_logged_and_no_lock_is_harmed(
     with advisory_lock(name, using="memory"):
         pass
     assert len(written(name)) == 2
+
+
+def test_a_loss_waits_for_a_database_that_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is when locks are lost. What is not passing, or lasts, does not keep the next ones from being written."""
+    monkeypatch.setattr("django_distlock.recorder.DELAY", 0.005)
+    answers: list[Exception | None] = [OperationalError("the server is starting up"), InterfaceError("gone"), None]
+    batches: list[list[str]] = []
+
+    def write(items: Sequence[str]) -> None:
+        batches.append(list(items))
+        error = answers.pop(0) if answers else None
+        if error is not None:
+            raise error
+
+    mine = Recorder(write, lambda: 1 / 0)
+    mine._prune_at = 0.0
+    mine.put("acquired", rare=False)
+    mine.put("lost", rare=True)
+    eventually(lambda: mine._thread is None, "it goes on for ever")
+    assert batches == [["lost", "acquired"], ["lost"], ["lost"]]
+    answers += [DatabaseError("no such column"), *[OperationalError("incorrect string") for _ in range(TRIES)]]
+    del batches[:]
+    mine.put("lost", rare=True)
+    eventually(lambda: mine._thread is None, "it goes on for ever")
+    assert batches == [["lost"]]
+    mine.put("poison", rare=True)
+    eventually(lambda: mine._thread is None, "it goes on for ever", patience=10)
+    assert batches[1:] == [["poison"]] * TRIES
 
 
 def test_a_slow_database_is_not_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,6 +43,18 @@ INSERT INTO django_distlock_lease SELECT 'many' || n, 'leasetable_postgres', 'ma
 FROM generate_series(1, %s) n
 """
 
+LEASES_LOOKED = """
+SELECT coalesce(sum(calls), 0) FROM pg_stat_statements
+WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+AND query LIKE '%%django_distlock_lease%%' AND query LIKE '%%SELECT%%' AND query NOT LIKE '%%pg_stat_statements%%'
+AND query NOT LIKE '%%generate_series%%'
+"""
+MYSQL_LOOKED = """
+SELECT COALESCE(SUM(COUNT_STAR), 0) FROM performance_schema.events_statements_summary_by_digest
+WHERE SCHEMA_NAME = DATABASE() AND DIGEST_TEXT LIKE '%%METADATA_LOCK_INFO%%' COLLATE utf8mb4_general_ci
+AND DIGEST_TEXT LIKE '%%UNION ALL%%' COLLATE utf8mb4_general_ci
+"""
+
 
 def _calls(what: str) -> int:
     return int(ask("postgres", LOOKED.format(what))[0][0])
@@ -78,11 +91,23 @@ def test_ten_thousand_locks_of_several_sessions_are_one_statement(name: str) -> 
 
 def test_ten_thousand_leases() -> None:
     ask("postgres", LEASES, MANY)
+    before = ask("postgres", LEASES_LOOKED)
     try:
         (report,) = held_locks("leasetable_postgres")
+        assert ask("postgres", LEASES_LOOKED)[0][0] - before[0][0] == 1
     finally:
         ask("postgres", "DELETE FROM django_distlock_lease WHERE digest LIKE 'many%%'")
     assert len(report.locks) >= MANY
+
+
+def test_the_names_of_mysql_are_one_statement(name: str) -> None:
+    with ExitStack() as stack:
+        for number in range(20):
+            stack.enter_context(advisory_lock(f"{name} {number}", using="mysql"))
+        before = ask("mysql", MYSQL_LOOKED)
+        (report,) = held_locks("mysql")
+        assert ask("mysql", MYSQL_LOOKED)[0][0] - before[0][0] == 1
+    assert sum((info.name or "").startswith(f"{name} ") for info in report.locks) == 20
 
 
 @pytest.mark.parametrize("using", [*SESSION_LOCKS, "leasetable_postgres"])

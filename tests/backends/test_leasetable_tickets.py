@@ -1,0 +1,85 @@
+"""Who waits for a lease is in its ticket; files and processes of before it was are served all the same."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+from django.db import connections
+from django.db.migrations.loader import MigrationLoader
+
+from django_distlock.backends.leasetable_file import LeaseFile
+from django_distlock.backends.leasetable_rows import UNKNOWN, rows_of
+from django_distlock.backends.leasetable_sqlite_sql import JOIN, ROWS, SCHEMA
+from django_distlock.records import MOST_WAITING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LEASE = ("d", "name", "t", 1, 2, 3, "me")
+
+
+def test_waiters_are_in_order_and_counted_beyond_what_is_named() -> None:
+    other = ("e", *LEASE[1:])
+    found = [(*LEASE, f"t{n}", f"host:{n}") for n in range(MOST_WAITING + 5)]
+    first, second, third = rows_of([*found, (*other, None, None), (*("f", *LEASE[1:]), "old", None)])
+    assert (first.waiters, first.waiting) == (MOST_WAITING + 5, tuple(f"host:{n}" for n in range(MOST_WAITING)))
+    assert (second.waiters, second.waiting) == (0, ())
+    assert (third.waiters, third.waiting) == (1, (UNKNOWN,))
+
+
+@pytest.fixture
+def of_before(tmp_path: Path) -> str:
+    """A lease file whose tickets do not say whose they are."""
+    path = str(tmp_path / "db.sqlite3-distlock")
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in SCHEMA:
+            connection.execute(statement.replace(" holder TEXT,\n        PRIMARY", "\n        PRIMARY"))
+        assert not connection.execute("SELECT 1 FROM pragma_table_info('ticket') WHERE name = 'holder'").fetchall()
+    return path
+
+
+def test_a_file_of_before_gets_the_column_and_its_own_processes_go_on(of_before: str) -> None:
+    with closing(sqlite3.connect(of_before, isolation_level=None)) as old:
+        file = LeaseFile(of_before)
+        file.change("INSERT INTO lease VALUES (?, 'a', 'n', 't', 1, 2, 9, 'me')", (b"d",))
+        file.change(JOIN, (b"d", 2, "new", 5, "host:1:MainThread"))
+        old.execute("INSERT INTO ticket (digest, place, token, seen) VALUES (?, 1, 'old', 5)", (b"d",))
+        (row,) = rows_of(file.ask(ROWS, ("a", 0, 3)))
+        assert row.waiting == (UNKNOWN, "host:1:MainThread")
+        file.close()
+        again = LeaseFile(of_before)
+        assert len(again.ask(ROWS, ("a", 0, 3))) == 2
+        again.close()
+
+
+@pytest.mark.usefixtures("databases")
+@pytest.mark.parametrize("database", ["postgres", "mariadb", "default"])
+def test_the_column_is_added_once_and_taken_back(database: str) -> None:
+    """Two `migrate` at once both succeed; on SQLite there is no such table."""
+    connection = connections[database]
+    loader = MigrationLoader(connection)
+    before = loader.project_state([("django_distlock", "0005_idempotency")])
+    after = loader.project_state([("django_distlock", "0006_ticket_holder")])
+    (operation,) = loader.get_migration("django_distlock", "0006_ticket_holder").operations
+
+    def columns() -> list[str]:
+        with connection.cursor() as cursor:
+            if "django_distlock_ticket" not in connection.introspection.table_names(cursor):
+                return []
+            table = connection.introspection.get_table_description(cursor, "django_distlock_ticket")
+            return [column.name for column in table]
+
+    there = columns()
+    assert ("holder" in there) == (database != "default")
+    with connection.schema_editor() as editor:
+        operation.database_forwards("django_distlock", editor, before, after)
+    assert columns() == there
+    with connection.schema_editor() as editor:
+        operation.database_backwards("django_distlock", editor, after, before)
+    assert "holder" not in columns()
+    with connection.schema_editor() as editor:
+        operation.database_forwards("django_distlock", editor, before, after)
+    assert columns() == there

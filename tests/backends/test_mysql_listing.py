@@ -1,0 +1,95 @@
+"""What is listed on MySQL and MariaDB by those who may not see everything: all that is known, and nothing invented."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock import UnsupportedOperation, advisory_lock, break_lock, held_locks
+from django_distlock.backends import mysql_listing
+from django_distlock.registry import registry
+from tests.backends.actors import hold
+from tests.backends.test_mysql import plain_user
+from tests.conftest import eventually
+from tests.faults.server import ask, holders, key_of, noted
+from tests.processes import Child
+
+if TYPE_CHECKING:
+    from django_distlock.records import LockInfo
+
+__all__ = ["plain_user"]
+pytestmark = pytest.mark.usefixtures("databases")
+
+
+def shown(key: str) -> list[LockInfo]:
+    (report,) = held_locks("mysql")
+    assert report.error is None
+    return [info for info in report.locks if info.key == key]
+
+
+def test_the_locks_of_another_user_are_listed(plain_user: str, name: str) -> None:
+    """The process list shows a user without PROCESS only his own connections."""
+    key = key_of("mysql", name).text
+    with Child(hold, "mysql", name) as child:
+        assert child.hear() == "held"
+        eventually(lambda: shown(key), "the lock of another user is not listed", patience=1)
+        (info,) = shown(key)
+        assert info.details["connection"] == str(holders("mysql", name)[0])
+        assert str(info.holder).endswith(f"connection {info.details['connection']}")
+        assert "None" not in str(info.holder)
+        child.say()
+        assert child.hear() == "released"
+
+
+@pytest.fixture
+def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server without the plugin: the tables that list locks are not there."""
+    for each in ("MARIADB", "MYSQL"):
+        monkeypatch.setattr(mysql_listing, each, "SELECT * FROM information_schema.NO_SUCH_PLUGIN")
+
+
+@pytest.mark.usefixtures("unseen")
+def test_a_server_that_lists_no_locks_is_asked_for_the_names_that_were_noted(name: str) -> None:
+    """A web process that has used no lock so far, and the page of held locks."""
+    backend: Any = registry.entry("mysql").backend
+    key = key_of("mysql", name).text
+    with Child(hold, "mysql", name) as child:
+        assert child.hear() == "held"
+        eventually(lambda: noted("mysql", name), "it is not noted", patience=5)
+        backend._known.clear()
+        (info,) = shown(key)
+        assert (info.name, info.waiters) == (name, None), "who waits cannot be told"
+        assert info.details["connection"] == str(holders("mysql", name)[0])
+        child.say()
+        assert child.hear() == "released"
+    assert shown(key) == []
+
+
+@pytest.mark.usefixtures("unseen")
+def test_what_is_not_noted_but_known_here_is_listed_too(name: str) -> None:
+    key = key_of("mysql", name).text
+    with advisory_lock(name, using="mysql"):
+        (info,) = shown(key)
+        assert (info.name, info.waiters) == (name, None)
+        assert "@" not in str(info.holder) or "@127" in str(info.holder) or "@localhost" in str(info.holder)
+
+
+def test_an_error_that_is_no_privilege_is_not_an_empty_list(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Nobody must read "nothing is held" where the server has only refused to say."""
+    for each in ("MARIADB", "MYSQL"):
+        monkeypatch.setattr(mysql_listing, each, "SELECT 1 AS lock_name FROM DUAL WHERE 1 = (SELECT 1 UNION SELECT 2)")
+    (report,) = held_locks("mysql")
+    assert report.error
+
+
+def test_a_lock_that_is_not_ours_cannot_be_broken(name: str) -> None:
+    """Other programs use GET_LOCK with names of their own; False would say that the holder has gone."""
+    foreign = f"Somebody's Lock {name}"[:60]
+    assert ask("mysql", "SELECT GET_LOCK(%s, 0)", foreign)[0][0] == 1
+    try:
+        (info,) = shown(foreign)
+        with pytest.raises(UnsupportedOperation, match="not one of ours"):
+            break_lock(info)
+    finally:
+        ask("mysql", "SELECT RELEASE_LOCK(%s)", foreign)
