@@ -12,9 +12,9 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_distlock import BackendUnavailable, DistlockError, UnsupportedOperation
 from django_distlock.models import HeldLock
+from django_distlock.oneline import one_line
 
 from .rows import listed, seen
-from .text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +33,7 @@ HANDS = gettext_lazy("The lock “%(name)s” has changed hands; it was not brok
 
 def reason_of(text: str) -> str:
     """One line, whatever was typed."""
-    return visible(" ".join(text.split()), LONGEST_REASON)
+    return one_line(" ".join(text.split()), LONGEST_REASON)
 
 
 def break_all(request: HttpRequest, confirmed: Iterable[str], reason: str) -> None:
@@ -61,11 +61,11 @@ def break_all(request: HttpRequest, confirmed: Iterable[str], reason: str) -> No
         messages.success(request, text % {"count": len(broken)})
     for row in broken if len(broken) <= NAMED else ():
         text = _("The lock “%(name)s” was broken. It was held by %(holder)s.")
-        messages.success(request, text % {"name": row.label, "holder": visible(row.info.holder or _("unknown"), 200)})
+        messages.success(request, text % {"name": row.label, "holder": one_line(row.info.holder or _("unknown"), 200)})
 
 
 def _broken(request: HttpRequest, row: Row, reason: str) -> bool:
-    who = visible(str(request.user.get_username()), 150)
+    who = one_line(str(request.user.get_username()), 150)
     try:
         broken = row.take_away(f"admin {who}: {reason or '-'}")
     except UnsupportedOperation:
@@ -86,7 +86,7 @@ def _broken(request: HttpRequest, row: Row, reason: str) -> bool:
 
 def _note(request: HttpRequest, row: Row, reason: str) -> None:
     """Who broke what, in the admin's log."""
-    facts = ", ".join(f"{fact} {visible(value, 100)}" for fact, value in facts_of(row))
+    facts = ", ".join(f"{fact} {one_line(value, 100)}" for fact, value in facts_of(row))
     text = _("Broke the lock on %(alias)s, held by %(holder)s (%(facts)s). Reason: %(reason)s")
     LogEntry.objects.create(
         user_id=str(request.user.pk),
@@ -97,7 +97,7 @@ def _note(request: HttpRequest, row: Row, reason: str) -> None:
         change_message=text
         % {
             "alias": row.info.backend,
-            "holder": visible(row.info.holder or _("unknown"), 200),
+            "holder": one_line(row.info.holder or _("unknown"), 200),
             "facts": facts or "-",
             "reason": reason or "-",
         },
@@ -116,7 +116,7 @@ def _tell_gone(request: HttpRequest, rows: Rows, pk: str, label: str = "") -> No
     """The confirmed holder has not got it any more."""
     place = pk.rpartition("/")[0]
     now = [row for row in rows.rows if row.place == place and row.pk != pk]
-    name = {"name": label or (now[0].label if now else visible(place.partition("/")[2], 200))}
+    name = {"name": label or (now[0].label if now else one_line(place.partition("/")[2], 200))}
     if now:
         messages.warning(request, HANDS % name)
     else:
@@ -125,4 +125,4 @@ def _tell_gone(request: HttpRequest, rows: Rows, pk: str, label: str = "") -> No
 
 def _complain(request: HttpRequest, alias: str, error: str) -> None:
     text = _("%(alias)s does not answer (%(error)s); nothing was broken there.")
-    messages.error(request, text % {"alias": visible(alias, 100), "error": error})
+    messages.error(request, text % {"alias": one_line(alias, 100), "error": error})

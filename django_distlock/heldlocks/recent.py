@@ -8,7 +8,9 @@ from typing import Any
 
 from django.utils.translation import gettext_lazy as _
 
-from .text import duration, moment, visible
+from django_distlock.oneline import one_line
+
+from .text import duration, moment
 
 MODULE = "django_distlock.history"
 SHOWN = 50
@@ -38,8 +40,8 @@ def _told(event: Any) -> dict[str, Any]:
         "what": KINDS.get(event.kind, event.kind),
         "wait": _seconds(event.wait),
         "hold": _seconds(event.hold),
-        "who": visible(event.holder, 200),
-        "reason": visible(event.reason, 200),
+        "who": one_line(event.holder, 200),
+        "reason": one_line(event.reason, 200),
     }
 
 
