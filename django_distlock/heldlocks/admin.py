@@ -148,15 +148,10 @@ class HeldLockAdmin(Columns, Base):
             return self._gone(request, rows, pk)
         context = {
             "title": row.label,
-            "row": row,
-            **self.shown(row),
+            **self._told(row),
             "key": one_line(row.info.key, LONGEST),
             "facts": [(fact, one_line(value, LONGEST)) for fact, value in breaking.facts_of(row)],
-            "waiting": [one_line(who, 200) for who in row.info.waiting],
-            "more_waiting": max(0, (row.info.waiters or 0) - len(row.info.waiting)) if row.info.waiting else 0,
             "blocks": one_line(row.info.details.get("blocks", ""), LONGEST),
-            "also_holds": one_line(row.info.details.get("also_holds", ""), LONGEST),
-            "collision": one_line(row.info.details.get("collision", ""), LONGEST),
             "history": recent(row.info.backend, row.info.name),
             "break_url": self.address(request, "confirm", row.pk)
             if row.breakable and self.has_break_permission(request)
@@ -206,22 +201,25 @@ class HeldLockAdmin(Columns, Base):
     def _confirmation(self, request: HttpRequest, rows: Sequence[Row]) -> HttpResponse:
         context = {
             "title": _("Break this lock?") if len(rows) == 1 else _("Break these locks?"),
-            "locks": [self._asked(row) for row in rows if row.breakable],
+            "locks": [self._told(row) for row in rows if row.breakable],
             "refused": [row.label for row in rows if not row.breakable],
             "break_url": self.address(request, "break"),
             "longest_reason": breaking.LONGEST_REASON,
         }
         return self._page(request, "break_confirmation", context)
 
-    def _asked(self, row: Row) -> dict[str, Any]:
+    def _told(self, row: Row) -> dict[str, Any]:
+        """What the pages about a lock show of it."""
         details = row.info.details
         return {
             "row": row,
             **self.shown(row),
             "waiting": [one_line(who, 200) for who in row.info.waiting],
+            "more_waiting": max(0, (row.info.waiters or 0) - len(row.info.waiting)) if row.info.waiting else 0,
             # there the session is ended, with all that it holds
             "session": "pid" in details or "connection" in details,
             "also_holds": one_line(details.get("also_holds", ""), LONGEST),
+            "collision": one_line(details.get("collision", ""), LONGEST),
         }
 
     def break_view(self, request: HttpRequest) -> HttpResponse:

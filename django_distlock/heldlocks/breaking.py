@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -28,6 +31,8 @@ MOST = 100
 # Locks whose names are told one by one when they are broken.
 NAMED = 5
 LONGEST_REASON = 500
+# Facts that are shown in places of their own, or are of use to the engine only.
+_APART = {"kind", "blocks", "also_holds", "collision", "backend_start", "noted", "last_statement"}
 HANDS = gettext_lazy("The lock “%(name)s” has changed hands; it was not broken.")
 
 
@@ -106,9 +111,11 @@ def _note(request: HttpRequest, row: Row, reason: str) -> None:
 
 def facts_of(row: Row) -> list[tuple[str, str]]:
     """What else is known of the holder: fence, token, process of the server, ..."""
-    # shown in places of their own, or of use to the engine only
-    apart = {"kind", "blocks", "also_holds", "collision", "backend_start", "noted"}
-    facts = [(fact.replace("_", " "), value) for fact, value in row.info.details.items() if fact not in apart and value]
+    details = row.info.details
+    facts = [(fact.replace("_", " "), value) for fact, value in details.items() if fact not in _APART and value]
+    with suppress(KeyError, ValueError, OverflowError, OSError):  # seconds since 1970
+        told = datetime.fromtimestamp(float(details["last_statement"]), UTC)
+        facts.append((_("last statement"), f"{timezone.localtime(told):%Y-%m-%d %H:%M:%S}"))
     return facts if row.info.fence is None else [("fence", str(row.info.fence)), *facts]
 
 

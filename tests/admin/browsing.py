@@ -23,7 +23,6 @@ from django_distlock.registry import registry
 from tests.conftest import eventually
 from tests.processes import Child, Servant
 
-from .pages import row_of
 from .people import LIST, make_people, remove_people
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ SCENE = [
     ("redis", "mail:newsletter", 2),
     ("zookeeper", "cluster:rebalance", 1),
 ]
+# On the session that holds the first one.
+BESIDE = "invoice:4712"
 PATIENCE = 10
 POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 
@@ -66,6 +67,17 @@ class Holder:
     def hold(self, using: str, name: str) -> str:
         lease = self.leases[name] = advisory_lock(name, using=using, timeout=PATIENCE).acquire()
         return lease.using
+
+    def told(self, name: str) -> str:
+        """What the holder is told while it still holds and does nothing."""
+        lease, lost = self.leases[name], threading.Event()
+        lease.on_lost(lambda *_: lost.set())
+        lost.wait(PATIENCE)
+        try:
+            lease.ensure_held()
+        except LockLost as error:
+            return type(error).__name__
+        return "nothing"
 
     def let_go(self, name: str) -> str:
         try:
@@ -125,21 +137,26 @@ def site(django_db_setup: None, django_db_blocker: Any) -> Iterator[LiveServer]:
 @pytest.fixture(scope="module")
 def holder(site: LiveServer) -> Iterator[Servant]:
     """The process that holds the scene's locks, while another one waits for them."""
-    for using, name, _waiters in SCENE:
-        advisory_lock(name, using=using, timeout=PATIENCE).acquire().release()  # so this process knows the name
     with ExitStack() as stack:
         stack.callback(end_scene)
         servant = stack.enter_context(Servant(Holder))
         for using, name, _waiters in SCENE:
             assert servant.do("hold", using, name) == using
+        assert servant.do("hold", SCENE[0][0], BESIDE) == SCENE[0][0]
         for number in range(max(waiters for _using, _name, waiters in SCENE)):
             wanted = [(using, name) for using, name, waiters in SCENE if waiters > number]
             child = stack.enter_context(Child(wait, wanted))
             stack.callback(child.kill)
             assert child.hear() == "waiting"
         for using, name, count in SCENE:
-            eventually(lambda u=using, n=name, c=count: row_of(u, n).info.waiters == c, f"nobody waits for {name}")
+            # the holder writes its names down within two seconds, where the server knows only their hashes
+            eventually(lambda u=using, n=name, c=count: waiters_of(u, n) == c, f"nobody waits for {name}", PATIENCE)
+            assert name not in registry.entry(using).known_names().values()
         yield servant
+
+
+def waiters_of(using: str, name: str) -> int | None:
+    return next((row.info.waiters for row in listed(using).rows if row.info.name == name), None)
 
 
 def end_scene() -> None:
