@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.conf import settings
@@ -91,11 +91,10 @@ def test_a_long_queue_is_cut_and_counted(boss: Client, name: str) -> None:
 
 
 @pytest.fixture
-def recorded(databases: None, settings: Any, two_aliases: None) -> Iterator[None]:
-    settings.DISTLOCK_HISTORY_DAYS = 1
-    yield
-    recorder.flush(10)
-    del settings.DISTLOCK_HISTORY_DAYS
+def recorded(databases: None, two_aliases: None) -> Iterator[None]:
+    with override_settings(DISTLOCK_HISTORY_DAYS=1):
+        yield
+        recorder.flush(10)
     LockEvent.objects.all().delete()
 
 
