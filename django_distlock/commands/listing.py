@@ -115,6 +115,12 @@ def described(info: LockInfo, now: datetime) -> list[str]:
         facts.append(f"  fence {info.fence}")
     if info.waiters:
         facts.append(f"  {info.waiters} waiting" + (": " if info.waiting else "") + "; ".join(info.waiting))
-    if also := info.details.get("also_holds"):
-        facts.append(f"  the whole session is ended, which also holds: {also}")
+    if "pid" in info.details or "connection" in info.details:
+        also = info.details.get("also_holds")
+        facts.append(
+            "  the whole database session is ended, and its transaction rolled back"
+            + (f"; it also holds: {also}" if also else "")
+        )
+    if other := info.details.get("collision"):
+        facts.append(f"  another name has the same key, and may be the one that is held: {other}")
     return [one_line(fact) for fact in facts]

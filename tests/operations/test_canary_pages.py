@@ -17,13 +17,14 @@ from django_distlock.heldlocks.rows import Row, listed
 from django_distlock.registry import registry
 from tests import services
 from tests.faults.proxy import Proxy
-from tests.operations.canary import Canary
 from tests.operations.canary import canary as canary
 from tests.operations.test_canary import ENGINES, HOSTILE, SERVERS, alias_for
 from tests.services_process import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.operations.canary import Canary
 
 LIST = reverse("admin:django_distlock_heldlock_changelist")
 COMMANDS = [

@@ -181,12 +181,13 @@ def test_everything_is_shown() -> None:
         fence=7,
         waiters=2,
         waiting=("w1", "w\n2"),
-        details={"also_holds": "other"},
+        details={"pid": "7", "also_holds": "other", "collision": "twin"},
     )
     assert described(info, NOW) == [
         "a: " + one_line(HOSTILE),
         r"  held by h\x1b, since 2026-01-02 03:03:04 UTC (1m1s)",
         "  fence 7",
         r"  2 waiting: w1; w\n2",
-        "  the whole session is ended, which also holds: other",
+        "  the whole database session is ended, and its transaction rolled back; it also holds: other",
+        "  another name has the same key, and may be the one that is held: twin",
     ]
