@@ -11,7 +11,26 @@ from django.utils.translation import gettext_lazy as _
 from .tables import AsciiField
 
 
-class SiteKey(models.Model):
+class Undumped(models.Manager):  # type: ignore[type-arg]  # not subscriptable at run time
+    """Nothing. ``dumpdata`` asks it: a table may be missing on this database, and what is in it is of use nowhere else;
+    the site key least of all."""
+
+    def get_queryset(self) -> models.QuerySet[models.Model]:
+        return super().get_queryset().none()
+
+
+class Unmanaged(models.Model):
+    """What all models of :mod:`.tables` have in common; ``rows`` reads their tables."""
+
+    objects = Undumped()
+    rows = models.Manager()  # noqa: DJ012 - fields and managers of a base class
+
+    class Meta:
+        abstract = True
+        base_manager_name = "objects"  # that of `dumpdata --all`
+
+
+class SiteKey(Unmanaged):
     """One row: the key that every lock name of this site is hashed with. It is never shown."""
 
     id = models.SmallIntegerField(primary_key=True)
@@ -26,7 +45,7 @@ class SiteKey(models.Model):
         return "site key"
 
 
-class LeaseRow(models.Model):
+class LeaseRow(Unmanaged):
     """The latest lease of one name; free if ``expires_at`` is over. Times are microseconds since 1970 by the clock of
     the database, so that no time zone matters. Not on SQLite, where leases have a file of their own."""
 
@@ -48,7 +67,7 @@ class LeaseRow(models.Model):
         return self.name
 
 
-class LeaseTicket(models.Model):
+class LeaseTicket(Unmanaged):
     """The place of one waiter in the queue for a lease; it is passed over if ``seen`` is long ago."""
 
     token = AsciiField(primary_key=True, max_length=64)
@@ -67,7 +86,7 @@ class LeaseTicket(models.Model):
         return str(self.digest)
 
 
-class LockName(models.Model):
+class LockName(Unmanaged):
     """What a hashed key stands for, on PostgreSQL and MySQL: its name, and who has held it for longer than a moment.
 
     ``other`` is a second name with the same key, if there is one. ``session`` is what the server calls the session that
@@ -121,7 +140,7 @@ class LockEvent(models.Model):
         return f"{self.kind} {self.name}"
 
 
-class HeldLock(models.Model):
+class HeldLock(Unmanaged):
     """No table: what the admin's page of held locks and its permissions belong to. Its rows come from
     :func:`django_distlock.held_locks`."""
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+ELLIPSIS = "…"
 
-def one_line(value: object) -> str:
+
+def one_line(value: object, longest: int | None = None) -> str:
     """``str(value)`` with all that is not printable as an escape: line ends, ESC, bidi controls, surrogates.
 
-    What ``repr()`` does for a name, without the quotes.
+    What ``repr()`` does for a name, without the quotes. A text of more than ``longest`` characters is cut.
     """
     text = str(value)
+    if longest is not None and len(text) > longest:
+        return one_line(text[:longest]) + ELLIPSIS
     if text.isprintable():
         return text
     return "".join(

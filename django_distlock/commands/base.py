@@ -11,8 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
 from django_distlock import BackendUnavailable, UnsupportedOperation
-
-from .text import visible
+from django_distlock.oneline import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,9 +52,9 @@ class Subcommand(ABC):
         except BackendUnavailable as error:
             cause = str(error.__cause__ or "").strip().splitlines()
             text = f"{error} ({cause[0]})" if cause else str(error)
-            raise CommandError(visible(text), returncode=EX_UNAVAILABLE) from error
+            raise CommandError(one_line(text), returncode=EX_UNAVAILABLE) from error
         except (UnsupportedOperation, ImproperlyConfigured, ValueError) as error:
-            raise CommandError(visible(str(error))) from error
+            raise CommandError(one_line(str(error))) from error
 
 
 def seconds_or_none(text: str) -> float | None:

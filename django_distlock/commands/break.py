@@ -12,10 +12,11 @@ from django.core.management.base import CommandError
 
 from django_distlock import BackendUnavailable, break_lock, held_locks
 from django_distlock.lookup import held_by_name
+from django_distlock.oneline import one_line
 
 from .base import Subcommand
 from .listing import described
-from .text import encodable, visible
+from .text import encodable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,7 +51,7 @@ class Command(Subcommand):
             raise CommandError("Give the name of the lock, or --key.")
         found = self._found(**options)
         if not found:
-            self.stderr.write(f"Nobody holds the lock '{visible(options['name'] or options['key'])}'.")
+            self.stderr.write(f"Nobody holds the lock '{one_line(options['name'] or options['key'])}'.")
             return FAILED
         now = datetime.now(UTC)
         for number, info in enumerate(found, 1):
@@ -99,9 +100,9 @@ class Command(Subcommand):
         return answer.strip().lower() in ("y", "yes")
 
     def _break(self, info: LockInfo, reason: str) -> int:
-        what = visible(f"{info.name or info.key}")
+        what = one_line(f"{info.name or info.key}")
         if break_lock(info, reason=reason):
-            self._say(f"Taken away: {what} from {visible(info.holder or 'unknown')}.")
+            self._say(f"Taken away: {what} from {one_line(info.holder or 'unknown')}.")
             return 0
         self.stderr.write(f"The lock '{what}' has changed hands, or was given back; it was not broken.")
         return FAILED

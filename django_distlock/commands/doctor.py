@@ -7,9 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock.diagnosis import diagnose
+from django_distlock.oneline import one_line
 
 from .base import Subcommand
-from .text import encodable, visible
+from .text import encodable
 
 if TYPE_CHECKING:
     from django.core.management.base import CommandParser
@@ -48,7 +49,7 @@ class Command(Subcommand):
         if finding.hint:
             lines.append(f"    {finding.hint}")
         for line in lines:
-            self.stdout.write(encodable(visible(line), getattr(self.stdout, "encoding", None)))
+            self.stdout.write(encodable(one_line(line), getattr(self.stdout, "encoding", None)))
 
 
 def _document(found: list[Finding]) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from .text import cells, fitted, visible
+from django_distlock.oneline import one_line
+
+from .text import cells, fitted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -56,7 +58,7 @@ def table(reports: Sequence[BackendReport], now: datetime, width: int | None = N
     rows = [HEADINGS, *(_row(report.alias, info, now) for report in reports for info in report.locks)]
     lines = _aligned(rows, width or shutil.get_terminal_size().columns) if len(rows) > 1 else ["Nothing is held."]
     lines += [
-        f"{visible(report.alias)}: its locks cannot be listed: {report.error}" for report in reports if report.error
+        f"{one_line(report.alias)}: its locks cannot be listed: {report.error}" for report in reports if report.error
     ]
     return "\n".join(lines)
 
@@ -65,7 +67,7 @@ def _row(alias: str, info: LockInfo, now: datetime) -> tuple[str, ...]:
     kind = info.details.get("kind")
     mode = info.details.get("mode", kind) if kind else "shared" if info.shared else "exclusive"
     return tuple(
-        visible(text)
+        one_line(text)
         for text in (
             alias,
             info.name if info.name is not None else f"key {info.key}",
@@ -113,6 +115,12 @@ def described(info: LockInfo, now: datetime) -> list[str]:
         facts.append(f"  fence {info.fence}")
     if info.waiters:
         facts.append(f"  {info.waiters} waiting" + (": " if info.waiting else "") + "; ".join(info.waiting))
-    if also := info.details.get("also_holds"):
-        facts.append(f"  the whole session is ended, which also holds: {also}")
-    return [visible(fact) for fact in facts]
+    if "pid" in info.details or "connection" in info.details:
+        also = info.details.get("also_holds")
+        facts.append(
+            "  the whole database session is ended, and its transaction rolled back"
+            + (f"; it also holds: {also}" if also else "")
+        )
+    if other := info.details.get("collision"):
+        facts.append(f"  another name has the same key, and may be the one that is held: {other}")
+    return [one_line(fact) for fact in facts]

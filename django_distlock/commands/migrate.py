@@ -10,9 +10,9 @@ from django.core.management.base import BaseCommand
 
 from django_distlock import BackendUnavailable, LockLost, held_locks
 from django_distlock.migrationlock import migration_lock
+from django_distlock.oneline import one_line
 
 from .base import EX_TEMPFAIL, EX_UNAVAILABLE, Subcommand, seconds_or_none
-from .text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +112,7 @@ class Command(Subcommand):
         for info in report.locks:
             if info.name == lock.name and info.holder:
                 since = f" since {info.acquired_at:%Y-%m-%d %H:%M:%S %Z}" if info.acquired_at else ""
-                return f": {visible(info.holder)}{since}"
+                return f": {one_line(info.holder)}{since}"
         return ""
 
 

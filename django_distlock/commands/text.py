@@ -1,22 +1,10 @@
-"""Text that others wrote, for a terminal: nothing in it can steer the terminal or break a line."""
+"""How text fits a terminal."""
 
 from __future__ import annotations
 
 import unicodedata
 
-ELLIPSIS = "…"
-
-
-def visible(text: str) -> str:
-    """``text`` with everything that does not print as a Python escape: control characters, ESC, line ends, marks that
-    turn the direction of writing, lone surrogates."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else escaped(char) for char in text)
-
-
-def escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
+from django_distlock.oneline import ELLIPSIS
 
 
 def encodable(text: str, encoding: str | None) -> str:

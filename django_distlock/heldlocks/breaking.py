@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_distlock import BackendUnavailable, DistlockError, UnsupportedOperation
 from django_distlock.models import HeldLock
+from django_distlock.oneline import one_line
 
 from .rows import listed, seen
-from .text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,12 +31,14 @@ MOST = 100
 # Locks whose names are told one by one when they are broken.
 NAMED = 5
 LONGEST_REASON = 500
+# Facts that are shown in places of their own, or are of use to the engine only.
+_APART = {"kind", "blocks", "also_holds", "collision", "backend_start", "noted", "last_statement"}
 HANDS = gettext_lazy("The lock “%(name)s” has changed hands; it was not broken.")
 
 
 def reason_of(text: str) -> str:
     """One line, whatever was typed."""
-    return visible(" ".join(text.split()), LONGEST_REASON)
+    return one_line(" ".join(text.split()), LONGEST_REASON)
 
 
 def break_all(request: HttpRequest, confirmed: Iterable[str], reason: str) -> None:
@@ -61,11 +66,11 @@ def break_all(request: HttpRequest, confirmed: Iterable[str], reason: str) -> No
         messages.success(request, text % {"count": len(broken)})
     for row in broken if len(broken) <= NAMED else ():
         text = _("The lock “%(name)s” was broken. It was held by %(holder)s.")
-        messages.success(request, text % {"name": row.label, "holder": visible(row.info.holder or _("unknown"), 200)})
+        messages.success(request, text % {"name": row.label, "holder": one_line(row.info.holder or _("unknown"), 200)})
 
 
 def _broken(request: HttpRequest, row: Row, reason: str) -> bool:
-    who = visible(str(request.user.get_username()), 150)
+    who = one_line(str(request.user.get_username()), 150)
     try:
         broken = row.take_away(f"admin {who}: {reason or '-'}")
     except UnsupportedOperation:
@@ -86,7 +91,7 @@ def _broken(request: HttpRequest, row: Row, reason: str) -> bool:
 
 def _note(request: HttpRequest, row: Row, reason: str) -> None:
     """Who broke what, in the admin's log."""
-    facts = ", ".join(f"{fact} {visible(value, 100)}" for fact, value in facts_of(row))
+    facts = ", ".join(f"{fact} {one_line(value, 100)}" for fact, value in facts_of(row))
     text = _("Broke the lock on %(alias)s, held by %(holder)s (%(facts)s). Reason: %(reason)s")
     LogEntry.objects.create(
         user_id=str(request.user.pk),
@@ -97,7 +102,7 @@ def _note(request: HttpRequest, row: Row, reason: str) -> None:
         change_message=text
         % {
             "alias": row.info.backend,
-            "holder": visible(row.info.holder or _("unknown"), 200),
+            "holder": one_line(row.info.holder or _("unknown"), 200),
             "facts": facts or "-",
             "reason": reason or "-",
         },
@@ -106,9 +111,11 @@ def _note(request: HttpRequest, row: Row, reason: str) -> None:
 
 def facts_of(row: Row) -> list[tuple[str, str]]:
     """What else is known of the holder: fence, token, process of the server, ..."""
-    # shown in places of their own, or of use to the engine only
-    apart = {"kind", "blocks", "also_holds", "collision", "backend_start", "noted"}
-    facts = [(fact.replace("_", " "), value) for fact, value in row.info.details.items() if fact not in apart and value]
+    details = row.info.details
+    facts = [(fact.replace("_", " "), value) for fact, value in details.items() if fact not in _APART and value]
+    with suppress(KeyError, ValueError, OverflowError, OSError):  # seconds since 1970
+        told = datetime.fromtimestamp(float(details["last_statement"]), UTC)
+        facts.append((_("last statement"), f"{timezone.localtime(told):%Y-%m-%d %H:%M:%S}"))
     return facts if row.info.fence is None else [("fence", str(row.info.fence)), *facts]
 
 
@@ -116,7 +123,7 @@ def _tell_gone(request: HttpRequest, rows: Rows, pk: str, label: str = "") -> No
     """The confirmed holder has not got it any more."""
     place = pk.rpartition("/")[0]
     now = [row for row in rows.rows if row.place == place and row.pk != pk]
-    name = {"name": label or (now[0].label if now else visible(place.partition("/")[2], 200))}
+    name = {"name": label or (now[0].label if now else one_line(place.partition("/")[2], 200))}
     if now:
         messages.warning(request, HANDS % name)
     else:
@@ -125,4 +132,4 @@ def _tell_gone(request: HttpRequest, rows: Rows, pk: str, label: str = "") -> No
 
 def _complain(request: HttpRequest, alias: str, error: str) -> None:
     text = _("%(alias)s does not answer (%(error)s); nothing was broken there.")
-    messages.error(request, text % {"alias": visible(alias, 100), "error": error})
+    messages.error(request, text % {"alias": one_line(alias, 100), "error": error})

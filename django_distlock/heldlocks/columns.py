@@ -10,8 +10,10 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_distlock.oneline import one_line
+
 from .rows import KINDS, Row
-from .text import duration, moment, visible
+from .text import duration, moment
 
 if TYPE_CHECKING:
     from django.utils.safestring import SafeString
@@ -33,7 +35,7 @@ class Columns:
 
     @admin.display(description=gettext_lazy("backend"), ordering="lock__backend")
     def backend(self, obj: Any) -> str:
-        return visible(obj.row.info.backend, 100)
+        return one_line(obj.row.info.backend, 100)
 
     @admin.display(description=gettext_lazy("mode"), ordering="lock__mode")
     def mode(self, obj: Any) -> str:
@@ -42,7 +44,7 @@ class Columns:
     @admin.display(description=gettext_lazy("holder"), ordering="lock__holder")
     def holder(self, obj: Any) -> SafeString | None:
         holder = obj.row.info.holder
-        return format_html("<bdi>{}</bdi>", visible(holder, 200)) if holder else None
+        return format_html("<bdi>{}</bdi>", one_line(holder, 200)) if holder else None
 
     @admin.display(description=gettext_lazy("held for"), ordering="lock__age")
     def held_since(self, obj: Any) -> SafeString | None:

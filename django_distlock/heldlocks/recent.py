@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
-from importlib.util import find_spec
-from typing import Any
+import logging
+from typing import TYPE_CHECKING, Any
 
+from django.db import Error as DatabaseGone
+from django.db import router, transaction
 from django.utils.translation import gettext_lazy as _
 
-from .text import duration, moment, visible
+from django_distlock import history
+from django_distlock.models import LockEvent
+from django_distlock.oneline import one_line
 
-MODULE = "django_distlock.history"
+from .text import duration, moment
+
+logger = logging.getLogger("django_distlock.history")
+
+if TYPE_CHECKING:
+    from django_distlock.history import Event
+
 SHOWN = 50
 KINDS = {
     "acquired": _("acquired"),
@@ -22,24 +31,28 @@ KINDS = {
 
 
 def recent(alias: str, name: str | None) -> dict[str, Any] | None:
-    """``events``, the latest first, and ``plot``, an SVG of waits and holds; None where nothing is kept."""
-    if name is None or find_spec(MODULE) is None:
+    """``events``, the latest first, and ``plot``, an SVG of waits and holds; or ``error``, the class of what prevented
+    reading them. None where nothing is kept."""
+    if name is None or not history.enabled():
         return None
-    history: Any = importlib.import_module(MODULE)
-    if not history.enabled():
-        return None
-    events = history.recent(alias, name, limit=SHOWN)
+    try:
+        # what fails must not spoil a transaction that the page is in
+        with transaction.atomic(using=router.db_for_read(LockEvent)):
+            events = history.recent(alias, name, limit=SHOWN)
+    except DatabaseGone as error:
+        logger.warning("The history of locks cannot be read: %s", one_line(error))
+        return {"error": type(error).__name__}
     return {"events": [_told(event) for event in events], "plot": history.plot(events) if events else ""}
 
 
-def _told(event: Any) -> dict[str, Any]:
+def _told(event: Event) -> dict[str, Any]:
     return {
         "at": moment(event.at),
         "what": KINDS.get(event.kind, event.kind),
         "wait": _seconds(event.wait),
         "hold": _seconds(event.hold),
-        "who": visible(event.holder, 200),
-        "reason": visible(event.reason, 200),
+        "who": one_line(event.holder, 200),
+        "reason": one_line(event.reason, 200),
     }
 
 

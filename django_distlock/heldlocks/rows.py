@@ -14,8 +14,7 @@ from django.utils import timezone
 
 from django_distlock import UnsupportedOperation, break_lock, held_locks
 from django_distlock.models import HeldLock
-
-from .text import visible
+from django_distlock.oneline import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,7 +52,7 @@ class Row:
     @property
     def label(self) -> str:
         """The name, or the engine's key where that is not known; fit to be shown."""
-        return visible(self.info.key if self.info.name is None else self.info.name, 200)
+        return one_line(self.info.key if self.info.name is None else self.info.name, 200)
 
     @property
     def age(self) -> float | None:

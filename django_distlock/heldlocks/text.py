@@ -1,8 +1,7 @@
-"""How names, holders and times are written on a page."""
+"""How times are written on a page."""
 
 from __future__ import annotations
 
-import unicodedata
 from typing import TYPE_CHECKING
 
 from django.utils import timezone
@@ -13,22 +12,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from django.utils.safestring import SafeString
-
-# Control and format characters (bidi among them), lone surrogates, line and paragraph separators.
-_UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-LONGEST = 2000
-
-
-def visible(text: str, longest: int = LONGEST) -> str:
-    """``text`` with what cannot be seen, or would move what stands beside it, written as ``\\x1b`` or ``\\u202e``."""
-    cut = text[:longest]
-    if not cut.isprintable():  # also true of spaces other than the usual one, which are left as they are
-        cut = "".join(_escaped(char) if unicodedata.category(char) in _UNSEEN else char for char in cut)
-    return cut if len(text) <= longest else f"{cut}…"
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def duration(seconds: float) -> str:

@@ -29,12 +29,12 @@ def shot(page: Page, name: str, width: int, height: int) -> None:
 def test_pictures(page: Page) -> None:
     with advisory_lock("price-list", using="memory", shared=True, timeout=1):
         page.open()
-        shot(page, "light", 1440, 720)
+        shot(page, "light", 1680, 720)
         page.dark(True)
-        shot(page, "dark", 1440, 720)
+        shot(page, "dark", 1680, 720)
         page.dark(False)
         shot(page, "narrow", 420, 800)
-        row = row_of("redis", "mail:newsletter")
+        row = row_of("postgres", "invoice:4711")
         page.open(address(row))
         shot(page, "detail", 1100, 640)
         page.open(address(row, "break"))

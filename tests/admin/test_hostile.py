@@ -5,10 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import pytest
-
 from django_distlock import LockLost, advisory_lock
-from django_distlock.heldlocks.text import LONGEST, duration, visible
+from django_distlock.heldlocks.text import duration
 
 from .pages import address, row_of
 from .people import BREAK, LIST
@@ -43,21 +41,6 @@ def test_every_page_shows_it_and_runs_nothing(boss: Client, two_aliases: None) -
         index = boss.get("/admin/").text  # the log's last entries
         assert "Set-Cookie" in index
         assert "<script>alert" not in index
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("plain name: äöü 锁 🔒", "plain name: äöü 锁 🔒"),
-        ("a\r\nb\tc", "a\\r\\nb\\tc"),
-        ("\x1b[2J\x7f\x85", "\\x1b[2J\\x7f\\x85"),
-        ("\u202eabc\u2066\u200b", "\\u202eabc\\u2066\\u200b"),
-        ("\ud800", "\\ud800"),
-        ("x" * (LONGEST + 1), "x" * LONGEST + "…"),
-    ],
-)
-def test_what_cannot_be_seen_is_shown(text: str, shown: str) -> None:
-    assert visible(text) == shown
 
 
 def test_durations() -> None:

@@ -56,7 +56,7 @@ def ours(names: set[str]) -> set[str]:
 
 
 # Beside the public names, what operators need and other code does not.
-FOR_OPERATORS = {"diagnosis", "lookup", "migrationlock", "pruning", "records"}
+FOR_OPERATORS = {"diagnosis", "lookup", "migrationlock", "oneline", "pruning", "records"}
 
 
 def engine(module: str) -> str | None:
@@ -114,7 +114,7 @@ def test_opentelemetry_is_named_in_one_place() -> None:
 )
 def test_the_admin_knows_the_public_names_and_its_model_only(path: Path) -> None:
     """The records are those that ``held_locks`` returns, part of the public reference."""
-    allowed = {"heldlocks", "models", "records", *django_distlock.__all__}
+    allowed = {"heldlocks", "history", "models", "oneline", "records", *django_distlock.__all__}
     assert {module.split(".")[0] for module in ours(imported(path))} <= allowed
 
 

@@ -75,13 +75,13 @@ def test_the_models_read_what_is_there(stores: Stores) -> None:
     claim, waiting = stores.claim(), stores.claim()
     grant = client.try_acquire(claim)
     assert client.try_acquire(waiting, 100) is None
-    row = LeaseRow.objects.using(stores.database).get(digest=claim.key.path)
+    row = LeaseRow.rows.using(stores.database).get(digest=claim.key.path)
     assert (row.alias, row.name, row.token, row.fence) == (stores.alias, "name", claim.token, grant.fence)
     assert str(row) == "name"
-    ticket = LeaseTicket.objects.using(stores.database).get(token=waiting.token)
+    ticket = LeaseTicket.rows.using(stores.database).get(token=waiting.token)
     assert ticket.digest == claim.key.path
     assert row.acquired_at < ticket.arrived <= ticket.seen < row.expires_at
-    key = SiteKey.objects.using(stores.database).get()
+    key = SiteKey.rows.using(stores.database).get()
     assert key.site_key not in f"{key} {key!r}"
     client.withdraw(waiting)
 

@@ -13,7 +13,8 @@ from django.core.management import CommandError, call_command
 
 from django_distlock import advisory_lock
 from django_distlock.commands.listing import described, table
-from django_distlock.commands.text import cells, encodable, fitted, visible
+from django_distlock.commands.text import cells, encodable, fitted
+from django_distlock.oneline import one_line
 from django_distlock.records import BackendReport, LockInfo
 
 pytestmark = pytest.mark.usefixtures("databases")
@@ -111,13 +112,13 @@ def test_the_table_fits_the_terminal() -> None:
 
 @pytest.mark.parametrize("text", ["plain", "Ünïcödé", "日本語", "é"])
 def test_what_prints_is_left_alone(text: str) -> None:
-    assert visible(text) == text
+    assert one_line(text) == text
     assert cells(fitted(text, 5)) == 5
     assert fitted(text + "x" * 9, 5).rstrip().endswith("…")
 
 
 def test_what_does_not_print_is_shown() -> None:
-    assert visible("\x1b\r\n\t\u202e\u2066\ud800\x9b\x7f") == r"\x1b\r\n\t\u202e\u2066\ud800\x9b\x7f"
+    assert one_line("\x1b\r\n\t\u202e\u2066\ud800\x9b\x7f") == r"\x1b\r\n\t\u202e\u2066\ud800\x9b\x7f"
     assert encodable("é日", "latin-1") == "é\\u65e5"
     assert encodable("日", None) == "日"
 
@@ -180,12 +181,13 @@ def test_everything_is_shown() -> None:
         fence=7,
         waiters=2,
         waiting=("w1", "w\n2"),
-        details={"also_holds": "other"},
+        details={"pid": "7", "also_holds": "other", "collision": "twin"},
     )
     assert described(info, NOW) == [
-        "a: " + visible(HOSTILE),
+        "a: " + one_line(HOSTILE),
         r"  held by h\x1b, since 2026-01-02 03:03:04 UTC (1m1s)",
         "  fence 7",
         r"  2 waiting: w1; w\n2",
-        "  the whole session is ended, which also holds: other",
+        "  the whole database session is ended, and its transaction rolled back; it also holds: other",
+        "  another name has the same key, and may be the one that is held: twin",
     ]

@@ -22,6 +22,11 @@ def test_what_could_do_harm_is_written_as_an_escape() -> None:
     assert one_line(BackendUnavailable(HOSTILE)) == str(BackendUnavailable(HOSTILE)) == one_line(HOSTILE)
 
 
+def test_what_is_long_is_cut() -> None:
+    assert one_line("x" * 5, 5) == "x" * 5
+    assert one_line("x\n" * 5, 5) == r"x\nx\nx…"
+
+
 @given(st.text(st.characters()))
 def test_any_text_becomes_one_printable_line(text: str) -> None:
     assert one_line(text).isprintable()
