@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from .leasetable_sqlite import SqliteStore
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
     from .leasetable import LeaseTableBackend
 
 CLOCKS = {
@@ -22,10 +25,10 @@ CLOCKS = {
 }
 # Seconds by which two clocks may differ without a word.
 SKEW = 2.0
+PATIENCE = 2.0
 
 
 def findings(backend: LeaseTableBackend) -> Iterator[Finding]:
-    connection = connections[backend.database]
     if isinstance(backend.store, SqliteStore):
         path = backend.store.file().path
         if path == ":memory:":
@@ -37,18 +40,39 @@ def findings(backend: LeaseTableBackend) -> Iterator[Finding]:
         else:
             yield Finding("info", f"SQLite; the leases are in {path}, which excludes processes of this host only.")
         return
-    try:
-        with connection.cursor() as cursor:
-            version = ".".join(map(str, connection.get_database_version()))
-            yield Finding("info", f"{connection.display_name} {version}.")
-            if connection.vendor in CLOCKS:
-                began = time.time()
-                cursor.execute(CLOCKS[connection.vendor])
-                skew = float(cursor.fetchone()[0]) - (began + time.time()) / 2
-                if abs(skew) > SKEW:
-                    yield skewed(skew)
-    except DatabaseError as error:
-        yield Finding("error", f"The database {backend.database!r} does not answer: {type(error).__name__}.")
+    yield from _in_time(backend.database)
+
+
+def _in_time(alias: str) -> list[Finding]:
+    """Asked in a thread, on a connection of its own: a server that hangs would keep the command for ever."""
+    found: list[Finding] = []
+
+    def ask() -> None:
+        try:
+            found.extend(_server(connections[alias]))
+        except DatabaseError as error:
+            found.append(Finding("error", f"The database {alias!r} does not answer: {type(error).__name__}."))
+        finally:
+            connections[alias].close()
+
+    thread = threading.Thread(target=ask, name="distlock-doctor", daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    if thread.is_alive():
+        return [Finding("error", f"The database {alias!r} does not answer within {PATIENCE:g} s.")]
+    return found
+
+
+def _server(connection: BaseDatabaseWrapper) -> Iterator[Finding]:
+    with connection.cursor() as cursor:
+        version = ".".join(map(str, connection.get_database_version()))
+        yield Finding("info", f"{connection.display_name} {version}.")
+        if connection.vendor in CLOCKS:
+            began = time.time()
+            cursor.execute(CLOCKS[connection.vendor])
+            skew = float(cursor.fetchone()[0]) - (began + time.time()) / 2
+            if abs(skew) > SKEW:
+                yield skewed(skew)
 
 
 def skewed(seconds: float) -> Finding:

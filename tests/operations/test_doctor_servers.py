@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,17 @@ import pytest
 from django.db import connections
 from redis import Redis
 
+from django_distlock import advisory_lock
 from django_distlock.backends import leasetable_doctor, redis_doctor
+from django_distlock.diagnosis import diagnose
+from django_distlock.registry import registry
 from tests import services
 from tests.backends.redis_server import Own, url
+from tests.faults.proxy import Proxy
 from tests.faults.server import ask
+from tests.operations.test_canary import alias_for
 from tests.operations.test_doctor import CANARY, REDIS, said
+from tests.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -199,3 +206,21 @@ def _redis() -> Any:
     from django_distlock.registry import registry
 
     return registry.entry("redis").backend
+
+
+def test_a_hung_server_of_a_lease_table_does_not_hold_up_the_doctor(databases: None, settings: Any) -> None:
+    server = services.load()["postgres"]
+    with (
+        Proxy(server["host"], server["port"]) as proxy,
+        alias_for("leasetable_postgres", server["password"], proxy.port) as entry,
+    ):
+        settings.DISTLOCK = {"canary": entry}
+        advisory_lock("x", using="canary", timeout=5).acquire().release()
+        proxy.blackhole()
+        began = time.monotonic()
+        found = diagnose("canary")
+        took = time.monotonic() - began
+        proxy.cut()
+        registry.close()
+    assert any("does not answer within" in finding.text for finding in found)
+    within(took, 12.0, what="the doctor at a hung server")
