@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -15,9 +16,10 @@ from django.http import HttpRequest
 from django_distlock import BackendUnavailable, LockNotAcquired
 
 from . import answers
+from .attendance import to_the_end
 from .conf import atomic_requests, config
 from .engine import SAFE_METHODS, Ending
-from .flow import claim, ending_of, enter, finish, keep_body_when_rendered, leave, logger, look
+from .flow import claim, ending_of, enter, finish, free, keep_body_when_rendered, leave, logger, look
 from .job import Job, adrive, drive
 from .middleware import begin
 from .options import ATTRIBUTE, EXEMPT, NAMES, OnCrash, OnStoreError, Options
@@ -143,21 +145,42 @@ def _sync_wrapper(options: Options, view: Any) -> Any:
         _refuse_open_transaction()
         if (answer := drive(begin(request, options, view))) is not None:
             return answer
-        response = view(*args, **kwargs)
         job: Job | None = request.idempotency.job  # type: ignore[attr-defined]
-        if inspect.isawaitable(response):
-            return _afinish(job, response)
-        if job is not None:
-            drive(finish(job, response))
+        if job is None:
+            return view(*args, **kwargs)
+        with _freeing(job):
+            response = view(*args, **kwargs)
+            if inspect.isawaitable(response):
+                return _afinish(job, response)
+        drive(finish(job, response))
         return response
 
     return idempotent_view
 
 
-async def _afinish(job: Job | None, awaitable: Any) -> Any:
-    response = await awaitable
-    if job is not None:
-        await adrive(finish(job, response))
+@contextmanager
+def _freeing(job: Job) -> Iterator[None]:
+    """Nobody above us would: without it the claim is renewed for as long as the process lives."""
+    try:
+        yield
+    except Exception:
+        drive(free(job))
+        raise
+    except BaseException:
+        leave(job)
+        raise
+
+
+async def _afinish(job: Job, awaitable: Any) -> Any:
+    try:
+        response = await awaitable
+    except Exception:
+        await adrive(free(job))
+        raise
+    except BaseException:
+        leave(job)
+        raise
+    await adrive(finish(job, response))
     return response
 
 
@@ -167,14 +190,18 @@ def _async_wrapper(options: Options, view: Any) -> Any:
         request = request_of(args)
         if request.method in SAFE_METHODS or _is_handled(request, options):
             return await view(*args, **kwargs)
-        if (answer := await adrive(begin(request, options, view))) is not None:
-            return answer
-        response = await view(*args, **kwargs)
-        if (job := request.idempotency.job) is not None:  # type: ignore[attr-defined]
-            await adrive(finish(job, response))
-        return response
+        return await to_the_end(_answer(request, options, view, args, kwargs), lambda: request.idempotency.begun)  # type: ignore[attr-defined]
 
     return idempotent_view
+
+
+async def _answer(
+    request: HttpRequest, options: Options, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    if (answer := await adrive(begin(request, options, view))) is not None:
+        return answer
+    job: Job | None = request.idempotency.job  # type: ignore[attr-defined]
+    return await (view(*args, **kwargs) if job is None else _afinish(job, view(*args, **kwargs)))
 
 
 def _without_half_commit(view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -217,6 +217,17 @@ def finish(job: Job, response: HttpResponseBase) -> Flow[None]:
         logger.exception("The answer of %s could not be kept.", ascii(job.route))
 
 
+def free(job: Job) -> Flow[None]:
+    """The view has raised: give the key back. A store that fails now is logged, so that the view's error is seen."""
+    if not job.running:
+        return
+    leave(job)
+    try:
+        yield partial(job.storage.release, job.claim, failed=bool(job.phases))
+    except (BackendUnavailable, LockNotAcquired):
+        logger.exception("The key of %s could not be freed.", ascii(job.route))
+
+
 def leave(job: Job) -> None:
     """The view has ended, well or not: nothing is renewed any more."""
     job.running = False

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
-from django.db import connections
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
 from . import answers, engine
+from .attendance import to_the_end
 from .flow import claim, enter, finish, look
 from .job import Flow, Job, adrive, drive
 from .options import PLAIN, is_exempt, options_of, view_class
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from django.http import HttpRequest, HttpResponse, HttpResponseBase
-
-# Tasks whose client has gone; somebody has to hold them.
-_going_on: set[asyncio.Task[Any]] = set()
 
 
 class IdempotencyMiddleware:
@@ -52,20 +48,7 @@ class IdempotencyMiddleware:
         return response
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
-        """The client may go at any moment, and then Django cancels this task. If the view has begun with a key, it goes
-        on, so that what it does and what is remembered of it are the same."""
-        task = asyncio.current_task()
-        work: asyncio.Task[HttpResponseBase] = asyncio.create_task(self._answer(request))
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            if task is None or not task.cancelling() or work.done():
-                raise
-            if _job_of(request) is None:
-                work.cancel()
-            else:
-                _go_on(work)
-            raise
+        return await to_the_end(self._answer(request), lambda: request.idempotency.begun)  # type: ignore[attr-defined]
 
     async def _answer(self, request: HttpRequest) -> HttpResponseBase:
         response: HttpResponseBase = await self.get_response(request)
@@ -101,6 +84,7 @@ def begin(request: HttpRequest, options: Any, view: Any = None) -> Flow[HttpResp
     found = yield from enter(request, options, view)
     if not isinstance(found, Job):
         return found
+    request.idempotency.begun = True  # type: ignore[attr-defined]
     answer = yield from claim(found)
     if answer is None:
         request.idempotency.job = found  # type: ignore[attr-defined]
@@ -111,23 +95,3 @@ def _job_of(request: HttpRequest) -> Job | None:
     """The attempt that this middleware has to finish."""
     job: Job | None = request.idempotency.job  # type: ignore[attr-defined]
     return job if job is not None and job.running and job.alias is None else None
-
-
-def _go_on(work: asyncio.Task[Any]) -> None:
-    """Let a task end by itself; then close what its thread has opened, which nobody else will."""
-
-    async def to_the_end() -> None:
-        try:
-            await work
-        finally:
-            await sync_to_async(connections.close_all)()
-
-    task = asyncio.create_task(to_the_end())
-    _going_on.add(task)
-    task.add_done_callback(_ended)
-
-
-def _ended(task: asyncio.Task[Any]) -> None:
-    _going_on.discard(task)
-    if not task.cancelled():
-        task.exception()  # it was the request's, and Django has logged it
