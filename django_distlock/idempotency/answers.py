@@ -90,7 +90,7 @@ def working(request: HttpRequest, url: str) -> HttpResponse:
 
 def waiting_url(job: Job) -> str:
     """Where the outcome can be looked at, by the same principal only."""
-    facts = {"scope": job.scope, "mark": job.mark, "alias": job.alias or ""}
+    facts = {"scope": job.scope, "mark": job.mark, "alias": job.alias or "", "fingerprint": job.fingerprint}
     token = signing.dumps(facts, salt=WAIT_SALT)
     return f"{job.request.path}?{urlencode({WAIT_PARAMETER: token})}"
 

@@ -20,7 +20,7 @@ from . import answers, engine, forms, signals
 from .conf import config
 from .engine import BadKey, Ending, Verdict
 from .job import Flow, Job
-from .records import CLAIMED, COMPLETED, UNKNOWN, Record
+from .records import CLAIMED, COMPLETED, FAILED, Record
 from .renewal import renewal
 from .requests import Principal, find_key, fingerprint_of, principal_of, route_of, wants_page
 from .storage import storage_of
@@ -104,10 +104,11 @@ def claim(job: Job) -> Flow[HttpResponse | None]:
     try:
         record = yield partial(ask, job.claim)
         while record is not None:
-            answer = yield from _settle(job, record)
+            late = time.monotonic() >= deadline
+            answer = yield from _settle(job, record, late=late)
             if answer is not None or job.running:
                 return answer
-            if time.monotonic() >= deadline:
+            if late:
                 return (yield from _in_flight(job))
             yield engine.pause(attempt)
             attempt += 1
@@ -146,7 +147,7 @@ def _run(job: Job) -> None:
     _send(signals.key_claimed, job)
 
 
-def _settle(job: Job, record: Record) -> Flow[HttpResponse | None]:
+def _settle(job: Job, record: Record, *, late: bool) -> Flow[HttpResponse | None]:
     """The answer for a key that is there already. None: it is ours now (``job.running``), or wait and look again."""
     verdict = engine.judge(record, job.fingerprint)
     answer = record.answer
@@ -156,7 +157,7 @@ def _settle(job: Job, record: Record) -> Flow[HttpResponse | None]:
     if verdict is Verdict.TOMBSTONE:
         _send(signals.key_tombstone, job)
         return (yield partial(answers.tombstone, job, answer))
-    if verdict is Verdict.MISMATCH and (record.state != CLAIMED or not job.html or job.wait <= 0):
+    if verdict is Verdict.MISMATCH and (record.state != CLAIMED or not job.html or late):
         _send(signals.key_mismatch, job)
         return (yield partial(answers.mismatch, job, answer))
     if verdict is Verdict.HELD:
@@ -267,17 +268,20 @@ def look(request: HttpRequest) -> Flow[HttpResponse | None]:
         return None
     except (BackendUnavailable, LockNotAcquired):
         return (yield partial(answers.working, request, request.get_full_path()))
-    return (yield partial(_seen, request, record))
+    return (yield partial(_seen, request, record, facts["fingerprint"]))
 
 
-def _seen(request: HttpRequest, record: Record | None) -> HttpResponse:
+def _seen(request: HttpRequest, record: Record | None, fingerprint: str) -> HttpResponse:
     if record is not None and record.state == CLAIMED and not record.expired:
         return answers.working(request, request.get_full_path())
-    if record is None or record.state not in (COMPLETED, UNKNOWN):
+    if record is None or record.state == FAILED:
         return answers.page(request, "working", 200, url=None)
+    if record.state == COMPLETED and record.fingerprint != fingerprint:
+        location = None if record.answer is None else record.answer.location
+        return answers.page(request, "saved", 200, changed=True, location=location, action=None)
     if record.answer is not None and (record.answer.body is not None or record.answer.location):
         return answers.replay(request, record.answer)
-    return answers.page(request, "saved", 200, unknown=record.state == UNKNOWN, action=None)
+    return answers.page(request, "saved", 200, unknown=record.state != COMPLETED, action=None)
 
 
 def _send(signal: Signal, job: Job) -> None:
