@@ -21,7 +21,10 @@ MAX_KEY_LENGTH = 255
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 # The client may have done nothing wrong, or will be let in later: these answers are not the last word.
 PASSING = frozenset({401, 403, 408, 409, 423, 425, 429})
-KEPT_HEADERS = frozenset({"content-type", "location", "etag", "link", "content-disposition", "content-language"})
+# content-encoding: the body of a view that compresses it itself cannot be read without.
+KEPT_HEADERS = frozenset(
+    {"content-type", "content-encoding", "location", "etag", "link", "content-disposition", "content-language"}
+)
 KEPT_PREFIX = "hx-"
 _BARE = re.compile(r"[!-~]+")
 _QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
