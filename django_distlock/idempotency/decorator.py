@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -258,9 +258,7 @@ def exactly_once(job: Job, state: Idempotency, call: Callable[[], Any]) -> Any:
     try:
         # Inside a transaction (ATOMIC_REQUESTS) that one counts, without a savepoint; but never that of a TestCase.
         with transaction.atomic(using=job.alias, savepoint=not _in_transaction(job.alias)):
-            answer = drive(claim(job))
-            if job.broken:  # after a failed statement PostgreSQL takes no other
-                transaction.set_rollback(True, using=job.alias)
+            answer = _claim_inside(job)
             if answer is not None:
                 return answer
             state.job = job
@@ -270,6 +268,16 @@ def exactly_once(job: Job, state: Idempotency, call: Callable[[], Any]) -> Any:
         return answers.store_down(job.request, html=job.html)
     finally:
         leave(job)
+
+
+def _claim_inside(job: Job) -> Any:
+    # a savepoint only for who wants the view to run although the claim has failed
+    optional = job.on_store_error == "open"
+    with transaction.atomic(using=job.alias) if optional else nullcontext():
+        answer = drive(claim(job))
+        if job.broken:  # after a failed statement PostgreSQL takes no other
+            transaction.set_rollback(True, using=job.alias)
+    return answer
 
 
 class NotKept(Exception):
