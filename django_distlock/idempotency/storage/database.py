@@ -111,9 +111,12 @@ class DatabaseStorage(Storage):
 
     def take_over(self, record: Record, claim: Claim) -> bool:
         return self._write(
-            f"UPDATE {TABLE} SET state = 'claimed', owner = %s, fingerprint = %s, expires_at = {{now}} + %s, "  # noqa: S608
+            # the phases come first: MySQL evaluates from left to right, and they depend on what was there
+            f"UPDATE {TABLE} SET phases = CASE WHEN state = 'completed' OR fingerprint <> %s "  # noqa: S608
+            "THEN '{{}}' ELSE phases END, state = 'claimed', owner = %s, fingerprint = %s, expires_at = {now} + %s, "
             "lives_until = {now} + %s, status = NULL, facts = NULL, body = NULL WHERE scope = %s AND owner = %s "
             "AND state = %s AND (expires_at <= {now} OR state = 'failed')",
+            claim.fingerprint,
             claim.owner,
             claim.fingerprint,
             _micros(claim.claim_ttl),
