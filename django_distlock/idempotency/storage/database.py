@@ -250,7 +250,7 @@ def _locked(scope: str) -> bool:
 
 def _values(claim: Claim) -> Iterable[Any]:
     return (
-        *(claim.scope, claim.owner, claim.fingerprint, claim.principal[:255], claim.method, claim.route[:255]),
+        *(claim.scope, claim.owner, claim.fingerprint, claim.principal[:255], claim.method[:10], claim.route[:255]),
         *(_micros(claim.claim_ttl), _micros(claim.ttl)),
     )
 
