@@ -174,6 +174,8 @@ def _crashed(job: Job, record: Record) -> Flow[HttpResponse | None]:
     policy: Any = job.on_crash
     if callable(policy):
         policy = yield partial(policy, job.request, record)
+    if policy not in ("retry", "hold") and not isinstance(policy, HttpResponse):
+        raise TypeError(f'on_crash must return "retry", "hold" or an HttpResponse, not {type(policy).__name__}.')
     if policy == "hold":
         yield partial(job.storage.hold, record, job.ttl)
         return (yield partial(answers.held, job))
