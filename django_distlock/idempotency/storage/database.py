@@ -191,7 +191,10 @@ class DatabaseStorage(Storage):
     def purge(self, older_than: float = 0, batch: int = 1000) -> int:
         """Delete what ended to live ``older_than`` seconds ago, in batches. How many."""
         deleted = 0
-        find = f"SELECT scope FROM {TABLE} WHERE lives_until <= {{now}} - %s ORDER BY lives_until LIMIT {batch:d}"  # noqa: S608
+        over = (
+            "lives_until <= {now} - %s AND (state <> 'claimed' OR expires_at <= {now})"  # a view may outlast its record
+        )
+        find = f"SELECT scope FROM {TABLE} WHERE {over} ORDER BY lives_until LIMIT {batch:d}"  # noqa: S608
         while True:
             with self._cursor() as cursor:
                 cursor.execute(self._sql(find), [_micros(older_than)])
@@ -199,7 +202,7 @@ class DatabaseStorage(Storage):
                 if not scopes:
                     return deleted
                 marks = ", ".join(["%s"] * len(scopes))
-                delete = f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND lives_until <= {{now}} - %s"  # noqa: S608
+                delete = f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND {over}"  # noqa: S608
                 cursor.execute(self._sql(delete), [*scopes, _micros(older_than)])
                 deleted += int(cursor.rowcount)
                 if len(scopes) < batch:
