@@ -209,6 +209,11 @@ def finish(job: Job, response: HttpResponseBase) -> Flow[None]:
     if not job.running:
         return
     leave(job)
+    if job.doubtful and response.status_code >= 500:
+        logger.warning(
+            "Another middleware failed after %s: its claim runs out, as if the process had died.", ascii(job.route)
+        )
+        return
     try:
         if ending_of(job, response) is not Ending.KEEP:
             yield partial(job.storage.release, job.claim, failed=bool(job.phases))

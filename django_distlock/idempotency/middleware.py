@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.core.signals import got_request_exception
 
 from . import answers, engine
 from .attendance import to_the_end
-from .flow import claim, enter, finish, look
+from .flow import claim, enter, finish, leave, look
 from .job import Flow, Job, adrive, drive
 from .options import PLAIN, is_exempt, options_of, view_class
 from .state import Idempotency
@@ -36,12 +37,17 @@ class IdempotencyMiddleware:
         if self.is_async:
             markcoroutinefunction(self)
             self.process_view = self.aprocess_view  # type: ignore[method-assign, assignment]
+            self.process_template_response = self.aprocess_template_response  # type: ignore[method-assign]
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         request.idempotency = Idempotency()  # type: ignore[attr-defined]
         if self.is_async:
             return self._acall(request)
-        response: HttpResponseBase = self.get_response(request)
+        try:
+            response: HttpResponseBase = self.get_response(request)
+        except BaseException:  # the thread is told to end: nothing is renewed any more
+            _leave(request)
+            raise
         if (job := _job_of(request)) is not None:
             drive(finish(job, response))
         answers.mark_as_private(request, response)
@@ -51,11 +57,32 @@ class IdempotencyMiddleware:
         return await to_the_end(self._answer(request), lambda: request.idempotency.begun)  # type: ignore[attr-defined]
 
     async def _answer(self, request: HttpRequest) -> HttpResponseBase:
-        response: HttpResponseBase = await self.get_response(request)
+        try:
+            response: HttpResponseBase = await self.get_response(request)
+        except BaseException:
+            _leave(request)
+            raise
         if (job := _job_of(request)) is not None:
             await adrive(finish(job, response))
         answers.mark_as_private(request, response)
         return response
+
+    def process_template_response(self, request: HttpRequest, response: Any) -> Any:
+        """The view has acted: that is kept before the answer is rendered, which may fail."""
+        if (job := _job_of(request)) is not None:
+            drive(finish(job, response))
+        return response
+
+    async def aprocess_template_response(self, request: HttpRequest, response: Any) -> Any:
+        """:meth:`process_template_response` for a task."""
+        if (job := _job_of(request)) is not None:
+            await adrive(finish(job, response))
+        return response
+
+    def process_exception(self, request: HttpRequest, error: Exception) -> None:
+        """The view has raised, and nobody else."""
+        if (job := _job_of(request)) is not None:
+            job.raised = True
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
         """The answer, if it need not be the view's."""
@@ -89,6 +116,20 @@ def begin(request: HttpRequest, options: Any, view: Any = None) -> Flow[HttpResp
     if answer is None:
         request.idempotency.job = found  # type: ignore[attr-defined]
     return answer
+
+
+def _leave(request: HttpRequest) -> None:
+    if (job := _job_of(request)) is not None:
+        leave(job)
+
+
+def _note_failure(*, request: HttpRequest | None = None, **facts: Any) -> None:
+    """Django makes a 500 of an exception: was it another middleware's, whose view may have acted?"""
+    if request is not None and hasattr(request, "idempotency") and (job := _job_of(request)) is not None:
+        job.doubtful = not job.raised
+
+
+got_request_exception.connect(_note_failure, dispatch_uid="django_distlock.idempotency")
 
 
 def _job_of(request: HttpRequest) -> Job | None:
