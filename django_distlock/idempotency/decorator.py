@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -13,13 +13,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.http import HttpRequest
 
-from django_distlock import BackendUnavailable, LockNotAcquired
-
 from . import answers
 from .attendance import to_the_end
 from .conf import atomic_requests, config
-from .engine import SAFE_METHODS, Ending
-from .flow import claim, ending_of, enter, finish, free, keep_body_when_rendered, leave, logger, look
+from .engine import SAFE_METHODS
+from .exactly_once import exactly_once, in_transaction
+from .flow import enter, finish, free, leave, look
 from .job import Job, adrive, drive
 from .middleware import begin
 from .options import ATTRIBUTE, EXEMPT, NAMES, OnCrash, OnStoreError, Options
@@ -215,16 +214,11 @@ def _without_half_commit(view: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _refuse_open_transaction() -> None:
-    if config().storage == "database" and _in_transaction(config().database):
+    if config().storage == "database" and in_transaction(config().database):
         raise ImproperlyConfigured(
             "Inside a transaction nobody else sees the claim: add the IdempotencyMiddleware, or use "
             "@idempotent(atomic=True)."
         )
-
-
-def _in_transaction(alias: str) -> bool:
-    """In a transaction that is not that of a TestCase?"""
-    return any(not getattr(block, "_from_testcase", False) for block in connections[alias].atomic_blocks)
 
 
 def _atomic_wrapper(options: Options, view: Any) -> Any:
@@ -250,60 +244,3 @@ def _atomic_wrapper(options: Options, view: Any) -> Any:
         return exactly_once(job, state, functools.partial(view, *args, **kwargs))
 
     return idempotent_view
-
-
-def exactly_once(job: Job, state: Idempotency, call: Callable[[], Any]) -> Any:
-    """Claim, view and stored answer in one transaction; whatever breaks it off leaves nothing of the three."""
-    assert job.alias is not None  # noqa: S101 - for the type checker
-    try:
-        # Inside a transaction (ATOMIC_REQUESTS) that one counts, without a savepoint; but never that of a TestCase.
-        with transaction.atomic(using=job.alias, savepoint=not _in_transaction(job.alias)):
-            answer = _claim_inside(job)
-            if answer is not None:
-                return answer
-            state.job = job
-            return _finish_inside(job, call())
-    except NotKept:
-        logger.exception("The answer of %s could not be kept, so nothing was done.", ascii(job.route))
-        return answers.store_down(job.request, html=job.html)
-    finally:
-        leave(job)
-
-
-def _claim_inside(job: Job) -> Any:
-    # a savepoint only for who wants the view to run although the claim has failed
-    optional = job.on_store_error == "open"
-    with transaction.atomic(using=job.alias) if optional else nullcontext():
-        answer = drive(claim(job))
-        if job.broken:  # after a failed statement PostgreSQL takes no other
-            transaction.set_rollback(True, using=job.alias)
-    return answer
-
-
-class NotKept(Exception):
-    """The answer could not be written: the transaction must not be committed."""
-
-
-def _finish_inside(job: Job, response: Any) -> Any:
-    if inspect.isawaitable(response):
-        if inspect.iscoroutine(response):
-            response.close()
-        raise TypeError("atomic=True needs a sync view: Django's transactions are not for async code.")
-    # the store was down, and on_store_error is "open"; or the view itself has chosen to roll back
-    if not job.running or connections[job.alias].needs_rollback:  # type: ignore[index]
-        return response
-    ending = ending_of(job, response)
-    if ending is Ending.ROLL_BACK:
-        transaction.set_rollback(True, using=job.alias)
-        return response
-    try:
-        if ending is Ending.RELEASE:
-            job.storage.release(job.claim)
-            return response
-        kept = job.storage.complete(job.claim, answers.answer_of(job.request, response, job.max_body))
-    except (BackendUnavailable, LockNotAcquired) as error:
-        raise NotKept from error
-    if not kept:
-        raise NotKept("The claim is gone: a savepoint from before it was rolled back.")
-    keep_body_when_rendered(job, response)
-    return response

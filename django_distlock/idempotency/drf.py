@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import transaction
 
-from .decorator import atomic_aliases, exactly_once
+from .decorator import atomic_aliases
 from .engine import SAFE_METHODS
+from .exactly_once import exactly_once
 from .flow import claim, enter, finish, free
 from .job import Job, drive
 from .options import EXEMPT, Options

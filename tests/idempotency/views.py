@@ -119,7 +119,7 @@ FORM = """{% load idempotency %}<form method="post">{% csrf_token %}{% idempoten
 <form method="post" action="/elsewhere/">{% csrf_token %}{% idempotency_key "/elsewhere/" "/plain/" %}</form>"""
 
 
-def show(request: HttpRequest) -> Any:
+def show(request: HttpRequest, **kwargs: Any) -> Any:
     """The page with two forms; a POST acts."""
     if request.method == "POST":
         return act(request)
@@ -164,7 +164,9 @@ SHAPES: dict[str, Any] = {
     "callable": idempotent(on_crash=lambda request, record: HttpResponse("found", status=200), claim_ttl=0.05)(
         copy_of(act)
     ),
+    "undecided": idempotent(on_crash=lambda request, record: None, claim_ttl=0.05)(copy_of(act)),
     "open": idempotent(on_store_error="open")(copy_of(act)),
+    "atomic_open": idempotent(atomic=True, on_store_error="open")(copy_of(act)),
     "short": idempotent(ttl=0.05)(copy_of(act)),
     "excluding": idempotent(fingerprint_exclude=["at"])(copy_of(act)),
     "anonymous": idempotent(anonymous=True)(copy_of(act)),
@@ -184,4 +186,5 @@ SHAPES: dict[str, Any] = {
 urlpatterns = [
     *(path(f"{shape}/", view) for shape, view in SHAPES.items()),
     path("items/<int:pk>/", act),
+    path("named/<str:name>/", show),
 ]
