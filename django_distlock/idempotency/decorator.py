@@ -72,9 +72,10 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
     :param claim_ttl: seconds until the claim of a process that died is up; renewed while the view runs (30).
     :param wait: seconds that a duplicate waits for the first request (0; 2 for a form).
     :param fingerprint_exclude: names of fields that may differ between two sendings of one request.
-    :param on_crash: what happens when the first request died in its midst: "retry" runs the view again, "hold" answers
-        409 until somebody frees the key, a callable ``(request, record)`` returns one of the two or an HttpResponse
-        that becomes the stored answer.
+    :param on_crash: what happens when the first request died in its midst: "hold" (as it is without) answers 409 until
+        somebody frees the key or its lifetime ends; "retry" runs the view again, for views that may run twice; a
+        callable ``(request, record)`` looks for itself and returns one of the two, or an HttpResponse that becomes the
+        stored answer. With ``atomic`` the question does not arise.
     :param on_store_error: "closed" answers 503 if the store of keys is down, "open" runs the view unprotected.
     :param key: a callable that takes the request and returns its key, or None; for webhooks that have an id of their
         own.

@@ -159,12 +159,11 @@ SHAPES: dict[str, Any] = {
     "waiting": idempotent(wait=5)(copy_of(act)),
     "async_waiting": idempotent(wait=5)(aact),
     "atomic_waiting": idempotent(atomic=True, wait=5)(copy_of(act)),
-    "hold": idempotent(on_crash="hold", claim_ttl=0.05)(copy_of(act)),
-    "retry": idempotent(on_crash="retry", claim_ttl=0.05)(copy_of(act)),
-    "callable": idempotent(on_crash=lambda request, record: HttpResponse("found", status=200), claim_ttl=0.05)(
-        copy_of(act)
-    ),
-    "undecided": idempotent(on_crash=lambda request, record: None, claim_ttl=0.05)(copy_of(act)),
+    "hold": idempotent(on_crash="hold")(copy_of(act)),
+    "retry": idempotent(on_crash="retry")(copy_of(act)),
+    "brief": idempotent(claim_ttl=0.05)(copy_of(act)),
+    "callable": idempotent(on_crash=lambda request, record: HttpResponse("found", status=200))(copy_of(act)),
+    "undecided": idempotent(on_crash=lambda request, record: None)(copy_of(act)),
     "open": idempotent(on_store_error="open")(copy_of(act)),
     "atomic_open": idempotent(atomic=True, on_store_error="open")(copy_of(act)),
     "short": idempotent(ttl=0.05)(copy_of(act)),
