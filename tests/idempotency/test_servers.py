@@ -143,6 +143,8 @@ def until_answered(port: int, shape: str, name: str) -> Reply:
 UNKNOWN = ("after the claim", "in the view", "after commit")
 
 
+# A claim is one row by the same code on each database.
+@pytest.mark.parametrize("alias", ENGINES if FULL else ["default", "mariadb"], indirect=True, scope="module")
 @pytest.mark.parametrize("shape", ["hold", "retry"])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_worker_that_is_killed_otherwise(server: Server, alias: str, shape: str, point: str) -> None:
