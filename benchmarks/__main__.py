@@ -109,6 +109,14 @@ def part_giving_up(results: Results, group: str, scale: Scale) -> str:
     return report.giving_up(group, results.giving_up[group])
 
 
+def part_idempotency(results: Results, group: str, scale: Scale) -> str:
+    """Measure and show what a key costs a whole request."""
+    from benchmarks import idempotency, report
+
+    results.idempotency[group] = idempotency.measure(group, scale.rounds)
+    return report.idempotency(group, results.idempotency[group])
+
+
 PARTS = {
     "uncontended": part_uncontended,
     "contended": part_contended,
@@ -116,6 +124,7 @@ PARTS = {
     "growth": part_growth,
     "idle": part_idle,
     "giving-up": part_giving_up,
+    "idempotency": part_idempotency,
 }
 
 

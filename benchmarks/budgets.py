@@ -19,6 +19,7 @@ from benchmarks.verdicts import (
     over_sync,
     rate_over,
     ratio,
+    request,
     served,
     worst,
     worst_over,
@@ -121,10 +122,15 @@ def of_zookeeper() -> Iterable[Budget]:
     yield at_most(group, "timeout=1.0 behind others that give up, s", 1.05, lambda r: r.given_up(group, OURS).seconds)
 
 
+def of_requests(group: str) -> Iterable[Budget]:
+    """What a request without a key owes to the middleware: nothing but a look."""
+    yield at_most(group, "a request without a key, x without the middleware", 1.1, request(group, "no key"))
+
+
 BUDGETS: dict[str, tuple[Budget, ...]] = {
-    "postgres": (*of_postgres(), *of_tasks("postgres"), *of_growth("postgres")),
-    "mysql": (*of_mysql(), *of_tasks("mysql"), *of_growth("mysql")),
-    "sqlite": (*of_sqlite(), *of_tasks("sqlite"), *of_growth("sqlite")),
+    "postgres": (*of_postgres(), *of_tasks("postgres"), *of_growth("postgres"), *of_requests("postgres")),
+    "mysql": (*of_mysql(), *of_tasks("mysql"), *of_growth("mysql"), *of_requests("mysql")),
+    "sqlite": (*of_sqlite(), *of_tasks("sqlite"), *of_growth("sqlite"), *of_requests("sqlite")),
     "redis": (*of_redis(), *of_tasks("redis"), *of_growth("redis")),
     "redlock": (*of_redlock(), *of_tasks("redlock"), *of_growth("redlock")),
     "redlock-far": tuple(of_redlock_far()),

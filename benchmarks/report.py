@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from benchmarks.contended import Contention
     from benchmarks.giving_up import GivingUp
     from benchmarks.growth import Growth
+    from benchmarks.idempotency import Request
     from benchmarks.idle import Idle
     from benchmarks.results import Results
     from benchmarks.tasks import Crowd
@@ -126,6 +127,13 @@ def giving_up(group: str, rows: Sequence[GivingUp]) -> str:
     cells = [(row.entry, "failed" if row.error else f"{row.seconds:.2f}") for row in rows]
     title = f"{TITLES[group]}, the last of a queue waits {rows[0].asked:g} s while those ahead of it give up"
     return f"{title}\n\n" + table(("", "seconds"), cells)
+
+
+def idempotency(group: str, rows: Sequence[Request]) -> str:
+    """Show what a key costs a whole request."""
+    cells = [(row.way, f"{row.median_us:,.0f}", f"{row.ratio:.2f}") for row in rows]
+    title = f"{TITLES[group]}, a whole request through Django's test client; the view writes one row"
+    return f"{title}\n\n" + table(("", "median us", "x without"), cells)
 
 
 def budgets(verdicts: Iterable[Verdict]) -> str:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from benchmarks.contended import Contention
     from benchmarks.giving_up import GivingUp
     from benchmarks.growth import Growth
+    from benchmarks.idempotency import Request
     from benchmarks.idle import Idle
     from benchmarks.tasks import Crowd
     from benchmarks.uncontended import Cost, Uncontended
@@ -46,6 +47,7 @@ class Results:
     growth: dict[str, list[Growth]] = field(default_factory=dict)
     idle: dict[str, list[Idle]] = field(default_factory=dict)
     giving_up: dict[str, list[GivingUp]] = field(default_factory=dict)
+    idempotency: dict[str, list[Request]] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)  # parts that ended with an error of their own
 
     def cost(self, group: str, entry: str) -> Cost:

@@ -95,6 +95,11 @@ def served(group: str) -> Callable[[Results], float]:
     return lambda results: results.crowd(group).served / results.crowd(group).tasks
 
 
+def request(group: str, way: str) -> Callable[[Results], float]:
+    """A whole request over the same one without the middleware."""
+    return lambda results: next(row.ratio for row in results.idempotency[group] if row.way == way)
+
+
 def judge(budget: Budget, results: Results) -> Verdict | None:
     """Compare one figure with its limit and say by how much it misses; None if its part of the run was left out."""
     limit = f"{'<=' if budget.at_most else '>='} {budget.limit:g}"

@@ -10,6 +10,7 @@ from django.contrib.messages import get_messages
 from django.core import signing
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.template.loader import render_to_string
+from django.utils.encoding import escape_uri_path
 from django.utils.safestring import SafeData, mark_safe
 from django.utils.translation import gettext as _
 
@@ -90,9 +91,9 @@ def working(request: HttpRequest, url: str) -> HttpResponse:
 
 def waiting_url(job: Job) -> str:
     """Where the outcome can be looked at, by the same principal only."""
-    facts = {"scope": job.scope, "mark": job.mark, "alias": job.alias or ""}
+    facts = {"scope": job.scope, "mark": job.mark, "alias": job.alias or "", "fingerprint": job.fingerprint}
     token = signing.dumps(facts, salt=WAIT_SALT)
-    return f"{job.request.path}?{urlencode({WAIT_PARAMETER: token})}"
+    return f"{escape_uri_path(job.request.path)}?{urlencode({WAIT_PARAMETER: token})}"
 
 
 def mismatch(job: Job, answer: Answer | None) -> HttpResponse:

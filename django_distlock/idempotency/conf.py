@@ -27,7 +27,7 @@ class Config:
     wait: float = 0.0
     form_wait: float = 2.0
     max_body: int = 256 * 1024
-    on_crash: str = "retry"
+    on_crash: str = "hold"
     on_store_error: str = "closed"
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -12,12 +13,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.http import HttpRequest
 
-from django_distlock import BackendUnavailable, LockNotAcquired
-
 from . import answers
+from .attendance import to_the_end
 from .conf import atomic_requests, config
-from .engine import SAFE_METHODS, Ending
-from .flow import claim, ending_of, enter, finish, keep_body_when_rendered, leave, logger, look
+from .engine import SAFE_METHODS
+from .exactly_once import exactly_once, in_transaction
+from .flow import enter, finish, free, leave, look
 from .job import Job, adrive, drive
 from .middleware import begin
 from .options import ATTRIBUTE, EXEMPT, NAMES, OnCrash, OnStoreError, Options
@@ -71,9 +72,10 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
     :param claim_ttl: seconds until the claim of a process that died is up; renewed while the view runs (30).
     :param wait: seconds that a duplicate waits for the first request (0; 2 for a form).
     :param fingerprint_exclude: names of fields that may differ between two sendings of one request.
-    :param on_crash: what happens when the first request died in its midst: "retry" runs the view again, "hold" answers
-        409 until somebody frees the key, a callable ``(request, record)`` returns one of the two or an HttpResponse
-        that becomes the stored answer.
+    :param on_crash: what happens when the first request died in its midst: "hold" (as it is without) answers 409 until
+        somebody frees the key or its lifetime ends; "retry" runs the view again, for views that may run twice; a
+        callable ``(request, record)`` looks for itself and returns one of the two, or an HttpResponse that becomes the
+        stored answer. With ``atomic`` the question does not arise.
     :param on_store_error: "closed" answers 503 if the store of keys is down, "open" runs the view unprotected.
     :param key: a callable that takes the request and returns its key, or None; for webhooks that have an id of their
         own.
@@ -143,21 +145,42 @@ def _sync_wrapper(options: Options, view: Any) -> Any:
         _refuse_open_transaction()
         if (answer := drive(begin(request, options, view))) is not None:
             return answer
-        response = view(*args, **kwargs)
         job: Job | None = request.idempotency.job  # type: ignore[attr-defined]
-        if inspect.isawaitable(response):
-            return _afinish(job, response)
-        if job is not None:
-            drive(finish(job, response))
+        if job is None:
+            return view(*args, **kwargs)
+        with _freeing(job):
+            response = view(*args, **kwargs)
+            if inspect.isawaitable(response):
+                return _afinish(job, response)
+        drive(finish(job, response))
         return response
 
     return idempotent_view
 
 
-async def _afinish(job: Job | None, awaitable: Any) -> Any:
-    response = await awaitable
-    if job is not None:
-        await adrive(finish(job, response))
+@contextmanager
+def _freeing(job: Job) -> Iterator[None]:
+    """Nobody above us would: without it the claim is renewed for as long as the process lives."""
+    try:
+        yield
+    except Exception:
+        drive(free(job))
+        raise
+    except BaseException:
+        leave(job)
+        raise
+
+
+async def _afinish(job: Job, awaitable: Any) -> Any:
+    try:
+        response = await awaitable
+    except Exception:
+        await adrive(free(job))
+        raise
+    except BaseException:
+        leave(job)
+        raise
+    await adrive(finish(job, response))
     return response
 
 
@@ -167,14 +190,18 @@ def _async_wrapper(options: Options, view: Any) -> Any:
         request = request_of(args)
         if request.method in SAFE_METHODS or _is_handled(request, options):
             return await view(*args, **kwargs)
-        if (answer := await adrive(begin(request, options, view))) is not None:
-            return answer
-        response = await view(*args, **kwargs)
-        if (job := request.idempotency.job) is not None:  # type: ignore[attr-defined]
-            await adrive(finish(job, response))
-        return response
+        return await to_the_end(_answer(request, options, view, args, kwargs), lambda: request.idempotency.begun)  # type: ignore[attr-defined]
 
     return idempotent_view
+
+
+async def _answer(
+    request: HttpRequest, options: Options, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    if (answer := await adrive(begin(request, options, view))) is not None:
+        return answer
+    job: Job | None = request.idempotency.job  # type: ignore[attr-defined]
+    return await (view(*args, **kwargs) if job is None else _afinish(job, view(*args, **kwargs)))
 
 
 def _without_half_commit(view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -188,16 +215,11 @@ def _without_half_commit(view: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _refuse_open_transaction() -> None:
-    if config().storage == "database" and _in_transaction(config().database):
+    if config().storage == "database" and in_transaction(config().database):
         raise ImproperlyConfigured(
             "Inside a transaction nobody else sees the claim: add the IdempotencyMiddleware, or use "
             "@idempotent(atomic=True)."
         )
-
-
-def _in_transaction(alias: str) -> bool:
-    """In a transaction that is not that of a TestCase?"""
-    return any(not getattr(block, "_from_testcase", False) for block in connections[alias].atomic_blocks)
 
 
 def _atomic_wrapper(options: Options, view: Any) -> Any:
@@ -223,52 +245,3 @@ def _atomic_wrapper(options: Options, view: Any) -> Any:
         return exactly_once(job, state, functools.partial(view, *args, **kwargs))
 
     return idempotent_view
-
-
-def exactly_once(job: Job, state: Idempotency, call: Callable[[], Any]) -> Any:
-    """Claim, view and stored answer in one transaction; whatever breaks it off leaves nothing of the three."""
-    assert job.alias is not None  # noqa: S101 - for the type checker
-    try:
-        # Inside a transaction (ATOMIC_REQUESTS) that one counts, without a savepoint; but never that of a TestCase.
-        with transaction.atomic(using=job.alias, savepoint=not _in_transaction(job.alias)):
-            answer = drive(claim(job))
-            if job.broken:  # after a failed statement PostgreSQL takes no other
-                transaction.set_rollback(True, using=job.alias)
-            if answer is not None:
-                return answer
-            state.job = job
-            return _finish_inside(job, call())
-    except NotKept:
-        logger.exception("The answer of %s could not be kept, so nothing was done.", ascii(job.route))
-        return answers.store_down(job.request, html=job.html)
-    finally:
-        leave(job)
-
-
-class NotKept(Exception):
-    """The answer could not be written: the transaction must not be committed."""
-
-
-def _finish_inside(job: Job, response: Any) -> Any:
-    if inspect.isawaitable(response):
-        if inspect.iscoroutine(response):
-            response.close()
-        raise TypeError("atomic=True needs a sync view: Django's transactions are not for async code.")
-    # the store was down, and on_store_error is "open"; or the view itself has chosen to roll back
-    if not job.running or connections[job.alias].needs_rollback:  # type: ignore[index]
-        return response
-    ending = ending_of(job, response)
-    if ending is Ending.ROLL_BACK:
-        transaction.set_rollback(True, using=job.alias)
-        return response
-    try:
-        if ending is Ending.RELEASE:
-            job.storage.release(job.claim)
-            return response
-        kept = job.storage.complete(job.claim, answers.answer_of(job.request, response, job.max_body))
-    except (BackendUnavailable, LockNotAcquired) as error:
-        raise NotKept from error
-    if not kept:
-        raise NotKept("The claim is gone: a savepoint from before it was rolled back.")
-    keep_body_when_rendered(job, response)
-    return response

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import transaction
 
-from .decorator import atomic_aliases, exactly_once
+from .decorator import atomic_aliases
 from .engine import SAFE_METHODS
-from .flow import claim, enter, finish, leave
+from .exactly_once import exactly_once
+from .flow import claim, enter, finish, free
 from .job import Job, drive
 from .options import EXEMPT, Options
 from .state import Idempotency
@@ -61,7 +62,7 @@ class IdempotentMixin:
         try:
             response = call()
         except Exception:
-            drive(_free(job))
+            drive(free(job))
             raise
         drive(finish(job, response))
         return response
@@ -76,9 +77,3 @@ class IdempotentMixin:
             if job.alias is not None:
                 transaction.set_rollback(True, using=job.alias)
             return response
-
-
-def _free(job: Job) -> Any:
-    if job.running:
-        leave(job)
-        yield partial(job.storage.release, job.claim, failed=bool(job.phases))

@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import re
+from decimal import Decimal
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,10 @@ MAX_KEY_LENGTH = 255
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 # The client may have done nothing wrong, or will be let in later: these answers are not the last word.
 PASSING = frozenset({401, 403, 408, 409, 423, 425, 429})
-KEPT_HEADERS = frozenset({"content-type", "location", "etag", "link", "content-disposition", "content-language"})
+# content-encoding: the body of a view that compresses it itself cannot be read without.
+KEPT_HEADERS = frozenset(
+    {"content-type", "content-encoding", "location", "etag", "link", "content-disposition", "content-language"}
+)
 KEPT_PREFIX = "hx-"
 _BARE = re.compile(r"[!-~]+")
 _QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
@@ -97,13 +102,19 @@ def fingerprint_of(
 
 
 def canonical_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    # as written, not as the nearest double; NaN, which no JSON has, tells it from a string
+    return [math.nan, str(value)] if isinstance(value, Decimal) else str(value)
 
 
 def json_body(raw: bytes, exclude: Collection[str] = ()) -> bytes:
-    """The same bytes for the same JSON, in whatever order its members come; the bytes themselves if it is none."""
+    """The same bytes for the same JSON, in whatever order its members come; the bytes themselves if it is none, or
+    none on which all parsers agree."""
     try:
-        found = json.loads(raw)
+        found = json.loads(raw, parse_float=Decimal, parse_constant=_refused, object_pairs_hook=_members)
     except (ValueError, RecursionError):
         return raw
     if isinstance(found, dict):
@@ -112,6 +123,17 @@ def json_body(raw: bytes, exclude: Collection[str] = ()) -> bytes:
         return canonical_json(found).encode("utf-8", "surrogatepass")
     except RecursionError:
         return raw
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON.")
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("Two members have the same name.")
+    return found
 
 
 def form_body(fields: Mapping[str, list[str]], exclude: Collection[str] = ()) -> bytes:

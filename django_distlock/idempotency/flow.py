@@ -20,7 +20,7 @@ from . import answers, engine, forms, signals
 from .conf import config
 from .engine import BadKey, Ending, Verdict
 from .job import Flow, Job
-from .records import CLAIMED, COMPLETED, UNKNOWN, Record
+from .records import CLAIMED, COMPLETED, FAILED, Record
 from .renewal import renewal
 from .requests import Principal, find_key, fingerprint_of, principal_of, route_of, wants_page
 from .storage import storage_of
@@ -104,10 +104,11 @@ def claim(job: Job) -> Flow[HttpResponse | None]:
     try:
         record = yield partial(ask, job.claim)
         while record is not None:
-            answer = yield from _settle(job, record)
+            late = time.monotonic() >= deadline
+            answer = yield from _settle(job, record, late=late)
             if answer is not None or job.running:
                 return answer
-            if time.monotonic() >= deadline:
+            if late:
                 return (yield from _in_flight(job))
             yield engine.pause(attempt)
             attempt += 1
@@ -146,7 +147,7 @@ def _run(job: Job) -> None:
     _send(signals.key_claimed, job)
 
 
-def _settle(job: Job, record: Record) -> Flow[HttpResponse | None]:
+def _settle(job: Job, record: Record, *, late: bool) -> Flow[HttpResponse | None]:
     """The answer for a key that is there already. None: it is ours now (``job.running``), or wait and look again."""
     verdict = engine.judge(record, job.fingerprint)
     answer = record.answer
@@ -156,7 +157,7 @@ def _settle(job: Job, record: Record) -> Flow[HttpResponse | None]:
     if verdict is Verdict.TOMBSTONE:
         _send(signals.key_tombstone, job)
         return (yield partial(answers.tombstone, job, answer))
-    if verdict is Verdict.MISMATCH and (record.state != CLAIMED or not job.html or job.wait <= 0):
+    if verdict is Verdict.MISMATCH and (record.state != CLAIMED or not job.html or late):
         _send(signals.key_mismatch, job)
         return (yield partial(answers.mismatch, job, answer))
     if verdict is Verdict.HELD:
@@ -173,6 +174,8 @@ def _crashed(job: Job, record: Record) -> Flow[HttpResponse | None]:
     policy: Any = job.on_crash
     if callable(policy):
         policy = yield partial(policy, job.request, record)
+    if policy not in ("retry", "hold") and not isinstance(policy, HttpResponse):
+        raise TypeError(f'on_crash must return "retry", "hold" or an HttpResponse, not {type(policy).__name__}.')
     if policy == "hold":
         yield partial(job.storage.hold, record, job.ttl)
         return (yield partial(answers.held, job))
@@ -206,6 +209,11 @@ def finish(job: Job, response: HttpResponseBase) -> Flow[None]:
     if not job.running:
         return
     leave(job)
+    if job.doubtful and response.status_code >= 500:
+        logger.warning(
+            "Another middleware failed after %s: its claim runs out, as if the process had died.", ascii(job.route)
+        )
+        return
     try:
         if ending_of(job, response) is not Ending.KEEP:
             yield partial(job.storage.release, job.claim, failed=bool(job.phases))
@@ -215,6 +223,17 @@ def finish(job: Job, response: HttpResponseBase) -> Flow[None]:
             logger.warning("The answer of %s was not kept: its claim was taken over or released.", ascii(job.route))
     except (BackendUnavailable, LockNotAcquired):
         logger.exception("The answer of %s could not be kept.", ascii(job.route))
+
+
+def free(job: Job) -> Flow[None]:
+    """The view has raised: give the key back. A store that fails now is logged, so that the view's error is seen."""
+    if not job.running:
+        return
+    leave(job)
+    try:
+        yield partial(job.storage.release, job.claim, failed=bool(job.phases))
+    except (BackendUnavailable, LockNotAcquired):
+        logger.exception("The key of %s could not be freed.", ascii(job.route))
 
 
 def leave(job: Job) -> None:
@@ -256,17 +275,20 @@ def look(request: HttpRequest) -> Flow[HttpResponse | None]:
         return None
     except (BackendUnavailable, LockNotAcquired):
         return (yield partial(answers.working, request, request.get_full_path()))
-    return (yield partial(_seen, request, record))
+    return (yield partial(_seen, request, record, facts["fingerprint"]))
 
 
-def _seen(request: HttpRequest, record: Record | None) -> HttpResponse:
+def _seen(request: HttpRequest, record: Record | None, fingerprint: str) -> HttpResponse:
     if record is not None and record.state == CLAIMED and not record.expired:
         return answers.working(request, request.get_full_path())
-    if record is None or record.state not in (COMPLETED, UNKNOWN):
+    if record is None or record.state == FAILED:
         return answers.page(request, "working", 200, url=None)
+    if record.state == COMPLETED and record.fingerprint != fingerprint:
+        location = None if record.answer is None else record.answer.location
+        return answers.page(request, "saved", 200, changed=True, location=location, action=None)
     if record.answer is not None and (record.answer.body is not None or record.answer.location):
         return answers.replay(request, record.answer)
-    return answers.page(request, "saved", 200, unknown=record.state == UNKNOWN, action=None)
+    return answers.page(request, "saved", 200, unknown=record.state != COMPLETED, action=None)
 
 
 def _send(signal: Signal, job: Job) -> None:

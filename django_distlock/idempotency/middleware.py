@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
-from django.db import connections
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.core.signals import got_request_exception
 
 from . import answers, engine
-from .flow import claim, enter, finish, look
+from .attendance import to_the_end
+from .flow import claim, enter, finish, leave, look
 from .job import Flow, Job, adrive, drive
 from .options import PLAIN, is_exempt, options_of, view_class
 from .state import Idempotency
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from django.http import HttpRequest, HttpResponse, HttpResponseBase
-
-# Tasks whose client has gone; somebody has to hold them.
-_going_on: set[asyncio.Task[Any]] = set()
 
 
 class IdempotencyMiddleware:
@@ -40,39 +37,52 @@ class IdempotencyMiddleware:
         if self.is_async:
             markcoroutinefunction(self)
             self.process_view = self.aprocess_view  # type: ignore[method-assign, assignment]
+            self.process_template_response = self.aprocess_template_response  # type: ignore[method-assign]
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         request.idempotency = Idempotency()  # type: ignore[attr-defined]
         if self.is_async:
             return self._acall(request)
-        response: HttpResponseBase = self.get_response(request)
+        try:
+            response: HttpResponseBase = self.get_response(request)
+        except BaseException:  # the thread is told to end: nothing is renewed any more
+            _leave(request)
+            raise
         if (job := _job_of(request)) is not None:
             drive(finish(job, response))
         answers.mark_as_private(request, response)
         return response
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
-        """The client may go at any moment, and then Django cancels this task. If the view has begun with a key, it goes
-        on, so that what it does and what is remembered of it are the same."""
-        task = asyncio.current_task()
-        work: asyncio.Task[HttpResponseBase] = asyncio.create_task(self._answer(request))
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            if task is None or not task.cancelling() or work.done():
-                raise
-            if _job_of(request) is None:
-                work.cancel()
-            else:
-                _go_on(work)
-            raise
+        return await to_the_end(self._answer(request), lambda: request.idempotency.begun)  # type: ignore[attr-defined]
 
     async def _answer(self, request: HttpRequest) -> HttpResponseBase:
-        response: HttpResponseBase = await self.get_response(request)
+        try:
+            response: HttpResponseBase = await self.get_response(request)
+        except BaseException:
+            _leave(request)
+            raise
         if (job := _job_of(request)) is not None:
             await adrive(finish(job, response))
         answers.mark_as_private(request, response)
         return response
+
+    def process_template_response(self, request: HttpRequest, response: Any) -> Any:
+        """The view has acted: that is kept before the answer is rendered, which may fail."""
+        if (job := _job_of(request)) is not None:
+            drive(finish(job, response))
+        return response
+
+    async def aprocess_template_response(self, request: HttpRequest, response: Any) -> Any:
+        """:meth:`process_template_response` for a task."""
+        if (job := _job_of(request)) is not None:
+            await adrive(finish(job, response))
+        return response
+
+    def process_exception(self, request: HttpRequest, error: Exception) -> None:
+        """The view has raised, and nobody else."""
+        if (job := _job_of(request)) is not None:
+            job.raised = True
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
         """The answer, if it need not be the view's."""
@@ -101,33 +111,28 @@ def begin(request: HttpRequest, options: Any, view: Any = None) -> Flow[HttpResp
     found = yield from enter(request, options, view)
     if not isinstance(found, Job):
         return found
+    request.idempotency.begun = True  # type: ignore[attr-defined]
     answer = yield from claim(found)
     if answer is None:
         request.idempotency.job = found  # type: ignore[attr-defined]
     return answer
 
 
+def _leave(request: HttpRequest) -> None:
+    if (job := _job_of(request)) is not None:
+        leave(job)
+
+
+def _note_failure(*, request: HttpRequest | None = None, **facts: Any) -> None:
+    """Django makes a 500 of an exception: was it another middleware's, whose view may have acted?"""
+    if request is not None and hasattr(request, "idempotency") and (job := _job_of(request)) is not None:
+        job.doubtful = not job.raised
+
+
+got_request_exception.connect(_note_failure, dispatch_uid="django_distlock.idempotency")
+
+
 def _job_of(request: HttpRequest) -> Job | None:
     """The attempt that this middleware has to finish."""
     job: Job | None = request.idempotency.job  # type: ignore[attr-defined]
     return job if job is not None and job.running and job.alias is None else None
-
-
-def _go_on(work: asyncio.Task[Any]) -> None:
-    """Let a task end by itself; then close what its thread has opened, which nobody else will."""
-
-    async def to_the_end() -> None:
-        try:
-            await work
-        finally:
-            await sync_to_async(connections.close_all)()
-
-    task = asyncio.create_task(to_the_end())
-    _going_on.add(task)
-    task.add_done_callback(_ended)
-
-
-def _ended(task: asyncio.Task[Any]) -> None:
-    _going_on.discard(task)
-    if not task.cancelled():
-        task.exception()  # it was the request's, and Django has logged it

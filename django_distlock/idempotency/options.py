@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from asgiref.sync import iscoroutinefunction
+
 from django_distlock.validation import flag, seconds
 
 from .records import Record
@@ -45,6 +47,9 @@ class Options:
             raise ValueError('on_store_error must be "closed" or "open".')
         if self.key is not None and not callable(self.key):
             raise TypeError("key must be a callable that takes the request.")
+        for name in ("on_crash", "key"):
+            if iscoroutinefunction(getattr(self, name)):
+                raise TypeError(f"{name} must be a plain function, of async views too: it is called in a thread.")
 
 
 PLAIN = Options()

@@ -6,6 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from django.core.exceptions import SuspiciousOperation
+
 from . import conf, engine, forms
 from .engine import BadKey
 
@@ -48,10 +50,10 @@ def find_key(request: HttpRequest, options: Options, view: Any = None) -> tuple[
 
 
 def _form_field(request: HttpRequest, view: Any) -> str | None:
-    if request.method != "POST" or request.content_type not in FORM_TYPES:
+    if request.content_type not in FORM_TYPES or not (request.method == "POST" or hasattr(request, "_post")):
         return None
-    if request.content_type == "multipart/form-data" and getattr(view, "csrf_exempt", False):
-        # Nobody has parsed it: a view without CSRF may want to read the stream, or choose the upload handlers, itself.
+    if getattr(view, "csrf_exempt", False) and not _is_parsed(request):
+        # A view without CSRF may want to read the stream, or choose the upload handlers, itself.
         return None
     values = request.POST.getlist(forms.FIELD)
     if len(set(values)) > 1:
@@ -106,7 +108,7 @@ def _body(request: HttpRequest, options: Options) -> Iterator[bytes]:
     parsed, ``request.body`` raises."""
     exclude = {*options.fingerprint_exclude, forms.FIELD, "csrfmiddlewaretoken"}
     kind = request.content_type or ""
-    if request.method == "POST" and kind in FORM_TYPES and (kind != "multipart/form-data" or hasattr(request, "_post")):
+    if kind in FORM_TYPES and _is_parsed(request):
         yield engine.form_body({name: list(values) for name, values in request.POST.lists()}, exclude)
         for field, files in request.FILES.lists():
             for file in files:
@@ -120,6 +122,16 @@ def _body(request: HttpRequest, options: Options) -> Iterator[bytes]:
         return
     # Somebody else reads the stream: all that is known is how long it is.
     yield b"unread:" + str(request.META.get("CONTENT_LENGTH", "")).encode()
+
+
+def _is_parsed(request: HttpRequest) -> bool:
+    """Has a form been parsed, or could it be without harm? A method that was overridden does not matter."""
+    if not hasattr(request, "_post") and request.method == "POST" and _may_be_read(request):
+        try:
+            _ = request.POST
+        except SuspiciousOperation:  # more fields than are allowed: the view may not look at them
+            return False
+    return hasattr(request, "_post")
 
 
 def _may_be_read(request: HttpRequest) -> bool:

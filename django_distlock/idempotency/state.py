@@ -25,6 +25,7 @@ class Idempotency:
     def __init__(self) -> None:
         self.job: Job | None = None
         self.options: Options | None = None  # those that the middleware has acted upon
+        self.begun = False  # a claim has been asked for
 
     def __bool__(self) -> bool:
         return self.key is not None

@@ -123,7 +123,7 @@ VIEWS = {
     "atomic-in": csrf_exempt(idempotent(atomic=True)(of_its_own)),
     "atomic-out": csrf_exempt(transaction.non_atomic_requests(idempotent(atomic=True)(of_its_own))),
     "async": csrf_exempt(transaction.non_atomic_requests(aact)),
-    "retry": csrf_exempt(idempotent(claim_ttl=LEASE)(of_its_own)),
-    "hold": csrf_exempt(idempotent(claim_ttl=LEASE, on_crash="hold")(held)),
+    "retry": csrf_exempt(idempotent(claim_ttl=LEASE, on_crash="retry")(of_its_own)),
+    "hold": csrf_exempt(idempotent(claim_ttl=LEASE)(held)),
 }
 urlpatterns = [path(f"{name}/", view) for name, view in VIEWS.items()]

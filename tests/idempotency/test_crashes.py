@@ -16,7 +16,9 @@ from django_distlock.idempotency.renewal import renewal
 from django_distlock.idempotency.storage import storage_of
 from tests.conftest import eventually
 from tests.idempotency.conftest import Sender, every_database, expire, states
+from tests.idempotency.test_forms import Browser, hidden_fields
 from tests.idempotency.test_races import Running
+from tests.idempotency.views import redirect
 
 if TYPE_CHECKING:
     from tests.idempotency.views import Stage
@@ -26,7 +28,7 @@ class Died(BaseException):
     """The process is gone: nothing is tidied up."""
 
 
-def die(site: Stage, sender: Sender, shape: str) -> None:
+def die(site: Stage, sender: Sender | Browser, shape: str, fields: Any = None) -> None:
     """A request whose process dies in the view."""
 
     def killed(request: Any) -> None:
@@ -34,9 +36,8 @@ def die(site: Stage, sender: Sender, shape: str) -> None:
 
     site.during = killed
     with pytest.raises(Died):
-        sender.post(shape)
-    for _at, job in list(renewal._due.values()):
-        renewal.remove(job)
+        sender.send(fields, shape) if isinstance(sender, Browser) else sender.post(shape)
+    assert not renewal._due, "a thread that was told to end leaves a claim that is renewed"
     site.during = lambda request: None
 
 
@@ -69,6 +70,30 @@ def rows_of(alias: str) -> list[Any]:
         return cursor.fetchall()
 
 
+@pytest.mark.parametrize("shape", ["plain", "hold", "decorated"])
+def test_what_may_have_been_done_is_not_done_again(site: Stage, sender: Sender, shape: str) -> None:
+    """Nobody has said that the view may run twice. Naive code runs it when the lease is over."""
+    die(site, sender, shape)
+    expire(site.alias)
+    for _ in range(2):
+        assert sender.post(shape).json()["code"] == "outcome_unknown"
+    assert site.effects == 1
+
+
+def test_a_person_is_told_that_nobody_knows(site: Stage) -> None:
+    site.answer = redirect
+    browser = Browser()
+    fields = browser.open()
+    die(site, browser, "form", fields | {"name": "a <&>"})
+    expire(site.alias)
+    html = browser.send(fields | {"name": "a <&>"}).content.decode()
+    assert "Not known whether it was saved" in html
+    assert "Submit as new" in html
+    assert site.effects == 1
+    assert browser.send(hidden_fields(html) | {"name": "a <&>"}).status_code == 302
+    assert site.effects == 2
+
+
 @every_database
 def test_a_callable_looks_for_itself(site: Stage, sender: Sender) -> None:
     die(site, sender, "callable")
@@ -86,10 +111,10 @@ def test_before_the_lease_is_over_it_counts_as_running(site: Stage, sender: Send
 @every_database
 def test_a_view_that_takes_longer_than_the_lease_keeps_its_claim(site: Stage, sender: Sender, key: str) -> None:
     """Naive code lets a second one in: the claim is renewed while the view runs."""
-    with Running(site, key, "retry"):
+    with Running(site, key, "brief"):
         started = expiry(site.alias)
         eventually(lambda: expiry(site.alias) > started + 100_000, "it is not renewed")
-        assert sender.post("retry").json()["code"] == "in_flight"
+        assert sender.post("brief").json()["code"] == "in_flight"
     assert len(site.runs) == 1
     eventually(lambda: states(site.alias) == ["completed"], "it is not kept")
 

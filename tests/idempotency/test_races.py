@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +156,25 @@ def test_a_duplicate_may_wait_for_the_answer(site: Stage, key: str, shape: str) 
 
         future = pool.submit(second)
         assert looked.wait(10)
+        running.go_on.set()
+        answer = future.result(20)
+    assert (answer.status_code, answer["Idempotency-Replayed"]) == (201, "true")
+    assert site.effects == 1
+
+
+def test_a_duplicate_waits_no_longer_than_it_was_told(site: Stage, key: str, settings: Any) -> None:
+    settings.DISTLOCK_IDEMPOTENCY = {**settings.DISTLOCK_IDEMPOTENCY, "WAIT": 0.1}
+    with Running(site, key, "plain"):
+        asked = time.monotonic()
+        assert Sender(key).post("plain").json()["code"] == "in_flight"
+        assert time.monotonic() - asked >= 0.1
+    assert site.effects == 1
+
+
+@pytest.mark.parametrize("shape", ["waiting", "async_waiting"])
+def test_a_duplicate_waits_on_sqlite_and_in_a_task(site: Stage, key: str, shape: str) -> None:
+    with Running(site, key, shape) as running, ThreadPoolExecutor(1) as pool:
+        future = pool.submit(lambda: (Sender(key).post(shape), connections.close_all())[0])
         running.go_on.set()
         answer = future.result(20)
     assert (answer.status_code, answer["Idempotency-Replayed"]) == (201, "true")

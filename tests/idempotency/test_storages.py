@@ -160,7 +160,7 @@ def test_a_cache_that_keeps_nothing_is_an_error(key: str, settings: Any) -> None
 def test_purge_in_batches(alias: str, databases: None, tables: None) -> None:
     storage = DatabaseStorage(alias)
     for number in range(25):
-        storage.claim(claim_of(f"{number:02d}", ttl=0.001 if number < 20 else 1000, claim_ttl=1000))
+        storage.claim(claim_of(f"{number:02d}", ttl=0.001 if number < 20 else 1000, claim_ttl=0.001))
     time.sleep(0.005)
     try:
         assert storage.purge(older_than=60) == 0

@@ -47,6 +47,16 @@ def test_repeatable_read_on_mariadb(site: Stage, sender: Sender) -> None:
     assert site.effects == 2  # one for each winner
 
 
+@pytest.mark.parametrize("alias", ["mariadb"])
+def test_without_the_locking_read_there_is_no_answer(
+    site: Stage, sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test above can fail: the mutant that reads the winner from its snapshot finds nothing to repeat."""
+    monkeypatch.setattr("django_distlock.idempotency.storage.database.LOCKING", {})
+    with pytest.raises(KeyError):
+        test_repeatable_read_on_mariadb(site, sender)
+
+
 def _same_request(response: Any) -> Any:
     """The request that was answered, as it came: nothing on it but the URL it matched and its user."""
     request = response.wsgi_request

@@ -119,7 +119,7 @@ FORM = """{% load idempotency %}<form method="post">{% csrf_token %}{% idempoten
 <form method="post" action="/elsewhere/">{% csrf_token %}{% idempotency_key "/elsewhere/" "/plain/" %}</form>"""
 
 
-def show(request: HttpRequest) -> Any:
+def show(request: HttpRequest, **kwargs: Any) -> Any:
     """The page with two forms; a POST acts."""
     if request.method == "POST":
         return act(request)
@@ -159,12 +159,13 @@ SHAPES: dict[str, Any] = {
     "waiting": idempotent(wait=5)(copy_of(act)),
     "async_waiting": idempotent(wait=5)(aact),
     "atomic_waiting": idempotent(atomic=True, wait=5)(copy_of(act)),
-    "hold": idempotent(on_crash="hold", claim_ttl=0.05)(copy_of(act)),
-    "retry": idempotent(on_crash="retry", claim_ttl=0.05)(copy_of(act)),
-    "callable": idempotent(on_crash=lambda request, record: HttpResponse("found", status=200), claim_ttl=0.05)(
-        copy_of(act)
-    ),
+    "hold": idempotent(on_crash="hold")(copy_of(act)),
+    "retry": idempotent(on_crash="retry")(copy_of(act)),
+    "brief": idempotent(claim_ttl=0.05)(copy_of(act)),
+    "callable": idempotent(on_crash=lambda request, record: HttpResponse("found", status=200))(copy_of(act)),
+    "undecided": idempotent(on_crash=lambda request, record: None)(copy_of(act)),
     "open": idempotent(on_store_error="open")(copy_of(act)),
+    "atomic_open": idempotent(atomic=True, on_store_error="open")(copy_of(act)),
     "short": idempotent(ttl=0.05)(copy_of(act)),
     "excluding": idempotent(fingerprint_exclude=["at"])(copy_of(act)),
     "anonymous": idempotent(anonymous=True)(copy_of(act)),
@@ -184,4 +185,5 @@ SHAPES: dict[str, Any] = {
 urlpatterns = [
     *(path(f"{shape}/", view) for shape, view in SHAPES.items()),
     path("items/<int:pk>/", act),
+    path("named/<str:name>/", show),
 ]

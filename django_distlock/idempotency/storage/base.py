@@ -27,7 +27,8 @@ class Storage(ABC):
 
     @abstractmethod
     def take_over(self, record: Record, claim: Claim) -> bool:
-        """Make ``record`` ours, unless it has changed since it was read. Its phases stay."""
+        """Make ``record`` ours, unless it has changed since it was read. Its phases stay, unless they are of
+        other data or of a request that was answered."""
 
     @abstractmethod
     def hold(self, record: Record, ttl: float) -> bool:

@@ -65,7 +65,10 @@ class CacheStorage(Storage):
         # the winner is whoever comes first for this very claim, and nobody after
         if not self._ask(lambda: self._cache.add(f"{_key(record.scope)}:{record.owner}", "", claim.claim_ttl)):
             return False
-        mine = replace(record, state=CLAIMED, owner=claim.owner, fingerprint=claim.fingerprint, answer=None)
+        phases = record.phases if record.state != COMPLETED and record.fingerprint == claim.fingerprint else {}
+        mine = replace(
+            record, state=CLAIMED, owner=claim.owner, fingerprint=claim.fingerprint, answer=None, phases=phases
+        )
         return self._write(mine, claim.claim_ttl, claim.ttl)
 
     def hold(self, record: Record, ttl: float) -> bool:

@@ -111,9 +111,12 @@ class DatabaseStorage(Storage):
 
     def take_over(self, record: Record, claim: Claim) -> bool:
         return self._write(
-            f"UPDATE {TABLE} SET state = 'claimed', owner = %s, fingerprint = %s, expires_at = {{now}} + %s, "  # noqa: S608
+            # the phases come first: MySQL evaluates from left to right, and they depend on what was there
+            f"UPDATE {TABLE} SET phases = CASE WHEN state = 'completed' OR fingerprint <> %s "  # noqa: S608
+            "THEN '{{}}' ELSE phases END, state = 'claimed', owner = %s, fingerprint = %s, expires_at = {now} + %s, "
             "lives_until = {now} + %s, status = NULL, facts = NULL, body = NULL WHERE scope = %s AND owner = %s "
             "AND state = %s AND (expires_at <= {now} OR state = 'failed')",
+            claim.fingerprint,
             claim.owner,
             claim.fingerprint,
             _micros(claim.claim_ttl),
@@ -188,7 +191,10 @@ class DatabaseStorage(Storage):
     def purge(self, older_than: float = 0, batch: int = 1000) -> int:
         """Delete what ended to live ``older_than`` seconds ago, in batches. How many."""
         deleted = 0
-        find = f"SELECT scope FROM {TABLE} WHERE lives_until <= {{now}} - %s ORDER BY lives_until LIMIT {batch:d}"  # noqa: S608
+        over = (
+            "lives_until <= {now} - %s AND (state <> 'claimed' OR expires_at <= {now})"  # a view may outlast its record
+        )
+        find = f"SELECT scope FROM {TABLE} WHERE {over} ORDER BY lives_until LIMIT {batch:d}"  # noqa: S608
         while True:
             with self._cursor() as cursor:
                 cursor.execute(self._sql(find), [_micros(older_than)])
@@ -196,7 +202,7 @@ class DatabaseStorage(Storage):
                 if not scopes:
                     return deleted
                 marks = ", ".join(["%s"] * len(scopes))
-                delete = f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND lives_until <= {{now}} - %s"  # noqa: S608
+                delete = f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND {over}"  # noqa: S608
                 cursor.execute(self._sql(delete), [*scopes, _micros(older_than)])
                 deleted += int(cursor.rowcount)
                 if len(scopes) < batch:
@@ -247,7 +253,7 @@ def _locked(scope: str) -> bool:
 
 def _values(claim: Claim) -> Iterable[Any]:
     return (
-        *(claim.scope, claim.owner, claim.fingerprint, claim.principal[:255], claim.method, claim.route[:255]),
+        *(claim.scope, claim.owner, claim.fingerprint, claim.principal[:255], claim.method[:10], claim.route[:255]),
         *(_micros(claim.claim_ttl), _micros(claim.ttl)),
     )
 

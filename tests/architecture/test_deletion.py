@@ -1,0 +1,36 @@
+"""The idempotency package can be deleted: what is left does not know of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import django
+from django.conf import settings
+settings.configure(INSTALLED_APPS=["django_distlock"], DATABASES={
+    "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
+django.setup()
+from django.core.management import call_command
+call_command("check")
+call_command("migrate", verbosity=0)
+from django_distlock import advisory_lock
+with advisory_lock("a"):
+    print("held")
+"""
+
+
+def test_the_rest_works_without_the_idempotency_package(tmp_path: Path) -> None:
+    package = tmp_path / "django_distlock"
+    shutil.copytree(ROOT / "django_distlock", package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.rmtree(package / "idempotency")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    environment.pop("DJANGO_SETTINGS_MODULE", None)
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout.split()[-1:]) == (0, ["held"]), ran.stderr
