@@ -64,8 +64,9 @@ format: $(VENV)/group-lint.stamp  ## let ruff mend what it can
 docs: $(VENV)/group-docs.stamp  ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
-screenshots: $(VENV)/group-test.stamp  ## take the pictures of the admin pages in the documentation anew
+screenshots: $(VENV)/group-test.stamp  ## take the pictures in the documentation anew
 	@$(SERVICES) run $(BIN)/python -m pytest -q tests/admin/screenshots.py $(ARGS)
+	@$(BIN)/python -m tests.scenarios.screenshots
 
 wheel: $(VENV)/pip.stamp  ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
