@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import transaction
 
+from .conf import config
 from .decorator import atomic_aliases
 from .engine import SAFE_METHODS
-from .exactly_once import exactly_once
+from .exactly_once import exactly_once, in_transaction
 from .flow import claim, enter, finish, free
 from .job import Job, drive
 from .options import EXEMPT, Options
@@ -26,7 +28,7 @@ class IdempotentMixin:
 
     Whoever a token authenticates is the principal, and a stored answer is given only to who passes the permissions
     today. ``idempotency_options``: what ``@idempotent`` takes. With ``atomic`` an exception of the framework rolls
-    back, and the key is free again.
+    back, and the key is free again. Under ``ATOMIC_REQUESTS`` of the keys' database it is always so.
     """
 
     idempotency_in_view = True
@@ -45,12 +47,20 @@ class IdempotentMixin:
         if request.method not in SAFE_METHODS and handler is not None and not getattr(handler, EXEMPT, False):
             setattr(self, name, partial(self._once, handler))
 
+    def _options(self) -> Options:
+        """In the transaction of the request (ATOMIC_REQUESTS) a claim that others are to see is the exactly-once mode's:
+        they would wait for the end of that transaction to see any other."""
+        options, settings = Options(**self.idempotency_options), config()
+        if options.atomic is False and settings.storage == "database" and in_transaction(settings.database):
+            return replace(options, atomic=True)
+        return options
+
     def _once(self, handler: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
         plain: HttpRequest = request._request
         state: Idempotency | None = getattr(plain, "idempotency", None)
         if state is None:
             state = plain.idempotency = Idempotency()  # type: ignore[attr-defined]
-        job = drive(enter(plain, Options(**self.idempotency_options), self))
+        job = drive(enter(plain, self._options(), self))
         if not isinstance(job, Job):
             return handler(request, *args, **kwargs) if job is None else job
         call = partial(self._answered, handler, job, request, *args, **kwargs)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connections
 from django.test import Client
 from django.urls import clear_url_caches, path
 from rest_framework.authentication import BaseAuthentication
@@ -144,3 +146,30 @@ def test_without_a_key(api: Stage, shape: str) -> None:
     for _ in range(2):
         Client(headers={"Authorization": "1"}).post(f"/{shape}/", {"a": 1}, content_type="application/json")
     assert api.effects == 2
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"])
+@pytest.mark.usefixtures("atomic_requests")
+@pytest.mark.parametrize("shape", ["orders", "set"])
+def test_under_atomic_requests_a_copy_is_answered_at_once(api: Stage, key: str, shape: str) -> None:
+    """The claim is in the request's transaction: who only looks at the row would wait for the commit."""
+    answers: list[int] = []
+
+    def copy() -> None:
+        try:
+            answers.append(post(shape, key).status_code)
+        finally:
+            connections.close_all()
+
+    def during(request: Any) -> None:
+        thread = threading.Thread(target=copy, daemon=True)
+        thread.start()
+        thread.join(5)
+
+    api.during = during
+    assert post(shape, key).status_code == 201
+    assert (answers, len(api.runs), api.effects) == ([409], 1, 1)
+    assert (post(shape, key)["Idempotency-Replayed"], api.effects) == ("true", 1)
+    api.during = lambda request: None
+    assert post(shape, f"{key}-2", data={"boom": 1}).status_code == 500
+    assert (api.effects, states(api.alias)) == (1, ["completed"])
