@@ -48,8 +48,8 @@ class IdempotentMixin:
             setattr(self, name, partial(self._once, handler))
 
     def _options(self) -> Options:
-        """In the transaction of the request (ATOMIC_REQUESTS) a claim that others are to see is the exactly-once mode's:
-        they would wait for the end of that transaction to see any other."""
+        """In the transaction of the request (ATOMIC_REQUESTS) it is the exactly-once mode: for any other claim the
+        copies would wait until that transaction has ended."""
         options, settings = Options(**self.idempotency_options), config()
         if options.atomic is False and settings.storage == "database" and in_transaction(settings.database):
             return replace(options, atomic=True)
