@@ -46,6 +46,7 @@ class PostgresLine(Session):
         super().__init__(waits)
         self.conn = conn
         self._prepared: set[bytes] = set()
+        self._preparing = False
         self._undo: tuple[bytes, bytes] | None = None
         self._received: Any = None  # of a reply that is not complete
 

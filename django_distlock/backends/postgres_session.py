@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from django_distlock.names import LockKey
 
 LOCK_NOT_AVAILABLE, QUERY_CANCELED, DEADLOCK_DETECTED = "55P03", "57014", "40P01"
-DUPLICATE_PREPARED_STATEMENT = "42P05"
 # The session is ours: a timeout that an administrator set for applications would end it, or a wait.
 SETTINGS = {
     "statement_timeout": "0",
@@ -158,13 +157,15 @@ class PostgresSession(PostgresLine):
         return True
 
     def _prepare_wait(self, name: bytes, until: float) -> Flow[None]:
-        if name not in self._prepared:
-            try:
-                yield Call(self, "query", (b"PREPARE %s (bigint) AS %s" % (name, STATEMENTS[name]), until + GRACE))
-            except ServerError as error:
-                if error.code != DUPLICATE_PREPARED_STATEMENT:  # prepared for somebody who did not wait for the reply
-                    raise
-            self._prepared.add(name)
+        if name in self._prepared:
+            return
+        if self._preparing:  # somebody did not wait for the reply: nobody knows whether it is prepared
+            self._prepared.clear()
+            yield Call(self, "query", (b"DEALLOCATE ALL", until + GRACE))
+        self._preparing = True
+        yield Call(self, "query", (b"PREPARE %s (bigint) AS %s" % (name, STATEMENTS[name]), until + GRACE))
+        self._preparing = False
+        self._prepared.add(name)
 
     def wait_now(self, key: LockKey, shared: bool, until: float) -> bool:
         if not self._near_enough(until):

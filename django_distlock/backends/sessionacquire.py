@@ -35,6 +35,8 @@ HOT = 1.0
 HOT_NAMES = 1000
 # A server that has replied to any of our sessions within this time does not hang; seconds.
 SILENCE = 0.25
+# After so many seconds a cancel that was not followed is sent again.
+CANCEL_AGAIN = 0.1
 
 
 class SessionAcquire(Backend, Generic[S]):
@@ -215,8 +217,14 @@ class SessionAcquire(Backend, Generic[S]):
         a while, and perhaps get it the lock."""
         until = time.monotonic() + STATEMENT_LIMIT / 2
         try:
-            yield from self._cancel(session)
-            yield from session.settle(until)
+            while True:
+                yield from self._cancel(session)
+                try:
+                    yield from session.settle(min(until, time.monotonic() + CANCEL_AGAIN))
+                    break
+                except StatementTimeout:  # the server had not begun to wait when it was cancelled
+                    if time.monotonic() >= until:
+                        raise
             yield from session.clear(until)
         except Exception:
             session.kill("a wait was cancelled")

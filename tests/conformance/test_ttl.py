@@ -115,7 +115,7 @@ def test_r20_also_if_it_was_waited_for(me: Actor, rival: Any, using: str, name: 
 
 
 def test_r20_many_leases_of_one_process(me: Actor, using: str, name: str) -> None:
-    leases = [me.acquire(advisory_lock(f"{name}{number}", using=using, ttl=0.3)) for number in range(20)]
+    leases = [me.acquire(advisory_lock(f"{name}{number}", using=using, ttl=0.6)) for number in range(20)]
     ends = [lease.valid_until for lease in leases]
     eventually(lambda: time.monotonic() > max(ends) + 0.05, "", 3)
     assert all(lease.held for lease in leases)

@@ -92,6 +92,40 @@ def test_r7_a_cancel_of_a_wait_is_heard_at_once(using: str, name: str) -> None:
     eventually(lambda: not holders(using, name), "a cancelled wait got the lock")
 
 
+@each_engine
+def test_r7_a_cancel_that_comes_before_the_wait_is_sent_again(
+    using: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has not yet begun with the statement, and forgets the cancel."""
+    backend: Any = registry.entry(using).backend
+    cancels = []
+
+    async def work() -> float:
+        task = asyncio.create_task(advisory_lock(name, using=using).aacquire(timeout=None))
+        await asyncio.to_thread(eventually, lambda: waiters(using, name), "nobody waits")
+        cancel = type(backend.sessions.all()[0]).cancel
+
+        def forgotten(self: Any, other: Any, until: float) -> Any:
+            cancels.append(other)
+            if len(cancels) > 1:
+                yield from cancel(self, other, until)
+
+        monkeypatch.setattr(type(backend.sessions.all()[0]), "cancel", forgotten)
+        began = time.monotonic()
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        return time.monotonic() - began
+
+    with Child(hold, using, name) as child:
+        assert child.hear() == "held"
+        within(asyncio.run(work()), 0.5)
+        assert not waiters(using, name)
+        assert len(cancels) == 2
+        child.say()
+        assert child.hear() == "released"
+
+
 def test_r7_a_wait_that_was_prepared_for_somebody_who_has_gone(name: str) -> None:
     """The server has the statement, and we have not heard of it."""
     lock = advisory_lock(name, using="postgres", timeout=0.1)
@@ -102,6 +136,7 @@ def test_r7_a_wait_that_was_prepared_for_somebody_who_has_gone(name: str) -> Non
                 lock.acquire()
             for session in registry.entry("postgres").backend.sessions.all():  # type: ignore[attr-defined]
                 session._prepared.discard(b"wait_x")
+                session._preparing = True
         child.say()
         assert child.hear() == "released"
 
