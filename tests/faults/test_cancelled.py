@@ -102,7 +102,7 @@ def test_r7_a_cancel_that_comes_before_the_wait_is_sent_again(
 
     async def work() -> float:
         task = asyncio.create_task(advisory_lock(name, using=using).aacquire(timeout=None))
-        await asyncio.to_thread(eventually, lambda: waiters(using, name), "nobody waits")
+        await asyncio.to_thread(until_one_waits, using, name)
         cancel = type(backend.sessions.all()[0]).cancel
 
         def forgotten(self: Any, other: Any, until: float) -> Any:
