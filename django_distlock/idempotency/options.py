@@ -76,7 +76,10 @@ def is_exempt(view: Any, method: str) -> bool:
         return any(
             base.__module__ == "django.contrib.auth.views" and base.__name__ in _AUTH_VIEWS for base in kind.__mro__
         )
-    return getattr(view, "admin_site", None) is not None and getattr(view, "__name__", "") in _ADMIN_VIEWS
+    # the admin wraps its views, but for the method that logs in
+    site = getattr(view, "admin_site", None) or getattr(view, "__self__", None)
+    of_admin = any(base.__module__ == "django.contrib.admin.sites" for base in type(site).__mro__)
+    return of_admin and getattr(view, "__name__", "") in _ADMIN_VIEWS
 
 
 def view_class(view: Any) -> Any:

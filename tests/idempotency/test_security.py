@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.contrib.auth import views as auth
 from django.contrib.auth.models import User
 from django.db import connections
 from django.http import HttpResponse
 from django.test import Client
+from django.urls import resolve
+from django.views import View
 
 from django_distlock.idempotency import engine
+from django_distlock.idempotency.options import is_exempt
 from tests.idempotency.conftest import Sender, states
 from tests.idempotency.test_forms import Browser
 from tests.idempotency.views import redirect
@@ -180,6 +184,26 @@ def test_views_that_are_left_alone(site: Stage, sender: Sender, shape: str) -> N
         sender.post(shape)
     assert site.effects == 2
     assert states(site.alias) == []
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        auth.LoginView,
+        auth.LogoutView,
+        auth.PasswordChangeView,
+        auth.PasswordResetView,
+        auth.PasswordResetConfirmView,
+    ],
+)
+def test_every_view_of_logging_in_and_out_and_of_passwords_is_exempt(view: Any) -> None:
+    """Also one that a project derives."""
+    assert is_exempt(view.as_view(), "POST")
+    assert is_exempt(type("Derived", (view,), {}).as_view(), "POST")
+    assert not is_exempt(View.as_view(), "POST")
+    for name in ("login", "logout", "password_change"):
+        assert is_exempt(resolve(f"/admin/{name}/", "testproject.urls").func, "POST")
+    assert not is_exempt(resolve("/admin/auth/user/add/", "testproject.urls").func, "POST")
 
 
 @pytest.mark.parametrize("shape", ["hidden", "hidden_plain"])
