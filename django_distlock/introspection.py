@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -15,16 +17,16 @@ from . import signals
 from .exceptions import DistlockError
 from .holding import State
 from .holdings import holdings
+from .lockquery import Chosen, LockQuery, Mine, chosen
 from .namebook import this_process, told
 from .oneline import one_line
 from .records import MOST_WAITING, BackendReport, LockInfo
 from .registry import Entry, registry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterator, Mapping
 
     from .backends.base import Backend
-    from .holding import Holding
 
 logger = logging.getLogger("django_distlock.introspection")
 
@@ -42,9 +44,14 @@ def held_locks(using: str | None = None) -> list[BackendReport]:
     error itself, which may hold an address, goes to the log only. All are asked side by side and have 2.5 s together;
     who takes longer has the error "TimeoutError".
     """
-    looks = [_Look(alias) for alias in ([using] if using is not None else registry.aliases())]
+    return [replace(report, locks=tuple(found.locks)) for report, found in ask(LockQuery(), using)]
+
+
+def ask(query: LockQuery, using: str | None = None) -> list[Answer]:
+    """What each alias, or the one, has for ``query``; errors are as in :func:`held_locks`."""
+    looks = [_Look(alias, query) for alias in ([using] if using is not None else registry.aliases())]
     until = time.monotonic() + PATIENCE
-    return [look.report(until) for look in looks]
+    return [look.answer(until) for look in looks]
 
 
 def break_lock(info: LockInfo, *, reason: str = "") -> bool:
@@ -69,22 +76,30 @@ def break_lock(info: LockInfo, *, reason: str = "") -> bool:
     return broken
 
 
+class Answer(NamedTuple):
+    """Of one alias: how it is, and what it has."""
+
+    report: BackendReport
+    found: Chosen = Chosen((), 0, 0)
+
+
 class _Look:
     """One alias, asked in a thread of its own, which goes on by itself if nobody waits for it any more."""
 
-    def __init__(self, alias: str) -> None:
+    def __init__(self, alias: str, query: LockQuery) -> None:
         self._alias = alias
-        self._outcome: BackendReport | Exception | None = None
+        self._query = query
+        self._outcome: Answer | Exception | None = None
         self._thread = threading.Thread(target=self._run, name=f"distlock-list-{alias}", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._outcome = _report(self._alias)
+            self._outcome = _answer(self._alias, self._query)
         except Exception as error:
             self._outcome = error
 
-    def report(self, until: float) -> BackendReport:
+    def answer(self, until: float) -> Answer:
         """What was found by the monotonic time ``until``."""
         self._thread.join(max(0.0, until - time.monotonic()))
         if isinstance(self._outcome, Exception):
@@ -93,59 +108,77 @@ class _Look:
             return self._outcome
         logger.warning("The locks of alias %r cannot be listed: no answer within %g s", self._alias, PATIENCE)
         name = type(registry.entry(self._alias).backend).__name__
-        return BackendReport(alias=self._alias, backend=name, error=TimeoutError.__name__)
+        return Answer(BackendReport(alias=self._alias, backend=name, error=TimeoutError.__name__))
 
 
-def _report(alias: str) -> BackendReport:
+def _answer(alias: str, query: LockQuery) -> Answer:
     try:
         entry = registry.entry(alias)
     except ImproperlyConfigured as error:
         logger.warning("Alias %r: %s", alias, one_line(error))
-        return BackendReport(alias=alias, backend="", error=type(error).__name__)
-    backend = entry.backend
-    name = type(backend).__name__
+        return Answer(BackendReport(alias=alias, backend="", error=type(error).__name__))
+    name = type(entry.backend).__name__
     try:
-        locks = (*_completed(entry, backend.inspect()), *backend.blocking())
-        return BackendReport(alias=alias, backend=name, locks=locks, breakable=backend.supports_break)
+        found = _found(entry, query)
     except DistlockError as error:
         logger.warning("The locks of alias %r cannot be listed: %s", alias, one_line(error))
-        return BackendReport(alias=alias, backend=name, error=type(error.__cause__ or error).__name__)
+        return Answer(BackendReport(alias=alias, backend=name, error=type(error.__cause__ or error).__name__))
+    return Answer(BackendReport(alias=alias, backend=name, breakable=entry.backend.supports_break), found)
 
 
-def _completed(entry: Entry, infos: Iterable[LockInfo]) -> Iterable[LockInfo]:
+def _found(entry: Entry, query: LockQuery) -> Chosen:
     """With what only this process knows: the names that it has used, what it holds itself, who waits in it."""
     backend = entry.backend
     if not backend.needs_site_key:
-        return [_awaited(info, backend) for info in infos]
-    if not backend.keeps_notes:
-        return infos
-    known = entry.known_names()
-    mine = {
-        (backend.listed_as(holding.key), str(backend.server_session(holding.grant))): holding
+        return chosen(_awaited(backend), query, datetime.now(UTC))
+    names = entry.known_names() if backend.keeps_notes else {}
+    mine = _mine(backend) if backend.keeps_notes else []
+    part = query.text.casefold()
+    matching = [key for key, name in names.items() if part in name.casefold()] if part else []
+    found = backend.select(query, mine, matching)
+    if found is not None:
+        return found._replace(locks=[_named(info, names) for info in found.locks])
+    held = {(each.key, each.session): each for each in mine}
+    infos = (_known(_named(info, names), held) for info in backend.inspect())
+    return chosen(chain(infos, backend.blocking()), query, datetime.now(UTC))
+
+
+def _mine(backend: Backend) -> list[Mine]:
+    """What this process holds."""
+    now = time.monotonic()
+    return [
+        Mine(
+            key=backend.listed_as(holding.key),
+            session=str(backend.server_session(grant)),
+            name=holding.key.name,
+            age=now - holding.held_at,
+            holder=told(holding),
+        )
         for holding in holdings.held(backend)
-        if holding.grant is not None
-    }
-    return [_known(info, known, mine) for info in infos]
-
-
-def _known(info: LockInfo, known: Mapping[str, str], mine: Mapping[tuple[str, str], Holding]) -> LockInfo:
-    if info.name is None and info.key in known:
-        info = replace(info, name=known[info.key])
-    holding = mine.get((info.key, info.details.get("pid") or info.details.get("connection", "")))
-    if holding is None:
-        return info
-    since = datetime.now(UTC) - timedelta(seconds=time.monotonic() - holding.held_at)
-    who, server = told(holding), info.holder or ""
-    for said in (who, this_process()):
-        server = server.removeprefix(f"{said}, ")
-    return replace(info, acquired_at=since, holder=f"{who}, {server}")
-
-
-def _awaited(info: LockInfo, backend: Backend) -> LockInfo:
-    """Of a backend that nobody outside this process sees."""
-    queue = [
-        told(holding)
-        for holding in holdings.unfinished()
-        if holding.state is State.WAITING and holding.backend is backend and backend.listed_as(holding.key) == info.key
+        if (grant := holding.grant) is not None
     ]
-    return replace(info, waiters=len(queue), waiting=tuple(queue[:MOST_WAITING]))
+
+
+def _named(info: LockInfo, names: Mapping[str, str]) -> LockInfo:
+    return replace(info, name=names[info.key]) if info.name is None and info.key in names else info
+
+
+def _known(info: LockInfo, held: Mapping[tuple[str, str], Mine]) -> LockInfo:
+    mine = held.get((info.key, info.details.get("connection", "")))
+    if mine is None:
+        return info
+    since, server = datetime.now(UTC) - timedelta(seconds=mine.age), info.holder or ""
+    for said in (mine.holder, this_process()):
+        server = server.removeprefix(f"{said}, ")
+    return replace(info, acquired_at=since, holder=f"{mine.holder}, {server}")
+
+
+def _awaited(backend: Backend) -> Iterator[LockInfo]:
+    """Of a backend that nobody outside this process sees."""
+    queues = defaultdict(list)
+    for holding in holdings.unfinished():
+        if holding.state is State.WAITING and holding.backend is backend:
+            queues[backend.listed_as(holding.key)].append(told(holding))
+    for info in backend.inspect():
+        queue = queues.get(info.key, ())
+        yield replace(info, waiters=len(queue), waiting=tuple(queue[:MOST_WAITING]))

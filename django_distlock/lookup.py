@@ -1,4 +1,6 @@
-"""The held locks of one name, also where the engine knows only its hash."""
+"""Some of the held locks: those that match, a page of them, or those of one name, also where the engine knows only its
+hash.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,38 @@ from typing import TYPE_CHECKING
 from django.core.exceptions import ImproperlyConfigured
 
 from .exceptions import DistlockError
-from .introspection import held_locks
+from .introspection import ask, held_locks
+from .lockquery import LockPage, LockQuery, merged
 from .names import validate_name
 from .registry import registry
 from .sitekey import site_key
 
 if TYPE_CHECKING:
     from .records import BackendReport
+
+
+def find_locks(query: LockQuery, using: str | None = None) -> LockPage:
+    """Of the held locks of one alias, or of all, those that ``query`` is about, together in its order.
+
+    Errors are as in :func:`held_locks`. PostgreSQL chooses, sorts and cuts by itself: what is read of it does not grow
+    with the number of locks; where several aliases are asked, it grows with ``query.stop``. The other engines tell all
+    that they have.
+    """
+    if using is None and len(every := aliases()) == 1:
+        (using,) = every
+    answers = ask(query if using is not None else replace(query, start=0), using)
+    parts = [found.locks for _, found in answers]
+    return LockPage(
+        locks=merged(parts, query) if using is None else tuple(parts[0]),
+        matching=sum(found.matching for _, found in answers),
+        total=sum(found.total for _, found in answers),
+        reports=tuple(report for report, _ in answers),
+    )
+
+
+def aliases() -> list[str]:
+    """The aliases of ``DISTLOCK``."""
+    return registry.aliases()
 
 
 def held_by_name(name: str, using: str | None = None) -> list[BackendReport]:

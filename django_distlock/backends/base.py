@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from django.core.checks import CheckMessage
 
+    from django_distlock.lockquery import Chosen, LockQuery, Mine
     from django_distlock.names import LockKey
     from django_distlock.records import Claim, Finding, Grant, LockInfo, Note, Noted
 
@@ -89,6 +90,12 @@ class Backend(ABC):
         """Locks on tables and rows of the same database that keep somebody waiting, whoever took them; none where the
         engine has no such locks. ``details["kind"]`` is "relation" or "row", ``details["blocks"]`` who waits."""
         return ()
+
+    def select(self, query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] = ()) -> Chosen | None:
+        """What :meth:`inspect` and :meth:`blocking` have for ``query``, where the engine can choose, sort and cut by
+        itself; else None. Of its locks this process holds ``mine``, and knows names that match of the keys ``known``.
+        """
+        return None
 
     def listed_as(self, key: LockKey) -> str:
         """What :meth:`inspect` calls ``key``."""

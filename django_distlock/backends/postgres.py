@@ -6,6 +6,7 @@ connection and dies with the transaction it protects: no session more, and safe 
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
@@ -16,19 +17,22 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections
 
 from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
+from django_distlock.lockquery import LockQuery
 from django_distlock.records import Claim, Grant
 from django_distlock.waiting import LEAST_PATIENCE, Call, Flow, adrive, drive
 
-from . import postgres_doctor, postgres_listing, postgres_relations
-from .postgres_listing import NUMBER, OURS, PostgresNotes
+from . import postgres_doctor, postgres_listing, postgres_select
+from .postgres_listing import OURS, PostgresNotes
+from .postgres_select import NUMBER
 from .session import GRACE, STATEMENT_LIMIT, ServerError, SessionDead
 from .sessionlocks import SessionLockBackend
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
+    from django_distlock.lockquery import Chosen, Mine
     from django_distlock.names import LockKey
     from django_distlock.records import LockInfo
 
@@ -246,29 +250,24 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         return 0 if raw.closed else int(raw.info.backend_pid)
 
     def inspect(self) -> Iterable[LockInfo]:
-        (found,) = drive(self._aside(self._listed))
-        return postgres_listing.infos(self.alias, *found)
+        return self.select(LockQuery(kind="named")).locks
 
-    def _listed(self, session: PostgresSession) -> Flow[list[Any]]:
-        until = time.monotonic() + STATEMENT_LIMIT
-        try:
-            rows: list[Any] = yield Call(session, "query", (postgres_listing.LIST, until))
+    def select(self, query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] = ()) -> Chosen:
+        def row(session: PostgresSession) -> Flow[list[Any]]:
+            statement = functools.partial(postgres_select.statement, query, mine, known)
+            until = time.monotonic() + STATEMENT_LIMIT
+            try:
+                rows: list[Any] = yield Call(session, "query", (statement(), until))
+                return rows
+            except ServerError as error:
+                if error.code not in (postgres_listing.UNDEFINED_TABLE, postgres_listing.INSUFFICIENT_PRIVILEGE):
+                    raise self._unavailable(error) from error
+            rows = yield Call(session, "query", (statement(notes=False), until))
             return rows
-        except ServerError as error:
-            if error.code not in (postgres_listing.UNDEFINED_TABLE, postgres_listing.INSUFFICIENT_PRIVILEGE):
-                raise self._unavailable(error) from error
-            again: list[Any] = yield Call(session, "query", (postgres_listing.NAMELESS, until))
-            return again
+
+        return postgres_listing.chosen(self.alias, drive(self._aside(row))[0])
 
     diagnose = postgres_doctor.findings
-
-    def blocking(self) -> Iterable[LockInfo]:
-        def listed(session: PostgresSession) -> Flow[list[Any]]:
-            until = time.monotonic() + STATEMENT_LIMIT
-            rows: list[Any] = yield Call(session, "query", (postgres_relations.BLOCKING, until))
-            return rows
-
-        return postgres_relations.blocking(self.alias, drive(self._aside(listed)))
 
     def break_lock(self, info: LockInfo) -> bool:
         statement = postgres_listing.breaking(info)

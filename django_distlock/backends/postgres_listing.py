@@ -1,52 +1,28 @@
-"""Who holds and who waits for PostgreSQL's advisory locks, as an operator sees it; their names; and ending a holder."""
+"""Who holds and who waits for locks of PostgreSQL, as an operator sees it; their names; and ending a holder."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_distlock.records import MOST_WAITING, LockInfo
+from django_distlock.lockquery import Chosen
+from django_distlock.records import LockInfo
 
 from .notes import BATCH, TABLE, NotesSQL
-from .texts import Holdings, readable
+from .postgres_select import CLOCK, NUMBER, literal
+from .texts import others_of, readable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from django_distlock.names import LockKey
 
-NUMBER = "((classid::bigint << 32) | objid::bigint)"
 OURS = (
     "locktype = 'advisory' AND objsubid = 1"
     " AND pg_locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
-CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-# Each view is read once, whatever the planner thinks of its size, and sessions and names are told apart from the locks,
-# of which there may be thousands; what belongs together is joined here. `IS TRUE` makes it a hash: a planner that takes
-# a table for small, because it grew since it was analyzed, would compare each lock with each name. Who waits does so
-# since its statement began.
-_LIST = f"""
-WITH locks AS MATERIALIZED (
-    SELECT {NUMBER} AS number, granted, mode, pid FROM pg_locks
-    JOIN pg_database here ON here.oid = pg_locks.database AND here.datname = current_database()
-    WHERE locktype = 'advisory' AND objsubid = 1
-)
-SELECT (SELECT json_agg(json_build_array(pid::text, application_name, host(client_addr), usename,
-                                         extract(epoch FROM backend_start)::text,
-                                         extract(epoch FROM state_change)::text,
-                                         extract(epoch FROM xact_start)::text, extract(epoch FROM query_start)::text))
-        FROM pg_stat_activity WHERE (pid IN (SELECT pid FROM locks)) IS TRUE),
-       json_agg(json_build_array(number::text, granted, mode, pid::text)), {{names}}
-FROM locks
-"""  # noqa: S608 - constants
-_NAMES = f"""
-(SELECT json_agg(json_build_array(lock_key, name, other, session::text, since, holder))
- FROM {TABLE} WHERE (lock_key IN (SELECT number::text FROM locks)) IS TRUE)
-"""  # noqa: S608 - constants
-LIST, NAMELESS = _LIST.format(names=_NAMES).encode(), _LIST.format(names="NULL").encode()
 # The conditions are looked at first: only a session that holds this very lock is ended.
 BREAK = f"""
 SELECT pg_terminate_backend(pid) FROM pg_locks LEFT JOIN pg_stat_activity USING (pid)
@@ -68,14 +44,6 @@ class Server(NamedTuple):
     application: str | None = None
     address: str | None = None
     user: str | None = None
-    began: str | None = None
-    changed: str | None = None
-    transaction: str | None = None
-    asked: str | None = None
-
-    @property
-    def ours(self) -> bool:
-        return (self.application or "").startswith("distlock")
 
     def who(self, told: str | None = None) -> str:
         """host:pid:thread as the holder itself has told, or what its session is called; and what the server says."""
@@ -85,90 +53,93 @@ class Server(NamedTuple):
         return f"{who}, {server}" if who else server
 
 
-class Note(NamedTuple):
-    """What is noted of a key; ``since`` and ``holder`` of the hold by ``session``."""
-
-    name: str | None = None
-    other: str = ""
-    session: str = ""
-    since: int = 0
-    holder: str = ""
-
-    def of(self, server: Server) -> bool:
-        """Is it of a hold of that session? Process ids come again."""
-        return self.session == server.pid and self.since >= float(server.began or 0) * 1_000_000
-
-
 class Held(NamedTuple):
-    """A lock that is held or waited for."""
+    """A lock that is held, as the statement of postgres_select shows it; times in microseconds since 1970."""
 
-    number: str
-    granted: bool
-    mode: str
+    kind: str
+    key: str
+    shared: bool
     pid: str
+    name: str | None
+    since: int | None
+    noted: int | None
+    told: str | None
+    other: str | None
+    waiters: int
+    mode: str | None
+    blocks: str | None
+    application: str | None
+    address: str | None
+    user: str | None
+    began: str | None
+    changed: str | None
+
+    @property
+    def server(self) -> Server:
+        return Server(self.pid, self.application, self.address, self.user)
 
 
-def infos(alias: str, sessions: str | None, locks: str | None, names: str | None) -> list[LockInfo]:
-    """The held locks; for each who waits, and what else its session holds."""
-    servers = {each[0]: Server(*each) for each in json.loads(sessions or "[]")}
-    notes = {key: Note(readable(name), readable(other), *rest) for key, name, other, *rest in json.loads(names or "[]")}
-    held: list[Held] = []
-    waiting: dict[str, list[Server]] = defaultdict(list)
-    holdings = Holdings()
-    for each in json.loads(locks or "[]"):
-        lock = Held(*each)
-        if lock.granted:
-            held.append(lock)
-            holdings.add(lock.pid, lock.number, notes.get(lock.number, Note()).name)
-        else:
-            waiting[lock.number].append(servers.get(lock.pid) or Server(lock.pid))
-    for queue in waiting.values():
-        queue.sort(key=lambda server: float(server.asked or "inf"))
-    return [
-        _info(
-            alias,
-            lock,
-            notes.get(lock.number, Note()),
-            servers.get(lock.pid) or Server(lock.pid),
-            waiting.get(lock.number, ()),
-            holdings,
-        )
-        for lock in held
-    ]
-
-
-def _info(
-    alias: str, lock: Held, note: Note, server: Server, waiting: Sequence[Server], holdings: Holdings
-) -> LockInfo:
-    since = note.since if note.of(server) else None
-    details = {"pid": lock.pid or "", "application_name": server.application or ""}
-    more = {
-        "last_statement": server.changed,
-        "backend_start": server.began,
-        "noted": since and str(since),
-        "also_holds": holdings.others(lock.pid, lock.number),
-        "collision": note.other,
+def chosen(alias: str, row: Sequence[str | None]) -> Chosen:
+    """What the one row of the statement says."""
+    total, matching, held, others, queues = row
+    sessions = {
+        pid: (count, [(key, readable(name) if name else key) for key, name in some])
+        for pid, count, some in _list(others)
     }
+    waiting = {key: tuple(Server(*who).who() for who in some) for key, some in _list(queues)}
+    found = (Held(*each) for each in _list(held))
+    infos = [
+        _named(alias, each, waiting.get(each.key, ()), *sessions.get(each.pid, (1, ())))
+        if each.kind == "named"
+        else _blocking(alias, each)
+        for each in found
+    ]
+    return Chosen(infos, int(matching or 0), int(total or 0))
+
+
+def _list(text: str | None) -> list[Any]:
+    return json.loads(text) if text else []
+
+
+def _named(alias: str, lock: Held, waiting: tuple[str, ...], count: int, beside: Iterable[tuple[str, str]]) -> LockInfo:
+    """``beside`` it the session holds others, ``count`` with this one."""
+    more = {
+        "last_statement": lock.changed,
+        "backend_start": lock.began,
+        "noted": lock.noted and str(lock.noted),
+        "also_holds": others_of(beside, count, lock.key),
+        "collision": lock.other and readable(lock.other),
+    }
+    details = {"pid": lock.pid or "", "application_name": lock.application or ""}
     return LockInfo(
         backend=alias,
-        key=lock.number,
-        name=note.name,
-        shared=lock.mode == "ShareLock",
-        holder=server.who(note.holder if since else None),
-        acquired_at=_acquired_at(since, server),
-        waiters=len(waiting),
-        waiting=tuple(waiter.who() for waiter in waiting[:MOST_WAITING]),
+        key=lock.key,
+        name=None if lock.name is None else readable(lock.name),
+        shared=lock.shared,
+        holder=lock.server.who(lock.told),
+        acquired_at=_moment(lock.since),
+        waiters=lock.waiters,
+        waiting=waiting,
         details=details | {key: value for key, value in more.items() if value},
     )
 
 
-def _acquired_at(since: int | None, server: Server) -> datetime | None:
-    """As noted; else the start of the transaction, inside which our own sessions never are."""
-    if since is not None:
-        return datetime.fromtimestamp(since / 1_000_000, UTC)
-    if server.transaction is None or server.ours:
-        return None
-    return datetime.fromtimestamp(float(server.transaction), UTC)
+def _blocking(alias: str, lock: Held) -> LockInfo:
+    """On a table or its rows."""
+    details = {"kind": lock.kind, "pid": lock.pid, "mode": lock.mode, "blocks": lock.blocks}
+    return LockInfo(
+        backend=alias,
+        key=lock.key,
+        name=lock.name,
+        holder=f"{lock.user or 'unknown'} at {lock.address or 'local'}, server process {lock.pid}, {lock.application}",
+        acquired_at=_moment(lock.since),
+        waiters=lock.waiters,
+        details={key: value or "" for key, value in details.items()},
+    )
+
+
+def _moment(microseconds: int | None) -> datetime | None:
+    return None if microseconds is None else datetime.fromtimestamp(microseconds / 1_000_000, UTC)
 
 
 def breaking(info: LockInfo) -> bytes | None:
@@ -193,7 +164,7 @@ class PostgresNotes(NotesSQL):
     passing = frozenset({"40P01", "55P03", "57014", "40001"})
 
     def text(self, value: str) -> str:
-        return f"convert_from(decode('{value.encode('ascii', 'replace').hex()}', 'hex'), 'UTF8')"
+        return literal(value)
 
     def key(self, key: LockKey) -> str:
         return str(key.number)

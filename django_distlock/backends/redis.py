@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock.exceptions import BackendUnavailable
+from django_distlock.lockquery import Chosen, LockQuery, Mine, chosen
 from django_distlock.records import Claim, Grant, LockInfo, drift
 from django_distlock.waiting import Flow, adrive, drive
 
@@ -27,7 +29,7 @@ from .redis_target import Target
 from .remains import GHOSTS, Remains
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from .redis_protocol import Script
 
@@ -247,8 +249,15 @@ class RedisBackend(Backend):
     diagnose = redis_doctor.findings
 
     def inspect(self) -> Iterable[LockInfo]:
+        return self._listed(None)
+
+    def select(self, query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] = ()) -> Chosen | None:
+        """Only where it is known which keys to look at."""
+        return None if query.keys is None else chosen(self._listed(query.keys), query, datetime.now(UTC))
+
+    def _listed(self, keys: frozenset[str] | None) -> list[LockInfo]:
         with self._wrapped():
-            return drive(listed(self.pool, self.alias, PATIENCE))
+            return drive(listed(self.pool, self.alias, PATIENCE, keys))
 
     def break_lock(self, info: LockInfo) -> bool:
         with self._wrapped():

@@ -18,6 +18,8 @@ from .redis_protocol import ReplyError, pack, unknown_script
 from .redis_scripts import BREAK, HELD, LOOK, PREFIX, keys_named
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from django_distlock.names import LockKey
     from django_distlock.waiting import Flow
 
@@ -107,21 +109,16 @@ def _moment(microseconds: object) -> datetime | None:
         return None
 
 
-def listed(pool: Pool, alias: str, patience: float) -> Flow[list[LockInfo]]:
-    """The locks that are held on the server of ``pool``. LinkError if an answer takes ``patience`` seconds."""
+def listed(pool: Pool, alias: str, patience: float, wanted: Iterable[str] | None = None) -> Flow[list[LockInfo]]:
+    """The locks that are held on the server of ``pool``, or those of the ``wanted`` keys. LinkError if an answer takes
+    ``patience`` seconds."""
     link = yield from pool.link(time.monotonic() + patience)
     found: list[LockInfo] = []
     try:
-        cursor, texts = b"0", set[bytes]()
-        while True:
-            link.send(pack("SCAN", cursor, "MATCH", PREFIX + b"*" + HELD, "COUNT", _SCANNED))
-            reply = yield Call(link, "receive", (time.monotonic() + patience,))
-            if isinstance(reply, Exception):
-                raise Refused(f"Redis refused: {reply}") from reply
-            cursor = reply[0]
-            texts.update(text for text in map(text_of, reply[1]) if text is not None)
-            if cursor == b"0":
-                break
+        if wanted is None:
+            texts = yield from _scanned(link, patience)
+        else:
+            texts = {key.encode("latin-1", "replace") for key in wanted}
         names = sorted(texts)
         for at in range(0, len(names), _AT_ONCE):
             found += yield from _looked(alias, link, names[at : at + _AT_ONCE], patience)
@@ -130,6 +127,19 @@ def listed(pool: Pool, alias: str, patience: float) -> Flow[list[LockInfo]]:
         raise
     pool.give(link)
     return found
+
+
+def _scanned(link: Link, patience: float) -> Flow[set[bytes]]:
+    cursor, texts = b"0", set[bytes]()
+    while True:
+        link.send(pack("SCAN", cursor, "MATCH", PREFIX + b"*" + HELD, "COUNT", _SCANNED))
+        reply = yield Call(link, "receive", (time.monotonic() + patience,))
+        if isinstance(reply, Exception):
+            raise Refused(f"Redis refused: {reply}") from reply
+        cursor = reply[0]
+        texts.update(text for text in map(text_of, reply[1]) if text is not None)
+        if cursor == b"0":
+            return texts
 
 
 def _looked(alias: str, link: Link, texts: list[bytes], patience: float) -> Flow[list[LockInfo]]:

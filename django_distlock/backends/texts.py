@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # Characters that a narrow column takes.
 SHORT = 255
@@ -48,8 +52,13 @@ class Holdings:
             named[key] = name or key
 
     def others(self, session: str | None, key: str) -> str:
-        """The names of the others that ``session`` holds, as far as there is room; empty if there are none."""
-        others = self._count[session] - 1
-        names = [name for each, name in self._named[session].items() if each != key][:MOST_NAMED]
-        more = others - len(names)
-        return ", ".join([*names, f"{more} more"] if more > 0 else names)
+        """:func:`others_of` what ``session`` holds."""
+        return others_of(self._named[session].items(), self._count[session], key)
+
+
+def others_of(held: Iterable[tuple[str, str]], count: int, key: str) -> str:
+    """The names of the ``count`` locks that a session holds, without that of ``key``, as far as there is room; empty if
+    there are no others. ``held`` are keys and names of some, one more than are named."""
+    names = [name for each, name in held if each != key][:MOST_NAMED]
+    more = count - 1 - len(names)
+    return ", ".join([*names, f"{more} more"] if more > 0 else names)

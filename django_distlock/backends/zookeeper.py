@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kazoo.exceptions import NoNodeError, ZookeeperError
 
 from django_distlock.exceptions import BackendUnavailable
+from django_distlock.lockquery import Chosen, LockQuery, Mine, chosen
 from django_distlock.records import Claim, Grant, LockInfo
 from django_distlock.waiting import Flow, adrive, drive
 
@@ -22,7 +24,7 @@ from .zookeeper_queue import Place
 from .zookeeper_session import Dropped, Late, Over, Session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 # A caller that does not wait still grants the server this long to answer; seconds.
 LEAST_PATIENCE = 0.5
@@ -198,7 +200,14 @@ class ZooKeeperBackend(Backend):
     diagnose = zookeeper_doctor.findings
 
     def inspect(self) -> Iterable[LockInfo]:
-        return drive(self._asked(lambda session, until: listed(session, until, self.alias)))
+        return self._listed(None)
+
+    def select(self, query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] = ()) -> Chosen | None:
+        """Only where it is known which nodes to look at."""
+        return None if query.keys is None else chosen(self._listed(query.keys), query, datetime.now(UTC))
+
+    def _listed(self, keys: frozenset[str] | None) -> list[LockInfo]:
+        return drive(self._asked(lambda session, until: listed(session, until, self.alias, keys)))
 
     def break_lock(self, info: LockInfo) -> bool:
         return bool(drive(self._asked(lambda session, until: find(session, until, info.key, info.fence))))

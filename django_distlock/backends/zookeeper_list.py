@@ -11,7 +11,7 @@ from django_distlock.records import MOST_WAITING
 from .zookeeper_nodes import Node, described, holder_of, holders, queue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from django_distlock.records import LockInfo
     from django_distlock.waiting import Flow
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 BATCH = 500
 
 
-def listed(session: Session, until: float, alias: str) -> Flow[list[LockInfo]]:
-    """Every holder: three rounds, whatever their number up to BATCH."""
-    (keys,) = yield from _answers(session, until, [_children(session.path)])
-    if keys is None:
-        return []
+def listed(session: Session, until: float, alias: str, wanted: Collection[str] | None = None) -> Flow[list[LockInfo]]:
+    """Every holder, or those of the ``wanted`` keys: three rounds, or two, whatever their number up to BATCH."""
+    if wanted is None:
+        (found,) = yield from _answers(session, until, [_children(session.path)])
+        keys = found or []
+    else:
+        keys = sorted(filter(str.isalnum, wanted))  # what is none of our keys must not be a path
     queues = yield from _answers(session, until, [_children(f"{session.path}/{key}") for key in keys])
     held: list[tuple[str, Node, int]] = []
     told: list[str] = []

@@ -28,14 +28,12 @@ from . import breaking, filters
 from .changelist import HeldLockChangeList
 from .columns import Columns
 from .recent import recent
-from .rows import listed, listed_once
+from .rows import Row, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from django.http import HttpRequest, HttpResponse
-
-    from .rows import Row, Rows
 
     Base = admin.ModelAdmin[HeldLock]
 else:
@@ -123,7 +121,7 @@ class HeldLockAdmin(Columns, Base):
     # the list
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        return listed_once(request)
+        return Rows()
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[HeldLockChangeList]:
         return HeldLockChangeList
@@ -143,7 +141,7 @@ class HeldLockAdmin(Columns, Base):
         if request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
             raise PermissionDenied
         pk = unquote(object_id)
-        row = self._find(rows := listed(pk.partition("/")[0]), pk)
+        row = self._find(rows := self._at(pk), pk)
         if row is None:
             return self._gone(request, rows, pk)
         context = {
@@ -159,18 +157,19 @@ class HeldLockAdmin(Columns, Base):
         }
         return self._page(request, "detail", context)
 
+    def _at(self, pk: str) -> Rows:
+        return Rows().of(pk.partition("/")[0]).at([pk])
+
     def _find(self, rows: Rows, pk: str) -> Row | None:
         return next((row for row in rows.rows if row.pk == pk), None)
 
     def _gone(self, request: HttpRequest, rows: Rows, pk: str) -> HttpResponse:
         """The holder has it no more; or nobody knows, because the alias does not answer."""
-        place = pk.rpartition("/")[0]
-        now = [row for row in rows.rows if row.place == place]
         unanswered = rows.errors[0] if rows.errors else None
         context = {
             "title": _("This lock cannot be looked at now") if unanswered else _("This lock is no longer held"),
             "unanswered": unanswered,
-            "others": [(row.label, self.address(request, "change", row.pk)) for row in now],
+            "others": [(row.label, self.address(request, "change", row.pk)) for row in rows.rows],
         }
         # an alias that is not configured has nothing
         known = unanswered is not None and bool(unanswered.backend)
@@ -180,14 +179,15 @@ class HeldLockAdmin(Columns, Base):
 
     @admin.action(permissions=["break"], description=gettext_lazy("Break selected locks"))
     def break_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        rows: Sequence[Row] = queryset.rows
-        if not rows:
+        if not queryset:
             self.message_user(request, _("None of these locks is still held."), messages.WARNING)
             return None
-        if len(rows) > breaking.MOST:
+        if len(queryset) > breaking.MOST:
             text = _("At most %d locks can be broken at once.") % breaking.MOST
             self.message_user(request, text, messages.ERROR)
             return None
+        # the locks that were chosen, or, with "select_across", all that match
+        rows = queryset.having(start=0, stop=breaking.MOST).rows if isinstance(queryset, Rows) else queryset
         return self._confirmation(request, rows)
 
     def confirm_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -195,7 +195,7 @@ class HeldLockAdmin(Columns, Base):
         if request.method not in ("GET", "HEAD") or not self.has_break_permission(request):
             raise PermissionDenied
         pk = unquote(object_id)
-        row = self._find(rows := listed(pk.partition("/")[0]), pk)
+        row = self._find(rows := self._at(pk), pk)
         return self._gone(request, rows, pk) if row is None else self._confirmation(request, [row])
 
     def _confirmation(self, request: HttpRequest, rows: Sequence[Row]) -> HttpResponse:

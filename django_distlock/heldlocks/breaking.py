@@ -17,14 +17,14 @@ from django_distlock import BackendUnavailable, DistlockError, UnsupportedOperat
 from django_distlock.models import HeldLock
 from django_distlock.oneline import one_line
 
-from .rows import listed, seen
+from .rows import Rows, seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from django.http import HttpRequest
 
-    from .rows import Row, Rows
+    from .rows import Row
 
 # Locks that one confirmation can be about.
 MOST = 100
@@ -49,7 +49,7 @@ def break_all(request: HttpRequest, confirmed: Iterable[str], reason: str) -> No
         by_alias.setdefault(text.partition("/")[0], []).append(seen(text))
     broken: list[Row] = []
     for alias, shown in by_alias.items():
-        rows = listed(alias)
+        rows = Rows().of(alias).at(pk for pk, _mark, _stamp in shown)
         if rows.errors:
             _complain(request, alias, str(rows.errors[0].error))
             continue
@@ -85,7 +85,7 @@ def _broken(request: HttpRequest, row: Row, reason: str) -> bool:
     if broken:
         _note(request, row, reason)
     else:
-        _tell_gone(request, listed(row.info.backend), row.pk, row.label)
+        _tell_gone(request, Rows().of(row.info.backend).at([row.pk]), row.pk, row.label)
     return broken
 
 

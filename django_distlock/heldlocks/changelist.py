@@ -8,7 +8,9 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ORDER_VAR, ChangeList
 from django.utils.translation import gettext as _
 
-from .rows import SORTS
+from django_distlock.lookup import aliases
+
+from .rows import SORTS, sorts
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from .rows import Rows
 
 OLDEST_FIRST = "-lock__age"
+# What is beyond is no page: engines count up to 2^63.
+MOST_PAGES = 10**9
 
 
 class HeldLockChangeList(ChangeList):
@@ -34,8 +38,18 @@ class HeldLockChangeList(ChangeList):
             rows = spec.queryset(request, rows)
         self.clear_all_filters_qs = self.get_query_string(remove=list(self.get_filters_params()))
         if self.query:
-            rows = rows.search(self.query)
-        return rows.order_by(*self._ordering())
+            rows = rows.having(text=self.query)
+        first = self.list_per_page * max(0, min(self.page_num, MOST_PAGES) - 1)
+        rows = rows.having(order=sorts(self._ordering()), start=first, stop=first + self.list_per_page)
+        return rows
+
+    def get_results(self, request: HttpRequest) -> None:
+        root: Any = self.root_queryset
+        self.root_queryset = _All(self.queryset)  # type: ignore[assignment]
+        super().get_results(request)
+        self.root_queryset = root
+        # of the others nobody has asked how many they have
+        self.show_full_result_count = self.params.get("using") not in aliases()
 
     def _get_default_ordering(self) -> list[str]:
         """Not an attribute of the ModelAdmin, because the admin's checks look for a field of that name."""
@@ -55,6 +69,15 @@ class HeldLockChangeList(ChangeList):
     @property
     def unanswered(self) -> list[Any]:
         """Reports of aliases that do not answer; only of the one that is filtered for."""
-        rows: Rows = self.root_queryset  # type: ignore[assignment]
-        chosen = self.params.get("using")
-        return [report for report in rows.errors if chosen not in rows.aliases or report.alias == chosen]
+        rows: Any = self.queryset
+        return list(rows.errors)
+
+
+class _All:
+    """All that there are: their number is known with that of those that match."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows: Rows = rows
+
+    def count(self) -> int:
+        return self._rows.total

@@ -7,28 +7,29 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
-from .rows import listed_once
+from django_distlock.lookup import aliases
+
+from .rows import KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from django.http import HttpRequest
 
-    from .rows import Row, Rows
+    from .rows import Rows
+
+_KINDS = {shown: kind for kind, shown in KINDS.items()} | {"named": "named"}
 
 
 class RowFilter(admin.SimpleListFilter):
-    """A choice of values, and what it takes to have each of them."""
+    """A choice of values, and what each of them asks of LockQuery."""
 
-    def condition(self, value: str) -> Callable[[Row], bool]:
+    def narrowed(self, rows: Rows, value: str) -> Rows:
         raise NotImplementedError
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         value = self.value()
         if value is None or value not in {choice for choice, _label in self.lookup_choices}:
             return queryset
-        rows: Rows = queryset
-        return rows.where(self.condition(value))
+        return self.narrowed(queryset, value)
 
 
 class AliasFilter(RowFilter):
@@ -36,11 +37,11 @@ class AliasFilter(RowFilter):
     parameter_name = "using"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        aliases = listed_once(request).aliases
-        return [(alias, alias) for alias in aliases] if len(aliases) > 1 else []
+        every = aliases()
+        return [(alias, alias) for alias in every] if len(every) > 1 else []
 
-    def condition(self, value: str) -> Callable[[Row], bool]:
-        return lambda row: row.info.backend == value
+    def narrowed(self, rows: Rows, value: str) -> Rows:
+        return rows.of(value)
 
 
 class ModeFilter(RowFilter):
@@ -50,8 +51,8 @@ class ModeFilter(RowFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [("exclusive", _("exclusive")), ("shared", _("shared"))]
 
-    def condition(self, value: str) -> Callable[[Row], bool]:
-        return lambda row: row.info.shared == (value == "shared")
+    def narrowed(self, rows: Rows, value: str) -> Rows:
+        return rows.having(shared=value == "shared")
 
 
 class WaitersFilter(RowFilter):
@@ -61,8 +62,8 @@ class WaitersFilter(RowFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [("yes", _("somebody waits")), ("no", _("nobody waits"))]
 
-    def condition(self, value: str) -> Callable[[Row], bool]:
-        return lambda row: bool(row.info.waiters) == (value == "yes")
+    def narrowed(self, rows: Rows, value: str) -> Rows:
+        return rows.having(awaited=value == "yes")
 
 
 class AgeFilter(RowFilter):
@@ -77,8 +78,8 @@ class AgeFilter(RowFilter):
             ("3600", _("over 1 hour")),
         ]
 
-    def condition(self, value: str) -> Callable[[Row], bool]:
-        return lambda row: row.age is not None and row.age > int(value)
+    def narrowed(self, rows: Rows, value: str) -> Rows:
+        return rows.having(older=float(value))
 
 
 class KindFilter(RowFilter):
@@ -88,5 +89,5 @@ class KindFilter(RowFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [("named", _("named lock")), ("table", _("table")), ("row", _("row lock"))]
 
-    def condition(self, value: str) -> Callable[[Row], bool]:
-        return lambda row: row.kind == value
+    def narrowed(self, rows: Rows, value: str) -> Rows:
+        return rows.having(kind=_KINDS[value])

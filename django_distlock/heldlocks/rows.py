@@ -6,22 +6,23 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
-from operator import attrgetter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from django.utils import timezone
+from django.utils.functional import cached_property  # the one of functools locks all instances before Python 3.12
 
-from django_distlock import UnsupportedOperation, break_lock, held_locks
+from django_distlock import UnsupportedOperation, break_lock
+from django_distlock.lockquery import LockQuery, kind_of
+from django_distlock.lookup import find_locks
 from django_distlock.models import HeldLock
 from django_distlock.oneline import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from datetime import datetime
 
-    from django.http import HttpRequest
-
+    from django_distlock.lockquery import LockPage
     from django_distlock.records import BackendReport, LockInfo
 
 # What tells one holder from the next, by engine. What a holder says of itself is not there: it may come to know more.
@@ -39,15 +40,18 @@ class Row:
     """One held lock at the time ``now``."""
 
     info: LockInfo
-    engine: str
-    breakable: bool
+    report: BackendReport
     now: datetime
+
+    @property
+    def breakable(self) -> bool:
+        return self.report.breakable and self.kind == "named"
 
     @property
     def kind(self) -> str:
         """named, table or row."""
-        kind = self.info.details.get("kind")
-        return "named" if kind is None else KINDS.get(kind, kind)
+        kind = kind_of(self.info)
+        return KINDS.get(kind, kind)
 
     @property
     def label(self) -> str:
@@ -116,50 +120,68 @@ def _digest(*parts: str) -> str:
 
 
 class Rows:
-    """What Django's ChangeList, its paginator and its actions ask of a queryset, over rows that are there already.
-
-    Objects of the model are made for the rows of one page only.
+    """What Django's ChangeList, its paginator and its actions ask of a queryset. The engines are asked when somebody
+    wants to know, and then for the locks of one page and for how many there are at once.
     """
 
     ordered = True
 
-    def __init__(self, rows: Iterable[Row], errors: Sequence[BackendReport] = (), aliases: Sequence[str] = ()) -> None:
-        self.rows = list(rows)
-        self.errors = tuple(errors)
-        self.aliases = tuple(aliases)
+    def __init__(self, query: LockQuery | None = None, using: str | None = None, places: frozenset[str] = frozenset()):
+        self._query = query or LockQuery()
+        self._using = using
+        self._places = places
 
-    def where(self, condition: Callable[[Row], bool]) -> Rows:
-        """Those of which the condition is true."""
-        return Rows(filter(condition, self.rows), self.errors, self.aliases)
+    def having(self, **wanted: Any) -> Rows:
+        """Those for which fields of LockQuery have these values, too."""
+        return Rows(replace(self._query, **wanted), self._using, self._places)
 
-    def filter(self, *, pk__in: Iterable[str]) -> Rows:
+    def of(self, alias: str) -> Rows:
+        return Rows(self._query, alias, self._places)
+
+    def at(self, pks: Iterable[str]) -> Rows:
+        """Those of the same locks as the primary keys, by whomever they are held now."""
+        places = frozenset(pk.rpartition("/")[0] for pk in pks)
+        keys = frozenset(place.partition("/")[2] for place in places)
+        # a key that is not in the address has to be looked for
+        known = None if any(key.startswith("~") for key in keys) else keys
+        return Rows(replace(self._query, keys=known, start=0, stop=None), self._using, places)
+
+    def filter(self, *, pk__in: Iterable[str]) -> list[Row]:
         """Those with one of the primary keys: what an action was asked for."""
         wanted = set(pk__in)
-        return self.where(lambda row: row.pk in wanted)
+        return [row for row in self.at(wanted).rows if row.pk in wanted]
 
-    def search(self, query: str) -> Rows:
-        """Those whose name, or key, contains the text; upper and lower case are one."""
-        part = query.casefold()
-        return self.where(lambda row: part in (row.info.name or "").casefold() or part in row.info.key.casefold())
+    @cached_property
+    def _page(self) -> LockPage:
+        return find_locks(self._query, self._using)
 
-    def order_by(self, *fields: str) -> Rows:
-        """Sorted by names of SORTS, with a minus for the other way round; what is not known comes last in both."""
-        found = list(self.rows)
-        for field in reversed(fields):
-            value, reverse = SORTS[field.removeprefix("-")], field.startswith("-")
-            known = [row for row in found if value(row) is not None]
-            known.sort(key=value, reverse=reverse)
-            found = known + [row for row in found if value(row) is None]
-        return Rows(found, self.errors, self.aliases)
+    @cached_property
+    def rows(self) -> list[Row]:
+        now = timezone.now()
+        reports = {report.alias: report for report in self._page.reports}
+        rows = (Row(info, reports[info.backend], now) for info in self._page.locks)
+        return [row for row in rows if not self._places or row.place in self._places]
+
+    @property
+    def errors(self) -> list[BackendReport]:
+        """Of the aliases that do not answer."""
+        return [report for report in self._page.reports if report.error is not None]
+
+    @property
+    def total(self) -> int:
+        """How many there are, whether they match or not."""
+        return self._page.total
 
     def count(self) -> int:
-        return len(self.rows)
+        return self._page.matching
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self.count()
 
     def __getitem__(self, part: slice) -> list[HeldLock]:
-        return [row.as_object() for row in self.rows[part]]
+        if (part.start or 0) != self._query.start:
+            return self.having(start=part.start or 0, stop=part.stop)[part]
+        return [row.as_object() for row in self.rows]
 
     def __iter__(self) -> Iterator[HeldLock]:
         return iter(self[:])
@@ -168,42 +190,31 @@ class Rows:
         return self[:]
 
 
-SORTS: dict[str, Callable[[Row], Any]] = {
-    "lock__name": lambda row: (row.info.name or row.info.key).casefold(),
-    "lock__backend": attrgetter("info.backend"),
-    "lock__mode": attrgetter("info.shared"),
-    "lock__holder": lambda row: row.info.holder and row.info.holder.casefold(),
-    "lock__age": attrgetter("age"),
-    "lock__ttl": attrgetter("ttl_left"),
-    "lock__waiters": attrgetter("info.waiters"),
+# By what the columns are sorted.
+SORTS = {
+    "lock__name": "name",
+    "lock__backend": "backend",
+    "lock__mode": "mode",
+    "lock__holder": "holder",
+    "lock__age": "-since",
+    "lock__ttl": "expiry",
+    "lock__waiters": "waiters",
 }
+
+
+def sorts(fields: Iterable[str]) -> tuple[str, ...]:
+    """The order of a LockQuery for names of SORTS, with a minus for the other way round."""
+    return tuple(
+        SORTS[field.removeprefix("-")] if field[:1] != "-" else _turned(SORTS[field.removeprefix("-")])
+        for field in fields
+    )
+
+
+def _turned(field: str) -> str:
+    return field[1:] if field[:1] == "-" else f"-{field}"
 
 
 def seen(text: str) -> tuple[str, str, float]:
     """Primary key, mark and time of :attr:`Row.seen`."""
     match = _SEEN.fullmatch(text)
     return (match["pk"], match["mark"], float(match["stamp"])) if match else (text, "?", float("inf"))
-
-
-def listed(using: str | None = None) -> Rows:
-    """All that is held now, and which aliases do not answer; of one alias, or of all."""
-    now = timezone.now()
-    reports = held_locks(using)
-    return Rows(
-        (
-            Row(info, report.backend, report.breakable and "kind" not in info.details, now)
-            for report in reports
-            for info in report.locks
-        ),
-        [report for report in reports if report.error is not None],
-        [report.alias for report in reports],
-    )
-
-
-def listed_once(request: HttpRequest) -> Rows:
-    """:func:`listed` of all aliases, once for each request."""
-    found: Rows | None = getattr(request, "_distlock_rows", None)
-    if found is None:
-        found = listed()
-        request._distlock_rows = found  # type: ignore[attr-defined]
-    return found

@@ -18,7 +18,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
 from django_distlock import LockLost, advisory_lock
-from django_distlock.heldlocks.rows import listed
+from django_distlock.heldlocks.rows import Rows
 from django_distlock.registry import registry
 from tests.conftest import eventually
 from tests.processes import Child, Servant
@@ -163,13 +163,13 @@ def scene(holder: Servant, logged_in: Page) -> None:
 
 
 def waiters_of(using: str, name: str) -> int | None:
-    return next((row.info.waiters for row in listed(using).rows if row.info.name == name), None)
+    return next((row.info.waiters for row in Rows().of(using).rows if row.info.name == name), None)
 
 
 def end_scene() -> None:
     """Who waited and was killed may have become a holder just before: its lease would last for half a minute."""
     for using, _name, _waiters in SCENE[2:]:  # sessions end with their processes
-        for row in listed(using).rows:
+        for row in Rows().of(using).rows:
             if row.info.name in {name for _using, name, _waiters in SCENE}:
                 row.take_away("the scene is over")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from django.contrib.admin.utils import quote
 
-from django_distlock.heldlocks.rows import listed
+from django_distlock.heldlocks.rows import Rows
 
 from .people import LIST
 
@@ -40,7 +40,7 @@ def names(client: Client, query: str = "") -> list[str]:
 
 def row_of(using: str, name: str) -> Row:
     """The held lock with this name."""
-    (row,) = [row for row in listed(using).rows if row.info.name == name]
+    (row,) = [row for row in Rows().of(using).rows if row.info.name == name]
     return row
 
 

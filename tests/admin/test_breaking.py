@@ -19,7 +19,7 @@ from django_distlock.backends.memory import MemoryBackend
 from django_distlock.heldlocks import breaking
 from django_distlock.heldlocks import rows as rows_module
 from django_distlock.heldlocks.rows import Row, seen
-from django_distlock.records import LockInfo
+from django_distlock.records import BackendReport, LockInfo
 
 from .pages import address, row_of, text
 from .people import BREAK, LIST
@@ -180,7 +180,8 @@ def test_a_session_that_let_go_and_came_back_is_another_holding() -> None:
     def held(seconds: float | None, looked: float = 100.0) -> Row:
         since = None if seconds is None else start + timedelta(seconds=seconds)
         info = LockInfo(backend="a", key="1", acquired_at=since, details={"pid": "7"})
-        return Row(info, "AdvisoryBackend", True, start + timedelta(seconds=looked))
+        report = BackendReport(alias="a", backend="AdvisoryBackend", breakable=True)
+        return Row(info, report, start + timedelta(seconds=looked))
 
     for shown, now, same in [
         (held(50), held(50.2), True),

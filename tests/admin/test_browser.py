@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from django.contrib.admin.models import LogEntry
 
-from django_distlock.heldlocks.rows import listed
+from django_distlock.heldlocks.rows import Rows
 
 from .browsing import BESIDE, SCENE
 from .pages import address, row_of
@@ -96,7 +96,7 @@ def test_one_lock_and_breaking_it(page: Page, holder: Servant, using: str) -> No
 
 
 def next_holder(before: Row) -> Row | None:
-    rows = listed(before.info.backend).rows
+    rows = Rows().of(before.info.backend).rows
     return next((row for row in rows if row.place == before.place and row.pk != before.pk), None)
 
 

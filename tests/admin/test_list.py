@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 import pytest
 from django.contrib.admin.sites import site
 from django.core import checks
-from django.utils import timezone
 
 from django_distlock import advisory_lock
 from django_distlock.heldlocks import rows as rows_module
 from django_distlock.models import HeldLock
-from django_distlock.records import LockInfo
 
-from .pages import names, rows
+from .pages import names, rows, text
 from .people import LIST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from django.test import Client
+
+    from django_distlock.lockquery import LockPage, LockQuery
 
 pytestmark = pytest.mark.usefixtures("two_aliases")
 
@@ -83,13 +83,6 @@ def test_search_filters_and_sorting(as_: Callable[..., Client]) -> None:
         assert names(viewer, query) == expected, query
 
 
-def test_what_is_not_known_comes_last() -> None:
-    infos = [LockInfo(backend="a", key=str(waiters), waiters=waiters) for waiters in (None, 0, 3)]
-    found = rows_module.Rows(rows_module.Row(info, "B", True, timezone.now()) for info in infos)
-    for order, expected in (("lock__waiters", ["0", "3", "None"]), ("-lock__waiters", ["3", "0", "None"])):
-        assert [row.info.key for row in found.order_by(order).rows] == expected
-
-
 @pytest.mark.usefixtures("held")
 def test_sorting_is_told_to_screen_readers(boss: Client) -> None:
     page = boss.get(f"{LIST}?o=-1.2").text
@@ -117,10 +110,32 @@ def test_pages_and_the_total(boss: Client, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_one_listing_for_each_page(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    held_locks = rows_module.held_locks
-    monkeypatch.setattr(rows_module, "held_locks", lambda using: asked.append(using) or held_locks(using))
-    boss.get(f"{LIST}?using=memory&q=x&o=1")
-    assert asked == [None]
+    find_locks = rows_module.find_locks
+
+    def counted(query: LockQuery, using: str | None) -> LockPage:
+        asked.append((query.start, query.stop, using))
+        return find_locks(query, using)
+
+    monkeypatch.setattr(rows_module, "find_locks", counted)
+    with ExitStack() as stack:
+        for number in range(230):
+            stack.enter_context(advisory_lock(f"x{number}", using="memory"))
+        boss.get(f"{LIST}?q=x&o=1&p=3")
+        boss.get(f"{LIST}?using=memory&q=x&o=1")
+    assert asked == [(200, 300, None), (0, 100, "memory")]
+
+
+def test_the_total_is_told_where_it_is_known(boss: Client) -> None:
+    with advisory_lock("x", using="memory"), advisory_lock("y", using="memory"):
+        assert "1 result ( 2 total )" in text(boss.get(f"{LIST}?q=x").text)
+        # of the other backends nobody has asked
+        assert "1 result ( Show all )" in text(boss.get(f"{LIST}?q=x&using=memory").text)
+
+
+def test_a_page_beyond_the_last_of_a_short_list(boss: Client) -> None:
+    with advisory_lock("x", using="memory"):
+        for page in ("2", "-1", "0", "9" * 30):
+            assert names(boss, f"using=memory&p={page}") == ["x"], page
 
 
 def test_nothing_held_says_so(boss: Client) -> None:

@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "django_distlock"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts)
 
 PURE = {"exceptions", "names", "records", "waiting", "parking", "validation", "tokens", "garbage", "oneline"}
+PURE |= {"lockquery"}
 # The session machinery: shared by the engines whose locks belong to a session.
 SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", "threads", "base", "remains"}
 # What several engines write down, and how.
@@ -114,7 +115,7 @@ def test_opentelemetry_is_named_in_one_place() -> None:
 )
 def test_the_admin_knows_the_public_names_and_its_model_only(path: Path) -> None:
     """The records are those that ``held_locks`` returns, part of the public reference."""
-    allowed = {"heldlocks", "history", "models", "oneline", "records", *django_distlock.__all__}
+    allowed = {"heldlocks", "history", "lockquery", "lookup", "models", "oneline", "records", *django_distlock.__all__}
     assert {module.split(".")[0] for module in ours(imported(path))} <= allowed
 
 

@@ -109,10 +109,11 @@ def test_all_aliases_at_once(using: str, name: str, settings: Any) -> None:
 def test_a_dead_backend_is_data(using: str, backend: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     """Only the class of the error; its text, with an address perhaps, goes to the log."""
 
-    def inspect() -> Any:
+    def inspect(*_query: Any) -> Any:
         raise BackendUnavailable("no route to db.example:5432") from ConnectionRefusedError("db.example")
 
     monkeypatch.setattr(backend, "inspect", inspect)
+    monkeypatch.setattr(backend, "select", inspect)  # of those that choose by themselves
     with caplog.at_level(logging.WARNING, "django_distlock"):
         (report,) = held_locks(using)
     assert (report.locks, report.error) == ((), "ConnectionRefusedError")

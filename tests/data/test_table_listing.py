@@ -9,6 +9,8 @@ import pytest
 from django.db import connections, transaction
 
 from django_distlock import advisory_lock, held_locks, table_lock
+from django_distlock.lockquery import LockQuery
+from django_distlock.lookup import find_locks
 from tests.backends.statements import counted
 from tests.conftest import eventually
 from tests.data.app.models import Account, Currency
@@ -57,6 +59,18 @@ def test_a_table_that_somebody_waits_for(using: str, rival: Rival) -> None:
     assert str(holder) in (info.details.get("pid"), info.details.get("connection"))
     assert str(holder) in str(info.holder)
     assert "Lock" in info.details["mode"] or info.details["mode"] == "SHARED_NO_READ_WRITE"
+
+
+def test_it_is_found_among_named_locks(using: str, rival: Rival) -> None:
+    with table_lock(Account, using=ALIASES[using]), advisory_lock("data:beside", using=using):
+        asked_for(using, rival)
+        page = find_locks(LockQuery(text="DATAAPP_acc", awaited=True, kind="relation", order=("-waiters",)), using)
+        named = find_locks(LockQuery(text="data", kind="named", order=("name",)), using)
+    assert rival.child.hear()[0] == "held"
+    rival.leave()
+    assert [info.name for info in page.locks] == ["dataapp_account"]
+    assert [info.name for info in named.locks] == ["data:beside"]
+    assert page.total == named.total >= 2
 
 
 def test_what_blocks_nobody_is_not_listed(using: str) -> None:

@@ -13,7 +13,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_distlock import advisory_lock, held_locks
-from django_distlock.heldlocks.rows import Row, listed
+from django_distlock.heldlocks.rows import Row, Rows
 from django_distlock.registry import registry
 from tests import services
 from tests.faults.proxy import Proxy
@@ -81,7 +81,7 @@ def test_pages_and_commands_say_nothing(
     settings.DISTLOCK = {"canary": usual}
     lease = advisory_lock(name + HOSTILE, using="canary", timeout=5).acquire()
     canary.know("token", lease._grant.claim.token or "no token is used here")
-    rows = listed("canary").rows
+    rows = Rows().of("canary").rows
     assert rows
     pages(canary, boss, [row for row in rows if row.breakable])
     canary.attempt(lease.release)

@@ -48,8 +48,8 @@ def test_three_aliases_of_a_server_that_was_stopped(settings: Any, tmp_path: Pat
 
 def test_a_server_that_hangs_between_two_statements(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
     """Connecting, listing and what blocks have each their time; together they have two seconds and a half."""
-    proxy = proxied("postgres")
-    backend: Any = registry.entry("postgres").backend
+    proxy = proxied("mysql")
+    backend: Any = registry.entry("mysql").backend
     inspect = backend.inspect
 
     def slowly() -> Any:
@@ -60,7 +60,7 @@ def test_a_server_that_hangs_between_two_statements(proxied: Proxied, monkeypatc
 
     monkeypatch.setattr(backend, "inspect", slowly)
     began = time.monotonic()
-    (report,) = held_locks("postgres")
+    (report,) = held_locks("mysql")
     within(time.monotonic() - began, 2.7)
     assert report.error == "TimeoutError"
     proxy.cut()
