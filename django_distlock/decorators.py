@@ -17,6 +17,7 @@ from django.http import HttpRequest
 from django.views import View
 
 from . import context, garbage
+from .asker import serving
 from .nametemplates import Template
 
 if TYPE_CHECKING:
@@ -92,6 +93,10 @@ def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
     @functools.wraps(function)
     def locked(*args: Any, **kwargs: Any) -> Any:
         request = request_of(args)
+        with serving(request):
+            return held(request, *args, **kwargs)
+
+    def held(request: HttpRequest | None, /, *args: Any, **kwargs: Any) -> Any:
         excluded: LockedView = locked._non_atomic_requests  # type: ignore[attr-defined]
         call = functools.partial(call_view, function, request if innermost else None, excluded)
         if dispatches and request is not None and _is_async_dispatch(function, args):
@@ -206,8 +211,9 @@ async def _held_async(
 def _decorate_async(face: Face[Any], function: F, template: Template, on_busy: OnBusy) -> F:
     @functools.wraps(function)
     async def locked(*args: Any, **kwargs: Any) -> Any:
-        recipe = _recipe(face, template, args, kwargs)
-        return await _held_async(recipe, function, args, kwargs, on_busy)
+        with serving(request_of(args)):
+            recipe = _recipe(face, template, args, kwargs)
+            return await _held_async(recipe, function, args, kwargs, on_busy)
 
     _note_template(locked, template)
     return markcoroutinefunction(locked)  # type: ignore[return-value]

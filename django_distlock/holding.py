@@ -8,6 +8,8 @@ from collections import deque
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
+from .asker import address
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -35,6 +37,7 @@ class Holding:
 
     __slots__ = (
         "abandoned",
+        "address",
         "backend",
         "callbacks",
         "claimed_at",
@@ -59,6 +62,8 @@ class Holding:
         self.backend = backend
         self.key = key
         self.owner = owner
+        # what its owner served when it asked
+        self.address = address()
         self.shared = shared
         # how many may hold the key at once; 0: it is a lock
         self.semaphore = semaphore

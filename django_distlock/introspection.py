@@ -145,13 +145,12 @@ def _found(entry: Entry, query: LockQuery) -> Chosen:
 
 def _mine(backend: Backend) -> list[Mine]:
     """What this process holds."""
-    now = time.monotonic()
     return [
         Mine(
             key=backend.listed_as(holding.key),
             session=str(backend.server_session(grant)),
             name=holding.key.name,
-            age=now - holding.held_at,
+            held_at=holding.held_at,
             holder=told(holding),
         )
         for holding in holdings.held(backend)
@@ -167,7 +166,7 @@ def _known(info: LockInfo, held: Mapping[tuple[str, str], Mine]) -> LockInfo:
     mine = held.get((info.key, info.details.get("connection", "")))
     if mine is None:
         return info
-    since, server = datetime.now(UTC) - timedelta(seconds=mine.age), info.holder or ""
+    since, server = datetime.now(UTC) - timedelta(seconds=time.monotonic() - mine.held_at), info.holder or ""
     for said in (mine.holder, this_process()):
         server = server.removeprefix(f"{said}, ")
     return replace(info, acquired_at=since, holder=f"{mine.holder}, {server}")

@@ -53,7 +53,7 @@ class Chosen(NamedTuple):
 
 
 class Mine(NamedTuple):
-    """What only this process knows of a lock that it holds: ``age`` is in seconds, ``holder`` who it is.
+    """What only this process knows of a lock that it holds: since when, on its monotonic clock, and who.
 
     ``session`` is what the server calls the session that has the lock, or empty.
     """
@@ -61,7 +61,7 @@ class Mine(NamedTuple):
     key: str
     session: str
     name: str
-    age: float
+    held_at: float
     holder: str
 
 

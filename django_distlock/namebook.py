@@ -7,7 +7,6 @@ no acquire and no release ever has a statement more.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import os
@@ -15,6 +14,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
+from . import asker
 from .records import Note, Noted
 
 if TYPE_CHECKING:
@@ -122,13 +122,8 @@ class NameBook:
 
 
 def told(holding: Holding) -> str:
-    """Who holds it: host:pid:thread or task."""
-    owner = holding.owner
-    if isinstance(owner, asyncio.Task):
-        who = f"{owner.get_name()} ({getattr(owner.get_coro(), '__qualname__', 'task')})"
-    else:
-        who = getattr(owner, "name", "")
-    return f"{this_process()}:{who}"
+    """Who holds it: host:pid:thread or task, and the address that it served when it asked."""
+    return f"{this_process()}:{asker.of(holding.owner, holding.address)}"
 
 
 def this_process() -> str:

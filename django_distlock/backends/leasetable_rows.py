@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from django_distlock.asker import asker
 from django_distlock.records import MOST_WAITING, LockInfo
 
 from .remains import StoreError
@@ -101,14 +101,14 @@ def moment(value: int) -> datetime:
 
 
 class Holder:
-    """Who asks, as host:pid:thread."""
+    """Who asks, as host:pid:thread or task."""
 
     def __init__(self) -> None:
         self._process = f"{socket.gethostname()}:{os.getpid()}"
         self._known: dict[str, str] = {}
 
     def text(self) -> str:
-        name = threading.current_thread().name
+        name = asker()
         text = self._known.get(name)
         if text is None:
             if len(self._known) >= 1000:

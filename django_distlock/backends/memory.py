@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from django_distlock.asker import asker
 from django_distlock.records import Claim, Grant, LockInfo, drift
 
 from .base import Backend
@@ -78,8 +79,7 @@ class MemoryBackend(Backend):
         if busy:
             return None
         fence = self._fence = max(self._fence + 1, time.time_ns() // 1000)
-        thread = threading.current_thread().name
-        entry = Entry(claim.key, claim.token, claim.shared, fence, time.time(), now + ttl, thread)
+        entry = Entry(claim.key, claim.token, claim.shared, fence, time.time(), now + ttl, asker())
         self._entries[digest] = [*others, entry]
         return Grant(claim=claim, fence=fence, acquired_at=now, valid_until=now + ttl - drift(ttl))
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import TYPE_CHECKING
 
 from django_distlock.records import MOST_WAITING
@@ -170,13 +171,15 @@ def statement(query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] 
 
 
 def _told(mine: Iterable[Mine]) -> str:
+    """Ages and not times: clocks of hosts differ."""
+    now = time.monotonic()
     return json.dumps(
         [
             {
                 "key": each.key,
                 "pid": int(each.session or 0),
                 "name": printable(each.name),
-                "age": int(each.age * 1_000_000),
+                "age": int((now - each.held_at) * 1_000_000),
                 "holder": printable(each.holder),
             }
             for each in mine

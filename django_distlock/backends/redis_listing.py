@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
 import time
 from datetime import UTC, datetime, timedelta
+from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any
 
+from django_distlock.asker import asker
 from django_distlock.records import MOST_WAITING, LockInfo
 from django_distlock.waiting import Call
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 UNKNOWN = "unknown"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_CACHED = 1000
 _SCANNED = 500
 _AT_ONCE = 100
 _LOOKED_FOR = (MOST_WAITING,)
@@ -37,18 +37,12 @@ class Teller:
     """What this process tells of its holders: JSON with host, pid, thread and the lock's name."""
 
     def __init__(self) -> None:
-        self._host, self._pid = socket.gethostname(), os.getpid()
-        self._known: dict[tuple[str, str], bytes] = {}
+        host = encode_basestring_ascii(socket.gethostname())
+        self._process = f'"host": {host}, "pid": {os.getpid()}'
 
     def facts(self, key: LockKey) -> bytes:
-        thread = threading.current_thread().name
-        told = self._known.get((thread, key.name))
-        if told is None:
-            if len(self._known) >= _CACHED:
-                self._known.clear()
-            facts = {"name": key.name, "host": self._host, "pid": self._pid, "thread": thread}
-            told = self._known[thread, key.name] = json.dumps(facts).encode("ascii")
-        return told
+        name, who = encode_basestring_ascii(key.name), encode_basestring_ascii(asker())
+        return f'{{"name": {name}, {self._process}, "thread": {who}}}'.encode("ascii")
 
 
 def text_of(key: bytes) -> bytes | None:

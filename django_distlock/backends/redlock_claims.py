@@ -6,10 +6,10 @@ import json
 import os
 import random
 import socket
-import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from django_distlock.asker import asker
 from django_distlock.records import Grant, drift
 
 from .redlock_inquiry import Outcome, Question
@@ -50,7 +50,7 @@ def facts(name: str) -> str:
         "name": name,
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "thread": threading.current_thread().name,
+        "thread": asker(),
         "since": round(time.time(), 3),
     }
     return json.dumps(found, separators=(",", ":"))

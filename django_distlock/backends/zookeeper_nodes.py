@@ -11,10 +11,11 @@ import json
 import os
 import re
 import socket
-import threading
 from datetime import UTC, datetime
+from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from django_distlock.asker import asker
 from django_distlock.records import Claim, LockInfo
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ _NODE = re.compile(r"([0-9a-f]{32})-(x|s|n[1-9][0-9]*)-([0-9]{10}|-[0-9]{9,10})"
 # The sequence is a signed counter of 32 bits, which begins again below zero.
 _WRAP, _HALF = 2**32, 2**31
 _TEXT = 255  # characters of a foreign holder's text that are shown
-_KNOWN = 1000  # owners whose words are kept
 
 
 class Node(NamedTuple):
@@ -101,19 +101,12 @@ class Facts:
 
     def __init__(self) -> None:
         self._process = f"{socket.gethostname()}:{os.getpid()}"
-        # all but the time, for the names and threads of late
-        self._known: dict[tuple[str, str], bytes] = {}
 
     def data(self, claim: Claim, since: float) -> bytes:
         """JSON in ASCII: a name may hold what has no UTF-8."""
-        thread, name = threading.current_thread().name, claim.key.name
-        known = self._known.get((thread, name))
-        if known is None:
-            if len(self._known) >= _KNOWN:
-                self._known.clear()
-            told = json.dumps({"name": name, "holder": f"{self._process}:{thread}", "since": 0})
-            known = self._known[thread, name] = told.encode("ascii").removesuffix(b"0}")
-        return known + b"%.6f}" % since
+        who = encode_basestring_ascii(f"{self._process}:{asker()}")
+        name = encode_basestring_ascii(claim.key.name)
+        return f'{{"name": {name}, "holder": {who}, "since": {since:.6f}}}'.encode("ascii")
 
 
 def _told(data: bytes) -> dict[str, Any]:

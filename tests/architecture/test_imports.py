@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "django_distlock"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts)
 
 PURE = {"exceptions", "names", "records", "waiting", "parking", "validation", "tokens", "garbage", "oneline"}
-PURE |= {"lockquery"}
+PURE |= {"asker", "lockquery"}
 # The session machinery: shared by the engines whose locks belong to a session.
 SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", "threads", "base", "remains"}
 # What several engines write down, and how.

@@ -1,0 +1,115 @@
+"""A holder tells its thread or task, and the route that it serves; never the path, in which there may be secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import threading
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client, override_settings
+from django.urls import path, re_path
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from django_distlock import advisory_lock, asker, held_locks
+from tests.matrix import MATRIX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.usefixtures("databases")
+SECRET = "c4n4ry-t0ken"
+ME = f"{socket.gethostname()}:{os.getpid()}:"
+each_alias = pytest.mark.parametrize("using", [entry.using for entry in MATRIX])
+
+
+def _holders(using: str, *names: str) -> HttpResponse:
+    (report,) = held_locks(using)
+    found = {info.name: info.holder or "" for info in report.locks}
+    return HttpResponse("\n".join(found[name] for name in names))
+
+
+def _urls(using: str, name: str) -> ModuleType:
+    @advisory_lock(name, using=using, timeout=5)
+    def view(request: HttpRequest, token: str) -> HttpResponse:
+        with advisory_lock(f"{name} within", using=using, timeout=5):
+            return _holders(using, name, f"{name} within")
+
+    @advisory_lock(name, using=using, timeout=5)
+    async def async_view(request: HttpRequest, token: str) -> HttpResponse:
+        async with advisory_lock(f"{name} within", using=using, timeout=5):
+            return await asyncio.to_thread(_holders, using, name, f"{name} within")
+
+    @method_decorator(advisory_lock(name, using=using, timeout=5), name="dispatch")
+    class OfClass(View):
+        def post(self, request: HttpRequest, token: str) -> HttpResponse:
+            return _holders(using, name)
+
+    urls = ModuleType("urls")
+    urls.urlpatterns = [  # type: ignore[attr-defined]
+        path("reset/<token>/", view),
+        path("async/<token>/", async_view),
+        re_path("^class/(?P<token>.+)/$", OfClass.as_view()),
+    ]
+    return urls
+
+
+def _told(using: str, told: str) -> str:
+    """What the holder says, without what the server says."""
+    assert SECRET not in told
+    if using == "memory":
+        return told.removeprefix(f"pid {os.getpid()}, ")
+    assert told.startswith(ME), told
+    return told.removeprefix(ME)
+
+
+@each_alias
+def test_a_view_tells_its_route(using: str, name: str) -> None:
+    name = name[-100:]
+    with override_settings(ROOT_URLCONF=_urls(using, name)):
+        first, within = Client().post(f"/reset/{SECRET}/").text.split("\n")
+        of_class = Client().post(f"/class/{SECRET}/").text
+    thread = threading.current_thread().name
+    for told in (first, within):
+        assert _told(using, told).startswith(f"{thread}, POST /reset/<token>/")
+    assert _told(using, of_class).startswith(f"{thread}, POST /class/(?P<token>.+)/$")
+    assert asker.address() == ""
+    with advisory_lock(name, using=using, timeout=5):
+        assert "POST" not in _holders(using, name).text
+
+
+@each_alias
+def test_an_async_view_tells_its_task_and_its_route(using: str, name: str) -> None:
+    name = name[-100:]
+
+    async def ask() -> str:
+        answer: str = (await AsyncClient().get(f"/async/{SECRET}/")).text
+        assert asker.address() == ""
+        return answer
+
+    with override_settings(ROOT_URLCONF=_urls(using, name)):
+        for told in asyncio.run(ask()).split("\n"):
+            assert re.match(r"Task-\d+ \([\w.]+\), GET /async/<token>/", _told(using, told)), told
+
+
+@pytest.mark.parametrize("request_of", [lambda: None, HttpRequest])
+def test_where_nothing_is_known_nothing_is_told(request_of: Callable[[], Any]) -> None:
+    with asker.serving(request_of()):
+        assert asker.asker() == threading.current_thread().name
+
+
+def test_what_is_told_is_short_and_comes_to_an_end() -> None:
+    outer = SimpleNamespace(method="GET", resolver_match=SimpleNamespace(route="a" * 300))
+    inner = SimpleNamespace(method="GET", resolver_match=SimpleNamespace(route="inner"))
+    with asker.serving(outer):
+        assert len(asker.address()) == asker.LONGEST
+        with asker.serving(inner), asker.serving(None):
+            assert asker.address() == "GET /inner"
+        assert asker.address().startswith("GET /aaa")
+    assert asker.address() == ""
