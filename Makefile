@@ -23,7 +23,7 @@ $(error DB=$(DB) is not one of: sqlite postgres mariadb)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test chaos bench services services-down services-status packages browser lint format docs screenshots wheel clean
+.PHONY: help venv demo test chaos bench services services-down services-status packages browser chromium lint format docs screenshots wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -99,7 +99,12 @@ $(VENV)/group-demo-mariadb.stamp: export DISTLOCK_SERVERS = mariadb
 packages: $(VENV)/pip.stamp
 	@$(BIN)/python -m tests.services_packages servers mysqlclient
 
-# The demo needs no browser, and neither does the bench.
+# The demo needs no browser, and neither does the bench. tests/axe.py says which version of the accessibility engine.
 $(VENV)/group-test.stamp: | browser
-browser: $(VENV)/pip.stamp
+browser: $(VENV)/axe.stamp
+$(VENV)/axe.stamp: tests/axe.py | chromium
+	npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(VENV)/axe \
+	  axe-core@$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' $<)
+	@touch $@
+chromium: $(VENV)/pip.stamp
 	@$(BIN)/python -m tests.services_packages browser

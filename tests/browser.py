@@ -6,12 +6,13 @@ import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from axe_core_python.selenium import Axe
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
+
+from tests import axe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -94,10 +95,4 @@ class Page:
 
     def faults(self, *only: str) -> list[str]:
         """What axe calls serious or critical; of all rules, or of some."""
-        found = Axe().run(self.driver, options={"runOnly": list(only)} if only else None)["violations"]
-        return [
-            f"{fault['id']}: {node['html'][:300]} {node['failureSummary'][:300]}"
-            for fault in found
-            if fault["impact"] in ("serious", "critical")
-            for node in fault["nodes"]
-        ]
+        return axe.faults(self.driver, *only)

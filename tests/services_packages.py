@@ -4,7 +4,7 @@
 
 `venv`: for a Debian Python that cannot make virtualenvs.  `servers`: the database servers, unless DISTLOCK_SERVICES
 names some that run already.  `mysqlclient`: what it takes to compile that driver.  `browser`: Chromium and the program
-that drives it, for the tests of the admin's pages and their screenshots.
+that drives it, for the tests of the admin's pages and their screenshots, and npm for the accessibility engine.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def missing(wanted: Sequence[str]) -> set[str]:
         found |= {
             "chromium": chrome or shutil.which("chromium"),
             "chromium-driver": chrome or shutil.which("chromedriver"),
+            "npm": shutil.which("npm"),
             "fonts-dejavu-core": Path("/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf").exists(),
         }
     return {package for package, present in found.items() if not present}

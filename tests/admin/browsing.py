@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from axe_core_python.base import AXE_SCRIPT
 from django.conf import settings
 from django.db import connections
 from django.test import Client, override_settings
@@ -20,6 +19,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 from django_distlock import LockLost, advisory_lock
 from django_distlock.heldlocks.rows import Rows
 from django_distlock.registry import registry
+from tests import axe
 from tests.conftest import eventually
 from tests.processes import Child, Servant
 
@@ -43,8 +43,6 @@ SCENE = [
 # On the session that holds the first one.
 BESIDE = "invoice:4712"
 PATIENCE = 10
-# Of axe-core in the wheel; docs/admin.md names it.
-AXE = "4.4.3"
 POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 
 
@@ -224,19 +222,7 @@ class Page:
 
     def faults(self, *only: str) -> list[str]:
         """What axe calls serious or critical; of all rules, or of some."""
-        if not self.run("return 'axe' in window"):
-            self.run(AXE_SCRIPT)
-            assert self.run("return axe.version") == AXE
-        found = self.driver.execute_async_script(
-            "const done = arguments[1]; axe.run(document, arguments[0]).then(found => done(found.violations))",
-            {"resultTypes": ["violations"]} | ({"runOnly": list(only)} if only else {}),
-        )
-        return [
-            f"{fault['id']}: {node['html'][:300]} {node['failureSummary'][:300]}"
-            for fault in found
-            if fault["impact"] in ("serious", "critical")
-            for node in fault["nodes"]
-        ]
+        return axe.faults(self.driver, *only)
 
 
 @pytest.fixture(scope="module")

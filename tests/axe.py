@@ -1,0 +1,38 @@
+"""The accessibility engine axe-core, as `make browser` has it from npm, on the page that a browser shows."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from selenium import webdriver
+
+# docs/admin.md names it.
+VERSION = "4.14.1"
+SCRIPT = Path(sys.prefix) / "axe" / "node_modules" / "axe-core" / "axe.min.js"
+RUN = "const done = arguments[1]; axe.run(document, arguments[0]).then(found => done(found.violations))"
+
+
+@cache
+def script() -> str:
+    try:
+        return SCRIPT.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RuntimeError(f"axe-core is not at {SCRIPT}: run `make browser`.") from error
+
+
+def faults(driver: webdriver.Chrome, *only: str) -> list[str]:
+    """What axe calls serious or critical; of all rules, or of some."""
+    if not driver.execute_script("return 'axe' in window"):
+        driver.execute_script(script())
+        assert driver.execute_script("return axe.version") == VERSION
+    options: dict[str, Any] = {"resultTypes": ["violations"]} | ({"runOnly": list(only)} if only else {})
+    return [
+        f"{fault['id']}: {node['html'][:300]} {node['failureSummary'][:300]}"
+        for fault in driver.execute_async_script(RUN, options)
+        if fault["impact"] in ("serious", "critical")
+        for node in fault["nodes"]
+    ]
