@@ -55,13 +55,20 @@ class Keepalive:
             self.wake_at(time.monotonic())
 
     def wake_at(self, when: float) -> None:
-        """Have the next tick at the monotonic time ``when`` at the latest; starts the thread if it is not there."""
+        """Have the next tick at the monotonic time ``when`` at the latest; starts the thread if it is not there.
+
+        RuntimeError if there is no thread to be had, each time: nobody would renew what is acquired.
+        """
         if self._thread is None or when < self._next:
             with self._condition:
                 self._next = min(self._next, when)
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="distlock-keepalive", daemon=True)
-                    self._thread.start()
+                    try:
+                        self._thread.start()
+                    except RuntimeError:
+                        self._thread = None
+                        raise
                 self._condition.notify()
 
     def _run(self) -> None:

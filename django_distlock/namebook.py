@@ -29,6 +29,8 @@ logger = logging.getLogger("django_distlock.names")
 LOOK = 1.0
 # A name that is still in use is written again so often, so that pruning by age leaves it alone; seconds.
 AGAIN = 86_400.0
+# And what is still held: who looks at it misses it if others have displaced it, or somebody emptied the table.
+HELD_AGAIN = 3600.0
 # Most that is remembered, and most that is written at one look for one alias.
 REMEMBERED, AT_ONCE = 4096, 100
 
@@ -44,8 +46,8 @@ class NameBook:
         self._written: dict[tuple[str, str, str], float] = {}
         # what the last look has met
         self._before: set[Holding] = set()
-        # the holds whose beginning is written down, until it is written that they are over
-        self._noted: dict[Holding, Note] = {}
+        # the holds whose beginning is written down, until it is written that they are over; and when that was
+        self._noted: dict[Holding, tuple[Note, float]] = {}
         self._reported: set[tuple[str, str]] = set()
 
     def look(self, now: float, held: Iterable[Holding]) -> None:
@@ -77,7 +79,7 @@ class NameBook:
         """Those that have ended since they were noted, on sessions that live on; else a later hold of such a session
         would be taken for them."""
         with self._guard:
-            ended = [(holding, note) for holding, note in self._noted.items() if holding not in met]
+            ended = [(holding, note) for holding, (note, _) in self._noted.items() if holding not in met]
             for holding, note in list(ended):
                 if holding.lost is not None or holding.grant is None or not holding.backend.alive(holding.grant):
                     del self._noted[holding]
@@ -86,14 +88,17 @@ class NameBook:
 
     def _due(self, holding: Holding, now: float) -> Note | None:
         backend, key, grant = holding.backend, holding.key, holding.grant
+        if holding in self._before and grant is not None:
+            _, written = self._noted.get(holding, (None, None))
+            if written is not None and now - written < HELD_AGAIN:
+                return None
+            return Note(key, backend.server_session(grant), holding.held_at, told(holding))
         met = (backend.alias, key.digest)
         if met not in self._met:
             if len(self._met) >= REMEMBERED:
                 self._met.clear()
             self._met.add(met)
             return None
-        if holding in self._before and grant is not None and holding not in self._noted:
-            return Note(key, backend.server_session(grant), holding.held_at, told(holding))
         written = self._written.get((backend.alias, backend.listed_as(key), key.name))
         return Note(key) if written is None or now - written >= AGAIN else None
 
@@ -105,7 +110,7 @@ class NameBook:
             for holding, note in notes:
                 self._written[backend.alias, backend.listed_as(note.key), note.key.name] = now
                 if note.session > 0:
-                    self._noted[holding] = note
+                    self._noted[holding] = note, now
                 elif note.session:
                     self._noted.pop(holding, None)
         mine = {backend.listed_as(note.key) for _, note in notes}

@@ -62,7 +62,10 @@ class Recorder:
             queue.append(item)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="distlock-history", daemon=True)
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except RuntimeError:  # no thread to be had: written with the next event
+                    self._thread = None
 
     def flush(self, timeout: float) -> bool:
         """Have it written now and wait for that, for at most ``timeout`` seconds; True if it is."""

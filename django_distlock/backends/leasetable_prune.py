@@ -56,8 +56,9 @@ class Pruning:
         """Start in the background if it is due."""
         if now >= self._due:
             self._due = now + self._interval()
-            self._thread = threading.Thread(target=self._run_quietly, name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run_quietly, name=self._name, daemon=True)
+            thread.start()
+            self._thread = thread
 
     def _run_quietly(self) -> None:
         try:

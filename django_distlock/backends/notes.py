@@ -39,8 +39,9 @@ MOST = 10_000
 EVERY = 200
 # Rows that one statement deletes.
 BATCH = 1000
-# So long nothing is written after the server could not be reached, or has refused; seconds.
-AWAY, REFUSED = 30.0, 600.0
+# So long nothing is written after a failure; after each further one twice as long, up to AWAY while the server is not
+# reached or somebody is in the way, and up to REFUSED while it refuses, as before `migrate`; seconds.
+FIRST, AWAY, REFUSED = 0.5, 30.0, 600.0
 
 S = TypeVar("S", bound=Session)
 
@@ -101,26 +102,32 @@ class Notes(Generic[S]):
         self._sql = sql
         self._thread: threading.Thread | None = None
         self._rests_until = 0.0
+        self._failures = 0  # since something was written
         self._said: set[str] = set()
 
     def write(self, notes: Sequence[Note], done: Callable[[list[Noted]], object]) -> bool:
-        """Begin to write, and call ``done``; False if the last batch is not through, or the server has refused."""
+        """Begin to write, and call ``done``; False if the last batch is not through, or has failed just before."""
         if self._thread is not None or time.monotonic() < self._rests_until:
             return False
         self._thread = threading.Thread(
             target=self._run, args=(notes, done), name=f"distlock-{self._alias}-names", daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # no thread to be had: the next look tries again
+            self._thread = None
+            return False
         return True
 
     def _run(self, notes: Sequence[Note], done: Callable[[list[Noted]], object]) -> None:
         try:
             done(self._write({self._sql.key(note.key): note for note in notes}))
+            self._failures = 0
         except (SessionDead, StatementTimeout, BackendUnavailable) as error:
             self._rest(AWAY, logging.DEBUG, error)
         except ServerError as error:
-            if error.code not in self._sql.passing:
-                self._rest(REFUSED, logging.WARNING, error)
+            passing = error.code in self._sql.passing
+            self._rest(AWAY if passing else REFUSED, logging.DEBUG if passing else logging.WARNING, error)
         except UnsupportedOperation as error:  # behind a pooler: transactions need no session, and names get none
             self._rest(REFUSED, logging.INFO, error)
         except Exception:
@@ -129,8 +136,9 @@ class Notes(Generic[S]):
         finally:
             self._thread = None
 
-    def _rest(self, seconds: float, level: int, error: Exception) -> None:
-        self._rests_until = time.monotonic() + seconds
+    def _rest(self, most: float, level: int, error: Exception) -> None:
+        self._rests_until = time.monotonic() + min(most, FIRST * 2 ** min(self._failures, 16))
+        self._failures += 1
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if reason not in self._said:
             self._said.add(reason)

@@ -30,7 +30,10 @@ class Renewal:
             self._due[job.owner] = (due, job)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="idempotency-renewal", daemon=True)
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except RuntimeError:  # no thread to be had: started by the next one
+                    self._thread = None
             elif first is None or due < first:
                 self._changed.notify()
 

@@ -1,10 +1,8 @@
-"""A real browser, a real server, and real processes that hold locks and wait for them."""
+"""A real browser and a real server."""
 
 from __future__ import annotations
 
 import shutil
-import threading
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,32 +14,19 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
-from django_distlock import LockLost, advisory_lock
-from django_distlock.heldlocks.rows import Rows
 from django_distlock.registry import registry
 from tests import axe
-from tests.conftest import eventually
-from tests.processes import Child, Servant
 
 from .people import LIST, make_people, remove_people
+from .scene import SCENE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from django.http import HttpRequest, HttpResponse
 
-    from tests.child import Link
+    from .scene import Scene
 
-# What stands on the page: alias, name, and how many processes wait. One engine of each kind.
-SCENE = [
-    ("postgres", "invoice:4711", 2),
-    ("mysql", "nightly-import", 1),
-    ("leasetable_postgres", "stock:shelf 9", 1),
-    ("redis", "mail:newsletter", 2),
-    ("zookeeper", "cluster:rebalance", 1),
-]
-# On the session that holds the first one.
-BESIDE = "invoice:4712"
 PATIENCE = 10
 POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 
@@ -56,44 +41,6 @@ class StrictPolicy:
         response = self.get_response(request)
         response["Content-Security-Policy"] = POLICY
         return response
-
-
-class Holder:
-    """Another process: holds what it is told to."""
-
-    def __init__(self, link: Link) -> None:
-        self.leases: dict[str, Any] = {}
-
-    def hold(self, using: str, name: str) -> str:
-        lease = self.leases[name] = advisory_lock(name, using=using, timeout=PATIENCE).acquire()
-        return lease.using
-
-    def told(self, name: str) -> str:
-        """What the holder is told while it still holds and does nothing."""
-        lease, lost = self.leases[name], threading.Event()
-        lease.on_lost(lambda *_: lost.set())
-        lost.wait(PATIENCE)
-        try:
-            lease.ensure_held()
-        except LockLost as error:
-            return type(error).__name__
-        return "nothing"
-
-    def let_go(self, name: str) -> str:
-        try:
-            self.leases.pop(name).release()
-        except LockLost as error:
-            return type(error).__name__
-        return "released"
-
-
-def wait(link: Link, wanted: list[tuple[str, str]]) -> None:
-    """A process that waits for each of the locks, in threads; ends by being killed."""
-    for using, name in wanted:
-        lock = advisory_lock(name, using=using, timeout=300)
-        threading.Thread(target=lock.acquire, name=f"waiter of {name}", daemon=True).start()
-    link.say("waiting")
-    link.hear()
 
 
 @pytest.fixture(scope="module")
@@ -132,44 +79,6 @@ def site(django_db_setup: None, django_db_blocker: Any) -> Iterator[LiveServer]:
             server.stop()
             registry.close()
             connections.close_all()
-
-
-@pytest.fixture(scope="module")
-def holder(site: LiveServer) -> Iterator[Servant]:
-    """The process that holds the scene's locks, while another one waits for them."""
-    with ExitStack() as stack:
-        stack.callback(end_scene)
-        servant = stack.enter_context(Servant(Holder))
-        for using, name, _waiters in SCENE:
-            assert servant.do("hold", using, name) == using
-        assert servant.do("hold", SCENE[0][0], BESIDE) == SCENE[0][0]
-        for number in range(max(waiters for _using, _name, waiters in SCENE)):
-            wanted = [(using, name) for using, name, waiters in SCENE if waiters > number]
-            child = stack.enter_context(Child(wait, wanted))
-            stack.callback(child.kill)
-            assert child.hear() == "waiting"
-        yield servant
-
-
-@pytest.fixture(scope="module")
-def scene(holder: Servant, logged_in: Page) -> None:
-    """It is complete. Where the server knows only hashes of names, the holder has written them down by now: within two
-    seconds, while the browser starts."""
-    for using, name, count in SCENE:
-        eventually(lambda u=using, n=name, c=count: waiters_of(u, n) == c, f"nobody waits for {name}", PATIENCE)
-        assert name not in registry.entry(using).known_names().values()
-
-
-def waiters_of(using: str, name: str) -> int | None:
-    return next((row.info.waiters for row in Rows().of(using).rows if row.info.name == name), None)
-
-
-def end_scene() -> None:
-    """Who waited and was killed may have become a holder just before: its lease would last for half a minute."""
-    for using, _name, _waiters in SCENE[2:]:  # sessions end with their processes
-        for row in Rows().of(using).rows:
-            if row.info.name in {name for _using, name, _waiters in SCENE}:
-                row.take_away("the scene is over")
 
 
 class Page:
@@ -240,7 +149,7 @@ def logged_in(site: LiveServer, chrome: webdriver.Chrome) -> Iterator[Page]:
 
 
 @pytest.fixture
-def page(databases: None, scene: None, logged_in: Page) -> Iterator[Page]:
+def page(databases: None, scene: Scene, logged_in: Page) -> Iterator[Page]:
     """The browser, logged in. It asks for nothing between tests."""
     yield logged_in
     logged_in.driver.get("about:blank")

@@ -8,8 +8,9 @@ import pytest
 from django.conf import settings
 from django.test import Client, override_settings
 
-from .browsing import chrome, holder, logged_in, page, scene, site  # noqa: F401 - fixtures
+from .browsing import chrome, logged_in, page, site  # noqa: F401 - fixtures
 from .people import make_people, remove_people
+from .scene import holder, made, scene, seen, whole_scene  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -157,15 +157,16 @@ def test_i3_whoever_was_asleep_beyond_the_session_knows_at_the_first_look(name: 
 
 def test_i8_a_killed_holder_is_followed_within_the_session_timeout_and_a_second(name: str, server: Any) -> None:
     """And a killed waiter is passed over."""
-    with Child(hold, USING, name) as holder, Child(get, name) as waiter:
-        assert holder.hear() == "held"
-        assert waiter.hear() == "asking"
-        eventually(lambda: len(nodes(server, name)) == 2, "nobody waits")
-        waiter.kill()
-        holder.kill()
-        killed = time.monotonic()
-        advisory_lock(name, using=USING, timeout=10).acquire().release()
-        within(time.monotonic() - killed, SESSION + 1)
+    with Child(hold, USING, name) as holder:
+        assert holder.hear() == "held"  # before the other one begins to ask
+        with Child(get, name) as waiter:
+            assert waiter.hear() == "asking"
+            eventually(lambda: len(nodes(server, name)) == 2, "nobody waits")
+            waiter.kill()
+            holder.kill()
+            killed = time.monotonic()
+            advisory_lock(name, using=USING, timeout=10).acquire().release()
+            within(time.monotonic() - killed, SESSION + 1)
 
 
 def test_a_program_that_ends_gives_its_locks_back_at_once(name: str) -> None:

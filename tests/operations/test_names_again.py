@@ -1,0 +1,130 @@
+"""Names are written in spite of what comes between: passing failures, crowds, and somebody who empties the table."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from django_distlock import advisory_lock
+from django_distlock.backends import notes
+from django_distlock.backends.notes import TABLE
+from django_distlock.namebook import HELD_AGAIN
+from django_distlock.pruning import prune
+from django_distlock.registry import registry
+from tests.backends.statements import counted
+from tests.backends.test_redis_late import refuse
+from tests.backends.test_sessions_statements import without_heartbeats
+from tests.conftest import eventually
+from tests.faults.server import SESSION_LOCKS, ask, end_session, noted
+
+from .test_names import MOVED, RENAME, Looks, looks
+
+__all__ = ["looks"]
+pytestmark = pytest.mark.usefixtures("databases")
+each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
+
+SOON = 5.0  # seconds; far less than the longest pause
+
+
+def written_soon(looks: Looks, using: str, name: str) -> None:
+    """It is looked once more and once more, as the keepalive thread does."""
+
+    def found() -> Any:
+        looks.look(using)
+        return noted(using, name)
+
+    eventually(found, "the name is not written", SOON, pause=0.1)
+
+
+@each_engine
+def test_after_a_failure_that_passes_the_name_is_written_soon(using: str, name: str, looks: Looks) -> None:
+    """The server has ended the session that names are written on: a restart, an administrator, a firewall."""
+    backend: Any = registry.entry(using).backend
+    with advisory_lock(name + " before", using=using):
+        for _ in range(2):
+            looks.look(using)
+    (idle,) = backend.sessions._idle
+    end_session(using, idle.server_id)
+    with advisory_lock(name, using=using):
+        written_soon(looks, using, name)
+
+
+@each_engine
+def test_after_migrate_the_name_is_written_soon(using: str, name: str, looks: Looks) -> None:
+    with advisory_lock(name, using=using):
+        ask(using, RENAME.format(TABLE, MOVED))
+        try:
+            for _ in range(2):
+                looks.look(using)
+        finally:
+            ask(using, RENAME.format(MOVED, TABLE))
+        written_soon(looks, using, name)
+
+
+@each_engine
+def test_a_server_that_goes_on_refusing_is_asked_less_and_less(using: str, name: str, looks: Looks) -> None:
+    backend: Any = registry.entry(using).backend
+    ask(using, RENAME.format(TABLE, MOVED))
+    pauses = []
+    try:
+        with advisory_lock(name, using=using):
+            looks.look(using)
+            for _ in range(15):
+                began = time.monotonic()
+                looks.look(using)
+                pauses.append(backend._notes._rests_until - began)
+                backend._notes._rests_until = 0.0  # it is over
+    finally:
+        ask(using, RENAME.format(MOVED, TABLE))
+    expected = [min(notes.FIRST * 2**number, notes.REFUSED) for number in range(15)]
+    assert [round(pause) for pause in pauses[2:]] == [round(pause) for pause in expected[2:]]
+    assert notes.FIRST <= pauses[0] < pauses[1] < notes.FIRST * 4
+
+
+@each_engine
+def test_a_thread_that_cannot_be_started_is_started_later(
+    using: str, name: str, looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with advisory_lock(name, using=using):
+        looks.look(using)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            looks.look(using)
+        written_soon(looks, using, name)
+
+
+@each_engine
+def test_all_of_a_crowd_are_written_once(using: str, name: str, looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More names are held at a time than the book remembers."""
+    monkeypatch.setattr("django_distlock.namebook.REMEMBERED", 3)
+    names = [f"{name} {number}" for number in range(10)]
+    with ExitStack() as stack:
+        for each in names:
+            stack.enter_context(advisory_lock(each, using=using))
+        for _ in range(3):
+            looks.look(using)
+        assert all(noted(using, each) for each in names)
+        with counted(using) as found:
+            for _ in range(3):
+                looks.look(using)
+    assert without_heartbeats(found) == {}
+
+
+@each_engine
+def test_what_is_held_for_long_is_written_again(using: str, name: str, looks: Looks) -> None:
+    """Others have displaced it, or somebody has emptied the table."""
+    with advisory_lock(name, using=using):
+        for _ in range(2):
+            looks.look(using)
+        (before,) = noted(using, name)
+        prune(using, days=0)
+        looks.look(using, HELD_AGAIN / 2)
+        assert not noted(using, name)
+        looks.look(using, HELD_AGAIN / 2)
+        assert list(noted(using, name)) == [before]
+    looks.look(using)
+    assert [row[2] for row in noted(using, name)] == [0], "nobody holds it any more"
