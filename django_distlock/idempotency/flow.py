@@ -10,7 +10,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from django.core import signing
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from django_distlock import BackendUnavailable, LockNotAcquired
@@ -20,9 +19,9 @@ from . import answers, engine, forms, signals
 from .conf import config
 from .engine import BadKey, Ending, Verdict
 from .job import Flow, Job
-from .records import CLAIMED, COMPLETED, FAILED, Record
+from .records import CLAIMED, COMPLETED, Record
 from .renewal import renewal
-from .requests import Principal, find_key, fingerprint_of, principal_of, route_of, wants_page
+from .requests import Principal, find_key, fingerprint_of, is_authenticated, principal_of, route_of, wants_page
 from .storage import storage_of
 
 if TYPE_CHECKING:
@@ -200,8 +199,13 @@ def ending_of(job: Job, response: HttpResponseBase) -> Ending:
         return Ending.KEEP
     moves_on = any(response.has_header(name) for name in ("HX-Redirect", "HX-Location"))
     return engine.ending_of(
-        response.status_code, form=job.source == "form", moves_on=moves_on, trusted=job.principal.known
+        response.status_code, form=job.source == "form", moves_on=moves_on, trusted=_is_trusted(job)
     )
+
+
+def _is_trusted(job: Job) -> bool:
+    """Has anybody checked who asks? Before the view, or by now: a view may have found the user of a token."""
+    return job.principal.kind == "user" or job.vouched or is_authenticated(getattr(job.request, "user", None))
 
 
 def finish(job: Job, response: HttpResponseBase) -> Flow[None]:
@@ -215,7 +219,8 @@ def finish(job: Job, response: HttpResponseBase) -> Flow[None]:
         )
         return
     try:
-        if ending_of(job, response) is not Ending.KEEP:
+        ending = yield partial(ending_of, job, response)  # who the user is may be a question to the database
+        if ending is not Ending.KEEP:
             yield partial(job.storage.release, job.claim, failed=bool(job.phases))
         elif (yield partial(job.storage.complete, job.claim, answers.answer_of(job.request, response, job.max_body))):
             keep_body_when_rendered(job, response)
@@ -254,41 +259,6 @@ def keep_body_when_rendered(job: Job, response: Any) -> None:
             logger.exception("The body of the answer of %s could not be kept.", ascii(job.route))
 
     response.add_post_render_callback(add_body)
-
-
-def look(request: HttpRequest) -> Flow[HttpResponse | None]:
-    """The outcome that the waiting page asks for; None if this is no such request."""
-    token = request.GET.get(answers.WAIT_PARAMETER)
-    if not token or len(token) > 2048:
-        return None
-    try:
-        facts = signing.loads(token, salt=answers.WAIT_SALT, max_age=86400)
-        secret = yield site_key.load
-        principal = yield partial(principal_of, request)
-        if facts["mark"] != engine.keyed(secret, "mark", principal.text):
-            return None
-        storage = storage_of(facts["alias"] or None)
-        record = yield partial(storage.read, facts["scope"])
-        if record is None and facts["alias"] and (yield partial(storage.is_running, facts["scope"])):  # type: ignore[attr-defined]
-            return (yield partial(answers.working, request, request.get_full_path()))
-    except signing.BadSignature:
-        return None
-    except (BackendUnavailable, LockNotAcquired):
-        return (yield partial(answers.working, request, request.get_full_path()))
-    return (yield partial(_seen, request, record, facts["fingerprint"]))
-
-
-def _seen(request: HttpRequest, record: Record | None, fingerprint: str) -> HttpResponse:
-    if record is not None and record.state == CLAIMED and not record.expired:
-        return answers.working(request, request.get_full_path())
-    if record is None or record.state == FAILED:
-        return answers.page(request, "working", 200, url=None)
-    if record.state == COMPLETED and record.fingerprint != fingerprint:
-        location = None if record.answer is None else record.answer.location
-        return answers.page(request, "saved", 200, changed=True, location=location, action=None)
-    if record.answer is not None and (record.answer.body is not None or record.answer.location):
-        return answers.replay(request, record.answer)
-    return answers.page(request, "saved", 200, unknown=record.state != COMPLETED, action=None)
 
 
 def _send(signal: Signal, job: Job) -> None:

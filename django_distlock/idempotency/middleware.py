@@ -9,10 +9,11 @@ from django.core.signals import got_request_exception
 
 from . import answers, engine
 from .attendance import to_the_end
-from .flow import claim, enter, finish, leave, look
+from .flow import claim, enter, finish, leave
 from .job import Flow, Job, adrive, drive
 from .options import PLAIN, is_exempt, options_of, view_class
 from .state import Idempotency
+from .waitingpage import look
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
