@@ -56,9 +56,6 @@ ATTEMPTS = 20
 class DatabaseStorage(Storage):
     """The table ``django_distlock_idempotency`` in one database."""
 
-    def __init__(self, alias: str) -> None:
-        self.alias = alias
-
     @property
     def connection(self) -> BaseDatabaseWrapper:
         return connections[self.alias]
