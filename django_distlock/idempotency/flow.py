@@ -98,25 +98,24 @@ def _without_store(request: HttpRequest, options: Options, html: bool) -> HttpRe
 
 def claim(job: Job) -> Flow[HttpResponse | None]:
     """None: run it, the key is ours. Else the answer. In the exactly-once mode, called inside the transaction."""
-    ask: Any = job.storage.claim if job.alias is None else job.storage.claim_inside  # type: ignore[attr-defined]
-    deadline, attempt = time.monotonic() + job.wait, 0
+    deadline, attempt, late = time.monotonic() + job.wait, 0, job.wait <= 0
     try:
-        record = yield partial(ask, job.claim)
+        record = yield partial(_ask, job, last=late)
         while record is not None:
-            late = time.monotonic() >= deadline
             answer = yield from _settle(job, record, late=late)
             if answer is not None or job.running:
                 return answer
             if late:
                 return (yield from _in_flight(job))
             yield engine.pause(attempt)
-            attempt += 1
-            record = yield partial(job.storage.read, job.scope)
+            attempt, late = attempt + 1, time.monotonic() >= deadline
+            # in a transaction who only looks may have to wait for another one's end
+            record = None if job.alias is not None else (yield partial(job.storage.read, job.scope))
             if record is None:
-                record = yield partial(ask, job.claim)
+                record = yield partial(_ask, job, last=late)
     except LockNotAcquired as error:
         job.broken = error.__cause__ is not None
-        return (yield from _busy(job, deadline))
+        return (yield from _in_flight(job))
     except BackendUnavailable:
         job.broken = True
         logger.exception("The store of idempotency keys does not answer.")
@@ -125,13 +124,10 @@ def claim(job: Job) -> Flow[HttpResponse | None]:
     return None
 
 
-def _busy(job: Job, deadline: float) -> Flow[HttpResponse | None]:
-    """Another transaction has the key."""
-    if not job.broken and time.monotonic() < deadline:
-        yield engine.pause(3)
-        job.wait = max(0.0, deadline - time.monotonic())
-        return (yield from claim(job))
-    return (yield from _in_flight(job))
+def _ask(job: Job, *, last: bool) -> Record | None:
+    if job.alias is None:
+        return job.storage.claim(job.claim)
+    return job.storage.claim_inside(job.claim, last=last)  # type: ignore[attr-defined]
 
 
 def _in_flight(job: Job) -> Flow[HttpResponse]:
