@@ -34,18 +34,19 @@ logger = logging.getLogger("django_distlock.idempotency")
 
 def enter(request: HttpRequest, options: Options, view: Any = None) -> Flow[Job | HttpResponse | None]:
     """The attempt that a request is; an answer if its key cannot be taken; None if it has none and needs none."""
-    html = wants_page(request, None)
     try:
         found = find_key(request, options, view)
     except BadKey as error:
-        return (yield partial(answers.bad_key, request, str(error), html=html))
+        return (yield partial(answers.bad_key, request, str(error), html=wants_page(request, None)))
     if found is not None:
         source, key = found
         principal = yield partial(principal_of, request)
         if source == "header" and not (principal.known or options.anonymous):
             found = None
     if found is None:
-        return (yield partial(answers.missing_key, request, html=html)) if options.required else None
+        if not options.required:
+            return None
+        return (yield partial(answers.missing_key, request, html=wants_page(request, None)))
     if source == "form":
         verified = forms.verify(request, key, principal.text)
         if verified is not forms.Verified.GOOD:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from .options import Options
 
+HEADER = "HTTP_IDEMPOTENCY_KEY"  # in META, which costs less to ask than request.headers
 Source = Literal["form", "header", "callable"]
 FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
 JSON_TYPES = ("application/json",)
@@ -46,8 +47,18 @@ def find_key(request: HttpRequest, options: Options, view: Any = None) -> tuple[
     field = _form_field(request, view)
     if field is not None:
         return "form", field
-    raw = request.headers.get("Idempotency-Key")
+    raw = request.META.get(HEADER)
     return None if raw is None else ("header", engine.parse_header(raw))
+
+
+def has_none(request: HttpRequest, options: Options) -> bool:
+    """Can it be told at a glance that there is no key, and that none is needed? Most requests have none."""
+    return (
+        options.key is None
+        and not options.required
+        and HEADER not in request.META
+        and request.content_type not in FORM_TYPES
+    )
 
 
 def _form_field(request: HttpRequest, view: Any) -> str | None:
