@@ -61,7 +61,7 @@ def enabled() -> bool:
 
 def recent(alias: str, name: str, limit: int = 50) -> list[Event]:
     """The latest events of one lock, the newest first."""
-    rows = LockEvent.objects.filter(digest=_digest(name), alias=_ascii(alias)).order_by("-at", "-pk")[:limit]
+    rows = LockEvent.rows.filter(digest=_digest(name), alias=_ascii(alias)).order_by("-at", "-pk")[:limit]
     return [
         Event(
             name=row.name,
@@ -82,8 +82,8 @@ def prune(older_than_days: float) -> int:
     """Delete the events that are older, some at a time; how many they were."""
     until, deleted = datetime.now(UTC) - timedelta(days=older_than_days), 0
     while True:
-        old = list(LockEvent.objects.filter(at__lt=until).order_by("at").values_list("pk", flat=True)[:PRUNED_AT_ONCE])
-        deleted += LockEvent.objects.filter(pk__in=old).delete()[0] if old else 0
+        old = list(LockEvent.rows.filter(at__lt=until).order_by("at").values_list("pk", flat=True)[:PRUNED_AT_ONCE])
+        deleted += LockEvent.rows.filter(pk__in=old).delete()[0] if old else 0
         if len(old) < PRUNED_AT_ONCE:
             return deleted
 
@@ -130,7 +130,7 @@ def _receiver(kind: str) -> Callable[..., None]:
 
 def _write(items: Sequence[tuple[str, datetime, str, str, dict[str, Any]]]) -> None:
     holder = one_line(f"{socket.gethostname()}:{os.getpid()}")[:255]
-    LockEvent.objects.bulk_create(
+    LockEvent.rows.bulk_create(
         LockEvent(
             alias=_ascii(using),
             digest=_digest(name),

@@ -13,14 +13,14 @@ from .tables import AsciiField
 
 class Undumped(models.Manager):  # type: ignore[type-arg]  # not subscriptable at run time
     """Nothing. ``dumpdata`` asks it: a table may be missing on this database, and what is in it is of use nowhere else;
-    the site key least of all."""
+    the site key least of all, and stored answers are nobody else's business."""
 
     def get_queryset(self) -> models.QuerySet[models.Model]:
         return super().get_queryset().none()
 
 
-class Unmanaged(models.Model):
-    """What all models of :mod:`.tables` have in common; ``rows`` reads their tables."""
+class Rows(models.Model):
+    """What belongs to one database and to those who use it now: ``rows`` reads the table."""
 
     objects = Undumped()
     rows = models.Manager()  # noqa: DJ012 - fields and managers of a base class
@@ -30,7 +30,7 @@ class Unmanaged(models.Model):
         base_manager_name = "objects"  # that of `dumpdata --all`
 
 
-class SiteKey(Unmanaged):
+class SiteKey(Rows):
     """One row: the key that every lock name of this site is hashed with. It is never shown."""
 
     id = models.SmallIntegerField(primary_key=True)
@@ -45,7 +45,7 @@ class SiteKey(Unmanaged):
         return "site key"
 
 
-class LeaseRow(Unmanaged):
+class LeaseRow(Rows):
     """The latest lease of one name; free if ``expires_at`` is over. Times are microseconds since 1970 by the clock of
     the database, so that no time zone matters. Not on SQLite, where leases have a file of their own."""
 
@@ -67,7 +67,7 @@ class LeaseRow(Unmanaged):
         return self.name
 
 
-class LeaseTicket(Unmanaged):
+class LeaseTicket(Rows):
     """The place of one waiter in the queue for a lease; it is passed over if ``seen`` is long ago."""
 
     token = AsciiField(primary_key=True, max_length=64)
@@ -86,7 +86,7 @@ class LeaseTicket(Unmanaged):
         return str(self.digest)
 
 
-class LockName(Unmanaged):
+class LockName(Rows):
     """What a hashed key stands for, on PostgreSQL and MySQL: its name, and who has held it for longer than a moment.
 
     ``other`` is a second name with the same key, if there is one. ``session`` is what the server calls the session that
@@ -111,7 +111,7 @@ class LockName(Unmanaged):
         return str(self.name)
 
 
-class LockEvent(models.Model):
+class LockEvent(Rows):
     """Something that happened to a lock, for its recent history; recorded if ``DISTLOCK_HISTORY_DAYS`` is set.
 
     ``digest`` is a hash of the name's exact code points: databases compare text by rules of their own.
@@ -140,7 +140,7 @@ class LockEvent(models.Model):
         return f"{self.kind} {self.name}"
 
 
-class HeldLock(Unmanaged):
+class HeldLock(Rows):
     """No table: what the admin's page of held locks and its permissions belong to. Its rows come from
     :func:`django_distlock.held_locks`."""
 
@@ -157,7 +157,7 @@ class HeldLock(Unmanaged):
         return str(self.key)
 
 
-class IdempotencyRecord(models.Model):
+class IdempotencyRecord(Rows):
     """What is known of one idempotency key of one principal on one route; written by ``idempotency/storage`` only.
     Times are microseconds since 1970 by the clock of the database. A managed table: who empties his data forgets what
     was done to them."""

@@ -36,7 +36,8 @@ class IdempotencyRecordAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not
     show_full_result_count = False
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyRecord]:
-        return super().get_queryset(request).using(config().database).defer("body", "facts", "phases")
+        found = IdempotencyRecord.rows.using(config().database).defer("body", "facts", "phases")
+        return found.order_by(*self.get_ordering(request))
 
     @admin.display(description=_("since"), ordering="claimed_at")
     def claimed(self, record: IdempotencyRecord) -> datetime:

@@ -10,6 +10,7 @@ from django.contrib.messages import get_messages
 from django.core import signing
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.template.loader import render_to_string
+from django.utils.cache import patch_cache_control, patch_vary_headers
 from django.utils.encoding import escape_uri_path
 from django.utils.safestring import SafeData, mark_safe
 from django.utils.translation import gettext as _
@@ -189,8 +190,6 @@ def answer_of(request: HttpRequest, response: HttpResponseBase, max_body: int) -
 
 def mark_as_private(request: HttpRequest, response: HttpResponseBase) -> None:
     """A page with a key is for one person and once."""
-    from django.utils.cache import patch_cache_control, patch_vary_headers
-
     if getattr(request, "idempotency_key_issued", False):
         patch_vary_headers(response, ["Cookie"])
         if "no-store" not in response.get("Cache-Control", ""):

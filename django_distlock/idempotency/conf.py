@@ -11,7 +11,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from django_distlock.validation import count, seconds
+from django_distlock.validation import count, flag, seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,7 @@ class Config:
     max_body: int = 256 * 1024
     on_crash: str = "hold"
     on_store_error: str = "closed"
+    credentials: bool = True
 
 
 KEYS = tuple(field.name.upper() for field in fields(Config))
@@ -61,6 +62,8 @@ def _checked(name: str, value: Any) -> Any:
         return seconds(key, value)
     if name == "max_body":
         return count(key, value)
+    if name == "credentials":
+        return flag(key, value)
     if not isinstance(value, str):
         raise TypeError(f"{key} must be a str, not {type(value).__name__}.")
     if name in _CHOICES and value not in _CHOICES[name]:
@@ -76,11 +79,6 @@ def middleware() -> list[str]:
 def atomic_requests() -> list[str]:
     """The aliases whose requests Django puts into a transaction."""
     return [alias for alias, entry in settings.DATABASES.items() if entry.get("ATOMIC_REQUESTS")]
-
-
-def user_model() -> str:
-    """Which model users are of."""
-    return str(settings.AUTH_USER_MODEL)
 
 
 def longest_body() -> int | None:

@@ -18,11 +18,12 @@ from .attendance import to_the_end
 from .conf import atomic_requests, config
 from .engine import SAFE_METHODS
 from .exactly_once import exactly_once, in_transaction
-from .flow import enter, finish, free, leave, look
+from .flow import enter, finish, free, leave
 from .job import Job, adrive, drive
 from .middleware import begin
 from .options import ATTRIBUTE, EXEMPT, NAMES, OnCrash, OnStoreError, Options
 from .state import Idempotency
+from .waitingpage import look
 
 F = TypeVar("F", bound=Callable[..., Any])
 # The aliases of exactly-once views, for the system check.

@@ -64,6 +64,7 @@ class IdempotentMixin:
         if not isinstance(job, Job):
             return handler(request, *args, **kwargs) if job is None else job
         call = partial(self._answered, handler, job, request, *args, **kwargs)
+        job.vouched = request.successful_authenticator is not None
         if job.alias is not None:
             return exactly_once(job, state, call)
         if (answer := drive(claim(job))) is not None:

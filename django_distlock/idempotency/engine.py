@@ -188,8 +188,9 @@ def ending_of(status: int, *, form: bool, moves_on: bool = False, trusted: bool 
     """Which answers are the last word.
 
     ``form``: the key came with a form: a redirect is the last word, and a page is the form with its errors.
-    ``moves_on``: the answer tells htmx to go elsewhere. ``trusted``: somebody is logged in or known by a credential;
-    where nobody is, a refusal must not be kept: who forged a request would have used up the key of the real one.
+    ``moves_on``: the answer tells htmx to go elsewhere. ``trusted``: somebody has checked who asks; where nobody has,
+    a refusal must not be kept: who forged a request would have used up the key of the real one, and who makes up
+    tokens would fill the table.
     """
     if status >= 500:
         return Ending.ROLL_BACK

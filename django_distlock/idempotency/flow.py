@@ -10,7 +10,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from django.core import signing
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from django_distlock import BackendUnavailable, LockNotAcquired
@@ -20,9 +19,9 @@ from . import answers, engine, forms, signals
 from .conf import config
 from .engine import BadKey, Ending, Verdict
 from .job import Flow, Job
-from .records import CLAIMED, COMPLETED, FAILED, Record
+from .records import CLAIMED, COMPLETED, Record
 from .renewal import renewal
-from .requests import Principal, find_key, fingerprint_of, principal_of, route_of, wants_page
+from .requests import Principal, find_key, fingerprint_of, is_authenticated, principal_of, route_of, wants_page
 from .storage import storage_of
 
 if TYPE_CHECKING:
@@ -35,18 +34,19 @@ logger = logging.getLogger("django_distlock.idempotency")
 
 def enter(request: HttpRequest, options: Options, view: Any = None) -> Flow[Job | HttpResponse | None]:
     """The attempt that a request is; an answer if its key cannot be taken; None if it has none and needs none."""
-    html = wants_page(request, None)
     try:
         found = find_key(request, options, view)
     except BadKey as error:
-        return (yield partial(answers.bad_key, request, str(error), html=html))
+        return (yield partial(answers.bad_key, request, str(error), html=wants_page(request, None)))
     if found is not None:
         source, key = found
         principal = yield partial(principal_of, request)
         if source == "header" and not (principal.known or options.anonymous):
             found = None
     if found is None:
-        return (yield partial(answers.missing_key, request, html=html)) if options.required else None
+        if not options.required:
+            return None
+        return (yield partial(answers.missing_key, request, html=wants_page(request, None)))
     if source == "form":
         verified = forms.verify(request, key, principal.text)
         if verified is not forms.Verified.GOOD:
@@ -99,25 +99,24 @@ def _without_store(request: HttpRequest, options: Options, html: bool) -> HttpRe
 
 def claim(job: Job) -> Flow[HttpResponse | None]:
     """None: run it, the key is ours. Else the answer. In the exactly-once mode, called inside the transaction."""
-    ask: Any = job.storage.claim if job.alias is None else job.storage.claim_inside  # type: ignore[attr-defined]
-    deadline, attempt = time.monotonic() + job.wait, 0
+    deadline, attempt, late = time.monotonic() + job.wait, 0, job.wait <= 0
     try:
-        record = yield partial(ask, job.claim)
+        record = yield partial(_ask, job, last=late)
         while record is not None:
-            late = time.monotonic() >= deadline
             answer = yield from _settle(job, record, late=late)
             if answer is not None or job.running:
                 return answer
             if late:
                 return (yield from _in_flight(job))
             yield engine.pause(attempt)
-            attempt += 1
-            record = yield partial(job.storage.read, job.scope)
+            attempt, late = attempt + 1, time.monotonic() >= deadline
+            # in a transaction who only looks may have to wait for another one's end
+            record = None if job.alias is not None else (yield partial(job.storage.read, job.scope))
             if record is None:
-                record = yield partial(ask, job.claim)
+                record = yield partial(_ask, job, last=late)
     except LockNotAcquired as error:
         job.broken = error.__cause__ is not None
-        return (yield from _busy(job, deadline))
+        return (yield from _in_flight(job))
     except BackendUnavailable:
         job.broken = True
         logger.exception("The store of idempotency keys does not answer.")
@@ -126,13 +125,10 @@ def claim(job: Job) -> Flow[HttpResponse | None]:
     return None
 
 
-def _busy(job: Job, deadline: float) -> Flow[HttpResponse | None]:
-    """Another transaction has the key."""
-    if not job.broken and time.monotonic() < deadline:
-        yield engine.pause(3)
-        job.wait = max(0.0, deadline - time.monotonic())
-        return (yield from claim(job))
-    return (yield from _in_flight(job))
+def _ask(job: Job, *, last: bool) -> Record | None:
+    if job.alias is None:
+        return job.storage.claim(job.claim)
+    return job.storage.claim_inside(job.claim, last=last)  # type: ignore[attr-defined]
 
 
 def _in_flight(job: Job) -> Flow[HttpResponse]:
@@ -200,8 +196,13 @@ def ending_of(job: Job, response: HttpResponseBase) -> Ending:
         return Ending.KEEP
     moves_on = any(response.has_header(name) for name in ("HX-Redirect", "HX-Location"))
     return engine.ending_of(
-        response.status_code, form=job.source == "form", moves_on=moves_on, trusted=job.principal.known
+        response.status_code, form=job.source == "form", moves_on=moves_on, trusted=_is_trusted(job)
     )
+
+
+def _is_trusted(job: Job) -> bool:
+    """Has anybody checked who asks? Before the view, or by now: a view may have found the user of a token."""
+    return job.principal.kind == "user" or job.vouched or is_authenticated(getattr(job.request, "user", None))
 
 
 def finish(job: Job, response: HttpResponseBase) -> Flow[None]:
@@ -215,7 +216,8 @@ def finish(job: Job, response: HttpResponseBase) -> Flow[None]:
         )
         return
     try:
-        if ending_of(job, response) is not Ending.KEEP:
+        ending = yield partial(ending_of, job, response)  # who the user is may be a question to the database
+        if ending is not Ending.KEEP:
             yield partial(job.storage.release, job.claim, failed=bool(job.phases))
         elif (yield partial(job.storage.complete, job.claim, answers.answer_of(job.request, response, job.max_body))):
             keep_body_when_rendered(job, response)
@@ -254,41 +256,6 @@ def keep_body_when_rendered(job: Job, response: Any) -> None:
             logger.exception("The body of the answer of %s could not be kept.", ascii(job.route))
 
     response.add_post_render_callback(add_body)
-
-
-def look(request: HttpRequest) -> Flow[HttpResponse | None]:
-    """The outcome that the waiting page asks for; None if this is no such request."""
-    token = request.GET.get(answers.WAIT_PARAMETER)
-    if not token or len(token) > 2048:
-        return None
-    try:
-        facts = signing.loads(token, salt=answers.WAIT_SALT, max_age=86400)
-        secret = yield site_key.load
-        principal = yield partial(principal_of, request)
-        if facts["mark"] != engine.keyed(secret, "mark", principal.text):
-            return None
-        storage = storage_of(facts["alias"] or None)
-        record = yield partial(storage.read, facts["scope"])
-        if record is None and facts["alias"] and (yield partial(storage.is_running, facts["scope"])):  # type: ignore[attr-defined]
-            return (yield partial(answers.working, request, request.get_full_path()))
-    except signing.BadSignature:
-        return None
-    except (BackendUnavailable, LockNotAcquired):
-        return (yield partial(answers.working, request, request.get_full_path()))
-    return (yield partial(_seen, request, record, facts["fingerprint"]))
-
-
-def _seen(request: HttpRequest, record: Record | None, fingerprint: str) -> HttpResponse:
-    if record is not None and record.state == CLAIMED and not record.expired:
-        return answers.working(request, request.get_full_path())
-    if record is None or record.state == FAILED:
-        return answers.page(request, "working", 200, url=None)
-    if record.state == COMPLETED and record.fingerprint != fingerprint:
-        location = None if record.answer is None else record.answer.location
-        return answers.page(request, "saved", 200, changed=True, location=location, action=None)
-    if record.answer is not None and (record.answer.body is not None or record.answer.location):
-        return answers.replay(request, record.answer)
-    return answers.page(request, "saved", 200, unknown=record.state != COMPLETED, action=None)
 
 
 def _send(signal: Signal, job: Job) -> None:

@@ -55,6 +55,7 @@ class Job:
     running: bool = False
     broken: bool = False  # the store failed in the caller's transaction
     kept: bool = False
+    vouched: bool = False  # the framework has accepted the credential
     raised: bool = False  # by the view
     doubtful: bool = False  # another middleware has failed, and the view may have acted
     phases: dict[str, Any] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
@@ -9,10 +10,12 @@ from django.core.signals import got_request_exception
 
 from . import answers, engine
 from .attendance import to_the_end
-from .flow import claim, enter, finish, leave, look
+from .flow import claim, enter, finish, leave
 from .job import Flow, Job, adrive, drive
-from .options import PLAIN, is_exempt, options_of, view_class
+from .options import PLAIN, Options, is_exempt, options_of, view_class
+from .requests import has_none
 from .state import Idempotency
+from .waitingpage import look
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -86,24 +89,43 @@ class IdempotencyMiddleware:
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
         """The answer, if it need not be the view's."""
-        return drive(_before(request, view))
+        return None if _is_for_nobody(request, view) else drive(_before(request, view))
 
     async def aprocess_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
         """:meth:`process_view` for a task."""
-        return await adrive(_before(request, view))
+        return None if _is_for_nobody(request, view) else await adrive(_before(request, view))
+
+
+def _is_for_nobody(request: HttpRequest, view: Any) -> bool:
+    """Most requests: they have no key and need none."""
+    method = request.method or ""
+    if method in engine.SAFE_METHODS:
+        return answers.WAIT_PARAMETER not in request.META.get("QUERY_STRING", "")
+    options = request.idempotency.options = _acting(view, method)  # type: ignore[attr-defined]
+    return options is None or has_none(request, options)
 
 
 def _before(request: HttpRequest, view: Any) -> Flow[HttpResponse | None]:
-    method = request.method or ""
-    if method in engine.SAFE_METHODS:
-        return (yield from look(request)) if answers.WAIT_PARAMETER in request.GET else None
+    if request.method in engine.SAFE_METHODS:
+        return (yield from look(request))
+    options: Options = request.idempotency.options  # type: ignore[attr-defined]
+    return (yield from begin(request, options, view))
+
+
+def _acting(view: Any, method: str) -> Options | None:
+    """The options that the middleware acts upon; None for a view that is exempt, or does it itself."""
+    try:
+        return _acting_once(view, method)
+    except TypeError:  # a view that has no hash
+        return _acting_once.__wrapped__(view, method)
+
+
+@lru_cache(1024)
+def _acting_once(view: Any, method: str) -> Options | None:
     if is_exempt(view, method) or getattr(view_class(view), "idempotency_in_view", False):
         return None
     options = options_of(view, method) or PLAIN
-    if options.atomic:
-        return None
-    request.idempotency.options = options  # type: ignore[attr-defined]
-    return (yield from begin(request, options, view))
+    return None if options.atomic else options
 
 
 def begin(request: HttpRequest, options: Any, view: Any = None) -> Flow[HttpResponse | None]:

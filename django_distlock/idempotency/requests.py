@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from .options import Options
 
+HEADER = "HTTP_IDEMPOTENCY_KEY"  # in META, which costs less to ask than request.headers
 Source = Literal["form", "header", "callable"]
 FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
 JSON_TYPES = ("application/json",)
@@ -25,7 +26,8 @@ JSON_TYPES = ("application/json",)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks. ``text`` goes into hashes only; ``label`` is for people."""
+    """Who asks. ``text`` goes into hashes only, and begins with a word of its own for each kind: what a stranger writes
+    into a header is nobody's number. ``label`` is for people."""
 
     kind: Literal["user", "credential", "browser", "anybody"]
     text: str
@@ -33,7 +35,7 @@ class Principal:
 
     @property
     def known(self) -> bool:
-        """Somebody has shown who he is: a user or a credential."""
+        """Somebody says who he is: a user, or a credential that nobody has checked so far."""
         return self.kind in ("user", "credential")
 
 
@@ -45,8 +47,18 @@ def find_key(request: HttpRequest, options: Options, view: Any = None) -> tuple[
     field = _form_field(request, view)
     if field is not None:
         return "form", field
-    raw = request.headers.get("Idempotency-Key")
+    raw = request.META.get(HEADER)
     return None if raw is None else ("header", engine.parse_header(raw))
+
+
+def has_none(request: HttpRequest, options: Options) -> bool:
+    """Can it be told at a glance that there is no key, and that none is needed? Most requests have none."""
+    return (
+        options.key is None
+        and not options.required
+        and HEADER not in request.META
+        and request.content_type not in FORM_TYPES
+    )
 
 
 def _form_field(request: HttpRequest, view: Any) -> str | None:
@@ -68,17 +80,29 @@ def principal_of(request: HttpRequest) -> Principal:
     changed by the very request whose answer got lost, and then the retry would come from somebody else.
     """
     user: Any = getattr(request, "user", None)
-    if user is not None and user.is_authenticated:
-        model = conf.user_model().lower()
-        return Principal("user", f"{model}:{user.pk}", f"user {user.pk}")
-    if credential := request.headers.get("Authorization"):
-        return Principal("credential", credential, "credential")
+    # users of the REST framework are of any class; one without a number is like any other of his kind
+    if is_authenticated(user) and (number := getattr(user, "pk", None)) is not None:
+        return Principal("user", f"user:{_kind(user)}:{number}", f"user {number}")
+    if (credential := request.headers.get("Authorization")) and conf.config().credentials:
+        return Principal("credential", f"credential:{credential}", "credential")
     if secret := request.META.get("CSRF_COOKIE"):
         return Principal("browser", f"csrf:{secret}", "browser")
     session: Any = getattr(request, "session", None)
     if session is not None and session.session_key:
         return Principal("browser", f"session:{session.session_key}", "browser")
     return Principal("anybody", "", "anybody")
+
+
+def is_authenticated(user: Any) -> bool:
+    return user is not None and bool(user.is_authenticated)
+
+
+def _kind(user: Any) -> str:
+    """Which numbers are his: those of a table, whatever proxy of its model, or those of a class."""
+    model = getattr(user, "_meta", None)
+    if model is not None:
+        return str(model.concrete_model._meta.label_lower)
+    return f"{user.__class__.__module__}.{user.__class__.__qualname__}"
 
 
 def route_of(request: HttpRequest) -> tuple[str, dict[str, Any]]:

@@ -95,7 +95,7 @@ def recorded(databases: None, two_aliases: None) -> Iterator[None]:
     with override_settings(DISTLOCK_HISTORY_DAYS=1):
         yield
         recorder.flush(10)
-    LockEvent.objects.all().delete()
+    LockEvent.rows.all().delete()
 
 
 def test_the_history_is_shown_with_a_plot(boss: Client, recorded: None, name: str) -> None:

@@ -91,6 +91,18 @@ def sender(site: Stage, key: str) -> Sender:
     return Sender(key)
 
 
+@pytest.fixture
+def user(site: Stage, key: str) -> Iterator[Sender]:
+    """A sender who is logged in: somebody has checked who he is."""
+    from django.contrib.auth.models import User  # real servers take settings from this file
+
+    somebody = User.objects.create(username=f"user-{key[:8]}")
+    sender = Sender(key)
+    sender.client.force_login(somebody)
+    yield sender
+    somebody.delete()
+
+
 def states(alias: str) -> list[str]:
     """The states of all keys."""
     with connections[alias].cursor() as cursor:

@@ -51,6 +51,7 @@ def test_the_order_of_middleware(site: Stage, settings: Any, below: str) -> None
         {"CLAIM_TTL": True},
         {"WAIT": -1},
         {"MAX_BODY": 0},
+        {"CREDENTIALS": 1},
         {"STORAGE": "file"},
         {"ON_CRASH": "panic"},
         {"ON_STORE_ERROR": None},

@@ -93,17 +93,17 @@ def test_fields_can_be_left_out_of_the_fingerprint(site: Stage, sender: Sender) 
 
 @pytest.mark.parametrize("status", [400, 402, 404, 405, 410, 415, 422])
 @pytest.mark.parametrize("shape", ["plain", "atomic"])
-def test_the_views_own_refusals_are_kept(site: Stage, sender: Sender, shape: str, status: int) -> None:
+def test_the_views_own_refusals_are_kept(site: Stage, user: Sender, shape: str, status: int) -> None:
     site.answer = lambda request: HttpResponse("no", status=status)
-    assert [sender.post(shape).status_code for _ in range(2)] == [status, status]
+    assert [user.post(shape).status_code for _ in range(2)] == [status, status]
     assert len(site.runs) == 1
 
 
 @pytest.mark.parametrize("status", [401, 403, 408, 409, 423, 425, 429])
 @pytest.mark.parametrize("shape", ["plain", "atomic"])
-def test_refusals_that_may_pass_are_not_kept(site: Stage, sender: Sender, shape: str, status: int) -> None:
+def test_refusals_that_may_pass_are_not_kept(site: Stage, user: Sender, shape: str, status: int) -> None:
     site.answer = lambda request: HttpResponse("not now", status=status)
-    assert [sender.post(shape).status_code for _ in range(2)] == [status, status]
+    assert [user.post(shape).status_code for _ in range(2)] == [status, status]
     assert len(site.runs) == 2
     assert states(site.alias) == []
 

@@ -138,7 +138,7 @@ def scope_of(key: str) -> str:
     from django_distlock.idempotency import engine
     from tests.conftest import SITE_KEY
 
-    return engine.scope_of(SITE_KEY, "Bearer a", "POST", "atomic/", key)
+    return engine.scope_of(SITE_KEY, "credential:Bearer a", "POST", "atomic/", key)
 
 
 @servers
@@ -184,3 +184,24 @@ def test_a_duplicate_waits_on_sqlite_and_in_a_task(site: Stage, key: str, shape:
 def test_one_with_other_data_is_a_mismatch_at_once(site: Stage, sender: Sender, key: str) -> None:
     with Running(site, key, "plain"):
         assert sender.post("plain", {"other": 1}).status_code == 422
+
+
+@servers
+def test_a_duplicate_that_looks_very_often(site: Stage, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody waits for minutes. Naive code goes one step deeper at each look, until there are no more."""
+    looks: list[int] = []
+    enough = threading.Event()
+
+    def pause(attempt: int) -> float:
+        looks.append(attempt)
+        if len(looks) == 1200:
+            enough.set()
+        return 0.0
+
+    monkeypatch.setattr("django_distlock.idempotency.engine.pause", pause)
+    with Running(site, key, "atomic_waiting") as running, ThreadPoolExecutor(1) as pool:
+        future = pool.submit(lambda: (Sender(key).post("atomic_waiting"), connections.close_all())[0])
+        enough.wait(4)
+        running.go_on.set()
+        answer = future.result(20)
+    assert (answer.status_code, answer["Idempotency-Replayed"]) == (201, "true")

@@ -128,3 +128,28 @@ def test_a_receiver_that_fails_changes_nothing(site: Stage, sender: Sender) -> N
         assert sender.post().status_code == 201
     finally:
         signals.key_claimed.disconnect(fail)
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"])
+@pytest.mark.parametrize(("shape", "status"), [("atomic", 201), ("atomic", 422), ("atomic_waiting", 201)])
+def test_two_copies_that_are_answered_at_the_same_time(site: Stage, sender: Sender, shape: str, status: int) -> None:
+    """The lock in front belongs to the transaction of the one, until it ends. Naive code tells the other one that the
+    first request still runs, which has been done long ago."""
+    answered = sender.post(shape)
+    data = {"other": 1} if status == 422 else None
+    with transaction.atomic(site.alias):
+        first = SHAPES[shape](_same_request(answered))
+        (second,) = at_once(lambda: sender.post(shape, data), 1)
+    assert first["Idempotency-Replayed"] == "true"
+    assert (second.status_code, second.has_header("Idempotency-Replayed")) == (status, status == 201)
+    assert site.effects == 1
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"])
+def test_a_copy_that_comes_while_an_old_key_is_used_anew(site: Stage, sender: Sender) -> None:
+    """Its lifetime is over, and somebody has it: what it was answered then is not the answer now."""
+    sender.post("atomic")
+    expire(site.alias)
+    with Running(site, sender.key or "", "atomic"):
+        assert sender.post("atomic").json()["code"] == "in_flight"
+    assert site.effects == 2

@@ -35,7 +35,7 @@ def recorded(databases: None, settings: Any) -> Iterator[None]:
     yield
     recorder.flush(10)
     del settings.DISTLOCK_HISTORY_DAYS
-    LockEvent.objects.all().delete()
+    LockEvent.rows.all().delete()
 
 
 def written(name: str, using: str = "memory") -> list[Event]:
@@ -103,21 +103,21 @@ def test_an_acquire_pays_no_statement(databases: None, settings: Any, name: str)
     assert pairs() == without
     assert sum(without.values()) == 6
     assert len(written(name, "postgres")) == 6
-    LockEvent.objects.all().delete()
+    LockEvent.rows.all().delete()
 
 
 def test_it_is_written_on_a_connection_of_its_own_that_is_closed_again(
     recorded: None, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[Any] = []
-    create = LockEvent.objects.bulk_create
+    create = LockEvent.rows.bulk_create
 
     def noted(rows: Any) -> Any:
         made = create(list(rows))
         used.append((threading.current_thread().name, connections["default"], len(made)))
         return made
 
-    monkeypatch.setattr(LockEvent.objects, "bulk_create", noted)
+    monkeypatch.setattr(LockEvent.rows, "bulk_create", noted)
     for _ in range(5):
         with advisory_lock(name, using="memory"):
             pass
@@ -146,7 +146,7 @@ def test_a_database_that_fails_is_logged_and_no_lock_is_harmed(
     def fail(rows: Any) -> None:
         raise DatabaseError("no such\ntable")
 
-    monkeypatch.setattr(LockEvent.objects, "bulk_create", fail)
+    monkeypatch.setattr(LockEvent.rows, "bulk_create", fail)
     with advisory_lock(name, using="memory"):
         pass
     assert recorder.flush(10)
@@ -212,7 +212,7 @@ def test_what_is_old_is_pruned_in_batches(recorded: None, name: str, monkeypatch
     with advisory_lock(name, using="memory"):
         pass
     kept = written(name)
-    LockEvent.objects.bulk_create(
+    LockEvent.rows.bulk_create(
         LockEvent(alias="a", digest="d", name="n", kind="lost", at=datetime.now(UTC) - timedelta(days=2, minutes=age))
         for age in range(5)
     )
@@ -222,7 +222,7 @@ def test_what_is_old_is_pruned_in_batches(recorded: None, name: str, monkeypatch
     with advisory_lock("another", using="memory"):
         pass
     recorder.flush(10)
-    assert not LockEvent.objects.filter(digest="d").exists()
+    assert not LockEvent.rows.filter(digest="d").exists()
     assert written(name) == kept
     assert history.prune(0.0) == 4
 

@@ -25,9 +25,9 @@ def events() -> Iterator[None]:
     """One of ten days ago, one of fifty."""
     for days in (10, 50):
         at = datetime.now(UTC) - timedelta(days=days)
-        LockEvent.objects.create(alias="a", digest="d", name="n", kind="lost", at=at, reason="", holder="")
+        LockEvent.rows.create(alias="a", digest="d", name="n", kind="lost", at=at, reason="", holder="")
     yield
-    LockEvent.objects.all().delete()
+    LockEvent.rows.all().delete()
 
 
 @pytest.mark.parametrize(("kept", "deleted"), [(None, 1), (90, 0), (5, 2)])
@@ -48,10 +48,10 @@ def test_one_server_that_is_down_keeps_nothing_else_from_being_pruned(settings: 
         "nowhere": {"BACKEND": backend, "OPTIONS": {"database": "default"}},  # SQLite
         "leasetable": settings.DISTLOCK["leasetable"],
     }
-    IdempotencyRecord.objects.create(scope="s", state="done", claimed_at=0, expires_at=0, lives_until=0)
+    IdempotencyRecord.rows.create(scope="s", state="done", claimed_at=0, expires_at=0, lives_until=0)
     with pytest.raises(Exception, match="not PostgreSQL"):
         prune(days=30)
-    assert (LockEvent.objects.count(), IdempotencyRecord.objects.count()) == (1, 0)
+    assert (LockEvent.rows.count(), IdempotencyRecord.rows.count()) == (1, 0)
 
 
 def test_a_table_that_is_not_there_is_no_traceback(events: None) -> None:

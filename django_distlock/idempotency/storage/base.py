@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 
 class Storage(ABC):
     """Rows by scope. Who writes names the owner token of its claim; a row that has another owner stays as it is, and
-    the method returns False."""
+    the method returns False. Two for the same place are equal."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.alias == self.alias
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.alias))
 
     @abstractmethod
     def claim(self, claim: Claim) -> Record | None:

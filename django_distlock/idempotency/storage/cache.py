@@ -43,9 +43,6 @@ T = TypeVar("T")
 class CacheStorage(Storage):
     """One entry for each key; times are by the clock of this machine."""
 
-    def __init__(self, alias: str) -> None:
-        self.alias = alias
-
     def claim(self, claim: Claim) -> Record | None:
         fresh = Record(scope=claim.scope, state=CLAIMED, owner=claim.owner, fingerprint=claim.fingerprint)
         for _ in range(ATTEMPTS):

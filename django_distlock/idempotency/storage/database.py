@@ -13,38 +13,13 @@ from django_distlock.idempotency.conf import config
 from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, UNKNOWN, Answer, Claim, Record
 
 from .base import Storage
+from .statements import INSERT, LOCKING, NOW, READ, TABLE, TRY_INSERT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-TABLE = "django_distlock_idempotency"
-# Microseconds since 1970, so that no time zone matters; in a long transaction too the time of now, not of its start.
-NOW = {
-    "postgresql": "(extract(epoch from clock_timestamp()) * 1000000)::bigint",
-    "mysql": "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)",
-    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)",
-}
-COLUMNS = "scope, state, owner, fingerprint, principal, method, route, phases, claimed_at, expires_at, lives_until"
-VALUES = "%s, 'claimed', %s, %s, %s, %s, %s, '{{}}', {now}, {now} + %s, {now} + %s"
-INSERT = {
-    "postgresql": f"INSERT INTO {TABLE} ({COLUMNS}) VALUES ({VALUES}) ON CONFLICT DO NOTHING",  # noqa: S608
-    "mysql": f"INSERT IGNORE INTO {TABLE} ({COLUMNS}) VALUES ({VALUES})",  # noqa: S608
-    "sqlite": f"INSERT INTO {TABLE} ({COLUMNS}) VALUES ({VALUES}) ON CONFLICT DO NOTHING",  # noqa: S608
-}
-# An INSERT that meets an uncommitted row of the same key waits for that transaction. The lock answers at once, and is
-# freed by the end of the transaction whatever that is; both in one statement.
-TRY_INSERT = f"""
-WITH lock AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(%s) AS got),
-made AS (INSERT INTO {TABLE} ({COLUMNS}) SELECT {VALUES} FROM lock WHERE got ON CONFLICT DO NOTHING RETURNING 1)
-SELECT got, EXISTS (SELECT 1 FROM made) FROM lock
-"""  # noqa: S608
-READ = (
-    f"SELECT scope, state, owner, fingerprint, expires_at <= {{now}}, facts, body, phases FROM {TABLE} WHERE scope = %s"  # noqa: S608
-)
-# A snapshot that is older than the winner's commit does not show it: MySQL and MariaDB at REPEATABLE READ.
-LOCKING = {"mysql": " LOCK IN SHARE MODE"}
 # SQLSTATE and error numbers of PostgreSQL and MySQL for: somebody else was first, try again.
 CONTENTION = {"40001", "40P01", "55P03", 1205, 1213}
 
@@ -55,9 +30,6 @@ ATTEMPTS = 20
 
 class DatabaseStorage(Storage):
     """The table ``django_distlock_idempotency`` in one database."""
-
-    def __init__(self, alias: str) -> None:
-        self.alias = alias
 
     @property
     def connection(self) -> BaseDatabaseWrapper:
@@ -71,11 +43,12 @@ class DatabaseStorage(Storage):
                 return found
         raise LockNotAcquired("The key is there, and this transaction does not see it.")
 
-    def claim_inside(self, claim: Claim) -> Record | None:
-        """:meth:`claim` within the caller's transaction. LockNotAcquired at once if another transaction has it."""
+    def claim_inside(self, claim: Claim, *, last: bool = True) -> Record | None:
+        """:meth:`claim` within the caller's transaction, at once: if another transaction is at it, what is there from
+        before, or a record that says no more than that. ``last``: who asks does not ask again in this transaction."""
         vendor = self.connection.vendor
         if vendor == "mysql" and not _locked(claim.scope):
-            raise LockNotAcquired
+            return self._behind(claim) if last else _at_work(claim)
         if vendor != "postgresql":
             return self.claim(claim)
         for _ in range(ATTEMPTS):
@@ -83,17 +56,23 @@ class DatabaseStorage(Storage):
                 cursor.execute(self._sql(TRY_INSERT), [_number(claim.scope), *_values(claim)])
                 got, made = cursor.fetchone()
             if not got:
-                raise LockNotAcquired
+                return self._behind(claim)
             if made:
                 return None
             if (found := self.read(claim.scope)) is not None:
                 return found
         raise LockNotAcquired("The key is there, and this transaction does not see it.")
 
-    def read(self, scope: str) -> Record | None:
-        locking = LOCKING.get(self.connection.vendor, "") if self.connection.in_atomic_block else ""
+    def _behind(self, claim: Claim) -> Record:
+        """The other one may be a copy that is being answered, too. Read without a lock, which would wait; on MySQL
+        that takes the snapshot of a transaction, which then must not run the view."""
+        found = self.read(claim.scope, locking=False)
+        return _at_work(claim) if found is None or found.expired or found.state == FAILED else found
+
+    def read(self, scope: str, *, locking: bool = True) -> Record | None:
+        lock = LOCKING.get(self.connection.vendor, "") if locking and self.connection.in_atomic_block else ""
         with self._cursor() as cursor:
-            cursor.execute(self._sql(READ) + locking, [scope])
+            cursor.execute(self._sql(READ) + lock, [scope])
             row = cursor.fetchone()
         return None if row is None else _record(row)
 
@@ -256,6 +235,11 @@ def _values(claim: Claim) -> Iterable[Any]:
         *(claim.scope, claim.owner, claim.fingerprint, claim.principal[:255], claim.method[:10], claim.route[:255]),
         *(_micros(claim.claim_ttl), _micros(claim.ttl)),
     )
+
+
+def _at_work(claim: Claim) -> Record:
+    """Somebody has the key, and nobody sees yet with which data."""
+    return Record(scope=claim.scope, state=CLAIMED, owner="", fingerprint=claim.fingerprint)
 
 
 def _micros(seconds: float) -> int:

@@ -1,0 +1,129 @@
+"""Claims whose renewal meets a server, or a connection, that does not answer any more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connections
+
+from django_distlock.idempotency import renewal
+from django_distlock.idempotency.storage import storage_of
+from tests.conftest import eventually
+from tests.faults.conftest import database_alias
+from tests.faults.proxy import Proxy
+from tests.idempotency.conftest import LOCKS, Sender
+from tests.idempotency.test_races import Running
+from tests.timing import within
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.idempotency.views import Stage
+
+
+LEASE = 1.2
+servers = pytest.mark.parametrize("alias", ["postgres", "mariadb"])
+
+
+@pytest.fixture
+def proxy(site: Stage, alias: str, settings: Any) -> Iterator[Proxy]:
+    """Between this process and the keys; what views write goes past it."""
+    server = connections.settings[alias]
+    with (
+        Proxy(server["HOST"], int(server["PORT"])) as proxy,
+        database_alias(f"{alias}_proxied", alias, PORT=str(proxy.port)) as proxied,
+    ):
+        settings.DISTLOCK_IDEMPOTENCY = {"DATABASE": proxied, "LOCK": LOCKS[alias], "CLAIM_TTL": LEASE}
+        yield proxy
+        proxy.heal()
+        proxy.cut()
+        eventually(lambda: not rounds(), "a round of renewals is left")
+
+
+def rounds() -> list[threading.Thread]:
+    """The threads that have asked a server to renew something, and have no answer yet."""
+    return [thread for thread in threading.enumerate() if thread.name == "idempotency-renewal-round"]
+
+
+class Watched:
+    """How long the only claim of a database lives, asked of the server itself, and whether it ever ran out."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias, self.ran_out = alias, False
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SELECT scope FROM django_distlock_idempotency")
+            ((self.scope,),) = cursor.fetchall()
+
+    def until(self) -> int:
+        found = storage_of(self.alias).read(self.scope)
+        assert found is not None
+        self.ran_out |= found.expired
+        with connections[self.alias].cursor() as cursor:
+            cursor.execute("SELECT expires_at FROM django_distlock_idempotency")
+            return int(cursor.fetchone()[0])
+
+    def is_renewed(self) -> None:
+        """Once more from now on."""
+        before = self.until()
+        eventually(lambda: self.until() > before, "it is not renewed")
+
+
+@servers
+def test_a_reply_that_never_comes_costs_one_round_and_no_claim(site: Stage, key: str, alias: str, proxy: Proxy) -> None:
+    """The server is well, and one connection is dead: each in turn of the messages of a renewal, from the first of the
+    handshake, has no answer. Naive code waits for it as long as TCP does, and the claim runs out."""
+    with Running(site, key, "plain"):
+        watched = Watched(alias)
+        for nth in range(1, 8):
+            proxy.swallow(nth)
+            watched.is_renewed()
+        stuck = len(rounds())
+        proxy.heal()
+        assert not watched.ran_out
+        assert Sender(key).post("plain").json()["code"] == "in_flight"
+    assert stuck >= 3, "there is no fault to guard against"
+
+
+@servers
+def test_a_store_that_hangs_holds_up_no_other(site: Stage, key: str, alias: str, proxy: Proxy, settings: Any) -> None:
+    """Naive code renews one after the other."""
+    with Running(site, key, "plain"):
+        settings.DISTLOCK_IDEMPOTENCY = {"DATABASE": "default", "CLAIM_TTL": LEASE}
+        with Running(site, f"{key}-2", "plain"):
+            watched = Watched("default")
+            proxy.blackhole()
+            latest = longest_gap(watched, 2 * LEASE)
+            assert not watched.ran_out
+            proxy.heal()
+    within(latest, LEASE / 3 + 0.3)
+
+
+def longest_gap(watched: Watched, seconds: float) -> float:
+    """Seconds between two renewals."""
+    began = last = time.monotonic()
+    seen, longest = watched.until(), 0.0
+    while time.monotonic() < began + seconds:
+        if (now := watched.until()) != seen:
+            longest, last, seen = max(longest, time.monotonic() - last), time.monotonic(), now
+        time.sleep(0.01)
+    return max(longest, time.monotonic() - last)
+
+
+@servers
+def test_a_hung_server_ties_up_so_many_threads_and_is_asked_again(
+    site: Stage, key: str, alias: str, proxy: Proxy, settings: Any
+) -> None:
+    settings.DISTLOCK_IDEMPOTENCY = {**settings.DISTLOCK_IDEMPOTENCY, "CLAIM_TTL": 0.05}
+    with Running(site, key, "plain"):
+        watched = Watched(alias)
+        watched.is_renewed()
+        proxy.blackhole()
+        eventually(lambda: len(rounds()) == renewal.MOST_ROUNDS, "they do not gather")
+        time.sleep(0.2)  # ten more would have come
+        assert len(rounds()) == renewal.MOST_ROUNDS
+        proxy.heal()
+        for _ in range(3):
+            watched.is_renewed()
