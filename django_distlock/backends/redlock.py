@@ -19,7 +19,8 @@ from . import redlock_doctor
 from .base import Backend
 from .redis_target import Target, WrongTarget
 from .redlock_checks import check_nodes
-from .redlock_claims import LAST_LOOK, LONGEST_PAUSE, Ballot, again_question, extend_question, facts, release_question
+from .redlock_claims import LAST_LOOK, Ballot, again_question, extend_question, facts, release_question
+from .redlock_ears import Ears
 from .redlock_election import attempt, confirmed, repeated
 from .redlock_inquiry import Outcome
 from .redlock_listing import break_everywhere, listing
@@ -42,8 +43,6 @@ SHARE_OF_TTL, LEAST_NODE_TIMEOUT = 0.05, 0.05
 LEAST_PATIENCE, LONGEST = 0.5, 5.0
 # So long may a release or a look by an operator take; and a renewal, for which all others wait. Seconds.
 PATIENCE, RENEWAL_PATIENCE = 2.0, 1.0
-# Many names that are waited for are looked at less often each; seconds.
-PER_CLAIM = 0.0005
 # A name that was busy within this time is asked for at one node first; seconds.
 BUSY = 1.0
 CACHED_NAMES = 4096
@@ -76,6 +75,7 @@ class RedlockBackend(Backend):
             with contextlib.suppress(WrongTarget):  # said by the first who connects, and by the checks
                 target.resolve()  # imports the driver, for which no caller has the time
         self._timeout: float | None = timeout
+        self._ears = Ears(self._targets)
         self._start()
 
     def _start(self) -> None:
@@ -120,22 +120,40 @@ class RedlockBackend(Backend):
             raise
         if ballot is None or lane is not ballot.lane:
             ballot = self._claims[claim.token] = Ballot(claim, facts(claim.key.name), lane)
+        lead = self._lead(claim.key, ballot)
+        if wait > 0:
+            ballot.ear = self._ears.take(lead)
         try:
-            return (yield from self._attempts(ballot, wait > 0, until))
+            try:
+                grant = yield from self._attempts(ballot, lead, wait > 0, until)
+            finally:
+                lane.turn.release()
+            if grant is None and wait > 0:
+                yield from self._rest(ballot, lead, now + wait)
+            return grant
         except BaseException:
             self._claims.pop(claim.token, None)
             ballot.take_back()
             ballot.leave()
             raise
         finally:
-            lane.turn.release()
+            ear, ballot.ear = ballot.ear, None
+            if ear is not None:
+                self._ears.give(lead, ear)
 
-    def _attempts(self, ballot: Ballot, waits: bool, until: float) -> Flow[Grant | None]:
+    def _rest(self, ballot: Ballot, lead: int, deadline: float) -> Flow[None]:
+        """Between two attempts."""
+        if ballot.ear is None:
+            ballot.ready = yield from self._ears.open(lead, deadline)
+        else:
+            yield from ballot.asleep(deadline)
+
+    def _attempts(self, ballot: Ballot, lead: int, waits: bool, until: float) -> Flow[Grant | None]:
         claim, patience = ballot.claim, self._patience(ballot.ttl)
-        lead = self._lead(claim.key, ballot)
         for last in (False, True):
             asked = time.monotonic()
-            busy = asked - self._busy.get(claim.key.digest, -BUSY) < BUSY and not ballot.due(asked)
+            busy = ballot.was_refused or asked - self._busy.get(claim.key.digest, -BUSY) < BUSY
+            busy = not ballot.due(asked) and busy
             outcome = yield from attempt(ballot, lead, waits=waits, busy=busy, patience=patience, until=until)
             if outcome.verdict is Verdict.GRANTED:
                 if outcome.answers[lead] is Answer.REFUSED:
@@ -166,7 +184,7 @@ class RedlockBackend(Backend):
         ballot = self._claims.get(claim.token)
         if not isinstance(ballot, Ballot):
             return super().pause(claim, attempt)
-        return max(ballot.pause(), min(len(self._claims) * PER_CLAIM, LONGEST_PAUSE))
+        return ballot.pause()
 
     def withdraw(self, claim: Claim) -> None:
         left = self._claims.pop(claim.token, None)
@@ -277,6 +295,8 @@ class RedlockBackend(Backend):
 
     def tick(self, now: float) -> float | None:
         due = self._lanes.tick(now)
+        if self._ears.tick(now):
+            due = now + TICK
         for token, claim in list(self._claims.items()):
             if isinstance(claim, Grant) and now - claim.acquired_at > TICK:
                 self._claims.pop(token, None)
@@ -286,10 +306,12 @@ class RedlockBackend(Backend):
         return check_nodes(self.alias, self.options["nodes"], self._targets)
 
     def close(self) -> None:
+        self._ears.close()
         self._lanes.close()
         super().close()
 
     def after_fork(self) -> None:
         super().after_fork()
+        self._ears.abandon()
         self._lanes.abandon()
         self._start()

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from .redlock_quorum import Answer, Verdict, confirm, decide
-from .redlock_scripts import NOT_YOUR_TURN
+from .redlock_scripts import PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ def attempt(ballot: Ballot, lead: int, *, waits: bool, busy: bool, patience: flo
             outcome = yield from lane.ask(questions, _by_lead(lead), asked=asked, patience=patience, until=until)
         finally:
             ballot.record(lane.slots)
-        ballot.note(outcome, lead, waits, time.monotonic() - asked)
+        ballot.note(outcome, lead, waits)
         if outcome.verdict is Verdict.REFUSED:
             return outcome
         if outcome.verdict is not Verdict.GRANTED:
@@ -46,14 +46,14 @@ def attempt(ballot: Ballot, lead: int, *, waits: bool, busy: bool, patience: flo
         outcome = yield from lane.ask(questions, judge, asked=asked, patience=patience, until=until)
     finally:
         ballot.record(lane.slots)
-    ballot.note(outcome, lead, waits, time.monotonic() - asked)
+    ballot.note(outcome, lead, waits)
     return outcome
 
 
 def _by_majority(lead: int, ttl: float) -> Judge:
     def judge(answers: Sequence[Answer], elapsed: float, patience: float, slots: Sequence[Slot | None]) -> Verdict:
         slot = slots[lead]
-        if slot is not None and isinstance(slot.reply, int) and slot.reply <= -NOT_YOUR_TURN:
+        if slot is not None and isinstance(slot.reply, int) and -PLACES <= slot.reply < 0:
             return Verdict.REFUSED  # it is free, but others came first
         return decide(answers, elapsed=elapsed, ttl=ttl, patience=patience)
 
