@@ -67,7 +67,7 @@ class Session(NamedTuple):
     """Where a lock was taken, and what it is known by at the nodes. All that concerns it goes the same way.
 
     ``votes``: for each node the last request for its vote, None if it was never asked. If its reply was lost, the vote
-    is being taken back there, at whatever time that arrives: it never counts again.
+    is being taken back there, at whatever time that arrives: it does not count, until it was given again.
     """
 
     lane: Lane

@@ -81,10 +81,10 @@ def confirmed(
     patience: float,
     until: float,
 ) -> Flow[Outcome]:
-    """Ask about a lock that was ours by ``votes`` (see Session). ``again`` asks a node anew for a vote that it lost.
+    """Ask about a lock that was ours by ``votes`` (see Session). ``again`` asks a node anew for a vote that it has not.
 
     That is done when a majority has confirmed the others: whoever counted the new ones at once would not notice that
-    somebody else had a majority meanwhile.
+    somebody else had a majority meanwhile. And not while an old one is being taken back there.
     """
     # who was never asked for its vote need not hear of it, unless that is to change
     questions = [question if again or vote is not None else None for vote in votes]
@@ -94,8 +94,12 @@ def confirmed(
     if again is not None and outcome.verdict is Verdict.GRANTED:
         for index, answer in enumerate(outcome.answers):
             vote = votes[index]
-            if answer is Answer.REFUSED and not (vote is not None and vote.lost):
+            if vote is not None and vote.lost and lane.lines[index].debts.owes(vote):
+                continue
+            if answer is Answer.REFUSED:
                 votes[index] = lane.ask_aside(index, again) or vote
+            elif answer is Answer.GRANTED:  # from now on, if it was lost
+                votes[index] = outcome.slots[index]
     return outcome
 
 
