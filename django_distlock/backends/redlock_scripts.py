@@ -10,17 +10,9 @@ them from asking again and again and from rushing: who has the lock is decided b
 
 from __future__ import annotations
 
-import hashlib
-import json
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple
-
-from django_distlock.records import LockInfo
+from django_distlock.records import MOST_WAITING
 
 from .redis_protocol import Script
-
-if TYPE_CHECKING:
-    from typing import Any
 
 PREFIX = b"redlock:"
 # Whoever has been called, or looks again and again, is passed over after this time; milliseconds.
@@ -30,8 +22,6 @@ KEPT = 15_000
 # A refusal is -1 less the number of waiters ahead, less this for each millisecond that the key has to live; none: it is
 # free, but others came first.
 PLACES = 1_000_000
-# Digits of the digest by which a vote is shown.
-DIGEST = 16
 # How the queue is to be treated by ACQUIRE.
 NO_QUEUE, RESPECT, JOIN = "0", "1", "2"
 
@@ -126,13 +116,24 @@ if ARGV[2] ~= '' then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 return 1
 """
 
-# For each lock: its value, its TTL in milliseconds and how many wait for it.
-_DESCRIBE = """
-local rows = {}
-for i = 1, #KEYS, 2 do
+# For each lock: its value, its TTL in milliseconds, how many wait for it, and the facts of the first of them. Who may
+# not ask how many listen takes the word of those who wait.
+_DESCRIBE = f"""
+local rows, time = {{}}, redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for i = 1, #KEYS, 3 do
   local value = redis.pcall('GET', KEYS[i])
   if type(value) == 'table' then value = '' end
-  rows[#rows + 1] = {value, redis.call('PTTL', KEYS[i]), redis.call('ZCARD', KEYS[i + 1])}
+  local there, told = 0, {{}}
+  for _, member in ipairs(redis.call('ZRANGE', KEYS[i + 1], 0, -1)) do
+    local row = redis.call('HGET', KEYS[i + 2], member) or ''
+    local seen, ear, facts = string.match(row, '^(%d+) (%S*) (.*)$')
+    local heard = ear and ear ~= '' and redis.pcall('PUBSUB', 'NUMSUB', ear)
+    if seen and (heard and (heard.err or heard[2] > 0) or not heard and tonumber(seen) > now - {GRACE}) then
+      there, told[#told + 1] = there + 1, #told < {MOST_WAITING} and facts or nil
+    end
+  end
+  rows[#rows + 1] = {{value, redis.call('PTTL', KEYS[i]), there, told}}
 end
 return rows
 """
@@ -164,55 +165,3 @@ def keys_of(text: str) -> Keys:
 def vote_of(token: str, attempt: int | str) -> str:
     """What an attempt is known by. No vote begins with another."""
     return f"{token}-{attempt} "
-
-
-class Seen(NamedTuple):
-    """A lock as one node shows it."""
-
-    text: str
-    digest: str  # of the vote, as BREAK wants it
-    facts: dict[str, Any]
-    ttl: float  # seconds; below zero: for ever
-    waiters: int
-
-
-def seen(key: bytes, row: list[Any]) -> Seen | None:
-    """A row of DESCRIBE; None if the key has gone. What cannot be read is held by nobody knows whom."""
-    value, ttl, waiters = row
-    if value is None:
-        return None
-    word, _, rest = value.partition(b" ")
-    digest = hashlib.sha1(word, usedforsecurity=False).hexdigest()[:DIGEST]
-    try:
-        facts = json.loads(rest.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        facts = {}
-    if not isinstance(facts, dict) or not isinstance(facts.get("since", 0.0), (int, float)):
-        facts = {}
-    return Seen(key[len(PREFIX) + 1 : -1].decode("ascii", "replace"), digest, facts, ttl / 1000, waiters)
-
-
-def info_of(alias: str, copies: list[Seen], nodes: int) -> LockInfo:
-    """One lock of one holder, as ``copies`` of ``nodes`` nodes show it."""
-    first = copies[0]
-    facts = first.facts
-    since, name = facts.get("since"), facts.get("name")
-    holder = f"{facts.get('host')}:{facts.get('pid')}:{facts.get('thread')}" if facts else "unknown"
-    return LockInfo(
-        backend=alias,
-        key=first.text,
-        name=name if isinstance(name, str) else None,
-        holder=holder,
-        acquired_at=_moment(since) if since else None,
-        # when a majority will have let it go cannot be told from fewer
-        expires_at=datetime.now(UTC) + timedelta(seconds=max(copy.ttl for copy in copies)),
-        waiters=max(copy.waiters for copy in copies),
-        details={"token": first.digest, "nodes": f"{len(copies)} of {nodes}"},
-    )
-
-
-def _moment(since: float) -> datetime | None:
-    try:
-        return datetime.fromtimestamp(since, UTC)
-    except (ValueError, OverflowError, OSError):
-        return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -138,6 +140,25 @@ def test_an_operator_who_breaks_it_calls_the_next(nodes: Nodes, wait: Any, stran
     assert stranger.backend.break_lock(info)
     broken = time.monotonic()
     within(waiting.result(10) - broken, CALLED)
+
+
+def test_who_waits_is_listed_if_it_is_there(
+    nodes: Nodes, wait: Any, stranger: Stranger, lead: int, key: LockKey
+) -> None:
+    """Two processes have died, of which one listened and the other looked again and again."""
+    grant = stranger.acquire()
+    waiting = wait()
+    listening(nodes, lead)
+    line = f"redlock:{{{key.text}}}"
+    for number, ear in enumerate(["distlock:nobody", ""], 1):
+        nodes.clients[lead].zadd(f"{line}:queue", {f"dead{number}": number})
+        nodes.clients[lead].hset(f"{line}:waiters", f"dead{number}", f"1 {ear} {{}}")
+    (info,) = stranger.backend.inspect()
+    assert info.waiters == 1
+    assert [who.split(":")[:2] for who in info.waiting] == [[socket.gethostname(), str(os.getpid())]]
+    stranger.backend.release(grant)
+    released = time.monotonic()
+    within(waiting.result(10) - released, CALLED, what="the one behind the dead")
 
 
 def test_the_end_of_a_lease_calls_nobody_and_is_noticed(nodes: Nodes, wait: Any, stranger: Stranger) -> None:
