@@ -5,23 +5,19 @@ https://redis.io/docs/latest/develop/use/patterns/distributed-locks/. Not for co
 
 from __future__ import annotations
 
-import contextlib
-import math
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
-
-from django.core.exceptions import ImproperlyConfigured
 
 from django_distlock.records import Claim, Grant, LockInfo, drift
 from django_distlock.waiting import Flow, adrive, drive
 
 from . import redlock_doctor
 from .base import Backend
-from .redis_target import Target, WrongTarget
-from .redlock_checks import check_nodes
-from .redlock_claims import LAST_LOOK, Ballot, again_question, extend_question, facts, release_question
+from .redis_listing import Teller
+from .redlock_checks import check_nodes, targets_of
+from .redlock_claims import LAST_LOOK, Ballot, again_question, extend_question, release_question
 from .redlock_ears import Ears
-from .redlock_election import attempt, confirmed, repeated
+from .redlock_election import attempt, confirmed, lead_of, repeated
 from .redlock_inquiry import Outcome
 from .redlock_listing import break_everywhere, listing
 from .redlock_pool import TICK, Crowded, Lanes
@@ -62,35 +58,17 @@ class RedlockBackend(Backend):
 
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         super().__init__(alias, options)
-        given, where = options.get("nodes"), f"DISTLOCK[{alias!r}]"
-        if not isinstance(given, (list, tuple)) or not given or not all(isinstance(node, str) for node in given):
-            raise ImproperlyConfigured(f"{where}: OPTIONS['nodes'] must be a list of URLs or of aliases in CACHES.")
-        timeout = options.get("node_timeout")
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
-            raise ImproperlyConfigured(f"{where}: OPTIONS['node_timeout'] must be a number of seconds.")
-        if timeout is not None and not 0 < timeout < math.inf:
-            raise ImproperlyConfigured(f"{where}: OPTIONS['node_timeout'] must be above zero and finite.")
-        self._targets = [Target(url=node) if "://" in node else Target(cache=node) for node in given]
-        for target in self._targets:
-            with contextlib.suppress(WrongTarget):  # said by the first who connects, and by the checks
-                target.resolve()  # imports the driver, for which no caller has the time
-        self._timeout: float | None = timeout
+        self._targets = targets_of(alias, options)
+        self._timeout: float | None = options.get("node_timeout")
         self._ears = Ears(self._targets)
         self._start()
 
     def _start(self) -> None:
         self._lanes = Lanes(self._targets, f"distlock-{self.alias}-connect", lambda when: self.wake_at(when))
+        self._teller = Teller()
         # claims that wait, and their grant until the caller surely has it: who is interrupted on the way withdraws
         self._claims: dict[str, Ballot | Grant] = {}
         self._busy: dict[bytes, float] = {}
-
-    def _lead(self, key: LockKey, ballot: Ballot) -> int:
-        """The node at which waiters stand: the same for all processes as long as it is well and knows the holder."""
-        lines, now = ballot.lane.lines, time.monotonic()
-        first = key.digest[0] % len(lines)
-        order = [(first + step) % len(lines) for step in range(len(lines))]
-        healthy = [index for index in order if lines[index].healthy(now)] or order
-        return healthy[ballot.strange_leads % len(healthy)]
 
     def _patience(self, ttl: float) -> float:
         """How long one node has for an answer."""
@@ -119,12 +97,13 @@ class RedlockBackend(Backend):
                 return None  # all the time was spent behind others of this process
             raise
         if ballot is None or lane is not ballot.lane:
-            ballot = self._claims[claim.token] = Ballot(claim, facts(claim.key.name), lane)
-        lead = self._lead(claim.key, ballot)
-        if wait > 0:
-            ballot.ear = self._ears.take(lead)
+            ballot = self._claims[claim.token] = Ballot(claim, self._teller.facts(claim.key), lane)
+        lead = 0
         try:
             try:
+                lead = lead_of(ballot)
+                if wait > 0:
+                    ballot.ear = self._ears.take(lead)
                 grant = yield from self._attempts(ballot, lead, wait > 0, until)
             finally:
                 lane.turn.release()

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import socket
-import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -51,18 +47,6 @@ LEAST_LOOK = 0.05
 DISTURBANCE = 0.5
 
 
-def facts(name: str) -> str:
-    """Who asks."""
-    found = {
-        "name": name,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "thread": threading.current_thread().name,
-        "since": round(time.time(), 3),
-    }
-    return json.dumps(found, separators=(",", ":"))
-
-
 class Session(NamedTuple):
     """Where a lock was taken, and what it is known by at the nodes. All that concerns it goes the same way.
 
@@ -80,14 +64,14 @@ class Session(NamedTuple):
 
 
 class Ballot:
-    """The attempts at one claim."""
+    """The attempts at one claim, by somebody who has ``told`` of itself."""
 
-    def __init__(self, claim: Claim, holder: str, lane: Lane) -> None:
+    def __init__(self, claim: Claim, told: bytes, lane: Lane) -> None:
         self.claim = claim
         self.lane = lane
         self.keys = keys_of(claim.key.text)
         self.ttl = claim.ttl or 0.0
-        self._holder = holder
+        self._holder = f'{{"since":{time.time_ns() // 1000},{told[1:].decode()}'
         self._attempt = 0
         self.vote = vote_of(claim.token, 0)
         # see Session

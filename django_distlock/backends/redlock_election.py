@@ -23,30 +23,34 @@ if TYPE_CHECKING:
 SETTLE = 0.005
 
 
+def lead_of(ballot: Ballot) -> int:
+    """The node at which waiters stand: the same for all processes as long as it is well and knows the holder."""
+    lines, now = ballot.lane.lines, time.monotonic()
+    first = ballot.claim.key.digest[0] % len(lines)
+    order = [(first + step) % len(lines) for step in range(len(lines))]
+    healthy = [index for index in order if lines[index].healthy(now)] or order
+    return healthy[ballot.strange_leads % len(healthy)]
+
+
 def attempt(ballot: Ballot, lead: int, *, waits: bool, busy: bool, patience: float, until: float) -> Flow[Outcome]:
     """Ask everybody at once; a name that is ``busy`` first at ``lead`` alone, and everybody when that has granted it.
 
     Several who ask everybody at the same time get a part of the votes each, and nobody a majority.
     """
-    asked, lane = time.monotonic(), ballot.lane
-    if waits and busy:
-        questions = ballot.questions(lead, waits=True, only_lead=True)
+    lane = ballot.lane
+    for only_lead in (True, False) if waits and busy else (False,):
+        questions = ballot.questions(lead, waits=waits, only_lead=only_lead)
+        judge = _by_lead(lead) if only_lead else _by_majority(lead, ballot.ttl)
+        asked = time.monotonic()
         try:
-            outcome = yield from lane.ask(questions, _by_lead(lead), asked=asked, patience=patience, until=until)
+            outcome = yield from lane.ask(questions, judge, asked=asked, patience=patience, until=until)
         finally:
             ballot.record(lane.slots)
         ballot.note(outcome, lead, waits)
         if outcome.verdict is Verdict.REFUSED:
-            return outcome
-        if outcome.verdict is not Verdict.GRANTED:
+            break
+        if only_lead and outcome.verdict is not Verdict.GRANTED:
             ballot.take_back()  # nobody knows what comes of it: a node is asked once for one vote
-    questions = ballot.questions(lead, waits=waits)
-    judge = _by_majority(lead, ballot.ttl)
-    try:
-        outcome = yield from lane.ask(questions, judge, asked=asked, patience=patience, until=until)
-    finally:
-        ballot.record(lane.slots)
-    ballot.note(outcome, lead, waits)
     return outcome
 
 

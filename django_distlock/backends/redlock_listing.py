@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.records import LockInfo
 
+from .redis_listing import facts_of, moment_of, who_of
 from .redis_protocol import ReplyError, pack
 from .redlock_inquiry import Outcome, Question
 from .redlock_quorum import Answer, Verdict, heard, majority
@@ -120,43 +120,24 @@ def seen(key: bytes, row: list[Any]) -> Seen | None:
     word, _, rest = value.partition(b" ")
     digest = hashlib.sha1(word, usedforsecurity=False).hexdigest()[:DIGEST]
     text = key[len(PREFIX) + 1 : -1].decode("ascii", "replace")
-    return Seen(text, digest, _facts(rest), ttl / 1000, waiters, tuple(_who(_facts(each)) for each in told))
-
-
-def _facts(told: bytes) -> dict[str, Any]:
-    try:
-        facts = json.loads(told.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return {}
-    return facts if isinstance(facts, dict) and isinstance(facts.get("since", 0.0), (int, float)) else {}
-
-
-def _who(facts: dict[str, Any]) -> str:
-    return f"{facts.get('host')}:{facts.get('pid')}:{facts.get('thread')}" if facts else "unknown"
+    return Seen(text, digest, facts_of(rest), ttl / 1000, waiters, tuple(who_of(facts_of(each)) for each in told))
 
 
 def info_of(alias: str, copies: list[Seen], nodes: int) -> LockInfo:
     """One lock of one holder, as ``copies`` of ``nodes`` nodes show it."""
     first = copies[0]
-    since, name = first.facts.get("since"), first.facts.get("name")
+    name = first.facts.get("name")
     # those who wait stand in line at one node, which may have changed
     line = max(copies, key=lambda copy: copy.waiters)
     return LockInfo(
         backend=alias,
         key=first.text,
         name=name if isinstance(name, str) else None,
-        holder=_who(first.facts),
-        acquired_at=_moment(since) if since else None,
+        holder=who_of(first.facts),
+        acquired_at=moment_of(first.facts.get("since")),
         # when a majority will have let it go cannot be told from fewer
         expires_at=datetime.now(UTC) + timedelta(seconds=max(copy.ttl for copy in copies)),
         waiters=line.waiters,
         waiting=line.waiting,
         details={"token": first.digest, "nodes": f"{len(copies)} of {nodes}"},
     )
-
-
-def _moment(since: float) -> datetime | None:
-    try:
-        return datetime.fromtimestamp(since, UTC)
-    except (ValueError, OverflowError, OSError):
-        return None
