@@ -235,6 +235,11 @@ class Pool:
         """Is there any link?"""
         return bool(self._links)
 
+    @property
+    def size(self) -> int:
+        """How many links there are, those included that are being opened."""
+        return len(self._links) + self._opening
+
     def close_idle(self, now: float) -> None:
         """Close the links that had no command for IDLE seconds."""
         while self._idle:

@@ -55,7 +55,7 @@ def text_of(key: bytes) -> bytes | None:
 def infos(alias: str, text: bytes, reply: list[Any]) -> list[LockInfo]:
     """The holders of one lock, as the script LOOK shows them."""
     holders, waiters, waiting = reply
-    who = tuple(_who(_facts(told)) for told in waiting)
+    who = tuple(who_of(facts_of(told)) for told in waiting)
     return [
         _info(alias, text, holder, end, told.partition(b" ")[2], waiters, who) for holder, end, told in sorted(holders)
     ]
@@ -64,16 +64,16 @@ def infos(alias: str, text: bytes, reply: list[Any]) -> list[LockInfo]:
 def _info(
     alias: str, text: bytes, holder: bytes, end: int, told: bytes, waiters: int, waiting: tuple[str, ...]
 ) -> LockInfo:
-    facts = _facts(told)
+    facts = facts_of(told)
     name, fence, since = facts.get("name"), facts.get("fence"), facts.get("since")
     return LockInfo(
         backend=alias,
         key=text.decode("latin-1"),
         name=name if isinstance(name, str) else None,
         shared=holder[:1] == b"s",
-        holder=_who(facts),
-        acquired_at=_moment(since),
-        expires_at=_moment(end * 1000),
+        holder=who_of(facts),
+        acquired_at=moment_of(since),
+        expires_at=moment_of(end * 1000),
         fence=fence if isinstance(fence, int) else None,
         waiters=waiters,
         waiting=waiting,
@@ -81,12 +81,14 @@ def _info(
     )
 
 
-def _who(facts: dict[str, Any]) -> str:
+def who_of(facts: dict[str, Any]) -> str:
+    """As an operator is shown it."""
     who = [facts.get(part) for part in ("host", "pid", "thread")]
     return UNKNOWN if None in who else ":".join(map(str, who))
 
 
-def _facts(told: bytes) -> dict[str, Any]:
+def facts_of(told: bytes) -> dict[str, Any]:
+    """What :class:`Teller` told; nothing if it cannot be read."""
     try:
         facts = json.loads(told)
     except (ValueError, RecursionError):
@@ -94,7 +96,8 @@ def _facts(told: bytes) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _moment(microseconds: object) -> datetime | None:
+def moment_of(microseconds: object) -> datetime | None:
+    """None if it is none."""
     if not isinstance(microseconds, int):
         return None
     try:

@@ -5,22 +5,19 @@ https://redis.io/docs/latest/develop/use/patterns/distributed-locks/. Not for co
 
 from __future__ import annotations
 
-import contextlib
-import math
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
-
-from django.core.exceptions import ImproperlyConfigured
 
 from django_distlock.records import Claim, Grant, LockInfo, drift
 from django_distlock.waiting import Flow, adrive, drive
 
 from . import redlock_doctor
 from .base import Backend
-from .redis_target import Target, WrongTarget
-from .redlock_checks import check_nodes
-from .redlock_claims import LAST_LOOK, LONGEST_PAUSE, Ballot, again_question, extend_question, facts, release_question
-from .redlock_election import attempt, confirmed, repeated
+from .redis_listing import Teller
+from .redlock_checks import check_nodes, targets_of
+from .redlock_claims import LAST_LOOK, Ballot, again_question, extend_question, release_question
+from .redlock_ears import Ears
+from .redlock_election import attempt, confirmed, lead_of, repeated
 from .redlock_inquiry import Outcome
 from .redlock_listing import break_everywhere, listing
 from .redlock_pool import TICK, Crowded, Lanes
@@ -42,8 +39,6 @@ SHARE_OF_TTL, LEAST_NODE_TIMEOUT = 0.05, 0.05
 LEAST_PATIENCE, LONGEST = 0.5, 5.0
 # So long may a release or a look by an operator take; and a renewal, for which all others wait. Seconds.
 PATIENCE, RENEWAL_PATIENCE = 2.0, 1.0
-# Many names that are waited for are looked at less often each; seconds.
-PER_CLAIM = 0.0005
 # A name that was busy within this time is asked for at one node first; seconds.
 BUSY = 1.0
 CACHED_NAMES = 4096
@@ -63,34 +58,17 @@ class RedlockBackend(Backend):
 
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         super().__init__(alias, options)
-        given, where = options.get("nodes"), f"DISTLOCK[{alias!r}]"
-        if not isinstance(given, (list, tuple)) or not given or not all(isinstance(node, str) for node in given):
-            raise ImproperlyConfigured(f"{where}: OPTIONS['nodes'] must be a list of URLs or of aliases in CACHES.")
-        timeout = options.get("node_timeout")
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
-            raise ImproperlyConfigured(f"{where}: OPTIONS['node_timeout'] must be a number of seconds.")
-        if timeout is not None and not 0 < timeout < math.inf:
-            raise ImproperlyConfigured(f"{where}: OPTIONS['node_timeout'] must be above zero and finite.")
-        self._targets = [Target(url=node) if "://" in node else Target(cache=node) for node in given]
-        for target in self._targets:
-            with contextlib.suppress(WrongTarget):  # said by the first who connects, and by the checks
-                target.resolve()  # imports the driver, for which no caller has the time
-        self._timeout: float | None = timeout
+        self._targets = targets_of(alias, options)
+        self._timeout: float | None = options.get("node_timeout")
+        self._ears = Ears(self._targets)
         self._start()
 
     def _start(self) -> None:
         self._lanes = Lanes(self._targets, f"distlock-{self.alias}-connect", lambda when: self.wake_at(when))
+        self._teller = Teller()
         # claims that wait, and their grant until the caller surely has it: who is interrupted on the way withdraws
         self._claims: dict[str, Ballot | Grant] = {}
         self._busy: dict[bytes, float] = {}
-
-    def _lead(self, key: LockKey, ballot: Ballot) -> int:
-        """The node at which waiters stand: the same for all processes as long as it is well and knows the holder."""
-        lines, now = ballot.lane.lines, time.monotonic()
-        first = key.digest[0] % len(lines)
-        order = [(first + step) % len(lines) for step in range(len(lines))]
-        healthy = [index for index in order if lines[index].healthy(now)] or order
-        return healthy[ballot.strange_leads % len(healthy)]
 
     def _patience(self, ttl: float) -> float:
         """How long one node has for an answer."""
@@ -119,23 +97,42 @@ class RedlockBackend(Backend):
                 return None  # all the time was spent behind others of this process
             raise
         if ballot is None or lane is not ballot.lane:
-            ballot = self._claims[claim.token] = Ballot(claim, facts(claim.key.name), lane)
+            ballot = self._claims[claim.token] = Ballot(claim, self._teller.facts(claim.key), lane)
+        lead = 0
         try:
-            return (yield from self._attempts(ballot, wait > 0, until))
+            try:
+                lead = lead_of(ballot)
+                if wait > 0:
+                    ballot.ear = self._ears.take(lead)
+                grant = yield from self._attempts(ballot, lead, wait > 0, until)
+            finally:
+                lane.turn.release()
+            if grant is None and wait > 0:
+                yield from self._rest(ballot, lead, now + wait)
+            return grant
         except BaseException:
             self._claims.pop(claim.token, None)
             ballot.take_back()
             ballot.leave()
             raise
         finally:
-            lane.turn.release()
+            ear, ballot.ear = ballot.ear, None
+            if ear is not None:
+                self._ears.give(lead, ear)
 
-    def _attempts(self, ballot: Ballot, waits: bool, until: float) -> Flow[Grant | None]:
+    def _rest(self, ballot: Ballot, lead: int, deadline: float) -> Flow[None]:
+        """Between two attempts."""
+        if ballot.ear is None:
+            ballot.ready = yield from self._ears.open(lead, deadline)
+        else:
+            yield from ballot.asleep(deadline)
+
+    def _attempts(self, ballot: Ballot, lead: int, waits: bool, until: float) -> Flow[Grant | None]:
         claim, patience = ballot.claim, self._patience(ballot.ttl)
-        lead = self._lead(claim.key, ballot)
         for last in (False, True):
             asked = time.monotonic()
-            busy = asked - self._busy.get(claim.key.digest, -BUSY) < BUSY and not ballot.due(asked)
+            busy = ballot.was_refused or asked - self._busy.get(claim.key.digest, -BUSY) < BUSY
+            busy = not ballot.due(asked) and busy
             outcome = yield from attempt(ballot, lead, waits=waits, busy=busy, patience=patience, until=until)
             if outcome.verdict is Verdict.GRANTED:
                 if outcome.answers[lead] is Answer.REFUSED:
@@ -166,7 +163,7 @@ class RedlockBackend(Backend):
         ballot = self._claims.get(claim.token)
         if not isinstance(ballot, Ballot):
             return super().pause(claim, attempt)
-        return max(ballot.pause(), min(len(self._claims) * PER_CLAIM, LONGEST_PAUSE))
+        return ballot.pause()
 
     def withdraw(self, claim: Claim) -> None:
         left = self._claims.pop(claim.token, None)
@@ -277,6 +274,8 @@ class RedlockBackend(Backend):
 
     def tick(self, now: float) -> float | None:
         due = self._lanes.tick(now)
+        if self._ears.tick(now):
+            due = now + TICK
         for token, claim in list(self._claims.items()):
             if isinstance(claim, Grant) and now - claim.acquired_at > TICK:
                 self._claims.pop(token, None)
@@ -286,10 +285,12 @@ class RedlockBackend(Backend):
         return check_nodes(self.alias, self.options["nodes"], self._targets)
 
     def close(self) -> None:
+        self._ears.close()
         self._lanes.close()
         super().close()
 
     def after_fork(self) -> None:
         super().after_fork()
+        self._ears.abandon()
         self._lanes.abandon()
         self._start()

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import socket
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_distlock.asker import asker
 from django_distlock.records import Grant, drift
 
+from .redis_connection import LinkError
+from .redlock_ears import called
 from .redlock_inquiry import Outcome, Question
 from .redlock_quorum import Answer
-from .redlock_scripts import ACQUIRE, EXTEND, JOIN, NO_QUEUE, NOT_YOUR_TURN, RELEASE, RESPECT, keys_of, vote_of
+from .redlock_scripts import ACQUIRE, EXTEND, GRACE, JOIN, NO_QUEUE, PLACES, RELEASE, RESPECT, keys_of, vote_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from django_distlock.records import Claim
+    from django_distlock.waiting import Flow
 
+    from .redis_connection import Link
     from .redlock_lanes import Lane
     from .redlock_nodes import Slot
     from .redlock_scripts import Keys
 
-# Seconds between two looks: the next in turn looks most often, each one behind it less often; and the less often the
-# longer nothing has changed.
-NEXT, PER_PLACE, LONGEST_PAUSE = 0.0007, 0.0005, 0.05
-SHARE_OF_HOLD, LONGEST_OF_NEXT = 0.05, 0.02
-# Who is next in turn asks all nodes, and not only the one that keeps the queue, this often; seconds.
-ALL_ASKED = 0.25
+# Who listens looks all the same, at first after a short time and then less and less often: the call may have been lost,
+# or the node that should call be of no use. Seconds.
+FIRST_LOOK, LONGEST_LOOK = 0.25, 2.0
+# When the lease of the holder has ended, the next in turn looks after the one time, each behind it after the other.
+EXPIRED, LATER = 0.005, 0.25
+# Who does not listen looks this often times its place in line, or so often; seconds.
+NEXT, LONGEST_PAUSE = 0.01, 0.05
+# Who is next in turn asks all nodes, and not only the one that keeps the queue, not more often than this; seconds.
+ALL_ASKED = 0.15
 # After a vote that nobody won: the random delay of the Redlock description, doubled each time. Seconds.
 SPLIT = 0.002
 # A node that grants alone for so long knows nothing of the holder; for less, the others may only be later to hear of a
@@ -44,23 +47,11 @@ LEAST_LOOK = 0.05
 DISTURBANCE = 0.5
 
 
-def facts(name: str) -> str:
-    """Who asks."""
-    found = {
-        "name": name,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "thread": asker(),
-        "since": round(time.time(), 3),
-    }
-    return json.dumps(found, separators=(",", ":"))
-
-
 class Session(NamedTuple):
     """Where a lock was taken, and what it is known by at the nodes. All that concerns it goes the same way.
 
     ``votes``: for each node the last request for its vote, None if it was never asked. If its reply was lost, the vote
-    is being taken back there, at whatever time that arrives: it never counts again.
+    is being taken back there, at whatever time that arrives: it does not count, until it was given again.
     """
 
     lane: Lane
@@ -73,14 +64,14 @@ class Session(NamedTuple):
 
 
 class Ballot:
-    """The attempts at one claim."""
+    """The attempts at one claim, by somebody who has ``told`` of itself."""
 
-    def __init__(self, claim: Claim, holder: str, lane: Lane) -> None:
+    def __init__(self, claim: Claim, told: bytes, lane: Lane) -> None:
         self.claim = claim
         self.lane = lane
         self.keys = keys_of(claim.key.text)
         self.ttl = claim.ttl or 0.0
-        self._holder = holder
+        self._holder = f'{{"since":{time.time_ns() // 1000},{told[1:].decode()}'
         self._attempt = 0
         self.vote = vote_of(claim.token, 0)
         # see Session
@@ -89,33 +80,47 @@ class Ballot:
         self.queued_at: int | None = None
         self._since = ""
         self._ahead = 0
-        self._took = 0.0
-        self._still_since = time.monotonic()
+        # when the lease of the holder ends, as that node said
+        self._ends_at = 0.0
+        # on which it listens; only in try_acquire
+        self.ear: Link | None = None
+        # has it been called? Or does it else know that there is no need to pause?
+        self.called = self.ready = False
+        # did the lead refuse it, so that it is going to be called?
+        self._listens = False
+        self._looks = 0
         self._splits = 0
         self._split_since: float | None = None
         # how many nodes in turn granted it alone: they do not know who has it, so that nobody can wait there
         self.strange_leads = 0
-        self._was_refused = False
+        self.was_refused = False
         self._all_asked_at = time.monotonic()
         self._disturbed_at: float | None = None
         self._error: Exception | None = None
 
     def questions(self, lead: int, *, waits: bool, only_lead: bool = False) -> list[Question | None]:
         """To all nodes, of which ``lead`` keeps the queue."""
+        self._listens = False
         others = self._question(NO_QUEUE) if not only_lead else None
         found: list[Question | None] = [others] * len(self.lane.lines)
         found[lead] = self._question(JOIN if waits else RESPECT)
         return found
 
     def due(self, now: float) -> bool:
-        """Is it time to ask everybody, whatever the lead says? It may keep a key that nobody has a majority for."""
+        """Is it time to ask everybody? Because it was called, or whatever the lead says: it may keep a key that nobody
+        has a majority for."""
+        called, self.called = self.called, False
+        if called:
+            return True
         if now - self._all_asked_at < ALL_ASKED:
             return False
         self._all_asked_at = now
         return self._ahead == 0
 
     def _question(self, mode: str) -> Question:
-        return acquire_question(self.keys, self.vote, self._holder, self.ttl, mode, self.claim.token, self._since)
+        channel = self.ear.channel if self.ear is not None else b""
+        args = (mode, self.claim.token, self._since, channel)
+        return acquire_question(self.keys, self.vote, self._holder, self.ttl, *args)
 
     def record(self, slots: Iterable[Slot | None]) -> None:
         """What was just asked."""
@@ -149,9 +154,8 @@ class Ballot:
         session = Session(self.lane, self.vote, self._holder, self.votes)
         return Grant(claim=self.claim, acquired_at=asked, valid_until=valid_until, session=session)
 
-    def note(self, outcome: Outcome, lead: int, waits: bool, took: float) -> None:
+    def note(self, outcome: Outcome, lead: int, waits: bool) -> None:
         """What the lead said; it tells how long to pause."""
-        self._took = min(took, LONGEST_OF_NEXT)
         slot = outcome.slots[lead]
         if waits and slot is not None and slot.sent:
             if self.queued_at != lead:
@@ -164,14 +168,14 @@ class Ballot:
             if reply > 1:
                 self._since = str(reply)
             return
-        ahead = (-1 - reply) % NOT_YOUR_TURN
-        if ahead != self._ahead:
-            self._ahead, self._still_since = ahead, time.monotonic()
+        left, self._ahead = divmod(-1 - reply, PLACES)
+        self._ends_at = time.monotonic() + (left or GRACE) / 1000  # free: who comes first has been called
+        self._listens = self.ear is not None
         self._splits, self._split_since = 0, None
 
     def refused(self, *, split: bool) -> None:
         """It is busy. ``split``: nobody need have it, several may have got a part of it each."""
-        self._was_refused, self._disturbed_at, self._error = True, None, None
+        self.was_refused, self._disturbed_at, self._error = True, None, None
         if split:
             self._splits = min(self._splits + 1, 5)
             self._split_since = self._split_since or time.monotonic()
@@ -181,7 +185,7 @@ class Ballot:
     def disturbed(self, error: Exception, had: float, patience: float, until: float) -> bool:
         """Too few nodes answered, which ``had`` so many seconds of their ``patience``. May that pass, and is there time
         to see?"""
-        if self._error is None and had < (patience if self._was_refused else LEAST_LOOK):
+        if self._error is None and had < (patience if self.was_refused else LEAST_LOOK):
             return True  # they had no time: all we know is that it was busy
         now = time.monotonic()
         self._error = error
@@ -195,14 +199,28 @@ class Ballot:
         if self._error is not None:
             raise self._error
 
+    def asleep(self, deadline: float) -> Flow[None]:
+        """Wait to be called by the node that keeps the line, or until it is time to look."""
+        if self.ear is None or not self._listens:
+            return
+        wait = min(FIRST_LOOK * 2**self._looks, LONGEST_LOOK) * (0.75 + random.random() / 4)  # noqa: S311
+        look_at = min(time.monotonic() + wait, self._ends_at + EXPIRED + self._ahead * LATER)
+        try:
+            self.called = yield from called(self.ear, self.claim.token.encode(), min(look_at, deadline))
+        except LinkError:  # many waiters may hear of that at once, so each pauses
+            self.ear.close()
+            return
+        self._looks = 0 if self.called else min(self._looks + 1, 9)
+        self.ready = True
+
     def pause(self) -> float:
         """Seconds until the next look."""
+        ready, self.ready = self.ready, False
+        if ready:
+            return 0.0
         if self._splits:
             return random.random() * SPLIT * float(2**self._splits)  # noqa: S311 - spreads retries, guards no secret
-        steady = min((time.monotonic() - self._still_since) * SHARE_OF_HOLD, LONGEST_OF_NEXT)
-        # where a look takes long, there are fewer of them, so that they are not all that the nodes do
-        pause = max(max(NEXT, self._took) + max(PER_PLACE, 2 * self._took) * self._ahead, steady)
-        return min(pause * (0.75 + random.random() / 2), LONGEST_PAUSE)  # noqa: S311
+        return min(NEXT * (1 + self._ahead), LONGEST_PAUSE) * (0.5 + random.random() / 2)  # noqa: S311
 
 
 def undo_of(keys: Keys, vote: str, member: str = "") -> bytes:
@@ -211,9 +229,9 @@ def undo_of(keys: Keys, vote: str, member: str = "") -> bytes:
 
 
 def acquire_question(
-    keys: Keys, vote: str, holder: str, ttl: float, mode: str, member: str = "", since: str = ""
+    keys: Keys, vote: str, holder: str, ttl: float, mode: str, member: str = "", since: str = "", channel: bytes = b""
 ) -> Question:
-    args = (vote, max(1, int(ttl * 1000)), vote + holder, mode, member, since)
+    args = (vote, max(1, int(ttl * 1000)), vote + holder, mode, member, since, channel)
     return Question(ACQUIRE.by_hash(keys, *args), ACQUIRE.whole(keys, *args), vote, undo_of(keys, vote), ttl)
 
 

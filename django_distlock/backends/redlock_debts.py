@@ -39,6 +39,10 @@ class Debts:
         if slot.undo and slot.vote not in self._debts:
             self._debts[slot.vote] = Debt(slot.undo, now, now + slot.ttl + GHOSTS)
 
+    def owes(self, slot: Slot) -> bool:
+        """May what ``slot`` has done be taken back yet?"""
+        return slot.vote in self._debts
+
     def payments(self, now: float) -> Iterator[tuple[bytes, Slot]]:
         """What to send, and where its reply belongs."""
         for debt in list(self._debts.values()):

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from .redlock_quorum import Answer, Verdict, confirm, decide
-from .redlock_scripts import NOT_YOUR_TURN
+from .redlock_scripts import PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,37 +23,41 @@ if TYPE_CHECKING:
 SETTLE = 0.005
 
 
+def lead_of(ballot: Ballot) -> int:
+    """The node at which waiters stand: the same for all processes as long as it is well and knows the holder."""
+    lines, now = ballot.lane.lines, time.monotonic()
+    first = ballot.claim.key.digest[0] % len(lines)
+    order = [(first + step) % len(lines) for step in range(len(lines))]
+    healthy = [index for index in order if lines[index].healthy(now)] or order
+    return healthy[ballot.strange_leads % len(healthy)]
+
+
 def attempt(ballot: Ballot, lead: int, *, waits: bool, busy: bool, patience: float, until: float) -> Flow[Outcome]:
     """Ask everybody at once; a name that is ``busy`` first at ``lead`` alone, and everybody when that has granted it.
 
     Several who ask everybody at the same time get a part of the votes each, and nobody a majority.
     """
-    asked, lane = time.monotonic(), ballot.lane
-    if waits and busy:
-        questions = ballot.questions(lead, waits=True, only_lead=True)
+    lane = ballot.lane
+    for only_lead in (True, False) if waits and busy else (False,):
+        questions = ballot.questions(lead, waits=waits, only_lead=only_lead)
+        judge = _by_lead(lead) if only_lead else _by_majority(lead, ballot.ttl)
+        asked = time.monotonic()
         try:
-            outcome = yield from lane.ask(questions, _by_lead(lead), asked=asked, patience=patience, until=until)
+            outcome = yield from lane.ask(questions, judge, asked=asked, patience=patience, until=until)
         finally:
             ballot.record(lane.slots)
-        ballot.note(outcome, lead, waits, time.monotonic() - asked)
+        ballot.note(outcome, lead, waits)
         if outcome.verdict is Verdict.REFUSED:
-            return outcome
-        if outcome.verdict is not Verdict.GRANTED:
+            break
+        if only_lead and outcome.verdict is not Verdict.GRANTED:
             ballot.take_back()  # nobody knows what comes of it: a node is asked once for one vote
-    questions = ballot.questions(lead, waits=waits)
-    judge = _by_majority(lead, ballot.ttl)
-    try:
-        outcome = yield from lane.ask(questions, judge, asked=asked, patience=patience, until=until)
-    finally:
-        ballot.record(lane.slots)
-    ballot.note(outcome, lead, waits, time.monotonic() - asked)
     return outcome
 
 
 def _by_majority(lead: int, ttl: float) -> Judge:
     def judge(answers: Sequence[Answer], elapsed: float, patience: float, slots: Sequence[Slot | None]) -> Verdict:
         slot = slots[lead]
-        if slot is not None and isinstance(slot.reply, int) and slot.reply <= -NOT_YOUR_TURN:
+        if slot is not None and isinstance(slot.reply, int) and -PLACES <= slot.reply < 0:
             return Verdict.REFUSED  # it is free, but others came first
         return decide(answers, elapsed=elapsed, ttl=ttl, patience=patience)
 
@@ -81,10 +85,10 @@ def confirmed(
     patience: float,
     until: float,
 ) -> Flow[Outcome]:
-    """Ask about a lock that was ours by ``votes`` (see Session). ``again`` asks a node anew for a vote that it lost.
+    """Ask about a lock that was ours by ``votes`` (see Session). ``again`` asks a node anew for a vote that it has not.
 
     That is done when a majority has confirmed the others: whoever counted the new ones at once would not notice that
-    somebody else had a majority meanwhile.
+    somebody else had a majority meanwhile. And not while an old one is being taken back there.
     """
     # who was never asked for its vote need not hear of it, unless that is to change
     questions = [question if again or vote is not None else None for vote in votes]
@@ -94,8 +98,12 @@ def confirmed(
     if again is not None and outcome.verdict is Verdict.GRANTED:
         for index, answer in enumerate(outcome.answers):
             vote = votes[index]
-            if answer is Answer.REFUSED and not (vote is not None and vote.lost):
+            if vote is not None and vote.lost and lane.lines[index].debts.owes(vote):
+                continue
+            if answer is Answer.REFUSED:
                 votes[index] = lane.ask_aside(index, again) or vote
+            elif answer is Answer.GRANTED:  # from now on, if it was lost
+                votes[index] = outcome.slots[index]
     return outcome
 
 

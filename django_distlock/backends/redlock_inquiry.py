@@ -128,7 +128,9 @@ class Inquiry:
         if sent:
             return Answer.SLOW if slow else Answer.PENDING
         waiting = Answer.SLOW if line.node.trouble else Answer.PENDING
-        if not line.node.connecting(lane):
+        if line.node.connecting(lane):
+            line.node.hurry()
+        else:
             if index in self._connected or not lane.connect(line):
                 return Answer.FAILED
             self._connected.add(index)

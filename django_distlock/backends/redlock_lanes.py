@@ -23,6 +23,7 @@ from . import sockets
 from .redis_connection import FRESH, Link
 from .redlock_inquiry import Inquiry, Judge, Outcome, Question
 from .redlock_lines import Line
+from .redlock_nodes import HELD_UP
 from .redlock_quorum import Answer, Verdict
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Lane:
                         return Outcome(verdict, answers, self.slots)
                     listen_until = end
                 else:
-                    listen_until = until if inquiry.connecting else end
+                    listen_until = min(until, now + HELD_UP) if inquiry.connecting else end
                 yield Call(self, "listen", (listen_until,))
         finally:
             inquiry.end()
@@ -112,7 +113,7 @@ class Lane:
             return slot if self.lines[index].send(question.whole, slot) else None
 
     def connect(self, line: Line) -> bool:
-        """Open a connection in a thread aside. False if that is of no use at present."""
+        """Open a connection in another thread. False if that is of no use at present."""
         return line.node.connect(self, lambda link: self._attach(line, link), self._mouth)
 
     def _attach(self, line: Line, link: Link) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from django_distlock.records import LockInfo
+
+from .redis_listing import facts_of, moment_of, who_of
 from .redis_protocol import ReplyError, pack
 from .redlock_inquiry import Outcome, Question
 from .redlock_quorum import Answer, Verdict, heard, majority
-from .redlock_scripts import BREAK, DESCRIBE, DIGEST, PREFIX, Seen, info_of, keys_of, seen
+from .redlock_scripts import BREAK, DESCRIBE, PREFIX, keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from django_distlock.records import LockInfo
     from django_distlock.waiting import Flow
 
     from .redlock_lanes import Lane
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 
 # Keys looked at in one step of SCAN, and described in one call.
 SCANNED, DESCRIBED = b"1000", 100
+# Digits of the digest by which a vote is shown.
+DIGEST = 16
 
 
 def _ask(lane: Lane, commands: Mapping[int, bytes], until: float) -> Flow[Outcome]:
@@ -80,7 +86,7 @@ def listing(alias: str, lane: Lane, patience: float) -> Flow[list[LockInfo] | Ou
 
 
 def _describe(keys: list[bytes]) -> bytes:
-    return DESCRIBE.whole(tuple(word for key in keys for word in (key, key + b":queue")))
+    return DESCRIBE.whole(tuple(word for key in keys for word in (key, key + b":queue", key + b":waiters")))
 
 
 def break_everywhere(lane: Lane, info: LockInfo, patience: float) -> Flow[bool | Outcome]:
@@ -93,3 +99,45 @@ def break_everywhere(lane: Lane, info: LockInfo, patience: float) -> Flow[bool |
     if len(_replies(outcome)) < majority(len(lane.lines)):
         return outcome
     return any(reply == 1 for reply in _replies(outcome).values())
+
+
+class Seen(NamedTuple):
+    """A lock as one node shows it."""
+
+    text: str
+    digest: str  # of the vote, as BREAK wants it
+    facts: dict[str, Any]
+    ttl: float  # seconds; below zero: for ever
+    waiters: int
+    waiting: tuple[str, ...]
+
+
+def seen(key: bytes, row: list[Any]) -> Seen | None:
+    """A row of DESCRIBE; None if the key has gone. What cannot be read is held by nobody knows whom."""
+    value, ttl, waiters, told = row
+    if value is None:
+        return None
+    word, _, rest = value.partition(b" ")
+    digest = hashlib.sha1(word, usedforsecurity=False).hexdigest()[:DIGEST]
+    text = key[len(PREFIX) + 1 : -1].decode("ascii", "replace")
+    return Seen(text, digest, facts_of(rest), ttl / 1000, waiters, tuple(who_of(facts_of(each)) for each in told))
+
+
+def info_of(alias: str, copies: list[Seen], nodes: int) -> LockInfo:
+    """One lock of one holder, as ``copies`` of ``nodes`` nodes show it."""
+    first = copies[0]
+    name = first.facts.get("name")
+    # those who wait stand in line at one node, which may have changed
+    line = max(copies, key=lambda copy: copy.waiters)
+    return LockInfo(
+        backend=alias,
+        key=first.text,
+        name=name if isinstance(name, str) else None,
+        holder=who_of(first.facts),
+        acquired_at=moment_of(first.facts.get("since")),
+        # when a majority will have let it go cannot be told from fewer
+        expires_at=datetime.now(UTC) + timedelta(seconds=max(copy.ttl for copy in copies)),
+        waiters=line.waiters,
+        waiting=line.waiting,
+        details={"token": first.digest, "nodes": f"{len(copies)} of {nodes}"},
+    )

@@ -10,7 +10,7 @@ from django_distlock.exceptions import BackendUnavailable
 from django_distlock.waiting import Call
 
 from .redlock_lanes import Lane
-from .redlock_nodes import CONNECT_TIMEOUT, MOST_CONNECTING, Node
+from .redlock_nodes import CONNECT_TIMEOUT, MOST_CONNECTING, Connectors, Node
 from .redlock_quorum import Answer
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ class Lanes:
     """``wake_at`` asks for a tick at a monotonic time."""
 
     def __init__(self, targets: Sequence[Target], thread_name: str, wake_at: Callable[[float], None]) -> None:
-        self.nodes = [Node(number, target, thread_name) for number, target in enumerate(targets, 1)]
+        self._connectors = Connectors(thread_name, len(targets) * MOST_CONNECTING)
+        self.nodes = [Node(number, target, self._connectors) for number, target in enumerate(targets, 1)]
         self._wake_at = wake_at
         self._lanes: dict[int, Lane] = {}
 
@@ -105,9 +106,7 @@ class Lanes:
         lanes, self._lanes = list(self._lanes.values()), {}
         for lane in lanes:
             lane.close()
-        until = time.monotonic() + 2 * CONNECT_TIMEOUT
-        for node in self.nodes:
-            node.join(until)
+        self._connectors.join(time.monotonic() + 2 * CONNECT_TIMEOUT)
 
     def abandon(self) -> None:
         """In the child of a fork: the connections are the parent's, who must not notice."""

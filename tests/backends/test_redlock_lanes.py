@@ -17,9 +17,12 @@ from django_distlock.backends.redis_link import Link
 from django_distlock.backends.redis_target import Target
 from django_distlock.backends.redlock_claims import Ballot
 from django_distlock.backends.redlock_lanes import Lane
+from django_distlock.backends.redlock_nodes import HELD_UP
 from django_distlock.backends.redlock_pool import LANES, Lanes
 from django_distlock.names import derive_key
 from django_distlock.records import Claim
+from django_distlock.registry import registry
+from tests.backends.redlock_nodes import five_nodes
 from tests.timing import within
 
 if TYPE_CHECKING:
@@ -49,13 +52,17 @@ def test_r23_connecting_threads_do_not_pile_up(resolver: threading.Event, monkey
             lane = lanes.lane(number)
             for line in lane.lines:
                 lane.connect(line)
+        for _ in range(2 * LANES):
+            time.sleep(HELD_UP)
+            lanes.nodes[0].hurry()
         lanes.tick(time.monotonic() + 3600)
         assert not lanes._lanes
-    assert [len(node._threads) for node in lanes.nodes] == [LANES, LANES]
+    threads = list(lanes._connectors._since)
+    assert len(threads) == 2 * LANES
+    assert [len(node._connecting) for node in lanes.nodes] == [LANES, LANES]
     began = time.monotonic()
     lanes.close()
     within(time.monotonic() - began, 0.3)
-    threads = [thread for node in lanes.nodes for thread in node._threads.values()]
     resolver.set()
     for thread in threads:
         thread.join(5)
@@ -100,9 +107,9 @@ def _open(fd: int) -> bool:
 def test_r4_a_waiter_does_not_leave_its_node_for_a_moments_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     """The node grants it and the others do not, twice: they may only be later to hear of a release."""
     now = 100.0
-    monkeypatch.setattr(redlock_claims, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(redlock_claims, "time", SimpleNamespace(monotonic=lambda: now, time_ns=lambda: 0))
     claim = Claim(key=derive_key("", "pure", "x"), ttl=30.0, token="token")
-    ballot = Ballot(claim, "", SimpleNamespace(lines=[None] * 5))  # type: ignore[arg-type]
+    ballot = Ballot(claim, b"{}", SimpleNamespace(lines=[None] * 5))  # type: ignore[arg-type]
     for _ in range(3):
         ballot.refused(split=True)
         now += 0.01
@@ -112,3 +119,28 @@ def test_r4_a_waiter_does_not_leave_its_node_for_a_moments_difference(monkeypatc
     assert ballot.strange_leads == 1
     ballot.refused(split=True)
     assert ballot.strange_leads == 1, "and so on at the next node"
+
+
+def test_two_threads_connect_to_nodes_that_answer(settings: Any, nothing_left: None, name: str) -> None:
+    """However many tasks ask, and however many nodes there are."""
+    most = 0
+    starts = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        nonlocal most
+        starts(self)
+        most = max(most, sum(thread.name.endswith("-connect") for thread in threading.enumerate()))
+
+    async def one(lock: Any) -> None:
+        async with lock:
+            await asyncio.sleep(0)
+
+    async def main(lock: Any) -> None:
+        await asyncio.gather(*(one(lock) for _ in range(50)))
+
+    with five_nodes(settings, node_timeout=1) as nodes, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("django_distlock.backends.redlock_nodes.HELD_UP", 5.0, raising=False)
+        patch.setattr(threading.Thread, "start", start)
+        asyncio.run(main(nodes.lock(name)))
+        registry.close()
+    assert 0 < most <= 2

@@ -72,6 +72,37 @@ def test_an_extension_gives_the_vote_again_where_it_was_forgotten(nodes: Nodes, 
     eventually(lambda: nodes.keys() == [0] * 5, f"keys are left: {nodes.keys()}")
 
 
+def test_a_vote_whose_answer_was_lost_is_given_again(nodes: Nodes, name: str) -> None:
+    """As soon as nothing that takes it back is on its way: the lock may then lose two other nodes, like any."""
+    nodes.lock(name).acquire().release()
+    nodes.quiet()
+    for proxy in nodes.proxies[:2]:
+        proxy.swallow(1, cut=True)
+    with nodes.lock(name, ttl=30) as lease:
+        eventually(lambda: nodes.keys([2, 3, 4]) == [1] * 3, "it was not granted by the others")
+        eventually(lambda: extended(lease) and nodes.keys() == [1] * 5, "the votes were not given again", pause=0.2)
+        eventually(lambda: extended(lease), "no answer", 2)  # which counts them
+        for client in nodes.clients[2:4]:
+            client.flushall()
+        lease.extend(30)
+        lease.ensure_held()
+    eventually(lambda: nodes.keys() == [0] * 5, f"keys are left: {nodes.keys()}")
+
+
+def test_a_vote_that_is_taken_back_is_not_given_again_meanwhile(nodes: Nodes, name: str) -> None:
+    """What takes it back is sent for two seconds, and would take the new one."""
+    nodes.lock(name).acquire().release()
+    nodes.quiet()
+    nodes.proxies[0].swallow(1, cut=True)
+    with nodes.lock(name, ttl=30) as lease:
+        given = 0
+        for _ in range(10):
+            extended(lease)
+            time.sleep(0.05)
+            given += nodes.keys([0])[0]
+        assert not given
+
+
 def test_no_vote_is_given_again_by_who_lost_the_majority(nodes: Nodes, name: str) -> None:
     lease = nodes.lock(name, ttl=30).acquire()
     eventually(lambda: sum(nodes.keys()) == 5, "somebody has not granted it")

@@ -82,8 +82,8 @@ def test_a_lock_of_another_process_is_listed_with_its_waiters(
         seen: list[LockInfo] = []
         eventually(lambda: seen.extend(_listed(using, name)) or seen[-1].waiters == 1, "no waiter is listed")
         who = "".join(seen[-1].waiting)
-        # Redlock does not say who waits; MySQL names only the account and its connection
-        assert f":{os.getpid()}" in who or backend.alias == "redlock" or (backend.alias == "mysql" and "@" in who)
+        # MySQL names only the account and its connection
+        assert f":{os.getpid()}" in who or (backend.alias == "mysql" and "@" in who)
         assert waiting.result(5) is None
         eventually(lambda: waiting_at_the_engine(using, name) == 0, "a waiter that has gone is listed")
     rival.release(held)
