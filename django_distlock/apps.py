@@ -22,9 +22,12 @@ class DistlockConfig(AppConfig):
         if find_spec("django_distlock.idempotency") is not None:
             import_module("django_distlock.idempotency.checks")
             if find_spec("django_distlock.pruning") is not None:
-                purge = import_module("django_distlock.idempotency.storage.database").purge
+                tables = import_module("django_distlock.idempotency.storage.database")
+                pruning = import_module("django_distlock.pruning")
                 # what has outlived its lifetime is of no use to anybody, however many days are asked for
-                import_module("django_distlock.pruning").pruners["idempotency"] = lambda days: purge()
+                pruning.pruners["idempotency"] = pruning.Pruner(
+                    tables.databases, lambda database, days: tables.purge_database(database)
+                )
 
         post_migrate.connect(fence_triggers.restore, sender=self)
         history.configure()

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.db import router
 
 from . import signals
 from .conf import history_days
 from .historyplot import svg
 from .models import LockEvent
 from .oneline import one_line
-from .pruning import pruners
+from .pruning import Pruner, pruners
 from .recorder import Recorder, at_exit_and_fork
 
 if TYPE_CHECKING:
@@ -78,12 +79,13 @@ def recent(alias: str, name: str, limit: int = 50) -> list[Event]:
     ]
 
 
-def prune(older_than_days: float) -> int:
+def prune(older_than_days: float, database: str | None = None) -> int:
     """Delete the events that are older, some at a time; how many they were."""
     until, deleted = datetime.now(UTC) - timedelta(days=older_than_days), 0
+    events = LockEvent.rows.using(database or router.db_for_write(LockEvent))
     while True:
-        old = list(LockEvent.rows.filter(at__lt=until).order_by("at").values_list("pk", flat=True)[:PRUNED_AT_ONCE])
-        deleted += LockEvent.rows.filter(pk__in=old).delete()[0] if old else 0
+        old = list(events.filter(at__lt=until).order_by("at").values_list("pk", flat=True)[:PRUNED_AT_ONCE])
+        deleted += events.filter(pk__in=old).delete()[0] if old else 0
         if len(old) < PRUNED_AT_ONCE:
             return deleted
 
@@ -164,6 +166,9 @@ _RECEIVERS = {kind: _receiver(kind) for kind in _SIGNALS}
 
 recorder = Recorder(_write, _prune)
 # as long as the setting says; where it is not set, what was recorded before goes with the rest
-pruners["events"] = lambda days: prune(days if (kept := history_days()) is None else kept)
+pruners["events"] = Pruner(
+    databases=lambda: [router.db_for_write(LockEvent)],
+    delete=lambda database, days: prune(days if (kept := history_days()) is None else kept, database),
+)
 at_exit_and_fork(recorder)
 setting_changed.connect(_settings_changed, dispatch_uid=UID)

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
+from django.db import DEFAULT_DB_ALIAS, DatabaseError
 
+from .backends.direct import ask
 from .conf import site_key_setting
 from .exceptions import BackendUnavailable
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
 TABLE = "django_distlock_sitekey"
 
@@ -44,20 +49,25 @@ class SiteKey:
 
 
 def read_row() -> str:
-    """The row, read through Django's connection of this thread. BackendUnavailable, naming the cures, without it."""
+    """The row, on a connection of its own: one that hangs would wait for as long as TCP does, and one in a transaction
+    may not see it. BackendUnavailable, naming the cures, without it."""
     cures = (
         f"Run `python manage.py migrate`, which makes it in the table {TABLE} of the {DEFAULT_DB_ALIAS!r} database, "
         "or set DISTLOCK_SITE_KEY."
     )
     try:
-        with connections[DEFAULT_DB_ALIAS].cursor() as cursor:
-            cursor.execute(f"SELECT site_key FROM {TABLE} WHERE id = 1")  # noqa: S608 - a constant
-            row = cursor.fetchone()
+        row = ask(DEFAULT_DB_ALIAS, _row)
     except DatabaseError as error:
         raise BackendUnavailable(f"The site key of django-distlock could not be read. {cures}") from error
     if row is None:
         raise BackendUnavailable(f"There is no site key for django-distlock. {cures}")
     return str(row[0])
+
+
+def _row(connection: BaseDatabaseWrapper) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT site_key FROM {TABLE} WHERE id = 1")  # noqa: S608 - a constant
+        return cursor.fetchone()
 
 
 def _after_fork() -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING
 
-from django.db import DatabaseError, connections
+from django.db import DatabaseError
 
 from django_distlock.records import Finding
 
+from .direct import Silent, ask
 from .leasetable_sqlite import SqliteStore
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ CLOCKS = {
 }
 # Seconds by which two clocks may differ without a word.
 SKEW = 2.0
-PATIENCE = 2.0
 
 
 def findings(backend: LeaseTableBackend) -> Iterator[Finding]:
@@ -40,39 +39,26 @@ def findings(backend: LeaseTableBackend) -> Iterator[Finding]:
         else:
             yield Finding("info", f"SQLite; the leases are in {path}, which excludes processes of this host only.")
         return
-    yield from _in_time(backend.database)
+    try:
+        # on a connection of its own: a server that hangs would keep the command for ever
+        yield from ask(backend.database, _server)
+    except Silent as error:
+        yield Finding("error", str(error))
+    except DatabaseError as error:
+        yield Finding("error", f"The database {backend.database!r} does not answer: {type(error).__name__}.")
 
 
-def _in_time(alias: str) -> list[Finding]:
-    """Asked in a thread, on a connection of its own: a server that hangs would keep the command for ever."""
-    found: list[Finding] = []
-
-    def ask() -> None:
-        try:
-            found.extend(_server(connections[alias]))
-        except DatabaseError as error:
-            found.append(Finding("error", f"The database {alias!r} does not answer: {type(error).__name__}."))
-        finally:
-            connections[alias].close()
-
-    thread = threading.Thread(target=ask, name="distlock-doctor", daemon=True)
-    thread.start()
-    thread.join(PATIENCE)
-    if thread.is_alive():
-        return [Finding("error", f"The database {alias!r} does not answer within {PATIENCE:g} s.")]
-    return found
-
-
-def _server(connection: BaseDatabaseWrapper) -> Iterator[Finding]:
-    with connection.cursor() as cursor:
-        version = ".".join(map(str, connection.get_database_version()))
-        yield Finding("info", f"{connection.display_name} {version}.")
-        if connection.vendor in CLOCKS:
+def _server(connection: BaseDatabaseWrapper) -> list[Finding]:
+    version = ".".join(map(str, connection.get_database_version()))
+    found = [Finding("info", f"{connection.display_name} {version}.")]
+    if connection.vendor in CLOCKS:
+        with connection.cursor() as cursor:
             began = time.time()
             cursor.execute(CLOCKS[connection.vendor])
             skew = float(cursor.fetchone()[0]) - (began + time.time()) / 2
-            if abs(skew) > SKEW:
-                yield skewed(skew)
+        if abs(skew) > SKEW:
+            found.append(skewed(skew))
+    return found
 
 
 def skewed(seconds: float) -> Finding:

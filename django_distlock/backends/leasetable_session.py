@@ -2,60 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import threading
 import time
 from typing import Any
 
-from django.db import connections
-from django.db.utils import load_backend
-
 from django_distlock.parking import Parker
 
 from . import sockets
+from .direct import Direct
 from .leasetable_sql import Dialect, dialect
-
-# How long a thread that opens a session may go on when nobody waits for it any more; whole seconds for the drivers.
-CONNECT_LIMIT = 3
 
 # Sessions of the parent of this process, never closed: a driver says goodbye on the socket, which the parent uses.
 _inherited: list[Session] = []
 
 
-class Session:
-    """A private wrapper of Django's, in autocommit; statements go to the driver's cursor, so that nothing is logged."""
+class Session(Direct):
+    """Statements go to the driver's cursor, so that nothing is logged."""
 
     def __init__(self, database: str, alias: str) -> None:
-        settings = copy.deepcopy(connections.settings[database])
-        settings["AUTOCOMMIT"] = True
-        options = settings["OPTIONS"] = dict(settings.get("OPTIONS") or {})
-        options.pop("pool", None)
-        self.name = settings["NAME"]
-        self.wrapper = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, database)
-        if self.wrapper.vendor in ("postgresql", "mysql"):
-            options.setdefault("connect_timeout", CONNECT_LIMIT)
+        super().__init__(database)
         if self.wrapper.vendor == "postgresql":
-            options.setdefault("application_name", "distlock")
-            options["server_side_binding"] = True  # only so can statements be prepared
+            self.options["server_side_binding"] = True  # only so can statements be prepared
         elif self.wrapper.vendor == "mysql":
-            options["isolation_level"] = "read committed"  # under the server's own the queue would take gap locks
-        self.wrapper.inc_thread_sharing()
+            self.options["isolation_level"] = "read committed"  # under the server's own the queue would take gap locks
         self.used_at = time.monotonic()
-        # a thread may end the conversation while another closes the descriptor, whose number is then somebody else's
-        self._end = threading.Lock()
-        self._fd = -1
         self.dialect: Dialect
         self._cursor: Any = None
         self._alias = alias
 
     def open(self) -> None:
-        """Connect. Slow, and deaf to deadlines."""
-        with self.wrapper.wrap_database_errors:
-            self.wrapper.connect()
+        super().open()
         raw: Any = self.wrapper.connection
-        with contextlib.suppress(Exception):  # not every driver has one
-            self._fd = raw.fileno()
         self.dialect = dialect(self.wrapper, self._alias)
         self._cursor = self.wrapper.create_cursor()
         if hasattr(raw, "prepare_threshold"):  # psycopg 3
@@ -68,20 +45,6 @@ class Session:
         """Run one operation of the dialect; errors are Django's."""
         with self.wrapper.wrap_database_errors:
             return getattr(self.dialect, operation)(self._cursor, *args)
-
-    def cut(self) -> None:
-        """End the conversation from another thread, so that a statement that hangs fails."""
-        with self._end:
-            if self._fd >= 0:
-                sockets.shut(self._fd)
-
-    def close(self) -> None:
-        with self._end:
-            self._fd = -1
-            raw, self.wrapper.connection = self.wrapper.connection, None
-        if raw is not None:
-            with contextlib.suppress(Exception):
-                raw.close()
 
     def silence(self) -> None:
         """In the child of a fork: leave the parent's connection alone."""

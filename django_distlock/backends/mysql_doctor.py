@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -29,24 +30,18 @@ USER_LOCKS_MYSQL = (
 )
 
 
+GLOBAL = re.compile(r"GRANT (.+?) ON \*\.\* TO ")
+# MariaDB 12 answers with words.
+WRITABLE = ("0", "OFF")
+
+
 def findings(backend: NamedLockBackend) -> Iterator[Finding]:
     version, connections, read_only, idle = _rows(backend, FACTS)[0]
     mariadb = "MARIADB" in _text(version).upper()
     yield Finding("info", f"{'MariaDB' if mariadb else 'MySQL'} {_text(version)}, wait_timeout {idle} s.")
-    if read_only:
-        yield Finding(
-            "warning",
-            "This server is read-only, perhaps a replica: its named locks are not those of the primary.",
-            "Let the alias, or OPTIONS['session_database'], point to the primary.",
-        )
-    members = _asked(backend, GROUP)
-    if members and members[0][0] > 1:
-        yield Finding(
-            "warning",
-            f"The server belongs to a group of {members[0][0]}: named locks are those of one member only.",
-            "Let every process connect to the same member, or take leasetable.LeaseTableBackend.",
-        )
-    yield from _listing(backend, mariadb)
+    yield from of_role(read_only, _asked(backend, GROUP))
+    shown = _asked(backend, USER_LOCKS_MARIADB if mariadb else USER_LOCKS_MYSQL)
+    yield from of_listing(mariadb, shown, _asked(backend, GRANTS))
     used = _asked(backend, USED)
     wanted = 1 + int(backend.options.get("wait_sessions", 8))
     if used and connections - int(_text(used[0][1])) < wanted:
@@ -58,10 +53,25 @@ def findings(backend: NamedLockBackend) -> Iterator[Finding]:
         )
 
 
-def _listing(backend: NamedLockBackend, mariadb: bool) -> Iterator[Finding]:
+def of_role(read_only: object, members: list[Any]) -> Iterator[Finding]:
+    """Is it the server whose named locks everybody takes?"""
+    if _text(read_only).upper() not in WRITABLE:
+        yield Finding(
+            "warning",
+            "This server is read-only, perhaps a replica: its named locks are not those of the primary.",
+            "Let the alias, or OPTIONS['session_database'], point to the primary.",
+        )
+    if members and members[0][0] > 1:
+        yield Finding(
+            "warning",
+            f"The server belongs to a group of {members[0][0]}: named locks are those of one member only.",
+            "Let every process connect to the same member, or take leasetable.LeaseTableBackend.",
+        )
+
+
+def of_listing(mariadb: bool, shown: list[Any], grants: list[Any]) -> Iterator[Finding]:
     """What `held_locks` may see."""
-    seen = _asked(backend, USER_LOCKS_MARIADB if mariadb else USER_LOCKS_MYSQL)
-    if not seen or seen[-1][0] is None:
+    if not (shown if mariadb else looks(shown)):
         cure = (
             "INSTALL SONAME 'metadata_lock_info', and the privilege PROCESS"
             if mariadb
@@ -72,13 +82,19 @@ def _listing(backend: NamedLockBackend, mariadb: bool) -> Iterator[Finding]:
             "The server does not show its named locks: only those whose names are noted are listed, and no waiters.",
             f"As administrator: {cure}.",
         )
-    grants = " ".join(_text(row[0]).upper() for row in _asked(backend, GRANTS))
-    if "PROCESS" not in grants and "ALL PRIVILEGES ON *.*" not in grants:
+    found = filter(None, (GLOBAL.match(_text(row[0]).upper()) for row in grants))
+    privileges = {each.strip() for match in found for each in match[1].split(",")}
+    if not privileges & {"PROCESS", "ALL PRIVILEGES"}:
         yield Finding(
             "warning",
             "Without the privilege PROCESS other accounts are not named, and those that wait are not listed.",
             "GRANT PROCESS ON *.* TO the account of the alias.",
         )
+
+
+def looks(shown: list[Any]) -> bool:
+    """The count alone is there where performance_schema is off; NULL beside it where the instrument is."""
+    return len(shown) > 1 and shown[1][0] is not None
 
 
 def _asked(backend: NamedLockBackend, sql: bytes) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.records import Finding
 from django_distlock.waiting import Call, Flow, drive
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FACTS = b"""
 SELECT current_setting('server_version'), current_setting('server_version_num'), pg_is_in_recovery(),
-    inet_client_addr() IS NOT NULL, current_setting('tcp_keepalives_idle'),
+    inet_client_addr() IS NOT NULL, (SELECT reset_val FROM pg_settings WHERE name = 'tcp_keepalives_idle'),
     (SELECT reset_val FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'),
     current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
     (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
@@ -33,36 +33,57 @@ CHECKS_CLIENTS = 140000
 FULL = 0.5
 
 
+class Facts(NamedTuple):
+    """The row of FACTS, as libpq tells it."""
+
+    version: str
+    number: str
+    standby: str
+    tcp: str
+    keepalive: str
+    idle: str
+    connections: str
+    used: str
+    places: str
+    taken: str
+    sees_all: str
+
+
 def findings(backend: AdvisoryBackend) -> Iterator[Finding]:
     (row,) = _rows(backend, FACTS)
-    version, number, standby, tcp, keepalive, idle, connections, used, places, taken, sees_all = row
-    yield Finding("info", f"PostgreSQL {version}.")
-    if int(number) < CHECKS_CLIENTS:
+    facts = Facts(*row)
+    yield from of_server(facts)
+    yield from of_room(facts, 1 + int(backend.options.get("wait_sessions", 8)))
+
+
+def of_server(facts: Facts) -> Iterator[Finding]:
+    yield Finding("info", f"PostgreSQL {facts.version}.")
+    if int(facts.number) < CHECKS_CLIENTS:
         yield Finding(
             "warning",
             "This server does not notice that a waiter has gone until its turn comes.",
             "PostgreSQL 14 and newer look every second.",
         )
-    if standby == "t":
+    if facts.standby == "t":
         yield Finding(
             "error",
             "This server is a standby: its locks are not those of the primary.",
             "Let the alias, or OPTIONS['session_database'], point to the primary.",
         )
-    if tcp == "t" and keepalive == "0":
-        yield Finding(
-            "warning",
-            "The server sends no TCP keepalives: a holder whose host vanishes keeps its locks for long.",
-            "Set tcp_keepalives_idle on the server.",
-        )
-    if idle != "0":
+    if facts.tcp == "t" and facts.keepalive == "0":
         yield Finding(
             "info",
-            f"idle_in_transaction_session_timeout is {idle} ms: a transaction that idles longer is ended, with its "
-            "locks. Sessions of locks outside of transactions switch it off.",
+            "tcp_keepalives_idle is not set: a transaction whose host vanishes keeps its locks for as long as the "
+            "server's system believes in it, two hours on Linux. Sessions of locks outside of transactions set it.",
+            "Set tcp_keepalives_idle, for the server or in the OPTIONS of the database.",
         )
-    yield from _room(backend, int(connections), int(used), int(places), int(taken))
-    if sees_all != "t":
+    if facts.idle != "0":
+        yield Finding(
+            "info",
+            f"idle_in_transaction_session_timeout is {facts.idle} ms: a transaction that idles longer is ended, with "
+            "its locks. Sessions of locks outside of transactions switch it off.",
+        )
+    if facts.sees_all != "t":
         yield Finding(
             "info",
             "Without the role pg_read_all_stats little is seen of the holders of other accounts.",
@@ -70,16 +91,9 @@ def findings(backend: AdvisoryBackend) -> Iterator[Finding]:
         )
 
 
-def _rows(backend: AdvisoryBackend, sql: bytes) -> list[Any]:
-    def asked(session: PostgresSession) -> Flow[list[Any]]:
-        rows: list[Any] = yield Call(session, "query", (sql, time.monotonic() + STATEMENT_LIMIT))
-        return rows
-
-    return drive(backend._aside(asked))
-
-
-def _room(backend: AdvisoryBackend, connections: int, used: int, places: int, taken: int) -> Iterator[Finding]:
-    wanted = 1 + int(backend.options.get("wait_sessions", 8))
+def of_room(facts: Facts, wanted: int) -> Iterator[Finding]:
+    """``wanted`` is how many connections one process may open."""
+    connections, used, places, taken = map(int, (facts.connections, facts.used, facts.places, facts.taken))
     if connections - used < wanted:
         yield Finding(
             "warning",
@@ -92,3 +106,11 @@ def _room(backend: AdvisoryBackend, connections: int, used: int, places: int, ta
             f"The server's table of locks has room for about {places}, of which {taken} are taken.",
             "Raise max_locks_per_transaction, or find out who holds so many: distlock list.",
         )
+
+
+def _rows(backend: AdvisoryBackend, sql: bytes) -> list[Any]:
+    def asked(session: PostgresSession) -> Flow[list[Any]]:
+        rows: list[Any] = yield Call(session, "query", (sql, time.monotonic() + STATEMENT_LIMIT))
+        return rows
+
+    return drive(backend._aside(asked))

@@ -43,7 +43,7 @@ def findings(backend: ZooKeeperBackend) -> Iterator[Finding]:
     with ThreadPoolExecutor(len(hosts), thread_name_prefix=f"distlock-{backend.alias}-doctor") as pool:
         answers = list(pool.map(_srvr, hosts))
     for (host, port), told in zip(hosts, answers, strict=True):
-        yield from _server(f"{host}:{port}", told)
+        yield from of_server(f"{host}:{port}", told)
     silent = answers.count(None)
     if silent * 2 >= len(hosts) > 1:
         yield Finding("error", f"{silent} of {len(hosts)} servers do not answer: the ensemble has no majority.")
@@ -67,7 +67,7 @@ def _srvr(address: tuple[str, int]) -> str | None:
     return told.decode("utf-8", "replace")
 
 
-def _server(address: str, told: str | None) -> Iterator[Finding]:
+def of_server(address: str, told: str | None) -> Iterator[Finding]:
     if told is None:
         yield Finding("warning", f"{address} does not answer.")
         return

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django_distlock.pruning import prune
+from django_distlock.oneline import one_line
+from django_distlock.pruning import prune_all
 
 from .base import Subcommand
 
@@ -17,7 +18,10 @@ DAYS = 30.0
 
 class Command(Subcommand):
     help = "Delete old leases, names and records."
-    description: ClassVar[str] = "In batches, so that nobody waits for it. Once a day is enough."
+    description: ClassVar[str] = (
+        "In batches, so that nobody waits for it. Once a day is enough. Exit status: 69 if a server does not answer; "
+        "the others are pruned all the same."
+    )
 
     @staticmethod
     def add_arguments(parser: CommandParser) -> None:
@@ -28,9 +32,13 @@ class Command(Subcommand):
         days = options["days"]
         if not 0 <= days < math.inf:
             raise ValueError(f"--days must be a number from zero on, not {days}.")
-        deleted = prune(options["using"], days=days)
+        deleted, failed = prune_all(options["using"], days=days)
         for what, count in deleted.items():
             self.stdout.write(f"{what}: {count} deleted")
+        for error in failed[1:]:
+            self.stderr.write(one_line(str(error)))
+        if failed:
+            raise failed[0]
         if not deleted:
             self.stdout.write("Nothing is kept there.")
         return 0

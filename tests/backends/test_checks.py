@@ -15,6 +15,7 @@ from django_distlock.backends.memory import MemoryBackend
 
 POSTGRES = "django_distlock.backends.postgres.AdvisoryBackend"
 MEMORY = "django_distlock.backends.memory.MemoryBackend"
+REDIS = "django_distlock.backends.redis.RedisBackend"
 
 
 def found(settings: Any, distlock: Any) -> list[tuple[str, str, str]]:
@@ -95,6 +96,13 @@ def test_what_needs_no_settings(settings: Any, distlock: Any) -> None:
             "distlock.E006",
             "AdvisoryBackend has no MAX_HOLD: its locks",
         ),
+        (
+            {"a": {"BACKEND": REDIS, "OPTIONS": {"cache": "redis", "url": "redis://x"}}},
+            "distlock.E003",
+            "DISTLOCK['a']: give either OPTIONS['cache'] or OPTIONS['url'], not both.",
+        ),
+        ({"a": {"BACKEND": REDIS, "OPTIONS": {"url": 5}}}, "distlock.E003", "OPTIONS['url'] must be a str, not int."),
+        ({"a": {"BACKEND": REDIS, "OPTIONS": {"cache": "no"}}}, "distlock.E003", "CACHES has no such alias."),
     ],
 )
 def test_each_mistake_has_one_error(settings: Any, distlock: Any, identity: str, message: str) -> None:

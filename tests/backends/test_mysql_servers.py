@@ -87,18 +87,6 @@ def test_a_proxy_that_shares_sessions(conn: Any) -> None:
         prepare(conn)
 
 
-def test_galera(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node of a cluster (wsrep_on) does not share GET_LOCK with the others."""
-    truth = MySQLSession.query
-
-    def query(self: MySQLSession, sql: bytes, *args: Any, **kwargs: Any) -> Any:
-        return truth(self, sql.replace(b"@@wsrep_on", b"1"), *args, **kwargs)
-
-    monkeypatch.setattr(MySQLSession, "query", query)
-    with pytest.raises(UnsupportedOperation, match=r"Galera.*LeaseTable"):
-        prepare(conn)
-
-
 def test_two_locks_on_one_session_are_two_locks(conn: Any) -> None:
     """What the refused versions cannot: the server of this test can."""
     conn.query("SELECT GET_LOCK('two-locks-a', 0) + GET_LOCK('two-locks-b', 0), IS_USED_LOCK('two-locks-a')")

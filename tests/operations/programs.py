@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
-from django.core.management import execute_from_command_line
+from django.core.management import CommandError, call_command, execute_from_command_line
 from django.db import connections
 from django.db.models.signals import pre_migrate
 
@@ -21,6 +23,33 @@ _link: Link | None = None
 def run(link: Link, *arguments: str) -> None:
     sys.stderr = open(2, "w", 1, closefd=False)  # noqa: SIM115 - as a program has it
     execute_from_command_line(["manage.py", "distlock", "run", *arguments])
+
+
+def operate(link: Link, database: str, port: int, *arguments: str) -> None:
+    """manage.py distlock of a project whose default database is that of an alias, behind another port, where the site
+    key is, too; says the exit status, the seconds, and what was written."""
+    connections.settings["default"] = {**connections.settings[database], "PORT": str(port)}
+    if hasattr(connections._connections, "default"):
+        del connections["default"]
+    for other in set(connections.settings) - {"default", "mariadb"}:
+        del connections.settings[other]
+    leases = "django_distlock.backends.leasetable.LeaseTableBackend"
+    settings.DISTLOCK = {
+        "default": {},
+        "leases": {"BACKEND": leases, "OPTIONS": {"database": "default"}},
+        "other": {"BACKEND": leases, "OPTIONS": {"database": "mariadb"}},
+    }
+    settings.DISTLOCK_SITE_KEY = None
+    out, err, began = io.StringIO(), io.StringIO(), time.monotonic()
+    try:
+        call_command("distlock", *arguments, stdout=out, stderr=err, no_color=True)
+        status = 0
+    except CommandError as error:
+        status = error.returncode
+        err.write(str(error))
+    except SystemExit as error:
+        status = int(error.code or 0)
+    link.say([status, time.monotonic() - began, out.getvalue(), err.getvalue()])
 
 
 def tell(what: str) -> None:

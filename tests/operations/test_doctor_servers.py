@@ -150,6 +150,18 @@ def test_a_redis_that_is_replicated_or_says_nothing(settings: Any, monkeypatch: 
     assert any("may not call INFO" in text for text in said(settings, REDIS, url=url())["info"])
 
 
+def test_a_redis_that_takes_no_more_clients(settings: Any, tmp_path: Path) -> None:
+    """Locks work, on the connections that are open; the doctor comes on one of its own."""
+    with Own(tmp_path) as server:
+        assert not said(settings, REDIS, url=server.url)["warning"]
+        server.client.config_set("maxclients", len(server.client.client_list()))
+        found = [finding for finding in diagnose("sick") if finding.level != "info"]
+        server.client.config_set("maxclients", 100)
+    ((level, text),) = ((finding.level, finding.text) for finding in found)
+    assert level == "warning"
+    assert "did not answer to INFO" in text
+
+
 def node(number: int) -> str:
     server = services.load()[f"redis{number}"]
     return f"redis://:{server['password']}@{server['host']}:{server['port']}/0"
@@ -191,6 +203,15 @@ def test_an_ensemble_without_a_majority(settings: Any) -> None:
     found = said(settings, ZOOKEEPER, hosts=f"{zookeeper()},127.0.0.1:1", session_timeout=2.0)
     assert any("127.0.0.1:1 does not answer" in text for text in found["warning"])
     assert any("1 of 2 servers do not answer" in text for text in found["error"])
+
+
+def test_servers_that_want_tls_are_not_asked_one_by_one() -> None:
+    backend: Any = registry.entry("zookeeper").backend
+    list(backend.inspect())  # a session as it is configured
+    backend._settings.kazoo["use_ssl"] = True
+    texts = [finding.text for finding in backend.diagnose()]
+    assert texts[-1] == "The servers are not asked one by one, because of TLS."
+    assert not any(zookeeper() in text for text in texts)
 
 
 def test_a_lock_session_of_its_own_for_redis() -> None:

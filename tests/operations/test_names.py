@@ -18,7 +18,7 @@ from django_distlock.backends import notes
 from django_distlock.holdings import holdings
 from django_distlock.namebook import AGAIN, NameBook
 from django_distlock.names import LockKey
-from django_distlock.pruning import prune, pruners
+from django_distlock.pruning import Pruner, prune, pruners
 from django_distlock.registry import registry
 from tests.backends.actors import hold
 from tests.backends.statements import counted
@@ -250,7 +250,7 @@ def test_prune_counts_by_kind_and_asks_who_else_keeps_something(
         looks.look("postgres")
         looks.look("postgres")
     assert prune("postgres", days=1) == {"names": 0}
-    monkeypatch.setitem(pruners, "some", lambda days: int(days))
+    monkeypatch.setitem(pruners, "some", Pruner(lambda: ["default"], lambda database, days: int(days)))
     found = prune(days=0)
     assert found["names"] >= 1
     assert (found["some"], found["leases"] >= 0) == (0, True)

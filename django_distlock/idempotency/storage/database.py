@@ -269,9 +269,16 @@ def _record(row: Sequence[Any]) -> Record:
 
 def purge(days: float = 0) -> int:
     """Delete the records that ended to live ``days`` days ago, in every database that has the table. How many."""
-    return sum(
-        DatabaseStorage(alias).purge(days * 86400)
-        for alias in connections
-        if router.allow_migrate(alias, "django_distlock", model_name="idempotencyrecord")
-        and TABLE in connections[alias].introspection.table_names()
-    )
+    return sum(purge_database(alias, days) for alias in databases())
+
+
+def databases() -> list[str]:
+    """Those that may have the table, as far as the routers tell."""
+    return [
+        alias for alias in connections if router.allow_migrate(alias, "django_distlock", model_name="idempotencyrecord")
+    ]
+
+
+def purge_database(alias: str, days: float = 0) -> int:
+    """:func:`purge` in one database, which may be without the table."""
+    return DatabaseStorage(alias).purge(days * 86400) if TABLE in connections[alias].introspection.table_names() else 0
