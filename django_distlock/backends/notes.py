@@ -152,16 +152,19 @@ class Notes(Generic[S]):
             )
 
     def _write(self, notes: dict[str, Note]) -> list[Noted]:
-        now = time.monotonic()
-        # in one order everywhere: two processes that write the same names do not meet in a deadlock
-        rows = ", ".join(self._sql.row(notes[key], now) for key in sorted(notes))
-        found = self.run(*self._sql.write(rows))
+        def statements() -> list[bytes]:
+            """They tell ages: to be made when they can be sent."""
+            now = time.monotonic()
+            # in one order everywhere: two processes that write the same names do not meet in a deadlock
+            return self._sql.write(", ".join(self._sql.row(notes[key], now) for key in sorted(notes)))
+
+        found = self.run(statements)
         if random.random() * EVERY < len(notes):  # noqa: S311
             self.delete(self._sql.beyond(self._alias))
         return [Noted(*(readable(_text(value)) for value in row)) for row in found]
 
-    def run(self, *statements: bytes) -> list[Any]:
-        """The rows of the last one."""
+    def run(self, statements: Callable[[], Sequence[bytes]]) -> list[Any]:
+        """The rows of the last one. They are asked for when there is a session."""
         return drive(self._statements(statements, time.monotonic() + STATEMENT_LIMIT))
 
     def prune(self, days: float) -> int:
@@ -172,15 +175,15 @@ class Notes(Generic[S]):
         """Delete in batches what ``condition`` says; how many."""
         total = 0
         while True:
-            deleted = int(self.run(self._sql.delete(condition), *self._sql.deleted)[0][0])
+            deleted = int(self.run(lambda: (self._sql.delete(condition), *self._sql.deleted))[0][0])
             total += deleted
             if deleted < BATCH:
                 return total
 
-    def _statements(self, statements: Sequence[bytes], until: float) -> Flow[list[Any]]:
+    def _statements(self, statements: Callable[[], Sequence[bytes]], until: float) -> Flow[list[Any]]:
         def ask(session: S) -> Flow[list[Any]]:
             rows: list[Any] = []
-            for statement in statements:
+            for statement in statements():
                 rows = yield Call(session, "query", (statement, until))
             return rows
 

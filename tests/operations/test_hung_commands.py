@@ -45,11 +45,11 @@ def old() -> Iterator[None]:
         record.save(using=database, force_insert=True)
     yield
     for database in kept:
-        IdempotencyRecord.objects.using(database).filter(scope="hung").delete()
+        IdempotencyRecord.rows.using(database).filter(scope="hung").delete()
 
 
 def left(database: str) -> int:
-    return IdempotencyRecord.objects.using(database).filter(scope="hung").count()
+    return IdempotencyRecord.rows.using(database).filter(scope="hung").count()
 
 
 @pytest.mark.parametrize("using", ["leasetable_postgres", "leasetable_mariadb", "postgres", "mysql"])

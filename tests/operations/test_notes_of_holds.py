@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from django_distlock.registry import registry
 from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, key_of, noted
 from tests.operations.test_names import Looks, looks
+from tests.timing import within
 
 if TYPE_CHECKING:
     from django_distlock.records import LockInfo
@@ -106,3 +108,25 @@ def test_two_names_with_one_key_that_one_process_holds_at_once(
             looks.look("postgres")
     prune("postgres", days=0)
     assert caplog.text.count("have the same key") == 1
+
+
+@each_engine
+def test_the_time_does_not_depend_on_how_long_connecting_takes(
+    using: str, name: str, looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend: Any = registry.entry(using).backend
+    aside = backend._notes._sessions.aside
+
+    def slowly(ask: Any, until: float) -> Any:
+        time.sleep(0.7)
+        return (yield from aside(ask, until))
+
+    with advisory_lock(name, using=using):
+        began = datetime.now(UTC)
+        monkeypatch.setattr(backend._notes._sessions, "aside", slowly)
+        for _ in range(2):
+            looks.look(using)
+        monkeypatch.undo()
+        since = shown(using, name).acquired_at
+    assert since is not None
+    within((since - began).total_seconds(), 0.35, least=-0.35)
