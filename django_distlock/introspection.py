@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import defaultdict
@@ -32,6 +33,11 @@ logger = logging.getLogger("django_distlock.introspection")
 
 # So long who looks waits for all aliases together; seconds. Each statement has two.
 PATIENCE = 2.5
+# Threads that look at one alias at the same time. Where names of hosts cannot be resolved, each may hang for minutes.
+MOST_LOOKS = 8
+
+_looking: defaultdict[str, threading.Semaphore] = defaultdict(lambda: threading.Semaphore(MOST_LOOKS))
+os.register_at_fork(after_in_child=_looking.clear)
 
 
 def held_locks(using: str | None = None) -> list[BackendReport]:
@@ -90,25 +96,44 @@ class _Look:
         self._alias = alias
         self._query = query
         self._outcome: Answer | Exception | None = None
-        self._thread = threading.Thread(target=self._run, name=f"distlock-list-{alias}", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        self._place = _looking[alias]
+        self._begin(0.0)
+
+    def _begin(self, patience: float) -> None:
+        """As soon as there is a place."""
+        if self._thread is None and self._place.acquire(timeout=patience):
+            thread = threading.Thread(target=self._run, name=f"distlock-list-{self._alias}", daemon=True)
+            try:
+                thread.start()
+                self._thread = thread
+            except RuntimeError as error:  # there is no thread to be had
+                self._place.release()
+                self._outcome = self._unanswered(error)
 
     def _run(self) -> None:
         try:
             self._outcome = _answer(self._alias, self._query)
         except Exception as error:
             self._outcome = error
+        finally:
+            self._place.release()
 
     def answer(self, until: float) -> Answer:
         """What was found by the monotonic time ``until``."""
-        self._thread.join(max(0.0, until - time.monotonic()))
+        self._begin(max(0.0, until - time.monotonic()))
+        if self._thread is not None:
+            self._thread.join(max(0.0, until - time.monotonic()))
         if isinstance(self._outcome, Exception):
             raise self._outcome
         if self._outcome is not None:
             return self._outcome
-        logger.warning("The locks of alias %r cannot be listed: no answer within %g s", self._alias, PATIENCE)
+        return self._unanswered(TimeoutError(f"no answer within {PATIENCE:g} s"))
+
+    def _unanswered(self, error: Exception) -> Answer:
+        logger.warning("The locks of alias %r cannot be listed: %s", self._alias, one_line(error))
         name = type(registry.entry(self._alias).backend).__name__
-        return Answer(BackendReport(alias=self._alias, backend=name, error=TimeoutError.__name__))
+        return Answer(BackendReport(alias=self._alias, backend=name, error=type(error).__name__))
 
 
 def _answer(alias: str, query: LockQuery) -> Answer:

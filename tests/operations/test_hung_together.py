@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import conf, held_locks
+from django_distlock.introspection import MOST_LOOKS
 from django_distlock.registry import registry
 from tests.backends.redis_server import BACKEND, Own
 from tests.conftest import eventually
@@ -65,3 +66,48 @@ def test_a_server_that_hangs_between_two_statements(proxied: Proxied, monkeypatc
     assert report.error == "TimeoutError"
     proxy.cut()
     eventually(lambda: not threads(), "a thread is left behind")
+
+
+def test_those_who_look_again_and_again_at_what_hangs_do_not_pile_up(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where names of hosts are not resolved, a look comes back after minutes; the page is reloaded meanwhile."""
+    settings.DISTLOCK = {alias: settings.DISTLOCK[alias] for alias in ("memory", "redis")}
+    goes_on = threading.Event()
+    monkeypatch.setattr(registry.entry("redis").backend, "inspect", lambda: goes_on.wait(60) and [])
+    reports: list[dict[str, str | None]] = []
+
+    def look() -> None:
+        began = time.monotonic()
+        reports.append({report.alias: report.error for report in held_locks()})
+        within(time.monotonic() - began, 2.9)
+
+    before = threading.active_count()
+    lookers = [threading.Thread(target=look) for _ in range(30)]
+    for looker in lookers:
+        looker.start()
+    for looker in lookers:
+        looker.join()
+    assert {(report["redis"], report["memory"]) for report in reports} == {("TimeoutError", None)}
+    assert sum(thread.name == "distlock-list-redis" for thread in threading.enumerate()) == MOST_LOOKS
+    goes_on.set()
+    eventually(lambda: not threads(), "a thread is left behind")
+    assert threading.active_count() <= before
+    assert [report.error for report in held_locks("redis")] == [None]
+
+
+def test_without_a_thread_to_be_had_the_others_are_told(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "distlock-list-redis":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    settings.DISTLOCK = {alias: settings.DISTLOCK[alias] for alias in ("memory", "redis")}
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    for _ in range(MOST_LOOKS + 1):
+        errors = {report.alias: report.error for report in held_locks()}
+        assert (errors["redis"], errors["memory"]) == ("RuntimeError", None)
+    monkeypatch.undo()
+    assert [report.error for report in held_locks("redis")] == [None]
