@@ -14,6 +14,7 @@ from django.db import connections
 from django.test import Client, override_settings
 from pytest_django.live_server_helper import LiveServer
 from selenium import webdriver
+from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
@@ -26,7 +27,7 @@ from tests.processes import Child, Servant
 from .people import LIST, make_people, remove_people
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from django.http import HttpRequest, HttpResponse
 
@@ -42,7 +43,12 @@ SCENE = [
 ]
 # On the session that holds the first one.
 BESIDE = "invoice:4712"
+# What is broken, each by one test.
+DOOMED = [("postgres", "doomed invoice", 2), ("mysql", "doomed import", 1), ("redis", "doomed newsletter", 2)]
+DOOMED_BESIDE = "doomed as well"
 PATIENCE = 10
+# Tabs that are pressed at once.
+STRIDE = 10
 # Of axe-core in the wheel; docs/admin.md names it.
 AXE = "4.4.3"
 POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -69,6 +75,11 @@ class Holder:
     def hold(self, using: str, name: str) -> str:
         lease = self.leases[name] = advisory_lock(name, using=using, timeout=PATIENCE).acquire()
         return lease.using
+
+    def hold_many(self, using: str, names: list[str]) -> int:
+        for name in names:
+            self.hold(using, name)
+        return len(names)
 
     def told(self, name: str) -> str:
         """What the holder is told while it still holds and does nothing."""
@@ -136,42 +147,63 @@ def site(django_db_setup: None, django_db_blocker: Any) -> Iterator[LiveServer]:
             connections.close_all()
 
 
-@pytest.fixture(scope="module")
-def holder(site: LiveServer) -> Iterator[Servant]:
-    """The process that holds the scene's locks, while another one waits for them."""
-    with ExitStack() as stack:
-        stack.callback(end_scene)
-        servant = stack.enter_context(Servant(Holder))
-        for using, name, _waiters in SCENE:
-            assert servant.do("hold", using, name) == using
-        assert servant.do("hold", SCENE[0][0], BESIDE) == SCENE[0][0]
-        for number in range(max(waiters for _using, _name, waiters in SCENE)):
-            wanted = [(using, name) for using, name, waiters in SCENE if waiters > number]
-            child = stack.enter_context(Child(wait, wanted))
-            stack.callback(child.kill)
-            assert child.hear() == "waiting"
-        yield servant
+def play(stack: ExitStack, held: Sequence[tuple[str, str, int]], beside: str) -> Servant:
+    """The process that holds some locks, ``beside`` on the session of the first, while others wait for them."""
+    stack.callback(clear, held)
+    servant = stack.enter_context(Servant(Holder))
+    for using, name, _waiters in held:
+        assert servant.do("hold", using, name) == using
+    assert servant.do("hold", held[0][0], beside) == held[0][0]
+    for number in range(max(waiters for _using, _name, waiters in held)):
+        wanted = [(using, name) for using, name, waiters in held if waiters > number]
+        child = stack.enter_context(Child(wait, wanted))
+        stack.callback(child.kill)
+        assert child.hear() == "waiting"
+    return servant
 
 
-@pytest.fixture(scope="module")
-def scene(holder: Servant, logged_in: Page) -> None:
-    """It is complete. Where the server knows only hashes of names, the holder has written them down by now: within two
-    seconds, while the browser starts."""
-    for using, name, count in SCENE:
+def clear(held: Sequence[tuple[str, str, int]]) -> None:
+    """Who waited and was killed may have become a holder just before: its lease would last for half a minute."""
+    for using in {using for using, _name, _waiters in held} - {"postgres", "mysql"}:  # sessions end with processes
+        for row in listed(using).rows:
+            if row.info.name in {name for _using, name, _waiters in held}:
+                row.take_away("the scene is over")
+
+
+def complete(held: Sequence[tuple[str, str, int]], beside: str) -> None:
+    """Wait until all is to be seen. Where the server knows only hashes of names, the holder writes them down within two
+    seconds."""
+    for using, name, count in held:
         eventually(lambda u=using, n=name, c=count: waiters_of(u, n) == c, f"nobody waits for {name}", PATIENCE)
         assert name not in registry.entry(using).known_names().values()
+    eventually(lambda: waiters_of(held[0][0], beside) == 0, f"{beside} is not seen", PATIENCE)
 
 
 def waiters_of(using: str, name: str) -> int | None:
     return next((row.info.waiters for row in listed(using).rows if row.info.name == name), None)
 
 
-def end_scene() -> None:
-    """Who waited and was killed may have become a holder just before: its lease would last for half a minute."""
-    for using, _name, _waiters in SCENE[2:]:  # sessions end with their processes
-        for row in listed(using).rows:
-            if row.info.name in {name for _using, name, _waiters in SCENE}:
-                row.take_away("the scene is over")
+@pytest.fixture(scope="module")
+def holder(site: LiveServer) -> Iterator[Servant]:
+    """The process that holds the scene's locks, while others wait for them."""
+    with ExitStack() as stack:
+        yield play(stack, SCENE, BESIDE)
+
+
+@pytest.fixture(scope="module")
+def scene(holder: Servant, logged_in: Page) -> None:
+    """It is complete: that took the two seconds in which the browser started."""
+    complete(SCENE, BESIDE)
+
+
+@pytest.fixture(scope="module")
+def victim(site: LiveServer) -> Iterator[Servant]:
+    """The process that holds what is to be broken, and loses its sessions: not that of the scene, which other tests
+    look at, in any order."""
+    with ExitStack() as stack:
+        servant = play(stack, DOOMED, DOOMED_BESIDE)
+        complete(DOOMED, DOOMED_BESIDE)
+        yield servant
 
 
 class Page:
@@ -209,10 +241,40 @@ class Page:
 
     def follow(self, element: Any) -> None:
         """Click, and wait until the next page is there."""
+        self.arrive(element.click)
+
+    def arrive(self, act: Callable[[], Any]) -> None:
+        """Do what leads to another page, and wait until that is there."""
         before = self.find("html")
-        element.click()
+        act()
         self.until(lambda: before.id != self.find("html").id, "no other page came")
         self.until(lambda: self.run("return document.readyState") == "complete", "the page is not complete")
+
+    def type(self, *keys: str) -> None:
+        """To whatever has the focus."""
+        ActionChains(self.driver).send_keys(*keys).perform()
+
+    def tab_to(self, selector: str, text: str = "", most: int = 60) -> None:
+        """Tab until something like that has the focus, which must be seen; no mouse."""
+        there = (
+            "const it = document.activeElement; return it.matches(arguments[0]) && it.innerText.includes(arguments[1])"
+        )
+        passed = "return window.passed.some(it => it.matches(arguments[0]) && it.innerText.includes(arguments[1]))"
+        self.run("window.passed = []; document.addEventListener('focusin', event => window.passed.push(event.target))")
+        for _ in range(0, most, STRIDE):
+            self.type(*[Keys.TAB] * STRIDE)
+            if self.run(passed, selector, text):
+                break
+        else:
+            raise AssertionError(f"{most} tabs do not lead to {selector} {text!r}")
+        for _ in range(STRIDE):  # it went too far
+            if self.run(there, selector, text):
+                break
+            ActionChains(self.driver).key_down(Keys.SHIFT).send_keys(Keys.TAB).key_up(Keys.SHIFT).perform()
+        assert self.run(there, selector, text), f"shift and tab do not lead back to {selector} {text!r}"
+        assert self.run("return getComputedStyle(document.activeElement).outlineStyle") != "none", (
+            "nobody sees where it is"
+        )
 
     def dark(self, on: bool) -> None:
         features = [{"name": "prefers-color-scheme", "value": "dark" if on else "light"}]

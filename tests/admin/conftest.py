@@ -8,7 +8,7 @@ import pytest
 from django.conf import settings
 from django.test import Client, override_settings
 
-from .browsing import chrome, holder, logged_in, page, scene, site  # noqa: F401 - fixtures
+from .browsing import chrome, holder, logged_in, page, scene, site, victim  # noqa: F401 - fixtures
 from .people import make_people, remove_people
 
 if TYPE_CHECKING:

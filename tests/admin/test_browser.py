@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from selenium.webdriver import Keys
 
 from django_distlock.heldlocks.rows import listed
 
-from .browsing import BESIDE, SCENE
+from .browsing import BESIDE, DOOMED, DOOMED_BESIDE, SCENE
 from .pages import address, row_of
 from .people import LIST
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from django_distlock.heldlocks.rows import Row
     from tests.processes import Servant
 
@@ -29,7 +32,8 @@ def test_names_holders_ages_and_waiters_are_there(page: Page, holder: Servant) -
     page.open()
     while not set(page.names()) >= NAMES | {BESIDE} and time.monotonic() < patience:  # written down in two seconds
         page.open()
-    found = {row["name"]: row for row in page.rows()}
+    listed = page.rows()
+    found = {row["name"]: row for row in listed if not row["name"].startswith("doomed")}
     assert set(found) == NAMES | {BESIDE}
     for using, name, waiters in SCENE:
         row = found[name]
@@ -38,33 +42,33 @@ def test_names_holders_ages_and_waiters_are_there(page: Page, holder: Servant) -
         assert " s\nsince 2" in row["held_since"]
         if using not in ("postgres", "mysql"):  # there are no fences
             assert int(row["fence"]) > 0
-    assert page.find(".paginator").text.split()[-3:] == [str(len(found)), "held", "locks"]
+    assert page.find(".paginator").text.split()[-3:] == [str(len(listed)), "held", "locks"]
     # search, filter, sort
     page.find("#searchbar").send_keys("INVOICE:4711")
     page.follow(page.find("#changelist-search input[type=submit]"))
     assert page.names() == ["invoice:4711"]
-    page.open(f"{LIST}?using=redis&waiters=yes")
+    page.open(f"{LIST}?using=redis&waiters=yes&q=mail")
     assert page.names() == ["mail:newsletter"]
     page.follow(page.find('#changelist-filter a[href*="waiters=no"]'))
     assert page.names() == []
     assert page.find("#distlock-none").text == "No held lock matches."
-    page.open(f"{LIST}?o=3")
-    assert page.names()[0] == BESIDE  # nobody waits for it
+    page.open(f"{LIST}?o=3&q=i")
+    assert next(name for name in page.names() if name in found) == BESIDE  # nobody waits for it
     page.follow(page.find("th.column-waiters .toggle"))
-    assert page.names()[:2] == ["invoice:4711", "mail:newsletter"]
+    assert [name for name in page.names() if name in found][:2] == ["invoice:4711", "mail:newsletter"]
     assert page.find("th.column-waiters").get_attribute("aria-sort") == "descending"
 
 
 @pytest.mark.parametrize("using", ["redis", "postgres", "mysql"])
-def test_one_lock_and_breaking_it(page: Page, holder: Servant, using: str) -> None:
+def test_one_lock_and_breaking_it(page: Page, victim: Servant, using: str) -> None:
     """To the lock, to the question, yes: the victim learns it while it holds, and the next in line gets the lock."""
-    name, waiters = next((name, waiters) for alias, name, waiters in SCENE if alias == using)
+    name, waiters = next((name, waiters) for alias, name, waiters in DOOMED if alias == using)
     before = row_of(using, name)
     if using == "redis":
-        page.open(f"{LIST}?using={using}")
+        page.open(f"{LIST}?using={using}&q=doomed")
         page.follow(page.find("th.field-name a"))
     else:
-        page.open(f"{address(before)}?_changelist_filters=using%3D{using}")
+        page.open(f"{address(before)}?_changelist_filters=using%3D{using}%26q%3Ddoomed")
     assert page.find("h1").text == name
     shown = page.find("#content-main").text
     for fact in (before.info.holder, f"Key {before.info.key}", *before.info.waiting):
@@ -75,14 +79,14 @@ def test_one_lock_and_breaking_it(page: Page, holder: Servant, using: str) -> No
     question = page.find(".distlock-facts").text
     for fact in (before.info.holder, *before.info.waiting):
         assert fact in question
-    assert (BESIDE in question) == (using == "postgres")
+    assert (DOOMED_BESIDE in question) == (using == "postgres")
     assert ("The whole database session is ended" in question) == (using != "redis")
     page.find("#distlock-reason").send_keys("hangs since noon")
     page.follow(page.find(".distlock-yes"))
     assert page.find(".messagelist .success").text.startswith(f"The lock “{name}” was broken.")
-    assert page.driver.current_url.endswith(f"{LIST}?using={using}")  # back to where one came from
+    assert page.driver.current_url.endswith(f"{LIST}?using={using}&q=doomed")  # back to where one came from
     # where there is a TTL, it is told at the next renewal, or when it lets go
-    assert holder.do("let_go" if using == "redis" else "told", name) == "LockLost"
+    assert victim.do("let_go" if using == "redis" else "told", name) == "LockLost"
     entry = LogEntry.objects.get(object_repr=name)
     assert entry.user.username == "boss"
     assert "hangs since noon" in entry.change_message
@@ -98,6 +102,78 @@ def test_one_lock_and_breaking_it(page: Page, holder: Servant, using: str) -> No
 def next_holder(before: Row) -> Row | None:
     rows = listed(before.info.backend).rows
     return next((row for row in rows if row.place == before.place and row.pk != before.pk), None)
+
+
+MANY = [f"batch {number:03}" for number in range(130)]
+
+
+@pytest.fixture
+def many(holder: Servant) -> Iterator[None]:
+    """More locks than a page has rows."""
+    assert holder.do("hold_many", "redis", MANY) == len(MANY)
+    yield
+    for name in MANY:
+        holder.do("let_go", name)
+
+
+def test_pages_with_a_search_and_a_sort(page: Page, many: None) -> None:
+    """Both are kept from page to page, and over a lock and back."""
+    page.open()
+    page.find("#searchbar").send_keys("batch")
+    page.follow(page.find("#changelist-search input[type=submit]"))
+    page.follow(page.find("th.column-name a"))
+    assert page.names() == MANY[:100]
+    page.follow(page.find(".paginator a"))
+    assert page.names() == MANY[100:]
+    assert page.find("#searchbar").get_attribute("value") == "batch"
+    assert page.find("th.column-name").get_attribute("aria-sort") == "ascending"
+    assert page.find(".paginator").text.split()[-3:] == ["130", "held", "locks"]
+    # the other way round, which begins at the first page
+    page.follow(page.find("th.column-name .toggle"))
+    assert page.names() == MANY[:-101:-1]
+    page.follow(page.find(".paginator a"))
+    assert page.names() == MANY[29::-1]
+    # to a lock and back to the page where it was
+    page.follow(page.find("tbody th.field-name a"))
+    assert page.find("h1").text == MANY[29]
+    page.follow(page.all("#content-main > p a")[-1])
+    assert page.names() == MANY[29::-1]
+    page.follow(page.find(".paginator a"))
+    assert page.names() == MANY[:-101:-1]
+    page.driver.back()
+    page.until(lambda: page.names() == MANY[29::-1], "back is not where it was")
+    # a new search forgets the page, which it may not have
+    page.find("#searchbar").send_keys(" 12")
+    page.follow(page.find("#changelist-search input[type=submit]"))
+    assert page.names() == [name for name in reversed(MANY) if " 12" in name]
+
+
+def test_without_a_mouse(page: Page, holder: Servant, many: None) -> None:
+    """From the list to the lock, to the question, and back to the page of the list where one was."""
+    name = MANY[117]
+    page.open()
+    page.tab_to("#searchbar")
+    page.type("batch")
+    page.arrive(lambda: page.type(Keys.ENTER))
+    page.tab_to("th.column-name a")
+    page.arrive(lambda: page.type(Keys.ENTER))
+    page.tab_to(".paginator a", "2", most=300)
+    page.arrive(lambda: page.type(Keys.ENTER))
+    listed = page.driver.current_url
+    page.tab_to("th.field-name a", name, most=100)
+    page.arrive(lambda: page.type(Keys.ENTER))
+    assert page.find("h1").text == name
+    page.tab_to("a.distlock-break")
+    page.arrive(lambda: page.type(Keys.ENTER))
+    page.tab_to("#distlock-reason")
+    page.type("by hand")
+    page.tab_to(".distlock-yes")
+    page.arrive(lambda: page.type(Keys.ENTER))
+    assert page.find(".messagelist .success").text.startswith(f"The lock “{name}” was broken.")
+    assert page.driver.current_url == listed
+    assert page.names() == [other for other in MANY[100:] if other != name]
+    assert holder.do("let_go", name) == "LockLost"
+    assert holder.do("hold", "redis", name) == "redis"  # as the others are left
 
 
 def test_the_list_refreshes_itself_and_stops(page: Page, holder: Servant) -> None:
