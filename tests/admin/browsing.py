@@ -48,7 +48,7 @@ DOOMED = [("postgres", "doomed invoice", 2), ("mysql", "doomed import", 1), ("re
 DOOMED_BESIDE = "doomed as well"
 PATIENCE = 10
 # Tabs that are pressed at once.
-STRIDE = 10
+STRIDE = 20
 # Of axe-core in the wheel; docs/admin.md names it.
 AXE = "4.4.3"
 POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
