@@ -11,6 +11,7 @@ from django.db import connections
 from django.test import Client, override_settings
 from pytest_django.live_server_helper import LiveServer
 from selenium import webdriver
+from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from .scene import Scene
 
 PATIENCE = 10
+# Tabs that are pressed at once.
+STRIDE = 20
 POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 
 
@@ -116,10 +119,40 @@ class Page:
 
     def follow(self, element: Any) -> None:
         """Click, and wait until the next page is there."""
+        self.arrive(element.click)
+
+    def arrive(self, act: Callable[[], Any]) -> None:
+        """Do what leads to another page, and wait until that is there."""
         before = self.find("html")
-        element.click()
+        act()
         self.until(lambda: before.id != self.find("html").id, "no other page came")
         self.until(lambda: self.run("return document.readyState") == "complete", "the page is not complete")
+
+    def type(self, *keys: str) -> None:
+        """To whatever has the focus."""
+        ActionChains(self.driver).send_keys(*keys).perform()
+
+    def tab_to(self, selector: str, text: str = "", most: int = 60) -> None:
+        """Tab until something like that has the focus, which must be seen; no mouse."""
+        there = (
+            "const it = document.activeElement; return it.matches(arguments[0]) && it.innerText.includes(arguments[1])"
+        )
+        passed = "return window.passed.some(it => it.matches(arguments[0]) && it.innerText.includes(arguments[1]))"
+        self.run("window.passed = []; document.addEventListener('focusin', event => window.passed.push(event.target))")
+        for _ in range(0, most, STRIDE):
+            self.type(*[Keys.TAB] * STRIDE)
+            if self.run(passed, selector, text):
+                break
+        else:
+            raise AssertionError(f"{most} tabs do not lead to {selector} {text!r}")
+        for _ in range(STRIDE):  # it went too far
+            if self.run(there, selector, text):
+                break
+            ActionChains(self.driver).key_down(Keys.SHIFT).send_keys(Keys.TAB).key_up(Keys.SHIFT).perform()
+        assert self.run(there, selector, text), f"shift and tab do not lead back to {selector} {text!r}"
+        assert self.run("return getComputedStyle(document.activeElement).outlineStyle") != "none", (
+            "nobody sees where it is"
+        )
 
     def dark(self, on: bool) -> None:
         features = [{"name": "prefers-color-scheme", "value": "dark" if on else "light"}]

@@ -46,6 +46,11 @@ class Holder:
         lease = self.leases[name] = advisory_lock(name, using=using, timeout=PATIENCE).acquire()
         return lease.using
 
+    def hold_many(self, using: str, names: list[str]) -> int:
+        for name in names:
+            self.hold(using, name)
+        return len(names)
+
     def told(self, name: str) -> str:
         """What the holder is told while it still holds and does nothing."""
         lease, lost = self.leases[name], threading.Event()

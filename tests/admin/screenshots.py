@@ -29,9 +29,9 @@ def shot(page: Page, name: str, width: int, height: int) -> None:
 def test_pictures(page: Page) -> None:
     with advisory_lock("price-list", using="memory", shared=True, timeout=1):
         page.open()
-        shot(page, "light", 1680, 720)
+        shot(page, "light", 1720, 720)
         page.dark(True)
-        shot(page, "dark", 1680, 720)
+        shot(page, "dark", 1720, 720)
         page.dark(False)
         shot(page, "narrow", 420, 800)
         row = row_of("postgres", "invoice:4711")

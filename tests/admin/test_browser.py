@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from selenium.webdriver import Keys
 
 from django_distlock.heldlocks.rows import Rows
 
@@ -14,6 +15,8 @@ from .people import LIST
 from .scene import BESIDE, SCENE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from django_distlock.heldlocks.rows import Row
     from tests.processes import Servant
 
@@ -96,6 +99,77 @@ def test_one_lock_and_breaking_it(page: Page, scene: Scene, holder: Servant, usi
 def next_holder(before: Row) -> Row | None:
     rows = Rows().of(before.info.backend).rows
     return next((row for row in rows if row.place == before.place and row.pk != before.pk), None)
+
+
+MANY = [f"batch {number:03}" for number in range(130)]
+
+
+@pytest.fixture
+def many(holder: Servant) -> Iterator[None]:
+    """More locks than a page has rows."""
+    assert holder.do("hold_many", "redis", MANY) == len(MANY)
+    yield
+    for name in MANY:
+        holder.do("let_go", name)
+
+
+def test_pages_with_a_search_and_a_sort(page: Page, many: None) -> None:
+    """Both are kept from page to page, and over a lock and back."""
+    page.open()
+    page.find("#searchbar").send_keys("batch")
+    page.follow(page.find("#changelist-search input[type=submit]"))
+    page.follow(page.find("th.column-name a"))
+    assert page.names() == MANY[:100]
+    page.follow(page.find(".paginator a"))
+    assert page.names() == MANY[100:]
+    assert page.find("#searchbar").get_attribute("value") == "batch"
+    assert page.find("th.column-name").get_attribute("aria-sort") == "ascending"
+    assert page.find(".paginator").text.split()[-3:] == ["130", "held", "locks"]
+    # the other way round, which begins at the first page
+    page.follow(page.find("th.column-name .toggle"))
+    assert page.names() == MANY[:-101:-1]
+    page.follow(page.find(".paginator a"))
+    assert page.names() == MANY[29::-1]
+    # to a lock and back to the page where it was
+    page.follow(page.find("tbody th.field-name a"))
+    assert page.find("h1").text == MANY[29]
+    page.follow(page.all("#content-main > p a")[-1])
+    assert page.names() == MANY[29::-1]
+    page.follow(page.find(".paginator a"))
+    assert page.names() == MANY[:-101:-1]
+    page.driver.back()
+    page.until(lambda: page.names() == MANY[29::-1], "back is not where it was")
+    # a new search forgets the page, which it may not have
+    page.find("#searchbar").send_keys(" 12")
+    page.follow(page.find("#changelist-search input[type=submit]"))
+    assert page.names() == [name for name in reversed(MANY) if " 12" in name]
+
+
+def test_without_a_mouse(page: Page, holder: Servant) -> None:
+    """From the list to the lock, to the question, and back to the list as it was."""
+    names = [f"typed {letter}" for letter in "abc"]
+    assert holder.do("hold_many", "redis", names) == len(names)
+    page.open()
+    page.tab_to("#searchbar")
+    page.type("typed")
+    page.arrive(lambda: page.type(Keys.ENTER))
+    page.tab_to("th.column-name a")
+    page.arrive(lambda: page.type(Keys.ENTER))
+    assert page.names() == names
+    listed = page.driver.current_url
+    page.tab_to("th.field-name a", "typed b")
+    page.arrive(lambda: page.type(Keys.ENTER))
+    assert page.find("h1").text == "typed b"
+    page.tab_to("a.distlock-break")
+    page.arrive(lambda: page.type(Keys.ENTER))
+    page.tab_to("#distlock-reason")
+    page.type("by hand")
+    page.tab_to(".distlock-yes")
+    page.arrive(lambda: page.type(Keys.ENTER))
+    assert page.find(".messagelist .success").text.startswith("The lock “typed b” was broken.")
+    assert page.driver.current_url == listed
+    assert page.names() == ["typed a", "typed c"]
+    assert [holder.do("let_go", name) for name in names] == ["released", "LockLost", "released"]
 
 
 def test_the_list_refreshes_itself_and_stops(page: Page, holder: Servant) -> None:

@@ -34,6 +34,7 @@ def pictures(page: Page) -> None:
         page.press(times=5)
         page.until(lambda: page.text("h1").startswith("Order ") and page.all("#made"), "no order was placed")
         if way == "none":
+            page.until(lambda: made_five(page), "not all orders were placed")
             shot(page, "five", 900, 560)
     page.open("/orders/#latest")
     shot(page, "light", 1120, 860)
@@ -45,6 +46,14 @@ def pictures(page: Page) -> None:
     page.press()
     page.until(lambda: page.text("h1") == "Already saved", "the page did not come")
     shot(page, "saved", 700, 360)
+
+
+def made_five(page: Page) -> bool:
+    """Which of five answers is shown is chance, and so is how many orders there were by then."""
+    if "5 orders" in page.text("#made"):
+        return True
+    page.follow(page.driver.refresh)
+    return False
 
 
 def waiting(page: Page) -> None:
