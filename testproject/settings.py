@@ -3,6 +3,7 @@
 Environment:
 DB, DISTLOCK_SERVICES, DISTLOCK_DEMO_DB, DISTLOCK_DEMO_TIMEOUT, DISTLOCK_TEST_SUFFIX   see databases.py
 DISTLOCK_ATOMIC_REQUESTS=1        every request in a transaction (ATOMIC_REQUESTS)
+DISTLOCK_CONN_MAX_AGE             seconds that a connection to the database is kept for later requests (CONN_MAX_AGE)
 DISTLOCK_SITE_KEY                 the site key; without it `migrate` makes one and keeps it in the database
 DISTLOCK_DEMO_DEBUG=1             Django's debug pages
 DISTLOCK_DEMO_HASH_ITERATIONS     rounds of the password hash: the work between a sign-up's check and its insert
@@ -26,6 +27,7 @@ ALLOWED_HOSTS = ["127.0.0.1", "localhost", "[::1]"]
 
 DATABASES = databases()
 DATABASES["default"]["ATOMIC_REQUESTS"] = os.environ.get("DISTLOCK_ATOMIC_REQUESTS") == "1"
+DATABASES["default"]["CONN_MAX_AGE"] = int(os.environ.get("DISTLOCK_CONN_MAX_AGE", "0"))
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 CACHES = caches()

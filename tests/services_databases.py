@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
+import os
 import signal
 from typing import ClassVar
 
@@ -23,6 +27,16 @@ POSTGRES_SETTINGS = {
 }
 
 
+def scram(password: str) -> str:
+    """What PostgreSQL keeps of a password (RFC 5802), made with one round of the hash instead of 4,096: they guard
+    passwords that can be guessed, which a random one is not, and cost a client 3 ms of a processor per connection."""
+    salt = os.urandom(16)
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, 1)
+    stored = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
+    kept = (base64.b64encode(part).decode() for part in (salt, stored, hmac.digest(salted, b"Server Key", "sha256")))
+    return "SCRAM-SHA-256$1:{}${}:{}".format(*kept)
+
+
 def psql(engine: Engine, database: str, sql: str, wait: float = 10) -> str:
     """Have PostgreSQL's own client run ``sql``; what it printed."""
     host, port, user = engine.server["host"], str(engine.server["port"]), engine.server["user"]
@@ -39,7 +53,7 @@ class Postgres(Engine):
     abort_signal = signal.SIGQUIT  # SIGKILL would leave its shared memory behind
 
     def create(self) -> None:
-        password = self.write_secret("password", self.server["password"] + "\n")
+        password = self.write_secret("password", scram(self.server["password"]) + "\n")
         self.run(
             program_path("initdb"), "--pgdata", str(self.data), "--username", self.server["user"],
             "--pwfile", str(password), "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-sync",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -19,9 +19,12 @@ from tests.services_files import state_path
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
+T = TypeVar("T")
+
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, ...; empty without xdist
 # Most of a run is waiting, not computing: two processors are enough for three.
 WORKERS = 3
+COUNT = "PYTEST_XDIST_WORKER_COUNT"  # in the environment of each
 
 # The first one takes the servers that are there.
 _own = WORKER not in ("", "gw0")
@@ -41,8 +44,37 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that must be alone come first: the first process gets them all, and the others have no part in them."""
+    """Those that must be alone come first: the first process gets them all, and the others have no part in them.
+
+    Those that look at a replay of many seconds come in the middle of what the others get, one engine's side by side:
+    none waits for a replay in another process, and none makes the others wait for it at the end.
+    """
     items.sort(key=lambda item: item.get_closest_marker("alone") is None)
+    looking: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if "replayed" in getattr(item, "fixturenames", ()):
+            looking.setdefault(engine_of(item), []).append(item)
+    items[:] = spread(items, [looking[engine] for engine in sorted(looking)], int(os.environ.get(COUNT, "1")))
+
+
+def engine_of(item: pytest.Item) -> str:
+    callspec = getattr(item, "callspec", None)
+    return str(callspec.params.get("engine", "sqlite")) if callspec else "sqlite"
+
+
+def spread(items: list[T], groups: list[list[T]], workers: int) -> list[T]:
+    """The items with each of the groups together, in the middle of what a worker but the first begins with: xdist deals
+    out the items in order, one piece for each, and who has none left takes from the end of another's piece."""
+    if workers < 2:
+        return items
+    taken = {id(item) for group in groups for item in group}
+    order = [item for item in items if id(item) not in taken]
+    piece = len(items) // workers
+    for number in range(1, workers):
+        share = [item for group in groups[number - 1 :: workers - 1] for item in group]
+        middle = max(0, number * piece + piece // 2 - len(share) // 2)
+        order[middle:middle] = share
+    return order
 
 
 @pytest.hookimpl(wrapper=True)

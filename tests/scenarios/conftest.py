@@ -75,7 +75,10 @@ def replayed(migrated: Callable[[str], dict[str, str]], tmp_path_factory: pytest
         with kept.with_suffix(".lock").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             if not kept.exists():
-                environment = migrated(engine) | {"DISTLOCK_ATOMIC_REQUESTS": atomic}
+                # a connection for each request, as Django has it, or kept for later ones, as many sites do
+                kept_for = "60" if atomic == "1" else "0"
+                environment = {"DISTLOCK_ATOMIC_REQUESTS": atomic, "DISTLOCK_CONN_MAX_AGE": kept_for}
+                environment |= migrated(engine)
                 try:
                     done = manage("replay", "--identical=200", "--distinct=0", "--json", environment=environment)
                 except subprocess.TimeoutExpired as error:
