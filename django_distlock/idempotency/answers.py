@@ -12,6 +12,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonRespons
 from django.template.loader import render_to_string
 from django.utils.cache import patch_cache_control, patch_vary_headers
 from django.utils.encoding import escape_uri_path
+from django.utils.http import escape_leading_slashes
 from django.utils.safestring import SafeData, mark_safe
 from django.utils.translation import gettext as _
 
@@ -94,7 +95,8 @@ def waiting_url(job: Job) -> str:
     """Where the outcome can be looked at, by the same principal only."""
     facts = {"scope": job.scope, "mark": job.mark, "alias": job.alias or "", "fingerprint": job.fingerprint}
     token = signing.dumps(facts, salt=WAIT_SALT)
-    return f"{escape_uri_path(job.request.path)}?{urlencode({WAIT_PARAMETER: token})}"
+    path = escape_leading_slashes(escape_uri_path(job.request.path))  # two would be another host
+    return f"{path}?{urlencode({WAIT_PARAMETER: token})}"
 
 
 def mismatch(job: Job, answer: Answer | None) -> HttpResponse:

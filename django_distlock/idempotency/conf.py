@@ -10,6 +10,8 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.shortcuts import resolve_url
+from django.urls import NoReverseMatch
 
 from django_distlock.validation import count, flag, seconds
 
@@ -79,6 +81,14 @@ def middleware() -> list[str]:
 def atomic_requests() -> list[str]:
     """The aliases whose requests Django puts into a transaction."""
     return [alias for alias, entry in settings.DATABASES.items() if entry.get("ATOMIC_REQUESTS")]
+
+
+def login_url() -> str | None:
+    """The address to which ``login_required`` sends people; None if there is none."""
+    try:
+        return resolve_url(settings.LOGIN_URL)
+    except NoReverseMatch:
+        return None
 
 
 def longest_body() -> int | None:

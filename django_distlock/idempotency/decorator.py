@@ -149,7 +149,7 @@ def _sync_wrapper(options: Options, view: Any) -> Any:
         job: Job | None = request.idempotency.job  # type: ignore[attr-defined]
         if job is None:
             return view(*args, **kwargs)
-        with _freeing(job):
+        with freeing(job):
             response = view(*args, **kwargs)
             if inspect.isawaitable(response):
                 return _afinish(job, response)
@@ -160,7 +160,7 @@ def _sync_wrapper(options: Options, view: Any) -> Any:
 
 
 @contextmanager
-def _freeing(job: Job) -> Iterator[None]:
+def freeing(job: Job) -> Iterator[None]:
     """Nobody above us would: without it the claim is renewed for as long as the process lives."""
     try:
         yield

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.db import transaction
 
 from .conf import config
-from .decorator import atomic_aliases
+from .decorator import atomic_aliases, freeing
 from .engine import SAFE_METHODS
 from .exactly_once import exactly_once, in_transaction
-from .flow import claim, enter, finish, free
+from .flow import claim, enter, finish
 from .job import Job, drive
 from .options import EXEMPT, Options
 from .state import Idempotency
@@ -70,11 +70,8 @@ class IdempotentMixin:
         if (answer := drive(claim(job))) is not None:
             return answer
         state.job = job
-        try:
+        with freeing(job):
             response = call()
-        except Exception:
-            drive(free(job))
-            raise
         drive(finish(job, response))
         return response
 

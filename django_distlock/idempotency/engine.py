@@ -184,19 +184,21 @@ class Ending(Enum):
     ROLL_BACK = "roll back"  # release, and nothing that the view wrote stays
 
 
-def ending_of(status: int, *, form: bool, moves_on: bool = False, trusted: bool = True) -> Ending:
+def ending_of(
+    status: int, *, form: bool, moves_on: bool = False, trusted: bool = True, to_login: bool = False
+) -> Ending:
     """Which answers are the last word.
 
     ``form``: the key came with a form: a redirect is the last word, and a page is the form with its errors.
     ``moves_on``: the answer tells htmx to go elsewhere. ``trusted``: somebody has checked who asks; where nobody has,
     a refusal must not be kept: who forged a request would have used up the key of the real one, and who makes up
-    tokens would fill the table.
+    tokens would fill the table. ``to_login``: the way to the log-in is a refusal; but a form may end there.
     """
     if status >= 500:
         return Ending.ROLL_BACK
     if form:
         return Ending.KEEP if 300 <= status < 400 or status in (201, 202, 204) or moves_on else Ending.RELEASE
-    if 200 <= status < 400 or (trusted and status not in PASSING):
+    if (200 <= status < 400 and (trusted or not to_login)) or (trusted and status not in PASSING):
         return Ending.KEEP
     return Ending.RELEASE
 

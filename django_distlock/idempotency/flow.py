@@ -16,7 +16,7 @@ from django_distlock import BackendUnavailable, LockNotAcquired
 from django_distlock.sitekey import site_key
 
 from . import answers, engine, forms, signals
-from .conf import config
+from .conf import config, login_url
 from .engine import BadKey, Ending, Verdict
 from .job import Flow, Job
 from .records import CLAIMED, COMPLETED, Record
@@ -195,9 +195,9 @@ def ending_of(job: Job, response: HttpResponseBase) -> Ending:
     if job.kept and response.status_code < 500:
         return Ending.KEEP
     moves_on = any(response.has_header(name) for name in ("HX-Redirect", "HX-Location"))
-    return engine.ending_of(
-        response.status_code, form=job.source == "form", moves_on=moves_on, trusted=_is_trusted(job)
-    )
+    status, trusted = response.status_code, _is_trusted(job)
+    to_login = not trusted and 300 <= status < 400 and response.get("Location", "").partition("?")[0] == login_url()
+    return engine.ending_of(status, form=job.source == "form", moves_on=moves_on, trusted=trusted, to_login=to_login)
 
 
 def _is_trusted(job: Job) -> bool:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 FIELD = "_idempotency_key"
 SALT = "django_distlock.idempotency.form"
-# Of a key with its signatures: one for each action that the form has.
-LONGEST = 1024
+MOST_ACTIONS = 20
+LONGEST = 1024  # of a key with its signatures: one for each action that the form has
 
 
 class Verified(Enum):
@@ -33,7 +33,7 @@ class Verified(Enum):
 
 def issue(request: HttpRequest, actions: Iterable[str] = ()) -> str:
     """A fresh key for whoever asks, for a form that posts to one of ``actions`` (paths); without any to this page's own
-    address."""
+    address. ValueError for more than twenty."""
     get_token(request)  # a browser without a session is known by its CSRF cookie, which it has from now on
     try:
         principal = _principal(request)
@@ -47,6 +47,8 @@ def issue(request: HttpRequest, actions: Iterable[str] = ()) -> str:
     request._cache_update_cache = False  # type: ignore[attr-defined]
     number = secrets.token_urlsafe(16)
     paths = [path.partition("?")[0].partition("#")[0] or request.path for path in actions] or [request.path]
+    if len(paths) > MOST_ACTIONS:
+        raise ValueError(f"A form can have {MOST_ACTIONS} addresses, not {len(paths)}.")
     issued = _signature("issued", number)
     return ".".join([number, issued, *(_signature("form", number, principal, path) for path in paths)])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -145,7 +146,7 @@ def _body(request: HttpRequest, options: Options) -> Iterator[bytes]:
         yield engine.json_body(raw, options.fingerprint_exclude) if is_json else raw
         return
     # Somebody else reads the stream: all that is known is how long it is.
-    yield b"unread:" + str(request.META.get("CONTENT_LENGTH", "")).encode()
+    yield f"unread:{_length(request)}".encode()
 
 
 def _is_parsed(request: HttpRequest) -> bool:
@@ -161,12 +162,24 @@ def _is_parsed(request: HttpRequest) -> bool:
 def _may_be_read(request: HttpRequest) -> bool:
     if getattr(request, "_read_started", False) or request.content_type == "multipart/form-data":
         return False
-    limit = conf.longest_body()
+    limit, length = conf.longest_body(), _length(request)
+    return limit is None or (length is not None and length <= limit)
+
+
+def _length(request: HttpRequest) -> int | None:
+    """Of the body, in bytes; None if it is said and is no number."""
     try:
-        length = int(request.META.get("CONTENT_LENGTH") or 0)
+        said = int(request.META.get("CONTENT_LENGTH") or 0)
     except ValueError:
-        return False
-    return limit is None or length <= limit
+        return None
+    stream: Any = getattr(request, "_stream", None)
+    if said or stream is None or not stream.seekable():
+        return said
+    # in chunks, under ASGI: it is in a file, however long
+    at = stream.tell()
+    length = stream.seek(0, os.SEEK_END)
+    stream.seek(at)
+    return int(length)
 
 
 def _digest(file: Any) -> str:

@@ -19,6 +19,7 @@ from tests.idempotency.conftest import Sender, every_database, expire, states
 from tests.idempotency.test_forms import Browser, hidden_fields
 from tests.idempotency.test_races import Running
 from tests.idempotency.views import redirect
+from tests.transactions import rows
 
 if TYPE_CHECKING:
     from tests.idempotency.views import Stage
@@ -273,3 +274,26 @@ def test_a_claim_inside_a_transaction_is_refused(site: Stage, key: str) -> None:
     view = idempotent(anonymous=True)(lambda request: HttpResponse())
     with transaction.atomic(), pytest.raises(ImproperlyConfigured, match="atomic=True"):
         view(RequestFactory(headers={"Idempotency-Key": key}).post("/a/"))
+
+
+@every_database
+@pytest.mark.usefixtures("atomic_requests")
+@pytest.mark.parametrize("shape", ["plain", "atomic"])
+def test_a_phase_is_rolled_back_with_what_it_has_written(site: Stage, sender: Sender, shape: str) -> None:
+    """Naive code notes the phase on a connection of its own: its rows are gone, and it is taken for done. What is not
+    rolled back, another service, knows the repetition by the key."""
+    keys: list[str] = []
+
+    def order(request: Any) -> None:
+        with request.idempotency.phase("order") as step:
+            keys.append(step.key)
+            if not step.done:
+                rows.write(site.alias, f"{site.name}-phase")
+        if len(site.runs) == 1:
+            raise RuntimeError("the mail server is down")
+
+    site.during = order
+    assert sender.post(shape).status_code == 500
+    assert sender.post(shape).status_code == 201
+    assert rows.count(site.alias, f"{site.name}-phase") == 1
+    assert len(set(keys)) == 1

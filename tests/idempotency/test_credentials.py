@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
-from django.http import HttpResponse
+from django.http import HttpResponse, HttpResponseRedirect
 from django.test import Client
 from django.urls import clear_url_caches, path
 from rest_framework.authentication import BaseAuthentication
@@ -17,6 +17,7 @@ from rest_framework.views import APIView
 
 from django_distlock.idempotency.drf import IdempotentMixin
 from tests.idempotency.conftest import Sender, states
+from tests.idempotency.test_forms import Browser
 from tests.idempotency.views import act, stage
 
 if TYPE_CHECKING:
@@ -191,3 +192,22 @@ def test_a_credential_that_names_a_user_or_a_browser_is_neither(site: Stage) -> 
         assert [answer.json()["run"] for answer in answers] == [1, 2, 3, 4, 5]
     finally:
         somebody.delete()
+
+
+def test_the_way_to_the_log_in_is_a_refusal(site: Stage, settings: Any) -> None:
+    """``login_required`` answers 302, which is not what the request was for. Naive code keeps one for each made-up
+    token. Of a form, which may end there ("you may log in now"), it is kept."""
+    settings.LOGIN_URL = "/accounts/login/"
+    site.answer = lambda request: HttpResponseRedirect("/accounts/login/?next=/plain/")
+    for number in range(3):
+        assert Sender(f"key{number}", who=f"invented{number}").post().status_code == 302
+    assert states(site.alias) == []
+    settings.LOGIN_URL = "no-such-view"
+    site.answer = lambda request: HttpResponseRedirect("/made/1/")
+    assert Sender("key", who="a").post().status_code == 302
+    assert states(site.alias) == ["completed"]
+    settings.LOGIN_URL = "/accounts/login/"
+    site.answer = lambda request: HttpResponseRedirect("/accounts/login/")
+    browser = Browser()
+    fields = browser.open()
+    assert [browser.send(fields).has_header("Idempotency-Replayed") for _ in range(2)] == [False, True]

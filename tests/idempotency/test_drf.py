@@ -19,7 +19,8 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from django_distlock.idempotency.drf import IdempotentMixin
-from tests.idempotency.conftest import every_database, states
+from django_distlock.idempotency.renewal import renewal
+from tests.idempotency.conftest import MIDDLEWARE, every_database, states
 from tests.idempotency.views import act, stage
 
 if TYPE_CHECKING:
@@ -173,3 +174,17 @@ def test_under_atomic_requests_a_copy_is_answered_at_once(api: Stage, key: str, 
     api.during = lambda request: None
     assert post(shape, f"{key}-2", data={"boom": 1}).status_code == 500
     assert (api.effects, states(api.alias)) == (1, ["completed"])
+
+
+def test_a_thread_that_is_told_to_end_leaves_nothing_to_renew(api: Stage, key: str, settings: Any) -> None:
+    """Without the middleware nobody above the mixin would."""
+    settings.MIDDLEWARE = MIDDLEWARE[:-1]
+
+    def end(request: Any) -> None:
+        raise SystemExit
+
+    api.during = end
+    with pytest.raises(SystemExit):
+        post("orders", key)
+    assert not renewal._due
+    assert states(api.alias) == ["claimed"]

@@ -115,13 +115,13 @@ def test_verdicts(record: Record, fingerprint: str) -> None:
         assert record.expired or record.state == "failed"
 
 
-@given(st.integers(100, 599), st.booleans(), st.booleans(), st.booleans())
-def test_endings(status: int, form: bool, moves_on: bool, trusted: bool) -> None:
-    ending = engine.ending_of(status, form=form, moves_on=moves_on, trusted=trusted)
+@given(st.integers(100, 599), *[st.booleans()] * 4)
+def test_endings(status: int, form: bool, moves_on: bool, trusted: bool, to_login: bool) -> None:
+    ending = engine.ending_of(status, form=form, moves_on=moves_on, trusted=trusted, to_login=to_login)
     assert (ending is Ending.ROLL_BACK) == (status >= 500)
     if ending is Ending.KEEP:
         assert status not in engine.PASSING or moves_on
-    if not form and 200 <= status < 400:
+    if not form and 200 <= status < 400 and not (to_login and not trusted):
         assert ending is Ending.KEEP
 
 

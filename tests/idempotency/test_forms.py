@@ -10,8 +10,10 @@ from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpResponse
-from django.test import Client
+from django.test import Client, RequestFactory
 
+from django_distlock.idempotency.forms import Verified, issue, verify
+from django_distlock.idempotency.requests import principal_of
 from tests.idempotency.conftest import every_database, states
 from tests.idempotency.views import page, redirect
 
@@ -250,3 +252,12 @@ def test_the_key_of_the_form_counts_before_the_header(site: Stage, browser: Brow
     for number in range(2):
         browser.send(fields, headers={"Idempotency-Key": f'"{number}"'})
     assert site.effects == 1
+
+
+def test_a_form_with_too_many_addresses_is_told_when_it_is_rendered(site: Stage, browser: Browser) -> None:
+    """Naive code issues a key that it does not take back."""
+    request = browser.client.get("/form/").wsgi_request
+    value = issue(request, [f"/{number}/" for number in range(20)])
+    assert verify(RequestFactory().post("/19/"), value, principal_of(request).text) is Verified.GOOD
+    with pytest.raises(ValueError, match="20 addresses"):
+        issue(request, [f"/{number}/" for number in range(21)])

@@ -9,7 +9,7 @@ import pytest
 from django.db import connections
 from django.test import RequestFactory
 
-from tests.idempotency.test_forms import Browser
+from tests.idempotency.test_forms import Browser, hidden_fields
 from tests.idempotency.views import redirect
 
 if TYPE_CHECKING:
@@ -86,8 +86,6 @@ def test_the_waiting_page_of_any_address(site: Stage, name: str) -> None:
     browser = Browser()
     client = browser.client
     address = RequestFactory().get(f"/named/{name}/").get_full_path()
-    from tests.idempotency.test_forms import hidden_fields
-
     fields = hidden_fields(client.get(address).content.decode().split("<form")[1])
     acted, go_on = threading.Event(), threading.Event()
     site.during = lambda request: acted.set() or go_on.wait(20)
@@ -107,3 +105,24 @@ def test_the_waiting_page_of_any_address(site: Stage, name: str) -> None:
     assert page.status_code == 409
     url = page["Refresh"].partition("url=")[2]
     assert Twin(browser).client.get(url)["Location"] == "/made/1/"
+
+
+class Abroad(Browser):
+    """Asks for a path that begins with two slashes, which the test client would take for a host."""
+
+    def send(self, fields: dict[str, Any], shape: str = "", **more: Any) -> Any:
+        return self.client.post("/", fields, PATH_INFO="//evil.example/form/")
+
+
+def test_the_waiting_page_leads_to_no_other_site(site: Stage) -> None:
+    """Two slashes are another host, for a browser that is told to load that address."""
+    site.answer = redirect
+    first, second = Abroad(), Abroad()
+    page = first.client.get("/", PATH_INFO="//evil.example/form/").content.decode()
+    fields = hidden_fields(page.split("<form")[1])
+    second.client.cookies.update(first.client.cookies)
+    with Pressed(site, first, fields):
+        answer = second.send(fields)
+    assert answer.status_code == 409
+    url = answer["Refresh"].partition("url=")[2]
+    assert url.startswith("/%2Fevil.example/form/?")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.contrib.auth import views as auth
 from django.contrib.auth.models import User
+from django.core.handlers.asgi import ASGIHandler
 from django.db import connections
 from django.http import HttpResponse
 from django.test import Client
@@ -212,3 +214,48 @@ def test_options_that_the_middleware_cannot_see(site: Stage, sender: Sender, sha
     assert sender.post(shape).status_code == 500
     assert "Put @idempotent on top" in caplog.text
     assert site.effects == 0
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/x-www-form-urlencoded"])
+def test_a_large_body_of_unsaid_length_is_left_to_the_view(site: Stage, key: str, settings: Any, kind: str) -> None:
+    """In chunks, under ASGI: Django has it in a file. Naive code takes no length for none, and reads it into memory."""
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 100
+    read: list[bool] = []
+
+    def during(request: Any) -> None:
+        read.append(hasattr(request, "_body"))
+
+    site.during = during
+
+    async def post(body: bytes) -> int:
+        sent: list[Any] = []
+        parts = iter([{"type": "http.request", "body": body}])
+        headers = [
+            ("authorization", "Bearer a"),
+            ("idempotency-key", key),
+            ("content-type", kind),
+            ("host", "testserver"),
+        ]
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/exempt_of_csrf/",
+            "query_string": b"",
+            "headers": [(name.encode(), value.encode()) for name, value in headers],
+        }
+        hold = asyncio.Event()
+
+        async def receive() -> Any:
+            for part in parts:
+                return part
+            await hold.wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await ASGIHandler()(scope, receive, send)
+        return int(sent[0]["status"])
+
+    bodies = [b"x" * 200, b"x" * 200, b"x" * 201, b"x" * 99]
+    assert [asyncio.run(post(body)) for body in bodies] == [201, 201, 422, 422]
+    assert read == [False]

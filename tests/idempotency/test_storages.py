@@ -238,3 +238,17 @@ def test_a_store_that_fails_after_the_view(site: Stage, sender: Sender) -> None:
     assert site.effects == 0
     assert sender.post("plain").status_code == 201
     assert site.effects == 1
+
+
+def test_who_comes_late_takes_over_nothing(storage: Storage, key: str) -> None:
+    """It has read a claim that ran out, and slept. Another one has taken over and answered since, and the cache has
+    forgotten who won."""
+    storage.claim(claim_of(key, claim_ttl=0.01))
+    time.sleep(0.02)
+    found = read(storage, claim_of(key))
+    other = claim_of(key, "other", claim_ttl=0.01)
+    assert storage.take_over(found, other)
+    assert storage.complete(other, ANSWER)
+    time.sleep(0.02)
+    assert not storage.take_over(found, claim_of(key, "third"))
+    assert read(storage, other).answer == ANSWER

@@ -62,6 +62,9 @@ class CacheStorage(Storage):
         # the winner is whoever comes first for this very claim, and nobody after
         if not self._ask(lambda: self._cache.add(f"{_key(record.scope)}:{record.owner}", "", claim.claim_ttl)):
             return False
+        # the cache forgets who won when that lease is over, and who asks now may have slept for as long
+        if (found := self.read(record.scope)) is None or (found.owner, found.state) != (record.owner, record.state):
+            return False
         phases = record.phases if record.state != COMPLETED and record.fingerprint == claim.fingerprint else {}
         mine = replace(
             record, state=CLAIMED, owner=claim.owner, fingerprint=claim.fingerprint, answer=None, phases=phases
