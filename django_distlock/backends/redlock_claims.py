@@ -71,7 +71,8 @@ class Ballot:
         self.lane = lane
         self.keys = keys_of(claim.key.text)
         self.ttl = claim.ttl or 0.0
-        self._holder = f'{{"since":{time.time_ns() // 1000},{told[1:].decode()}'
+        self._told = told[1:].decode()
+        self._holder = ""
         self._attempt = 0
         self.vote = vote_of(claim.token, 0)
         # see Session
@@ -101,6 +102,7 @@ class Ballot:
     def questions(self, lead: int, *, waits: bool, only_lead: bool = False) -> list[Question | None]:
         """To all nodes, of which ``lead`` keeps the queue."""
         self._listens = False
+        self._holder = f'{{"since":{time.time_ns() // 1000},{self._told}'
         others = self._question(NO_QUEUE) if not only_lead else None
         found: list[Question | None] = [others] * len(self.lane.lines)
         found[lead] = self._question(JOIN if waits else RESPECT)

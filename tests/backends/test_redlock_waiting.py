@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -130,6 +131,20 @@ def test_who_is_called_has_it_at_once(nodes: Nodes, wait: Any, stranger: Strange
         # to take it and to give it back, on each node, and the stranger's release
         eventually(lambda: nodes.keys() == [0] * 5, "keys are left")
         assert sum(nodes.calls("evalsha")) - before <= 15 + 2
+
+
+def test_who_has_waited_has_it_since_it_was_granted(nodes: Nodes, name: str, stranger: Stranger, lead: int) -> None:
+    grant = stranger.acquire()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(nodes.lock(name).acquire)
+        listening(nodes, lead, looks=3)
+        released = datetime.now(UTC)
+        stranger.backend.release(grant)
+        lease = waiting.result(10)
+    (info,) = [info for info in stranger.backend.inspect() if info.name == name]
+    lease.release()
+    assert info.acquired_at is not None
+    assert info.acquired_at >= released
 
 
 def test_an_operator_who_breaks_it_calls_the_next(nodes: Nodes, wait: Any, stranger: Stranger, lead: int) -> None:
