@@ -163,7 +163,7 @@ class RedlockBackend(Backend):
         ballot = self._claims.get(claim.token)
         if not isinstance(ballot, Ballot):
             return super().pause(claim, attempt)
-        return ballot.pause()
+        return ballot.pause(len(self._claims))
 
     def withdraw(self, claim: Claim) -> None:
         left = self._claims.pop(claim.token, None)

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 FIRST_LOOK, LONGEST_LOOK = 0.25, 2.0
 # When the lease of the holder has ended, the next in turn looks after the one time, each behind it after the other.
 EXPIRED, LATER = 0.005, 0.25
-# Who does not listen looks this often times its place in line, or so often; seconds.
-NEXT, LONGEST_PAUSE = 0.01, 0.05
+# Who does not listen pauses for the one time its place in line, or for the other; or, if that is longer, for the third
+# times the waiters of its process, but is seen again before it is passed over. Seconds.
+NEXT, LONGEST_PAUSE, PER_CLAIM, MOST_PAUSE = 0.01, 0.05, 0.0005, 0.25
 # Who is next in turn asks all nodes, and not only the one that keeps the queue, not more often than this; seconds.
 ALL_ASKED = 0.15
 # After a vote that nobody won: the random delay of the Redlock description, doubled each time. Seconds.
@@ -71,7 +72,8 @@ class Ballot:
         self.lane = lane
         self.keys = keys_of(claim.key.text)
         self.ttl = claim.ttl or 0.0
-        self._holder = f'{{"since":{time.time_ns() // 1000},{told[1:].decode()}'
+        self._told = told[1:].decode()
+        self._holder = ""
         self._attempt = 0
         self.vote = vote_of(claim.token, 0)
         # see Session
@@ -101,6 +103,7 @@ class Ballot:
     def questions(self, lead: int, *, waits: bool, only_lead: bool = False) -> list[Question | None]:
         """To all nodes, of which ``lead`` keeps the queue."""
         self._listens = False
+        self._holder = f'{{"since":{time.time_ns() // 1000},{self._told}'
         others = self._question(NO_QUEUE) if not only_lead else None
         found: list[Question | None] = [others] * len(self.lane.lines)
         found[lead] = self._question(JOIN if waits else RESPECT)
@@ -213,14 +216,15 @@ class Ballot:
         self._looks = 0 if self.called else min(self._looks + 1, 9)
         self.ready = True
 
-    def pause(self) -> float:
-        """Seconds until the next look."""
+    def pause(self, others: int) -> float:
+        """Seconds until the next look, for one of so many who wait."""
         ready, self.ready = self.ready, False
         if ready:
             return 0.0
         if self._splits:
             return random.random() * SPLIT * float(2**self._splits)  # noqa: S311 - spreads retries, guards no secret
-        return min(NEXT * (1 + self._ahead), LONGEST_PAUSE) * (0.5 + random.random() / 2)  # noqa: S311
+        pause = max(min(NEXT * (1 + self._ahead), LONGEST_PAUSE), min(others * PER_CLAIM, MOST_PAUSE))
+        return pause * (0.5 + random.random() / 2)  # noqa: S311
 
 
 def undo_of(keys: Keys, vote: str, member: str = "") -> bytes:

@@ -6,6 +6,7 @@ none, because there are too many or the node allows no channels, looks again and
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ class Ears:
     def __init__(self, targets: Sequence[Target]) -> None:
         self._pools = [Pool(target) for target in targets]
         self._deaf_until = [0.0] * len(targets)
+        self._opening = threading.Lock()
 
     def take(self, index: int) -> Link | None:
         """One at hand for the node ``index``, or None."""
@@ -45,9 +47,10 @@ class Ears:
         self._pools[index].give(ear)
 
     def open(self, index: int, until: float) -> Flow[bool]:
-        """Have one at hand; False if that cannot be."""
+        """Have one at hand; False if that cannot be at present. One after the other: who waits for many names at once
+        would have no time for anything else."""
         pool, now, ear = self._pools[index], time.monotonic(), None
-        if pool.size >= EARS or now < self._deaf_until[index]:
+        if pool.size >= EARS or now < self._deaf_until[index] or not self._opening.acquire(False):
             return False
         until = min(until, now + OPENING)
         try:
@@ -65,6 +68,8 @@ class Ears:
                 raise
             self._deaf_until[index] = now + DEAF
             return False
+        finally:
+            self._opening.release()
         pool.give(ear)
         return True
 
@@ -80,6 +85,7 @@ class Ears:
 
     def abandon(self) -> None:
         """In the child of a fork."""
+        self._opening = threading.Lock()
         for pool in self._pools:
             pool.abandon()
 
