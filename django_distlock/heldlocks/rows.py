@@ -44,6 +44,11 @@ class Row:
     now: datetime
 
     @property
+    def engine(self) -> str:
+        """The class of the backend."""
+        return self.report.backend
+
+    @property
     def breakable(self) -> bool:
         return self.report.breakable and self.kind == "named"
 

@@ -42,6 +42,9 @@ def test_a_session_is_ended_with_all_that_it_holds(boss: Client, using: str, nam
     ):
         detail, question = pages(boss, using, name)
         also_holds = row_of(using, name).info.details["also_holds"]
+        backend = "AdvisoryBackend" if using == "postgres" else "NamedLockBackend"
+        assert f"Backend {using} ({backend})" in detail
+        assert f"Backend {using} ({backend}), exclusive" in question
         assert f"Also held by this session {also_holds}" in detail
         assert f"Besides this one it holds: {also_holds}" in question
         assert "a transaction that is open in it is rolled back" in question
