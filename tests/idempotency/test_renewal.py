@@ -14,7 +14,7 @@ from django_distlock.idempotency.storage import storage_of
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias
 from tests.faults.proxy import Proxy
-from tests.idempotency.conftest import LOCKS, Sender
+from tests.idempotency.conftest import LOCKS, Sender, states
 from tests.idempotency.test_races import Running
 from tests.timing import within
 
@@ -49,12 +49,12 @@ def rounds() -> list[threading.Thread]:
 
 
 class Watched:
-    """How long the only claim of a database lives, asked of the server itself, and whether it ever ran out."""
+    """How long the only claim of a database lives, or the only other one, and whether it ever ran out."""
 
-    def __init__(self, alias: str) -> None:
+    def __init__(self, alias: str, but: str = "") -> None:
         self.alias, self.ran_out = alias, False
         with connections[alias].cursor() as cursor:
-            cursor.execute("SELECT scope FROM django_distlock_idempotency")
+            cursor.execute("SELECT scope FROM django_distlock_idempotency WHERE scope <> %s", [but])
             ((self.scope,),) = cursor.fetchall()
 
     def until(self) -> int:
@@ -62,7 +62,7 @@ class Watched:
         assert found is not None
         self.ran_out |= found.expired
         with connections[self.alias].cursor() as cursor:
-            cursor.execute("SELECT expires_at FROM django_distlock_idempotency")
+            cursor.execute("SELECT expires_at FROM django_distlock_idempotency WHERE scope = %s", [self.scope])
             return int(cursor.fetchone()[0])
 
     def is_renewed(self) -> None:
@@ -127,3 +127,36 @@ def test_a_hung_server_ties_up_so_many_threads_and_is_asked_again(
         proxy.heal()
         for _ in range(3):
             watched.is_renewed()
+
+
+@servers
+@pytest.mark.usefixtures("atomic_requests")
+def test_a_phase_in_the_transaction_of_the_request_ties_up_nobody(site: Stage, key: str, alias: str) -> None:
+    """It locks the row of the claim until the request has ended. Naive code lets each round of renewals wait for that,
+    with a connection of its own, and all other claims with them."""
+
+    def during(request: Any) -> None:
+        with request.idempotency.phase("charge"):
+            pass
+        acted.set()
+        assert go_on.wait(20)
+
+    acted, go_on = threading.Event(), threading.Event()
+    first = threading.Thread(target=lambda: (Sender(key).post("brief"), connections.close_all()))
+    site.during = during
+    first.start()
+    try:
+        assert acted.wait(20)
+        watched = Watched(alias)
+        eventually(lambda: watched.until() and watched.ran_out, "the claim does not run out")
+        with Running(site, f"{key}-2", "brief"):
+            other = Watched(alias, watched.scope)
+            for _ in range(5):
+                other.is_renewed()
+            begun = set(rounds())
+            # one may have been on its way when the phase was saved
+            eventually(lambda: len(begun & set(rounds())) <= 1, "they wait")
+    finally:
+        go_on.set()
+        first.join(20)
+    assert states(alias) == ["completed"] * 2

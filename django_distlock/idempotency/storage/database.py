@@ -142,12 +142,24 @@ class DatabaseStorage(Storage):
         return self._write(f"{what} WHERE scope = %s AND owner = %s AND state <> 'completed'", claim.scope, claim.owner)
 
     def renew(self, claim: Claim) -> bool:
+        if self._is_locked(claim.scope):
+            found = self.read(claim.scope)
+            return found is not None and (found.owner, found.state) == (claim.owner, CLAIMED)
         return self._write(
             f"UPDATE {TABLE} SET expires_at = {{now}} + %s WHERE scope = %s AND owner = %s AND state = 'claimed'",  # noqa: S608
             _micros(claim.claim_ttl),
             claim.scope,
             claim.owner,
         )
+
+    def _is_locked(self, scope: str) -> bool:
+        """Has another transaction the row, or is it gone? A request under ATOMIC_REQUESTS that has saved a phase has
+        its own: who waited for its end would tie up a connection for each renewal."""
+        if not self.connection.features.has_select_for_update_skip_locked or self.connection.in_atomic_block:
+            return False
+        with self._cursor() as cursor:
+            cursor.execute(f"SELECT 1 FROM {TABLE} WHERE scope = %s FOR UPDATE SKIP LOCKED", [scope])  # noqa: S608
+            return cursor.fetchone() is None
 
     def save_phases(self, claim: Claim, phases: str) -> bool:
         return self._write(
