@@ -57,14 +57,13 @@ class HeldLockChangeList(ChangeList):
 
     def _ordering(self) -> list[str]:
         """What ChangeList.get_ordering makes of the address, without fields of a table; then by name."""
-        found = []
+        columns = {str(index): self.get_ordering_field(name) for index, name in enumerate(self.list_display)}
+        found: dict[str, str] = {}
         for part in str(self.params.get(ORDER_VAR, "")).split("."):
-            index = part.removeprefix("-")
-            if index.isdecimal() and int(index) < len(self.list_display):
-                field = self.get_ordering_field(self.list_display[int(index)])
-                if field in SORTS:
-                    found.append(f"-{field}" if part.startswith("-") else str(field))
-        return [*(found or self._get_default_ordering()), "lock__name"]
+            field = str(columns.get(part.removeprefix("-")))
+            if field in SORTS:
+                found.setdefault(field, f"-{field}" if part.startswith("-") else field)
+        return [*(found.values() or self._get_default_ordering()), "lock__name"]
 
     @property
     def unanswered(self) -> list[Any]:

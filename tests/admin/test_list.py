@@ -151,6 +151,17 @@ def test_fields_and_odd_parameters_do_no_harm(boss: Client) -> None:
     assert boss.get(f"{LIST}?nonsense=1").status_code == 302
     assert boss.get(f"{LIST}?e=1").status_code == 200
     assert boss.get(f"{LIST}?q={'%00' * 3}&p=x&o=-").status_code == 200
+    assert boss.get(f"{LIST}?o={'9' * 5000}.-{'9' * 5000}").status_code == 200  # no int() takes so many digits
+
+
+@pytest.mark.usefixtures("held")
+def test_a_column_sorts_once(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an address could make a statement with thousands of expressions."""
+    asked = []
+    find_locks = rows_module.find_locks
+    monkeypatch.setattr(rows_module, "find_locks", lambda query, using: asked.append(query) or find_locks(query, using))
+    boss.get(f"{LIST}?o={'.'.join(['-4', '3', '4'] * 500)}")
+    assert [query.order for query in asked] == [("-holder", "waiters", "name")]
 
 
 def test_it_is_on_the_index_and_cannot_be_added_to(boss: Client) -> None:
