@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 # Characters of an address that are told.
 LONGEST = 100
+# Any other is the client's own words, which an operator could take for the holder's.
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
 
 _address: ContextVar[str] = ContextVar("django_distlock_address", default="")
 
@@ -32,7 +34,8 @@ class serving:
     def __enter__(self) -> None:
         route = getattr(getattr(self._request, "resolver_match", None), "route", None)
         if route is not None:
-            self._token = _address.set(f"{self._request.method} /{route.removeprefix('^')}"[:LONGEST])
+            method = self._request.method if self._request.method in _METHODS else "?"
+            self._token = _address.set(f"{method} /{route.removeprefix('^')}"[:LONGEST])
 
     def __exit__(self, *error: object) -> None:
         if self._token is not None:
