@@ -93,7 +93,10 @@ def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
     @functools.wraps(function)
     def locked(*args: Any, **kwargs: Any) -> Any:
         request = request_of(args)
-        with serving(request or _request_of_rest(args)):
+        told = request or _request_of_rest(args)
+        if told is None:
+            return held(None, *args, **kwargs)
+        with serving(told):
             return held(request, *args, **kwargs)
 
     def held(request: HttpRequest | None, /, *args: Any, **kwargs: Any) -> Any:
@@ -239,8 +242,12 @@ def request_of(args: tuple[Any, ...]) -> HttpRequest | None:
 
 def _request_of_rest(args: tuple[Any, ...]) -> Any:
     """That of a handler of Django REST framework, which is no HttpRequest. Nobody has one who has not imported it."""
-    kind = getattr(sys.modules.get("rest_framework.request"), "Request", ())
-    return next((argument for argument in args[:2] if isinstance(argument, kind)), None)
+    kind: Any = getattr(sys.modules.get("rest_framework.request"), "Request", None)
+    if kind is not None:
+        for argument in args[:2]:
+            if isinstance(argument, kind):
+                return argument
+    return None
 
 
 def _resolved_view(request: HttpRequest) -> Any:
