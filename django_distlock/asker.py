@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from contextlib import suppress
 from contextvars import ContextVar
@@ -42,6 +43,16 @@ class serving:
             # the garbage collector ends a coroutine in whatever context
             with suppress(ValueError):
                 _address.reset(self._token)
+
+
+def request_of_rest(args: tuple[Any, ...]) -> Any:
+    """The request of a handler of Django REST framework, which is no HttpRequest. Nobody has one without the import."""
+    kind: Any = getattr(sys.modules.get("rest_framework.request"), "Request", None)
+    if kind is not None:
+        for argument in args[:2]:
+            if isinstance(argument, kind):
+                return argument
+    return None
 
 
 # What is served here and now; empty if that is not known. No function of our own: it is asked at each acquire.

@@ -17,7 +17,7 @@ from django.http import HttpRequest
 from django.views import View
 
 from . import context, garbage
-from .asker import serving
+from .asker import request_of_rest, serving
 from .nametemplates import Template
 
 if TYPE_CHECKING:
@@ -93,10 +93,9 @@ def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
     @functools.wraps(function)
     def locked(*args: Any, **kwargs: Any) -> Any:
         request = request_of(args)
-        told = request or _request_of_rest(args)
-        if told is None:
+        if request is None and (told := request_of_rest(args)) is None:
             return held(None, *args, **kwargs)
-        with serving(told):
+        with serving(request or told):
             return held(request, *args, **kwargs)
 
     def held(request: HttpRequest | None, /, *args: Any, **kwargs: Any) -> Any:
@@ -237,16 +236,6 @@ def request_of(args: tuple[Any, ...]) -> HttpRequest | None:
     for argument in args[:2]:
         if isinstance(argument, HttpRequest):
             return argument
-    return None
-
-
-def _request_of_rest(args: tuple[Any, ...]) -> Any:
-    """That of a handler of Django REST framework, which is no HttpRequest. Nobody has one who has not imported it."""
-    kind: Any = getattr(sys.modules.get("rest_framework.request"), "Request", None)
-    if kind is not None:
-        for argument in args[:2]:
-            if isinstance(argument, kind):
-                return argument
     return None
 
 

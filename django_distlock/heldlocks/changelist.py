@@ -39,11 +39,20 @@ class HeldLockChangeList(ChangeList):
         self.clear_all_filters_qs = self.get_query_string(remove=list(self.get_filters_params()))
         if self.query:
             rows = rows.having(text=self.query)
-        first = self.list_per_page * max(0, min(self.page_num, MOST_PAGES) - 1)
-        rows = rows.having(order=sorts(self._ordering()), start=first, stop=first + self.list_per_page)
-        return rows
+        return self._cut(rows.having(order=sorts(self._ordering())))
+
+    def _cut(self, rows: Rows) -> Rows:
+        first = self.list_per_page * (max(1, min(self.page_num, MOST_PAGES)) - 1)
+        return rows.having(start=first, stop=first + self.list_per_page)
 
     def get_results(self, request: HttpRequest) -> None:
+        """Locks go while the page is open: instead of one beyond the last it is the last, with its filters and with the
+        action that was asked for there."""
+        rows: Any = self.queryset
+        last = max(1, -(-rows.count() // self.list_per_page))
+        if not 1 <= self.page_num <= last:
+            self.page_num = min(max(1, self.page_num), last)
+            self.queryset = self._cut(rows)
         root: Any = self.root_queryset
         self.root_queryset = _All(self.queryset)  # type: ignore[assignment]
         super().get_results(request)
