@@ -138,6 +138,9 @@ SELECT (SELECT count(*) FROM found), (SELECT count(*) FROM wanted),
 """  # noqa: S608 - constants
 
 _ASCII = 'COLLATE "C"'
+_ASCII_UPPER = re.compile("[A-Z]+")
+_BYTES = f"""convert_to(lower(%s {_ASCII}),
+    CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END)"""
 _HOLDER = f"""CASE WHEN coalesce(pid, 0) = 0 THEN '{PREPARED}' ELSE concat_ws(', ',
     coalesce(nullif(ltrim(told, '"'), ''),
     substring(application_name FROM '^distlock (\\S+:\\d+)'), nullif(application_name, '')),
@@ -226,16 +229,23 @@ def _among(keys: Iterable[str]) -> str:
 
 
 def _contains(text: str) -> str:
-    """Names with other characters than ASCII are kept as JSON, in which the text begins where a character does."""
+    """Our names with other characters than ASCII are kept as JSON, in which the text begins where a character does;
+    those of tables, and what somebody else has written down, are as they are."""
     if len(text) > MAX_NAME_LENGTH:  # it takes long to compile, and no name is as long
         return "false"
     in_json = literal(rf'^"(\\u[0-9a-f]{{4}}|\\[^u]|[^\\])*{"".join(map(_in_json, text))}')
-    found = [f"CASE WHEN name LIKE '\"%' THEN name {_ASCII} ~* {in_json}"]
-    plain = literal(text.lower()) if text.isascii() and "\0" not in text else None
-    for column in ("name", "key"):
-        within = f"position({plain} IN lower({column} {_ASCII})) > 0" if plain else "false"
-        found.append(f"ELSE {within} END" if column == "name" else f"OR {within}")
-    return " ".join(found)
+    name = (
+        f"CASE WHEN kind = 'named' AND name LIKE '\"%' THEN name {_ASCII} ~* {in_json} ELSE {_within('name', text)} END"
+    )
+    return f"{name} OR {_within('key', text)}"
+
+
+def _within(column: str, text: str) -> str:
+    """As bytes: not every database has every character, and SQL_ASCII none but its own."""
+    cases = {case for case in (text, text.lower(), text.upper()) if "\0" not in case}
+    wanted = {_ASCII_UPPER.sub(lambda found: found[0].lower(), case).encode("utf-8", "surrogatepass") for case in cases}
+    found = [f"position(decode('{each.hex()}', 'hex') IN {_BYTES % column}) > 0" for each in sorted(wanted)]
+    return f"({' OR '.join(found) or 'false'})"
 
 
 def _in_json(character: str) -> str:

@@ -130,6 +130,27 @@ def test_the_server_stops_when_nobody_waits_any_more() -> None:
         other.close()
 
 
+def test_tables_whose_names_are_quoted() -> None:
+    """They stand there as they are, and not as JSON."""
+    table = 'Tä"b\\u00e9'
+    quoted = f'"{table.replace(chr(34), 2 * chr(34))}"'
+    holder, waiter = connections["postgres"].copy(), connections["postgres"].copy()
+    waiter.inc_thread_sharing()
+    thread = threading.Thread(target=lambda: waiter.cursor().execute(f"SELECT FROM {quoted}"))
+    try:
+        ask("postgres", f"CREATE TABLE {quoted} ()")
+        holder.cursor().execute(f"BEGIN; LOCK TABLE {quoted} IN ACCESS EXCLUSIVE MODE")
+        thread.start()
+        eventually(lambda: _found(kind="relation"), "nobody is listed")
+        found = {text: len(_found(text=text)) for text in ("tä", "TÄ", '""B', "\\U00E", "é", "日", "\ud800")}
+    finally:
+        holder.close()
+        thread.join()
+        waiter.close()
+        ask("postgres", f"DROP TABLE {quoted}")
+    assert found == {"tä": 1, "TÄ": 1, '""B': 1, "\\U00E": 1, "é": 0, "日": 0, "\ud800": 0}
+
+
 PLAIN = """
 CREATE TABLE django_distlock_name
 (lock_key text PRIMARY KEY, name text, other text, session bigint, since bigint, holder text)
