@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from contextlib import suppress
 from contextvars import ContextVar
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 # Characters of an address that are told.
 LONGEST = 100
+# Any other is the client's own words, which an operator could take for the holder's.
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
 
 _address: ContextVar[str] = ContextVar("django_distlock_address", default="")
 
@@ -32,13 +35,24 @@ class serving:
     def __enter__(self) -> None:
         route = getattr(getattr(self._request, "resolver_match", None), "route", None)
         if route is not None:
-            self._token = _address.set(f"{self._request.method} /{route.removeprefix('^')}"[:LONGEST])
+            method = self._request.method if self._request.method in _METHODS else "?"
+            self._token = _address.set(f"{method} /{route.removeprefix('^')}"[:LONGEST])
 
     def __exit__(self, *error: object) -> None:
         if self._token is not None:
             # the garbage collector ends a coroutine in whatever context
             with suppress(ValueError):
                 _address.reset(self._token)
+
+
+def request_of_rest(args: tuple[Any, ...]) -> Any:
+    """The request of a handler of Django REST framework, which is no HttpRequest. Nobody has one without the import."""
+    kind: Any = getattr(sys.modules.get("rest_framework.request"), "Request", None)
+    if kind is not None:
+        for argument in args[:2]:
+            if isinstance(argument, kind):
+                return argument
+    return None
 
 
 # What is served here and now; empty if that is not known. No function of our own: it is asked at each acquire.

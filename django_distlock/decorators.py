@@ -17,7 +17,7 @@ from django.http import HttpRequest
 from django.views import View
 
 from . import context, garbage
-from .asker import serving
+from .asker import request_of_rest, serving
 from .nametemplates import Template
 
 if TYPE_CHECKING:
@@ -93,7 +93,9 @@ def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
     @functools.wraps(function)
     def locked(*args: Any, **kwargs: Any) -> Any:
         request = request_of(args)
-        with serving(request):
+        if request is None and (told := request_of_rest(args)) is None:
+            return held(None, *args, **kwargs)
+        with serving(request or told):
             return held(request, *args, **kwargs)
 
     def held(request: HttpRequest | None, /, *args: Any, **kwargs: Any) -> Any:
@@ -199,21 +201,21 @@ class _Awaited(Coroutine[Any, Any, Any]):
 async def _held_async(
     recipe: Face[Any], call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], on_busy: OnBusy
 ) -> Any:
-    lease = await recipe.aacquire() if on_busy == "raise" else await recipe.atry_acquire(recipe.timeout)
-    if lease is None:
-        result = on_busy(*args, **kwargs) if callable(on_busy) else None
-        return await result if inspect.isawaitable(result) else result
-    async with lease:
-        result = call(*args, **kwargs)
-        return await result if inspect.isawaitable(result) else result
+    with serving(request_of(args)):
+        lease = await recipe.aacquire() if on_busy == "raise" else await recipe.atry_acquire(recipe.timeout)
+        if lease is None:
+            result = on_busy(*args, **kwargs) if callable(on_busy) else None
+            return await result if inspect.isawaitable(result) else result
+        async with lease:
+            result = call(*args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
 
 
 def _decorate_async(face: Face[Any], function: F, template: Template, on_busy: OnBusy) -> F:
     @functools.wraps(function)
     async def locked(*args: Any, **kwargs: Any) -> Any:
-        with serving(request_of(args)):
-            recipe = _recipe(face, template, args, kwargs)
-            return await _held_async(recipe, function, args, kwargs, on_busy)
+        recipe = _recipe(face, template, args, kwargs)
+        return await _held_async(recipe, function, args, kwargs, on_busy)
 
     _note_template(locked, template)
     return markcoroutinefunction(locked)  # type: ignore[return-value]

@@ -169,18 +169,14 @@ def _found(entry: Entry, query: LockQuery) -> Chosen:
 
 
 def _mine(backend: Backend) -> list[Mine]:
-    """What this process holds."""
-    return [
-        Mine(
-            key=backend.listed_as(holding.key),
-            session=str(backend.server_session(grant)),
-            name=holding.key.name,
-            held_at=holding.held_at,
-            holder=told(holding),
-        )
-        for holding in holdings.held(backend)
-        if (grant := holding.grant) is not None
-    ]
+    """What this process holds; of readers who share one session it is the first, because the server knows of one."""
+    found: dict[tuple[str, str], Mine] = {}
+    for holding in sorted(holdings.held(backend), key=lambda holding: holding.held_at):
+        if (grant := holding.grant) is not None:
+            key, session = backend.listed_as(holding.key), str(backend.server_session(grant))
+            mine = Mine(key=key, session=session, name=holding.key.name, held_at=holding.held_at, holder=told(holding))
+            found.setdefault((key, session), mine)
+    return list(found.values())
 
 
 def _named(info: LockInfo, names: Mapping[str, str]) -> LockInfo:

@@ -19,6 +19,7 @@ POSTGRES_SETTINGS = {
     "synchronous_commit": "off",
     "max_connections": "300",
     "max_locks_per_transaction": "1024",
+    "max_prepared_transactions": "5",
     "shared_buffers": "64MB",
     "shared_preload_libraries": "pg_stat_statements",
     "pg_stat_statements.track": "all",

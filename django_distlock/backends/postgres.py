@@ -270,6 +270,11 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
     diagnose = postgres_doctor.findings
 
     def break_lock(self, info: LockInfo) -> bool:
+        if info.holder == postgres_select.PREPARED:
+            raise UnsupportedOperation(
+                f"The lock {info.key} of alias {self.alias!r} belongs to a prepared transaction "
+                "(pg_prepared_xacts), which has no session to be ended. COMMIT PREPARED or ROLLBACK PREPARED ends it."
+            )
         statement = postgres_listing.breaking(info)
         return statement is not None and drive(self._aside(lambda session: self._break(session, statement)))
 

@@ -35,7 +35,7 @@ STATEMENTS = {
     b"ping": b"SELECT true",
     b"cancel": b"SELECT pg_cancel_backend($1)",
 }
-_TUPLES_OK = pq.ExecStatus.TUPLES_OK
+_TUPLES_OK, _COMMAND_OK = pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK
 _WAITS = frozenset({b"wait_x", b"wait_s"})
 
 
@@ -113,7 +113,8 @@ class PostgresLine(Session):
         return self._read((yield from self._reply(until, undo)))
 
     def query(self, sql: bytes, until: float) -> list[list[str | None]]:
-        """Run any statement without parameters; all rows, as text."""
+        """Run any statement without parameters, after settings if need be; all rows, as text. What is no UTF-8 is
+        marked as such: a role may have got its name in a database with another encoding."""
         return drive(self._query(sql, until))
 
     async def aquery(self, sql: bytes, until: float) -> list[list[str | None]]:
@@ -130,7 +131,7 @@ class PostgresLine(Session):
         self._read(result)
         return [
             [
-                None if value is None else value.decode()
+                None if value is None else value.decode("utf-8", "replace")
                 for value in (result.get_value(row, column) for column in range(result.nfields))
             ]
             for row in range(result.ntuples)
@@ -157,13 +158,14 @@ class PostgresLine(Session):
                 result = self.conn.get_result()
                 if result is None:
                     return True
-                self._received = self._received or result
+                if self._received is None or self._received.status == _COMMAND_OK:
+                    self._received = result
             return False
         except OperationalError as error:
             raise self._died(error) from error
 
     def _results(self) -> Any:
-        """The first result of a reply that is complete."""
+        """The first result of a reply that is complete, apart from those of settings."""
         result, self._received = self._received, None
         return result
 

@@ -11,7 +11,7 @@ from django_distlock.lockquery import Chosen
 from django_distlock.records import LockInfo
 
 from .notes import BATCH, TABLE, NotesSQL
-from .postgres_select import CLOCK, NUMBER, literal
+from .postgres_select import CLOCK, NUMBER, PREPARED, literal
 from .texts import others_of, readable
 
 if TYPE_CHECKING:
@@ -40,13 +40,15 @@ OUR_APPLICATION = re.compile(r"distlock (\S+:\d+)")
 class Server(NamedTuple):
     """What the server says of a session."""
 
-    pid: str = ""
+    pid: str | None = ""
     application: str | None = None
     address: str | None = None
     user: str | None = None
 
     def who(self, told: str | None = None) -> str:
         """host:pid:thread as the holder itself has told, or what its session is called; and what the server says."""
+        if not self.pid or self.pid == "0":
+            return PREPARED
         ours = OUR_APPLICATION.match(self.application or "")
         who = readable(told) if told else ours.group(1) if ours else self.application
         server = f"{self.user or 'unknown'} at {self.address or 'local'}, server process {self.pid}"
@@ -59,7 +61,7 @@ class Held(NamedTuple):
     kind: str
     key: str
     shared: bool
-    pid: str
+    pid: str | None
     name: str | None
     since: int | None
     noted: int | None
@@ -110,7 +112,7 @@ def _named(alias: str, lock: Held, waiting: tuple[str, ...], count: int, beside:
         "also_holds": others_of(beside, count, lock.key),
         "collision": lock.other and readable(lock.other),
     }
-    details = {"pid": lock.pid or "", "application_name": lock.application or ""}
+    details = {"pid": lock.pid, "application_name": lock.application or ""} if lock.pid else {}
     return LockInfo(
         backend=alias,
         key=lock.key,
@@ -126,12 +128,13 @@ def _named(alias: str, lock: Held, waiting: tuple[str, ...], count: int, beside:
 
 def _blocking(alias: str, lock: Held) -> LockInfo:
     """On a table or its rows."""
+    says = f"{lock.user or 'unknown'} at {lock.address or 'local'}, server process {lock.pid}, {lock.application}"
     details = {"kind": lock.kind, "pid": lock.pid, "mode": lock.mode, "blocks": lock.blocks}
     return LockInfo(
         backend=alias,
         key=lock.key,
         name=lock.name,
-        holder=f"{lock.user or 'unknown'} at {lock.address or 'local'}, server process {lock.pid}, {lock.application}",
+        holder=PREPARED if lock.pid == "0" else says,
         acquired_at=_moment(lock.since),
         waiters=lock.waiters,
         details={key: value or "" for key, value in details.items()},

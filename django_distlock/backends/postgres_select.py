@@ -9,9 +9,11 @@ import re
 import time
 from typing import TYPE_CHECKING
 
+from django_distlock.names import MAX_NAME_LENGTH
 from django_distlock.records import MOST_WAITING
 
 from .notes import TABLE
+from .session import STATEMENT_LIMIT
 from .texts import MOST_NAMED, printable
 
 if TYPE_CHECKING:
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
 NUMBER = "((classid::bigint << 32) | objid::bigint)"
 CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+# Who holds what no session holds: https://www.postgresql.org/docs/current/sql-prepare-transaction.html
+PREPARED = "a prepared transaction"
+# The server does not go on when nobody waits any more, whatever is searched for.
+_LIMITED = f"SET LOCAL statement_timeout = {int(STATEMENT_LIMIT * 1000) + 100};"
 
 # Each view is read once, whatever the planner thinks of its size: what belongs together is joined here.
 _SEEN = f"""
@@ -75,7 +81,8 @@ _NAMED = """, joined AS MATERIALIZED (
 )"""
 # pg_blocking_pids(), which stops the lock manager for a moment, is asked for waiters only:
 # https://www.postgresql.org/docs/current/functions-info.html. Who waits for a row waits for the end of a transaction
-# and holds, or waits for, the lock on that row. Whoever merely stands before others in the queue is no holder.
+# and holds, or waits for, the lock on that row. Whoever merely stands before others in the queue is no holder. The
+# session of a prepared transaction is 0 there, and unknown in pg_locks.
 _BLOCKING = """, waiting AS (
     SELECT pid, relation, 'relation' AS kind FROM locks
     WHERE NOT granted AND locktype = 'relation' AND database = (SELECT oid FROM here)
@@ -93,9 +100,10 @@ _BLOCKING = """, waiting AS (
            s.state_change, coalesce(string_agg(DISTINCT h.mode, ', '), 'row') AS mode,
            string_agg(DISTINCT p.waiter::text, ', ') AS blocks
     FROM pairs p
-    LEFT JOIN locks h ON h.pid = p.pid AND h.relation = p.relation AND h.granted AND h.locktype = 'relation'
+    LEFT JOIN locks h
+        ON coalesce(h.pid, 0) = p.pid AND h.relation = p.relation AND h.granted AND h.locktype = 'relation'
     LEFT JOIN sessions s ON s.pid = p.pid
-    WHERE p.kind = 'row' OR h.pid IS NOT NULL
+    WHERE p.kind = 'row' OR h.mode IS NOT NULL
     GROUP BY p.kind, p.relation, p.pid, s.entered, s.application_name, s.address, s.usename, s.backend_start,
              s.state_change
     LIMIT 200
@@ -130,9 +138,13 @@ SELECT (SELECT count(*) FROM found), (SELECT count(*) FROM wanted),
 """  # noqa: S608 - constants
 
 _ASCII = 'COLLATE "C"'
-_HOLDER = """concat_ws(', ', coalesce(nullif(ltrim(told, '"'), ''),
+_ASCII_UPPER = re.compile("[A-Z]+")
+_BYTES = f"""convert_to(lower(%s {_ASCII}),
+    CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END)"""
+_HOLDER = f"""CASE WHEN coalesce(pid, 0) = 0 THEN '{PREPARED}' ELSE concat_ws(', ',
+    coalesce(nullif(ltrim(told, '"'), ''),
     substring(application_name FROM '^distlock (\\S+:\\d+)'), nullif(application_name, '')),
-    concat(usename, ' at ', coalesce(address, 'local'), ', server process ', pid))"""
+    concat(coalesce(usename, 'unknown'), ' at ', coalesce(address, 'local'), ', server process ', pid)) END"""
 _ORDERS = {
     "name": f"""lower(ltrim(coalesce(name, key), '"') {_ASCII})""",
     "mode": "shared",
@@ -156,6 +168,7 @@ def statement(query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] 
     """
     order = _order(query.order)
     parts = [
+        _LIMITED,
         _SEEN.format(notes=_NOTES if notes else _NO_NOTES, mine=_MINE % literal(_told(mine))),
         _NAMED,
         _BLOCKING,
@@ -216,14 +229,23 @@ def _among(keys: Iterable[str]) -> str:
 
 
 def _contains(text: str) -> str:
-    """Names with other characters than ASCII are kept as JSON, in which the text begins where a character does."""
+    """Our names with other characters than ASCII are kept as JSON, in which the text begins where a character does;
+    those of tables, and what somebody else has written down, are as they are."""
+    if len(text) > MAX_NAME_LENGTH:  # it takes long to compile, and no name is as long
+        return "false"
     in_json = literal(rf'^"(\\u[0-9a-f]{{4}}|\\[^u]|[^\\])*{"".join(map(_in_json, text))}')
-    found = [f"CASE WHEN name LIKE '\"%' THEN name {_ASCII} ~* {in_json}"]
-    plain = literal(text.lower()) if text.isascii() else None
-    for column in ("name", "key"):
-        within = f"position({plain} IN lower({column} {_ASCII})) > 0" if plain else "false"
-        found.append(f"ELSE {within} END" if column == "name" else f"OR {within}")
-    return " ".join(found)
+    name = (
+        f"CASE WHEN kind = 'named' AND name LIKE '\"%' THEN name {_ASCII} ~* {in_json} ELSE {_within('name', text)} END"
+    )
+    return f"{name} OR {_within('key', text)}"
+
+
+def _within(column: str, text: str) -> str:
+    """As bytes: not every database has every character, and SQL_ASCII none but its own."""
+    cases = {case for case in (text, text.lower(), text.upper()) if "\0" not in case}
+    wanted = {_ASCII_UPPER.sub(lambda found: found[0].lower(), case).encode("utf-8", "surrogatepass") for case in cases}
+    found = [f"position(decode('{each.hex()}', 'hex') IN {_BYTES % column}) > 0" for each in sorted(wanted)]
+    return f"({' OR '.join(found) or 'false'})"
 
 
 def _in_json(character: str) -> str:

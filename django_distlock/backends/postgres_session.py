@@ -35,7 +35,8 @@ SETTINGS = {
     "tcp_keepalives_interval": "1",
     "tcp_keepalives_count": "3",
 }
-SETTINGS_12 = {"tcp_user_timeout": "5000"}
+# Compiling the statement that lists locks takes longer than running it ever does.
+SETTINGS_12 = {"tcp_user_timeout": "5000", "jit": "off"}
 SETTINGS_14 = {"idle_session_timeout": "0"}
 # lock_timeout and poll() end at 2^31 ms, less than 25 days; seconds.
 LONGEST_WAIT = 20 * 86400
@@ -98,6 +99,9 @@ def open_session(alias: str, parameters: dict[str, Any], waits: bool, until: flo
 def _prepare(session: PostgresSession, alias: str, until: float) -> Flow[None]:
     version = session.conn.server_version
     wanted = SETTINGS | (SETTINGS_12 if version >= 120000 else {}) | (SETTINGS_14 if version >= 140000 else {})
+    if session.conn.parameter_status(b"server_encoding") == b"SQL_ASCII":
+        # such a server does not know what its bytes mean, and refuses those of others in UTF-8
+        wanted = wanted | {"client_encoding": "SQL_ASCII"}
     columns = ["pg_backend_pid()", *(f"set_config('{name}', '{value}', false)" for name, value in wanted.items())]
     pid = yield Call(session, "query", (f"SELECT {', '.join(columns)}".encode(), until))
     if int(pid[0][0]) != session.conn.backend_pid:

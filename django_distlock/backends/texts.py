@@ -34,8 +34,12 @@ def readable(text: str) -> str:
 
 
 def short(text: str) -> str:
-    """:func:`printable`, cut to what the narrow columns take."""
-    return printable(text)[:SHORT]
+    """:func:`printable` of as much as the narrow columns take."""
+    made = printable(text)
+    while len(made) > SHORT:  # a character in JSON is up to twelve
+        text = text[: min(SHORT, len(text) - 1)]
+        made = printable(text)
+    return made
 
 
 class Holdings:

@@ -39,11 +39,20 @@ class HeldLockChangeList(ChangeList):
         self.clear_all_filters_qs = self.get_query_string(remove=list(self.get_filters_params()))
         if self.query:
             rows = rows.having(text=self.query)
-        first = self.list_per_page * max(0, min(self.page_num, MOST_PAGES) - 1)
-        rows = rows.having(order=sorts(self._ordering()), start=first, stop=first + self.list_per_page)
-        return rows
+        return self._cut(rows.having(order=sorts(self._ordering())))
+
+    def _cut(self, rows: Rows) -> Rows:
+        first = self.list_per_page * (max(1, min(self.page_num, MOST_PAGES)) - 1)
+        return rows.having(start=first, stop=first + self.list_per_page)
 
     def get_results(self, request: HttpRequest) -> None:
+        """Locks go while the page is open: instead of one beyond the last it is the last, with its filters and with the
+        action that was asked for there."""
+        rows: Any = self.queryset
+        last = max(1, -(-rows.count() // self.list_per_page))
+        if not 1 <= self.page_num <= last:
+            self.page_num = min(max(1, self.page_num), last)
+            self.queryset = self._cut(rows)
         root: Any = self.root_queryset
         self.root_queryset = _All(self.queryset)  # type: ignore[assignment]
         super().get_results(request)
@@ -57,14 +66,13 @@ class HeldLockChangeList(ChangeList):
 
     def _ordering(self) -> list[str]:
         """What ChangeList.get_ordering makes of the address, without fields of a table; then by name."""
-        found = []
+        columns = {str(index): self.get_ordering_field(name) for index, name in enumerate(self.list_display)}
+        found: dict[str, str] = {}
         for part in str(self.params.get(ORDER_VAR, "")).split("."):
-            index = part.removeprefix("-")
-            if index.isdecimal() and int(index) < len(self.list_display):
-                field = self.get_ordering_field(self.list_display[int(index)])
-                if field in SORTS:
-                    found.append(f"-{field}" if part.startswith("-") else str(field))
-        return [*(found or self._get_default_ordering()), "lock__name"]
+            field = str(columns.get(part.removeprefix("-")))
+            if field in SORTS:
+                found.setdefault(field, f"-{field}" if part.startswith("-") else field)
+        return [*(found.values() or self._get_default_ordering()), "lock__name"]
 
     @property
     def unanswered(self) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import ExitStack
+from html import unescape
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,7 @@ from django_distlock import advisory_lock
 from django_distlock.heldlocks import rows as rows_module
 from django_distlock.models import HeldLock
 
-from .pages import names, rows, text
+from .pages import names, row_of, rows, text
 from .people import LIST
 
 if TYPE_CHECKING:
@@ -105,7 +106,21 @@ def test_pages_and_the_total(boss: Client, monkeypatch: pytest.MonkeyPatch) -> N
         assert "230 held locks" in " ".join(first.text.split())
         assert len(made) == 100  # and not one for each lock
         assert names(boss, "using=memory&o=1&p=3") == [f"n{number:03}" for number in range(200, 230)]
-        assert boss.get(f"{LIST}?using=memory&p=9").status_code == 302
+        for beyond in ("9", "4", "9" * 30):
+            assert names(boss, f"using=memory&o=1&p={beyond}") == [f"n{number:03}" for number in range(200, 230)]
+        assert names(boss, "using=memory&o=1&p=-1&q=n00") == [f"n{number:03}" for number in range(10)]
+
+
+def test_an_action_on_a_page_that_has_gone_meanwhile(boss: Client) -> None:
+    """It was asked for when there were more locks."""
+    with ExitStack() as stack:
+        for number in range(110):
+            stack.enter_context(advisory_lock(f"p{number:03}", using="memory"))
+        row = row_of("memory", "p003")
+        choice = {"action": "break_selected", "index": "0", "_selected_action": row.pk}
+        answer = boss.post(f"{LIST}?using=memory&p=3&q=p0", choice)
+        assert answer.status_code == 200
+        assert f'value="{row.seen}"' in unescape(answer.text)
 
 
 def test_one_listing_for_each_page(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +166,17 @@ def test_fields_and_odd_parameters_do_no_harm(boss: Client) -> None:
     assert boss.get(f"{LIST}?nonsense=1").status_code == 302
     assert boss.get(f"{LIST}?e=1").status_code == 200
     assert boss.get(f"{LIST}?q={'%00' * 3}&p=x&o=-").status_code == 200
+    assert boss.get(f"{LIST}?o={'9' * 5000}.-{'9' * 5000}").status_code == 200  # no int() takes so many digits
+
+
+@pytest.mark.usefixtures("held")
+def test_a_column_sorts_once(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an address could make a statement with thousands of expressions."""
+    asked = []
+    find_locks = rows_module.find_locks
+    monkeypatch.setattr(rows_module, "find_locks", lambda query, using: asked.append(query) or find_locks(query, using))
+    boss.get(f"{LIST}?o={'.'.join(['-4', '3', '4'] * 500)}")
+    assert [query.order for query in asked] == [("-holder", "waiters", "name")]
 
 
 def test_it_is_on_the_index_and_cannot_be_added_to(boss: Client) -> None:

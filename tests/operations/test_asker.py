@@ -16,12 +16,16 @@ from django.test import AsyncClient, Client, override_settings
 from django.urls import path, re_path
 from django.utils.decorators import method_decorator
 from django.views import View
+from rest_framework.views import APIView
 
 from django_distlock import advisory_lock, asker, held_locks
+from django_distlock.backends.texts import SHORT, readable, short
 from tests.matrix import MATRIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from rest_framework.request import Request
 
 pytestmark = pytest.mark.usefixtures("databases")
 SECRET = "c4n4ry-t0ken"
@@ -51,11 +55,18 @@ def _urls(using: str, name: str) -> ModuleType:
         def post(self, request: HttpRequest, token: str) -> HttpResponse:
             return _holders(using, name)
 
+    @method_decorator(advisory_lock(name, using=using, timeout=5), name="dispatch")
+    class AsyncOfClass(View):
+        async def get(self, request: HttpRequest, token: str) -> HttpResponse:
+            async with advisory_lock(f"{name} within", using=using, timeout=5):
+                return await asyncio.to_thread(_holders, using, name, f"{name} within")
+
     urls = ModuleType("urls")
     urls.urlpatterns = [  # type: ignore[attr-defined]
         path("reset/<token>/", view),
         path("async/<token>/", async_view),
         re_path("^class/(?P<token>.+)/$", OfClass.as_view()),
+        path("aclass/<token>/", AsyncOfClass.as_view()),
     ]
     return urls
 
@@ -88,14 +99,49 @@ def test_a_view_tells_its_route(using: str, name: str) -> None:
 def test_an_async_view_tells_its_task_and_its_route(using: str, name: str) -> None:
     name = name[-100:]
 
-    async def ask() -> str:
-        answer: str = (await AsyncClient().get(f"/async/{SECRET}/")).text
+    async def ask(kind: str) -> str:
+        answer: str = (await AsyncClient().get(f"/{kind}/{SECRET}/")).text
         assert asker.address() == ""
         return answer
 
     with override_settings(ROOT_URLCONF=_urls(using, name)):
-        for told in asyncio.run(ask()).split("\n"):
-            assert re.match(r"Task-\d+ \([\w.]+\), GET /async/<token>/", _told(using, told)), told
+        for kind in ("async", "aclass"):
+            first, within = asyncio.run(ask(kind)).split("\n")
+            for told in (first, within):
+                assert re.match(rf"Task-\d+ \([\w.]+\), GET /{kind}/<token>/", _told(using, told)), told
+
+
+class Rest(APIView):
+    authentication_classes = ()
+    permission_classes = ()
+
+    @advisory_lock("rest", using="memory", timeout=5)
+    def post(self, request: Request, token: str) -> HttpResponse:
+        return HttpResponse(asker.address())
+
+    @method_decorator(advisory_lock("rest", using="memory", timeout=5))
+    def put(self, request: Request, token: str) -> HttpResponse:
+        return HttpResponse(asker.address())
+
+
+def test_handlers_of_rest_framework_and_methods_that_are_none() -> None:
+    """Any word may be a method of HTTP, and clients choose it."""
+    urls = ModuleType("urls")
+    urls.urlpatterns = [path("rest/<token>/", Rest.as_view()), *_urls("memory", "rest").urlpatterns]  # type: ignore[attr-defined]
+    with override_settings(ROOT_URLCONF=urls):
+        assert Client().post(f"/rest/{SECRET}/").text == "POST /rest/<token>/"
+        assert Client().put(f"/rest/{SECRET}/").text == "PUT /rest/<token>/"
+        told = _told("memory", Client().generic("web-9:1:MainThread", f"/reset/{SECRET}/").text.split("\n")[0])
+    assert told.startswith(f"{threading.current_thread().name}, ? /reset/<token>/")
+
+
+def test_a_long_route_of_other_letters_is_cut_between_them() -> None:
+    route = "профиль/" * 20
+    kept = short(f"host:1:MainThread, GET /{route}")
+    assert len(kept) <= SHORT
+    assert readable(kept) == f"host:1:MainThread, GET /{route}"[: len(readable(kept))]
+    assert len(readable(kept)) > SHORT // 6
+    assert short("x" * 1000) == "x" * SHORT
 
 
 @pytest.mark.parametrize("request_of", [lambda: None, HttpRequest])
