@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from django_distlock.heldlocks.rows import Row
     from tests.processes import Servant
 
-    from .browsing import Page
+    from .window import Page
 
 NAMES = {name for _using, name, _waiters in SCENE}
 
