@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from typing import Any
+
+from django.db import OperationalError
 
 from django_distlock.parking import Parker
 
 from . import sockets
 from .direct import Direct
 from .leasetable_sql import Dialect, dialect
+from .stragglers import Stragglers
 
+_stragglers: defaultdict[str, Stragglers] = defaultdict(Stragglers)
 # Sessions of the parent of this process, never closed: a driver says goodbye on the socket, which the parent uses.
 _inherited: list[Session] = []
 
@@ -79,21 +84,43 @@ class Opening:
 
     def finish(self, until: float) -> bool:
         """Start, and wait until it is open or has failed; False at the monotonic time ``until``."""
-        self._thread.start()
+        if not self._start():
+            return True
+        came = False
         try:
-            return self._parker.park(until - time.monotonic())
+            came = self._parker.park(until - time.monotonic())
+            return came
         except BaseException:
             self._leave()
             raise
+        finally:
+            self._forget(came)
 
     async def afinish(self, until: float) -> bool:
         """:meth:`finish` for a task."""
-        self._thread.start()
+        if not self._start():
+            return True
+        came = False
         try:
-            return await self._parker.apark(until - time.monotonic())
+            came = await self._parker.apark(until - time.monotonic())
+            return came
         except BaseException:
             self._leave()
             raise
+        finally:
+            self._forget(came)
+
+    def _start(self) -> bool:
+        reason = _stragglers[self._args[1]].refuse()
+        if reason is None:
+            self._thread.start()
+        else:
+            self.error = OperationalError(reason)
+        return reason is None
+
+    def _forget(self, came: bool) -> None:
+        if not came:
+            _stragglers[self._args[1]].add(self._thread)
 
     def _leave(self) -> None:
         if self._parker.leave() and self.session is not None:

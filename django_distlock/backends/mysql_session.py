@@ -7,6 +7,7 @@ import math
 import re
 import threading
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import MySQLdb
@@ -18,6 +19,7 @@ from django_distlock.waiting import Call, Flow, drive
 from .mysql_line import MySQLLine
 from .session import GRACE, STATEMENT_LIMIT, TICK, ServerError, Session, SessionDead, StatementTimeout
 from .sockets import READY
+from .stragglers import Stragglers
 
 if TYPE_CHECKING:
     from django_distlock.names import LockKey
@@ -30,12 +32,14 @@ LONGEST_WAIT = 3600
 # The server frees the locks of a session that was silent for its wait_timeout; ours is at least this, seconds.
 LEAST_WAIT_TIMEOUT = 600
 
+_stragglers: defaultdict[str, Stragglers] = defaultdict(Stragglers)
+
 
 def open_session(alias: str, parameters: dict[str, Any], waits: bool, until: float) -> Flow[MySQLSession]:
     """Connect by the monotonic time ``until``. SessionDead with the server's message, StatementTimeout,
     UnsupportedOperation for servers on which GET_LOCK does not work."""
     ours = {key: value for key, value in parameters.items() if key not in ("read_timeout", "write_timeout")}
-    conn = yield from _connect({**ours, "autocommit": True}, until)
+    conn = yield from _connect(alias, {**ours, "autocommit": True}, until)
     session = MySQLSession(conn, waits)
     try:
         yield from session.prepare(alias, until)
@@ -56,7 +60,8 @@ class _Attempt:
         self._abandoned = False
         limit = math.ceil(min(left, LONGEST_WAIT)) + 1
         arguments = ({"connect_timeout": limit, **parameters},)
-        threading.Thread(target=self._run, args=arguments, name="distlock-connect", daemon=True).start()
+        self.thread = threading.Thread(target=self._run, args=arguments, name="distlock-connect", daemon=True)
+        self.thread.start()
 
     def _run(self, parameters: dict[str, Any]) -> None:
         try:
@@ -80,14 +85,17 @@ class _Attempt:
             self.outcome.close()
 
 
-def _connect(parameters: dict[str, Any], until: float) -> Flow[Any]:
+def _connect(alias: str, parameters: dict[str, Any], until: float) -> Flow[Any]:
     left = max(0.0, until - time.monotonic())
+    if (reason := _stragglers[alias].refuse()) is not None:
+        raise SessionDead(reason)
     attempt = _Attempt(parameters, left)
     try:
         if not (yield Call(attempt.parker, "park", (left,))):
             raise StatementTimeout
     except BaseException:
         attempt.abandon()
+        _stragglers[alias].add(attempt.thread)
         raise
     if isinstance(attempt.outcome, Exception):
         raise SessionDead(str(attempt.outcome.args[-1])) from attempt.outcome

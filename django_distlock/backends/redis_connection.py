@@ -20,6 +20,7 @@ from django_distlock.parking import Parker
 from django_distlock.waiting import Call, Flow
 
 from .redis_link import Link, LinkError
+from .stragglers import Stragglers
 
 if TYPE_CHECKING:
     import socket
@@ -45,9 +46,9 @@ class Opening:
         self.error: BaseException | None = None
         self._parker = Parker()
         left = max(0.01, min(until - time.monotonic(), IDLE))
-        opener = threading.Thread(target=self._open, args=(connect, left), name="distlock-redis-open", daemon=True)
+        self.thread = threading.Thread(target=self._open, args=(connect, left), name="distlock-redis-open", daemon=True)
         try:
-            opener.start()
+            self.thread.start()
         except RuntimeError:  # no thread to be had, as at the end of the interpreter
             self._open(connect, left)
 
@@ -106,6 +107,7 @@ class Pool:
         self._links: set[Link] = set()
         self._opening = 0
         self._queue: deque[Waiter] = deque()
+        self._stragglers = Stragglers()
 
     def take(self) -> Link | None:
         """A link at hand, or None. Never waits."""
@@ -169,8 +171,16 @@ class Pool:
 
     def _opened(self, until: float) -> Flow[Link]:
         try:
+            if (reason := self._stragglers.refuse()) is not None:
+                raise LinkError(f"Redis cannot be reached: {reason}")
             opening = self.start(until)
-            if not (yield Call(opening, "finish", (until,))):
+            finished = False
+            try:
+                finished = yield Call(opening, "finish", (until,))
+            finally:
+                if not finished:
+                    self._stragglers.add(opening.thread)
+            if not finished:
                 raise LinkError("Redis could not be reached in time.", timed_out=True)
             return self.adopt(opening)
         finally:

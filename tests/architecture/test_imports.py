@@ -20,7 +20,9 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in p
 PURE = {"exceptions", "names", "records", "waiting", "parking", "validation", "tokens", "garbage", "oneline"}
 PURE |= {"asker", "lockquery"}
 # The session machinery: shared by the engines whose locks belong to a session.
-SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", "threads", "base", "remains", "direct"}
+SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", "threads", "base", "remains"}
+# How servers are reached that may hang.
+SESSIONS |= {"direct", "stragglers"}
 # What several engines write down, and how.
 SESSIONS |= {"notes", "texts", "poolers"}
 ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis", "redlock", "zookeeper"}
