@@ -10,7 +10,7 @@ from django_distlock import advisory_lock
 from .pages import address, row_of
 
 if TYPE_CHECKING:
-    from .window import Page
+    from .browsing import Page
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "_static"
 LARGEST = 150_000  # bytes
