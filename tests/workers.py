@@ -46,20 +46,25 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those that must be alone come first: the first process gets them all, and the others have no part in them.
 
-    Those that look at a replay of many seconds come in the middle of what the others get, one engine's side by side:
-    none waits for a replay in another process, and none makes the others wait for it at the end.
+    Those that take many seconds come in the middle of what the others get, so that none is left for the end, and those
+    that share something dear side by side: no process makes it again, or waits until another one has made it.
     """
     items.sort(key=lambda item: item.get_closest_marker("alone") is None)
-    looking: dict[str, list[pytest.Item]] = {}
+    together: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if "replayed" in getattr(item, "fixturenames", ()):
-            looking.setdefault(engine_of(item), []).append(item)
-    items[:] = spread(items, [looking[engine] for engine in sorted(looking)], int(os.environ.get(COUNT, "1")))
+        if (group := group_of(item)) is not None:
+            together.setdefault(group, []).append(item)
+    items[:] = spread(items, [together[group] for group in sorted(together)], int(os.environ.get(COUNT, "1")))
 
 
-def engine_of(item: pytest.Item) -> str:
-    callspec = getattr(item, "callspec", None)
-    return str(callspec.params.get("engine", "sqlite")) if callspec else "sqlite"
+def group_of(item: pytest.Item) -> str | None:
+    """What it shares: the replays of one engine, or what its module sets up."""
+    if item.get_closest_marker("alone") is not None:
+        return None
+    if "replayed" in getattr(item, "fixturenames", ()):
+        callspec = getattr(item, "callspec", None)
+        return "sqlite" if callspec is None else str(callspec.params.get("engine", "sqlite"))
+    return None if item.get_closest_marker("long") is None else str(item.path)
 
 
 def spread(items: list[T], groups: list[list[T]], workers: int) -> list[T]:

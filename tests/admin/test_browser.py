@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .browsing import Page
     from .scene import Scene
 
+pytestmark = pytest.mark.long  # to set up
 NAMES = {name for _using, name, _waiters in SCENE}
 
 

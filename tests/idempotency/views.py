@@ -22,6 +22,9 @@ from tests.transactions import rows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# A lease that is over soon, and that a busy machine can renew in time; seconds.
+BRIEF = 0.4
+
 
 class Stage:
     """What a view does for the running test: it writes a row of ``name`` to ``alias``, calls ``during``, and gives what
@@ -161,7 +164,7 @@ SHAPES: dict[str, Any] = {
     "atomic_waiting": idempotent(atomic=True, wait=5)(copy_of(act)),
     "hold": idempotent(on_crash="hold")(copy_of(act)),
     "retry": idempotent(on_crash="retry")(copy_of(act)),
-    "brief": idempotent(claim_ttl=0.05)(copy_of(act)),
+    "brief": idempotent(claim_ttl=BRIEF)(copy_of(act)),
     "callable": idempotent(on_crash=lambda request, record: HttpResponse("found", status=200))(copy_of(act)),
     "undecided": idempotent(on_crash=lambda request, record: None)(copy_of(act)),
     "open": idempotent(on_store_error="open")(copy_of(act)),

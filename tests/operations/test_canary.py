@@ -83,7 +83,8 @@ def alias_for(using: str, password: str, port: int | None = None) -> Iterator[di
         }
     elif using == "zookeeper":
         options |= {"auth_data": [("digest", f"me:{password}")], "hosts": f"127.0.0.1:{port or server['port']}"}
-        options |= {"session_timeout": 1.0}
+        # what is made with these credentials is for nobody else
+        options |= {"session_timeout": 1.0, "path": "/canary"}
     else:
         original = connections.settings[options["database"]]
         changed = {**original, "PASSWORD": password} | ({"PORT": str(port)} if port else {})

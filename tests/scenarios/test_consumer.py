@@ -140,6 +140,7 @@ def test_a_failed_message_comes_again_and_a_bad_one_does_not(databases: None) ->
     assert len(calls) == 2
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("engine", ["sqlite", "postgres", "mariadb"] if FULL else ["sqlite"])
 def test_the_replay(engine: str, migrated: Callable[[str], dict[str, str]]) -> None:

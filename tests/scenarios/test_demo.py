@@ -48,6 +48,7 @@ def demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+@pytest.mark.long
 def test_the_demo_replays_and_serves_until_interrupted(demo: subprocess.Popen[str]) -> None:
     output = ""
     for line in demo.stdout:

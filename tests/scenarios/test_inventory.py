@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 STOCK = 20
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("engine", ["sqlite", "postgres", "mariadb"] if FULL else ["sqlite"])
 def test_the_replay(engine: str, migrated: Callable[[str], dict[str, str]]) -> None:

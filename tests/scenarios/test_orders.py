@@ -135,6 +135,7 @@ def test_the_pages_show_what_happened(shop: Client) -> None:
     assert "Idempotency key: 1; No key: 50 (49 too many)." in page.descriptions[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["sqlite", "postgres", "mariadb"] if FULL else ["sqlite"])
 def test_the_replay(engine: str, migrated: Callable[[str], dict[str, str]]) -> None:
     environment = migrated(engine) | {"DISTLOCK_DEMO_PAYMENT_SECONDS": "0.3"}

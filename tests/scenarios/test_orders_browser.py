@@ -19,6 +19,7 @@ from tests.conftest import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.long  # to set up
 CLICKS = 5
 
 

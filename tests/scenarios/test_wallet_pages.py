@@ -92,6 +92,7 @@ def test_the_page_without_a_replay_says_how_to_make_one(client: Client, transact
     assert 'href="/wallet/"' in client.get("/").text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_replay_over_http(client: Client, transactional_db: None, tmp_path: Any, engine: str) -> None:
     """Every right way pays exactly one of each pair and keeps the money together; without a lock it shows."""
