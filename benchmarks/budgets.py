@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 NO_GROWTH = 1.15  # a ratio of two medians taken one after the other repeats to about a tenth
 HEARTBEATS = 0.5  # a waiter may say every other second that it lives
+LOOKS = 2.0  # or look at one node, and the next in turn at five; and holders renew at five
 
 
 def of_tasks(group: str) -> Iterable[Budget]:
@@ -96,12 +97,13 @@ def of_redis() -> Iterable[Budget]:
 
 
 def of_redlock() -> Iterable[Budget]:
-    """Redlock: all nodes at once instead of one after the other; it has no queue."""
+    """Redlock: all nodes at once instead of one after the other; a queue at one node, which may be lost."""
     group = "redlock"
     yield at_most(group, "uncontended, x bare", 1.0, ratio(group, OURS))
     yield at_least(group, "hand-offs, x pottery", 2.0, rate_over(group, OURS, "pottery Redlock"))
     yield at_least(group, "fair", 0.5, fair(group))
     yield at_most(group, "worst wait, ms", 400, worst(group))
+    yield at_most(group, "requests per second of an idle waiter", LOOKS, idle(group))
 
 
 def of_redlock_far() -> Iterable[Budget]:

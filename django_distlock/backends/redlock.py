@@ -121,11 +121,11 @@ class RedlockBackend(Backend):
                 self._ears.give(lead, ear)
 
     def _rest(self, ballot: Ballot, lead: int, deadline: float) -> Flow[None]:
-        """Between two attempts."""
-        if ballot.ear is None:
+        """Between two attempts, if it stands in line."""
+        if ballot.in_line and ballot.ear is not None:
+            yield from ballot.asleep(ballot.ear, deadline)
+        elif ballot.in_line:
             ballot.ready = yield from self._ears.open(lead, deadline)
-        else:
-            yield from ballot.asleep(deadline)
 
     def _attempts(self, ballot: Ballot, lead: int, waits: bool, until: float) -> Flow[Grant | None]:
         claim, patience = ballot.claim, self._patience(ballot.ttl)

@@ -88,8 +88,8 @@ class Ballot:
         self.ear: Link | None = None
         # has it been called? Or does it else know that there is no need to pause?
         self.called = self.ready = False
-        # did the lead refuse it, so that it is going to be called?
-        self._listens = False
+        # did the lead refuse it?
+        self.in_line = False
         self._looks = 0
         self._splits = 0
         self._split_since: float | None = None
@@ -102,7 +102,7 @@ class Ballot:
 
     def questions(self, lead: int, *, waits: bool, only_lead: bool = False) -> list[Question | None]:
         """To all nodes, of which ``lead`` keeps the queue."""
-        self._listens = False
+        self.in_line = False
         self._holder = f'{{"since":{time.time_ns() // 1000},{self._told}'
         others = self._question(NO_QUEUE) if not only_lead else None
         found: list[Question | None] = [others] * len(self.lane.lines)
@@ -173,7 +173,7 @@ class Ballot:
             return
         left, self._ahead = divmod(-1 - reply, PLACES)
         self._ends_at = time.monotonic() + (left or GRACE) / 1000  # free: who comes first has been called
-        self._listens = self.ear is not None
+        self.in_line = True
         self._splits, self._split_since = 0, None
 
     def refused(self, *, split: bool) -> None:
@@ -202,16 +202,14 @@ class Ballot:
         if self._error is not None:
             raise self._error
 
-    def asleep(self, deadline: float) -> Flow[None]:
+    def asleep(self, ear: Link, deadline: float) -> Flow[None]:
         """Wait to be called by the node that keeps the line, or until it is time to look."""
-        if self.ear is None or not self._listens:
-            return
         wait = min(FIRST_LOOK * 2**self._looks, LONGEST_LOOK) * (0.75 + random.random() / 4)  # noqa: S311
         look_at = min(time.monotonic() + wait, self._ends_at + EXPIRED + self._ahead * LATER)
         try:
-            self.called = yield from called(self.ear, self.claim.token.encode(), min(look_at, deadline))
+            self.called = yield from called(ear, self.claim.token.encode(), min(look_at, deadline))
         except LinkError:  # many waiters may hear of that at once, so each pauses
-            self.ear.close()
+            ear.close()
             return
         self._looks = 0 if self.called else min(self._looks + 1, 9)
         self.ready = True

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from django_distlock.waiting import Call
 
 from .redis_connection import LinkError, Pool
-from .redis_protocol import ReplyError, pack
+from .redis_protocol import pack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,9 +58,7 @@ class Ears:
             if not ear.subscribed:
                 ear.subscribe()
                 ear.send(_PING)
-                reply = yield Call(ear, "receive", (until,))
-                if isinstance(reply, ReplyError):
-                    raise LinkError(str(reply))
+                yield Call(ear, "receive", (until,))  # whatever it says, the answer to the other has come before
         except BaseException as error:
             if ear is not None:
                 pool.discard(ear)

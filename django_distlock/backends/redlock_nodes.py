@@ -27,7 +27,7 @@ CONNECT_TIMEOUT, RETRY = 1.0, 0.1
 # So many wait for one node at once: one for each lane. No timeout ends a look-up of its name, and lanes come and go.
 MOST_CONNECTING = 8
 # So many threads connect, and one more if each of them is held up for so long; seconds.
-AT_ONCE, HELD_UP = 2, 0.02
+AT_ONCE, HELD_UP = 2, 0.05
 
 
 class Slot:

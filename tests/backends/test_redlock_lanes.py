@@ -17,7 +17,6 @@ from django_distlock.backends.redis_link import Link
 from django_distlock.backends.redis_target import Target
 from django_distlock.backends.redlock_claims import Ballot
 from django_distlock.backends.redlock_lanes import Lane
-from django_distlock.backends.redlock_nodes import HELD_UP
 from django_distlock.backends.redlock_pool import LANES, Lanes
 from django_distlock.names import derive_key
 from django_distlock.records import Claim
@@ -46,6 +45,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 def test_r23_connecting_threads_do_not_pile_up(resolver: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lanes that are idle are closed, and others come in their place, while nobody can tell the address of a node."""
     monkeypatch.setattr("django_distlock.backends.redlock_pool.CONNECT_TIMEOUT", 0.05, raising=False)
+    monkeypatch.setattr("django_distlock.backends.redlock_nodes.HELD_UP", 0.005)
     lanes = Lanes([Target(url="redis://hung.example"), Target(url="redis://too.example")], "test-connect", bool)
     for _ in range(3):
         for number in range(LANES):
@@ -53,7 +53,7 @@ def test_r23_connecting_threads_do_not_pile_up(resolver: threading.Event, monkey
             for line in lane.lines:
                 lane.connect(line)
         for _ in range(2 * LANES):
-            time.sleep(HELD_UP)
+            time.sleep(0.01)
             lanes.nodes[0].hurry()
         lanes.tick(time.monotonic() + 3600)
         assert not lanes._lanes
