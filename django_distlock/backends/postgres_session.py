@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
 from django_distlock.waiting import Call, Flow, drive
 
+from .postgres_hosts import with_addresses
 from .postgres_line import STATEMENTS, PostgresLine
 from .session import GRACE, STATEMENT_LIMIT, TICK, ServerError, Session, SessionDead, StatementTimeout
 from .sockets import READY
@@ -77,6 +78,7 @@ def conninfo(parameters: dict[str, Any]) -> str:
 def open_session(alias: str, parameters: dict[str, Any], waits: bool, until: float) -> Flow[PostgresSession]:
     """Connect by the monotonic time ``until``. SessionDead with the server's message, StatementTimeout,
     UnsupportedOperation behind a pooler that hands a session to several clients."""
+    parameters = yield from with_addresses(alias, parameters, until)
     conn = pq.PGconn.connect_start(conninfo(parameters).encode())
     try:
         while True:
