@@ -168,8 +168,13 @@ class Leader:
         """Stand for election in a thread of its own. RuntimeError if it does so already."""
         candidacy = self._enter()
         self._error = None
-        self._thread = threading.Thread(target=self._in_thread, args=(candidacy,), name="distlock-leader", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._in_thread, args=(candidacy,), name="distlock-leader", daemon=True)
+        try:
+            thread.start()
+        except BaseException as error:  # no thread to be had: it may try again
+            self._ended(error)
+            raise
+        self._thread = thread
 
     def _in_thread(self, candidacy: Candidacy) -> None:
         # on an event loop of its own, where a wait in the queue can be ended at any time

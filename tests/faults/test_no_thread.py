@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock import advisory_lock
+from django_distlock import Leader, advisory_lock
 from django_distlock.idempotency.renewal import Renewal
 from django_distlock.keepalive import keepalive
 from django_distlock.recorder import Recorder
@@ -55,6 +55,17 @@ def test_r16_nothing_is_acquired_that_nobody_looks_after(name: str, ttl: float |
         lease.ensure_held()
 
 
+def test_a_candidate_may_stand_again(name: str) -> None:
+    leader = Leader(name, using="memory")
+    with without("distlock-leader"):
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="start new thread"):
+                leader.start()
+        leader.stop()
+    with leader:
+        assert leader.elected(5) is not None
+
+
 def test_events_are_written_with_the_next_one() -> None:
     written: list[Any] = []
     recorder = Recorder(written.extend, lambda: None)
@@ -67,7 +78,15 @@ def test_events_are_written_with_the_next_one() -> None:
 
 def test_claims_are_renewed_with_the_next_one() -> None:
     renewed: list[str] = []
-    storage = SimpleNamespace(renew=lambda claim: renewed.append(claim) or True, close=lambda: None)
+
+    class Store:
+        def renew(self, claim: str) -> bool:
+            renewed.append(claim)
+            return True
+
+        def close(self) -> None: ...
+
+    storage = Store()
     jobs: list[Any] = [SimpleNamespace(owner=each, claim=each, claim_ttl=0.05, storage=storage) for each in "ab"]
     renewal = Renewal()
     with without("idempotency-renewal"):
