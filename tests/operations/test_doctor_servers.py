@@ -205,10 +205,10 @@ def test_an_ensemble_without_a_majority(settings: Any) -> None:
     assert any("1 of 2 servers do not answer" in text for text in found["error"])
 
 
-def test_servers_that_want_tls_are_not_asked_one_by_one() -> None:
+def test_servers_that_want_tls_are_not_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     backend: Any = registry.entry("zookeeper").backend
     list(backend.inspect())  # a session as it is configured
-    backend._settings.kazoo["use_ssl"] = True
+    monkeypatch.setitem(backend._settings.kazoo, "use_ssl", True)
     texts = [finding.text for finding in backend.diagnose()]
     assert texts[-1] == "The servers are not asked one by one, because of TLS."
     assert not any(zookeeper() in text for text in texts)
