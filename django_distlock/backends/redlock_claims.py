@@ -10,7 +10,7 @@ from django_distlock.records import Grant, drift
 
 from .redis_connection import LinkError
 from .redlock_ears import called
-from .redlock_inquiry import Outcome, Question
+from .redlock_inquiry import Question
 from .redlock_quorum import Answer
 from .redlock_scripts import ACQUIRE, EXTEND, GRACE, JOIN, NO_QUEUE, PLACES, RELEASE, RESPECT, keys_of, vote_of
 
@@ -157,13 +157,15 @@ class Ballot:
         session = Session(self.lane, self.vote, self._holder, self.votes)
         return Grant(claim=self.claim, acquired_at=asked, valid_until=valid_until, session=session)
 
-    def note(self, outcome: Outcome, lead: int, waits: bool) -> None:
-        """What the lead said; it tells how long to pause."""
-        slot = outcome.slots[lead]
-        if waits and slot is not None and slot.sent:
+    def stand(self, lead: int, slot: Slot | None) -> None:
+        """It stands in line at ``lead``, if it has asked there."""
+        if slot is not None and slot.sent and slot.vote == self.vote:
             if self.queued_at != lead:
                 self.leave()
             self.queued_at = lead
+
+    def note(self, slot: Slot | None) -> None:
+        """What the lead said; it tells how long to pause."""
         reply = slot.reply if slot is not None and slot.done else None
         if not isinstance(reply, int):
             return

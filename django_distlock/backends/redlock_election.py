@@ -45,8 +45,10 @@ def attempt(ballot: Ballot, lead: int, *, waits: bool, busy: bool, patience: flo
         try:
             outcome = yield from lane.ask(questions, judge, asked=asked, patience=patience, until=until)
         finally:
-            ballot.record(lane.slots)
-        ballot.note(outcome, lead, waits)
+            ballot.record(lane.slots)  # cancelled, it may stand in line all the same
+            if waits:
+                ballot.stand(lead, lane.slots[lead])
+        ballot.note(outcome.slots[lead])
         if outcome.verdict is Verdict.REFUSED:
             break
         if only_lead and outcome.verdict is not Verdict.GRANTED:

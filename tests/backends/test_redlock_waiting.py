@@ -263,3 +263,28 @@ def test_a_node_that_lets_nobody_listen(settings: Any, nodes: Nodes, name: str, 
     finally:
         for client in nodes.clients:
             client.acl_deluser(user)
+
+
+def test_r7_who_is_cancelled_before_its_first_answer_leaves_the_line(
+    nodes: Nodes, name: str, lead: int, stranger: Stranger
+) -> None:
+    """It stands there though it never heard so. Whoever else is called in its place costs all others half a second."""
+    line, node = nodes.lock(name, timeout=5), nodes.clients[lead]
+
+    async def cancelled() -> None:
+        for proxy in nodes.proxies:
+            proxy.swallow(1)
+        task = asyncio.create_task(line.aacquire())
+        while not list(node.scan_iter("redlock:*:queue")):
+            assert not task.done()
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with line:
+        pass  # the connections are there
+    grant = stranger.acquire()
+    asyncio.run(cancelled())
+    eventually(lambda: not list(node.scan_iter("redlock:*:queue")), "it stands in line for ever", patience=1)
+    stranger.backend.release(grant)
