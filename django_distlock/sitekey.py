@@ -29,23 +29,31 @@ class SiteKey:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
+        self._found: str | None = None
         self.pinned: str | None = None
 
     def load(self) -> str:
         """Return the key. BackendUnavailable, naming the two cures, if there is neither setting nor row."""
         if self.pinned is None:
-            key = site_key_setting() or read_row()
-            with self._guard:
-                self.pinned = self.pinned or key
+            self.pinned = self._find()
         return self.pinned
 
     async def aload(self) -> str:
         """:meth:`load` for a task; the row is read in Django's thread for the ORM."""
-        return self.pinned or await sync_to_async(self.load)()
+        if self.pinned is None:
+            # pinned here and not in that thread: tasks that begin meanwhile would overtake those that wait for it
+            self.pinned = await sync_to_async(self._find)()
+        return self.pinned
+
+    def _find(self) -> str:
+        key = self._found or site_key_setting() or read_row()
+        with self._guard:
+            self._found = self.pinned or self._found or key
+            return self._found
 
     def forget(self) -> None:
         """Read anew at the next use: the settings changed."""
-        self.pinned = None
+        self.pinned = self._found = None
 
 
 def read_row() -> str:

@@ -239,3 +239,20 @@ def run_sql(alias: str, *statements: str) -> None:
     with connections[alias].cursor() as cursor:
         for statement in statements:
             cursor.execute(statement)
+
+
+def test_r4_nobody_overtakes_tasks_that_wait_for_the_key(name: str) -> None:
+    """It is read in a thread; tasks that begin just when it is there come after those that have waited for it."""
+    for number in range(3):
+        site_key.forget()
+        served: list[int] = []
+
+        async def task(which: int, lock: Any, served: list[int] = served) -> None:
+            async with lock:
+                served.append(which)
+
+        async def main(lock: Any) -> None:
+            await asyncio.gather(*[task(which, lock) for which in range(600)])
+
+        asyncio.run(main(advisory_lock(f"{name}{number}", using="leasetable", timeout=60)))
+        assert served == list(range(600))

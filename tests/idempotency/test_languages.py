@@ -7,23 +7,27 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.conf.urls.i18n import i18n_patterns
 from django.urls import clear_url_caches, path
+from django.utils import translation
 
 from tests.idempotency.conftest import Sender
 from tests.idempotency.test_forms import Browser
 from tests.idempotency.views import act, redirect, show
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.idempotency.views import Stage
 
 urlpatterns = i18n_patterns(path("form/", show), path("plain/", act))
 
 
 @pytest.fixture
-def languages(site: Stage, settings: Any) -> Stage:
+def languages(site: Stage, settings: Any) -> Iterator[Stage]:
     settings.USE_I18N = True
     settings.ROOT_URLCONF = __name__
     clear_url_caches()
-    return site
+    with translation.override(translation.get_language()):  # the middleware leaves that of the last request
+        yield site
 
 
 def test_a_form_is_saved_once_whatever_the_browser_prefers_by_now(languages: Stage) -> None:

@@ -18,6 +18,7 @@ from django_distlock.conf import read_alias
 from django_distlock.registry import registry
 from django_distlock.sitekey import site_key
 from django_distlock.testing import lose
+from django_distlock.tokens import new_token
 from tests import services
 from tests.faults.proxy import Proxy
 from tests.operations.canary import Canary
@@ -84,7 +85,7 @@ def alias_for(using: str, password: str, port: int | None = None) -> Iterator[di
     elif using == "zookeeper":
         options |= {"auth_data": [("digest", f"me:{password}")], "hosts": f"127.0.0.1:{port or server['port']}"}
         # what is made with these credentials is for nobody else
-        options |= {"session_timeout": 1.0, "path": "/canary"}
+        options |= {"session_timeout": 1.0, "path": f"/canary-{new_token()}"}
     else:
         original = connections.settings[options["database"]]
         changed = {**original, "PASSWORD": password} | ({"PORT": str(port)} if port else {})
