@@ -23,7 +23,7 @@ _address: ContextVar[str] = ContextVar("django_distlock_address", default="")
 class serving:
     """While the block runs, ``request`` is what is served. None changes nothing.
 
-    Told is the route, ``POST reset/<token>/``, and never the path, whose arguments may be secrets.
+    Told is the route, ``POST /reset/<token>/``, and never the path, whose arguments may be secrets.
     """
 
     __slots__ = ("_request", "_token")

@@ -54,7 +54,7 @@ class _Lookup:
     def __init__(self, alias: str, hosts: list[str]) -> None:
         self.parker = Parker()
         self.addresses: list[list[str]] = []
-        self.error: OSError | None = None
+        self.error: OSError | UnicodeError | None = None
         self._hosts = hosts
         self.thread = threading.Thread(target=self._run, name=f"distlock-{alias}-lookup", daemon=True)
         self.thread.start()
@@ -62,9 +62,10 @@ class _Lookup:
     def _run(self) -> None:
         try:
             self.addresses = [_addresses(host) for host in self._hosts]
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # not found, or no name at all
             self.error = error
-        self.parker.wake()
+        finally:
+            self.parker.wake()
 
 
 def _addresses(host: str) -> list[str]:

@@ -7,16 +7,21 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import redis
 
 from django_distlock import advisory_lock
 from django_distlock.backends.redlock import RedlockBackend
+from django_distlock.registry import registry
+from django_distlock.sitekey import site_key
 from tests import services
 from tests.conftest import eventually
 from tests.faults.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from django_distlock.names import LockKey
 
 NODES = [f"redis{number}" for number in range(1, 6)]
 _names = itertools.count()
@@ -76,6 +81,13 @@ def five_nodes(settings: Any, node_timeout: float = 0.1) -> Iterator[Nodes]:
         }
         yield nodes
         nodes.close()
+
+
+@pytest.fixture
+def key(nodes: Nodes, name: str) -> LockKey:
+    """Of the test's name, on the alias "five" of its fixture ``nodes``."""
+    site_key.load()
+    return registry.entry("five").key(name)
 
 
 def seconds(work: Any) -> float:

@@ -12,9 +12,8 @@ import pytest
 
 from django_distlock import BackendUnavailable, LockLost
 from django_distlock.registry import registry
-from django_distlock.sitekey import site_key
 from tests import services
-from tests.backends.redlock_nodes import NODES, Nodes, five_nodes
+from tests.backends.redlock_nodes import NODES, Nodes, five_nodes, key
 from tests.conftest import eventually
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     from django_distlock.names import LockKey
 
+__all__ = ["key"]
 pytestmark = pytest.mark.alone
 
 
@@ -30,12 +30,6 @@ def nodes(settings: Any, nothing_left: None) -> Iterator[Nodes]:
     with five_nodes(settings) as nodes:
         yield nodes
         registry.close()
-
-
-@pytest.fixture
-def key(nodes: Nodes, name: str) -> LockKey:
-    site_key.load()
-    return registry.entry("five").key(name)
 
 
 def majority_for_a_rival(nodes: Nodes, key: LockKey) -> int:

@@ -16,9 +16,8 @@ import pytest
 from django_distlock.backends.redlock import RedlockBackend
 from django_distlock.records import Claim
 from django_distlock.registry import registry
-from django_distlock.sitekey import site_key
 from django_distlock.tokens import new_token
-from tests.backends.redlock_nodes import Nodes, five_nodes
+from tests.backends.redlock_nodes import Nodes, five_nodes, key
 from tests.conftest import eventually
 from tests.timing import within
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from django_distlock.names import LockKey
     from django_distlock.records import Grant
 
+__all__ = ["key"]
 pytestmark = pytest.mark.alone
 # A waiter looks that often at least, though nobody calls it; and so long may it take when it has been called. Seconds.
 LOOK, CALLED = 2.0, 0.2
@@ -40,12 +40,6 @@ def nodes(settings: Any, nothing_left: None) -> Iterator[Nodes]:
     with five_nodes(settings, node_timeout=NODE_TIMEOUT) as nodes:
         yield nodes
         registry.close()
-
-
-@pytest.fixture
-def key(nodes: Nodes, name: str) -> LockKey:
-    site_key.load()
-    return registry.entry("five").key(name)
 
 
 @pytest.fixture

@@ -89,6 +89,19 @@ def test_a_host_that_is_not_known(answers: threading.Event, name: str, monkeypat
         advisory_lock(name, using="named", timeout=1).acquire()
 
 
+@pytest.mark.parametrize("host", ["two..dots", "x" * 64 + ".example"])
+def test_what_cannot_be_a_name_is_told_at_once(host: str, settings: Any, name: str) -> None:
+    """Python refuses to look it up at all."""
+    with database_alias("named", "postgres", HOST=host):
+        options = {"database": "postgres", "session_database": "named"}
+        settings.DISTLOCK = {"named": {"BACKEND": BACKENDS["postgres"], "OPTIONS": options}}
+        began = time.monotonic()
+        with pytest.raises(BackendUnavailable, match="label"):
+            advisory_lock(name, using="named", timeout=5).acquire()
+        within(time.monotonic() - began, 1.0)
+        registry.close()
+
+
 @pytest.mark.parametrize("changes", [{"HOST": "127.0.0.1,127.0.0.1"}, {"HOST": "localhost,127.0.0.1"}])
 def test_several_hosts(changes: dict[str, str], settings: Any, name: str) -> None:
     with database_alias("named", "postgres", **changes):
