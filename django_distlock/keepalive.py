@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from . import context
 from .holdings import holdings
-from .loss import lose
+from .loss import lose, lose_dead
 from .namebook import namebook
 from .oneline import one_line
 from .whereabouts import whereabouts
@@ -116,9 +116,7 @@ class Keepalive:
         if grant is None:
             return now + TICK
         if not holding.backend.alive(grant):
-            # some engines know that themselves
-            expired = grant.valid_until is not None and time.monotonic() >= grant.valid_until
-            lose(holding, "expired" if expired else "session")
+            lose_dead(holding, grant)
             return now + TICK
         self._warn_of_long_hold(holding, now)
         if grant.valid_until is None or holding.ttl is None:

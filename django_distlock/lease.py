@@ -13,7 +13,7 @@ from .exceptions import DistlockError, LockLost, LockNotHeld
 from .holding import FORKED, Holding, State
 from .holdings import holdings
 from .keepalive import RENEWALS_PER_TTL, keepalive
-from .loss import lose
+from .loss import lose, lose_dead
 from .releasable import Releasable
 from .release import freed_now, give_back
 from .transactions import defer
@@ -105,7 +105,7 @@ class Lease(Releasable):
         if grant.valid_until is not None and time.monotonic() >= grant.valid_until:
             return lose(holding, "expired") or holding.lost is not None
         if not holding.backend.look(grant):
-            return lose(holding, "session") or holding.lost is not None
+            return lose_dead(holding, grant) or holding.lost is not None
         return False
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from . import signals
@@ -10,6 +11,7 @@ from .holdings import holdings
 
 if TYPE_CHECKING:
     from .holding import Holding
+    from .records import Grant
 
 logger = logging.getLogger("django_distlock.loss")
 
@@ -20,6 +22,12 @@ def lose(holding: Holding, reason: str, *, releasing: bool = False) -> bool:
         return False
     tell(holding, reason)
     return True
+
+
+def lose_dead(holding: Holding, grant: Grant) -> bool:
+    """:func:`lose` for what its backend calls dead. Some engines know that themselves when a lease is over."""
+    expired = grant.valid_until is not None and time.monotonic() >= grant.valid_until
+    return lose(holding, "expired" if expired else "session")
 
 
 def tell(holding: Holding, reason: str) -> None:

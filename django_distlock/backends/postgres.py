@@ -47,7 +47,7 @@ try:
         lock_timeout,
         open_session,
     )
-    from .postgres_watched import Watched
+    from .postgres_watched import RETREAT, Watched
 except ImportError as error:
     raise ImproperlyConfigured(
         "The PostgreSQL lock backend needs psycopg 3: pip install 'django-distlock[postgres]'."
@@ -169,7 +169,8 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
                 if isolation is None and wait > 0:
                     isolation = self._wait_in_transaction(connection, cursor, claim, asked + wait)
         except DatabaseError as error:
-            raise self._unavailable(error) from error
+            watched = self._watched.get(me)
+            raise (watched and watched.verdict(self.alias)) or self._unavailable(error) from error
         finally:
             if me in self._watched:
                 with self._guard:
@@ -205,7 +206,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         except BaseException as error:  # KeyboardInterrupt too: the driver cancels the statement
             code = getattr(error.__cause__, "sqlstate", None)
             if not raw.closed:
-                self._watch_over(threading.get_ident(), connection, time.monotonic() + GRACE)
+                self._watch_over(threading.get_ident(), connection, time.monotonic() + RETREAT)
                 cursor.execute("ROLLBACK TO SAVEPOINT distlock_wait; RELEASE SAVEPOINT distlock_wait")
             if code == DEADLOCK_DETECTED:
                 raise DeadlockDetected from error

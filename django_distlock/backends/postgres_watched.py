@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import pq
 
+from django_distlock.exceptions import BackendUnavailable
+
 from . import sockets
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ NEXT_LOOK = 0.004
 LEAST_WATCH = 0.02
 # A look that came later than this, or got the interpreter back later than that, says nothing of the server.
 LATE, SLOW = 0.01, 0.0025
+# Who has just answered that the wait is over has this long for the way back to the savepoint: it lives, and a moment
+# without a processor must not cost the caller his transaction. Seconds.
+RETREAT = 0.25
 # So many looks that say nothing, and the connection is ended all the same.
 MOST_ROUGH = 100
 
@@ -31,7 +36,7 @@ class Watched:
     interpreter back at once, starts that anew, because then the caller does not get it either.
     """
 
-    __slots__ = ("conn", "fd", "misses", "ripe", "rough", "until")
+    __slots__ = ("conn", "database", "ended", "fd", "misses", "ripe", "rough", "until")
 
     def __init__(self, connection: BaseDatabaseWrapper, until: float) -> None:
         self.conn: Any = connection.connection.pgconn
@@ -39,6 +44,8 @@ class Watched:
         self.until = until
         self.ripe = until + LEAST_WATCH
         self.misses = self.rough = 0
+        self.database: str = connection.alias
+        self.ended = False
 
     def look(self, now: float) -> float:
         """End the connection if the server hangs; the monotonic time of the next look."""
@@ -53,6 +60,16 @@ class Watched:
         else:
             self.misses, self.rough = 0, self.rough + 1
         if (self.misses >= 3 and now >= self.ripe) or self.rough >= MOST_ROUGH:
+            self.ended = True
             sockets.shut(self.fd)
         self.until = now + max(NEXT_LOOK, late)
         return self.until
+
+    def verdict(self, alias: str) -> BackendUnavailable | None:
+        """What the caller is told if the connection was ended here."""
+        if not self.ended:
+            return None
+        return BackendUnavailable(
+            f"The server of alias {alias!r} did not answer in time: the connection of this thread to database "
+            f"{self.database!r} was ended, and its transaction rolled back."
+        )

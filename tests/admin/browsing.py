@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -106,7 +107,10 @@ class Page:
         return WebDriverWait(self.driver, PATIENCE, poll_frequency=0.05).until(lambda _driver: condition(), message)
 
     def rows(self) -> list[dict[str, str]]:
-        """Column -> text of every row."""
+        """Column -> text of every row. An engine that is late, as on a busy machine, is asked again, as people do."""
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until and self.all("#distlock-errors li.error"):
+            self.driver.refresh()
         found: list[dict[str, str]] = self.run(
             "return Array.from(document.querySelectorAll('#result_list tbody tr'), row =>"
             " Object.fromEntries(Array.from(row.cells, cell =>"

@@ -10,6 +10,7 @@ import pytest
 from django.db import connections, transaction
 
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock
+from django_distlock.backends.postgres_watched import RETREAT
 from django_distlock.registry import registry
 from tests.faults.proxy import Proxy
 from tests.timing import within
@@ -49,10 +50,10 @@ def test_r5_busy_process_does_not_cost_the_user_his_transaction(postgres: World,
     assert rows.count("postgres", world.name) == 1
 
 
-@pytest.mark.parametrize("answered", [0, 1])
+@pytest.mark.parametrize("answered", [0, 1, 2])
 def test_r5_server_that_hangs_ends_the_callers_connection_in_time(postgres: World, busy: str, answered: int) -> None:
-    """It acknowledges and never answers: to the first question, or to the wait after it. The transaction is lost with
-    its connection, the caller is not."""
+    """It acknowledges and never answers: to the first question, to the wait after it, or to the way back to the
+    savepoint. The transaction is lost with its connection, the caller is not."""
     world = postgres
     settings = connections["postgres"].settings_dict
     took: list[float] = []
@@ -71,9 +72,36 @@ def test_r5_server_that_hangs_ends_the_callers_connection_in_time(postgres: Worl
     with (
         Proxy(settings["HOST"], int(settings["PORT"])) as proxy,
         address("postgres", "127.0.0.1", proxy.port),
-        pytest.raises(BackendUnavailable),
+        pytest.raises(BackendUnavailable, match=r"did not answer in time.*transaction rolled back"),
     ):
         work()
-    within(took[0], 0.65, what=f"took {took[0]:.3f} s")
+    # who has answered that the wait is over has RETREAT for the way back
+    within(took[0], 0.65 + (answered == 2) * RETREAT, what=f"took {took[0]:.3f} s")
     assert rows.count("postgres", world.name) == 0
     world.check_connection_is_clean()
+
+
+def test_r5_server_that_is_late_on_the_way_back_keeps_the_transaction(postgres: World, busy: str) -> None:
+    """It has said that the wait is over, and then it does not get a processor for a tenth of a second."""
+    world = postgres
+    settings = connections["postgres"].settings_dict
+    with (
+        Proxy(settings["HOST"], int(settings["PORT"])) as proxy,
+        address("postgres", "127.0.0.1", proxy.port),
+        transaction.atomic("postgres"),
+    ):
+        world.write()
+        asked: list[int] = []
+
+        def late(number: int) -> None:
+            asked.append(number)
+            if len(asked) == 3:  # after the question and the wait
+                time.sleep(0.12)
+
+        registry.entry("postgres").backend.close()  # nothing is known of the name: it is tried before it is waited for
+        proxy.on_request = late
+        with pytest.raises(LockTimeout):
+            advisory_lock(busy, using="postgres").acquire(timeout=0.3)
+        proxy.on_request = lambda number: None
+        assert len(asked) == 3
+    assert rows.count("postgres", world.name) == 1

@@ -64,7 +64,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 @pytest.fixture
 def watched(ends: tuple[socket.socket, socket.socket]) -> Watched:
     conn = SimpleNamespace(socket=ends[0].fileno(), transaction_status=pq.TransactionStatus.ACTIVE)
-    connection: Any = SimpleNamespace(connection=SimpleNamespace(pgconn=conn))
+    connection: Any = SimpleNamespace(alias="postgres", connection=SimpleNamespace(pgconn=conn))
     return Watched(connection, 1000.0)
 
 
