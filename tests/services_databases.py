@@ -123,6 +123,7 @@ class MariaDB(Engine):
         "mariadb": "mariadb-client",
     }
     runs_as = "mysql"
+    ours: ClassVar = {"plugin-load-add": "metadata_lock_info"}  # options that the other of the two does not know
 
     def create(self) -> None:
         self.run(program_path("mariadb-install-db"), "--no-defaults", f"--datadir={self.data}", "--skip-test-db")
@@ -150,14 +151,14 @@ class MariaDB(Engine):
             "max-connections": 300,
             "character-set-server": "utf8mb4",
             "default-time-zone": "+00:00",
-            "plugin-load-add": "metadata_lock_info",
+            **self.ours,
             "performance-schema": "ON",
             "performance-schema-instrument": "wait/lock/metadata/sql/mdl=ON",
             "innodb-buffer-pool-size": "64M",
             "innodb-flush-log-at-trx-commit": 0,
         }
         arguments = [f"--{key}={value}" for key, value in options.items()]
-        return [program_path("mariadbd"), "--no-defaults", "--skip-log-bin", "--skip-name-resolve", *arguments]
+        return [program_path(self.program), "--no-defaults", "--skip-log-bin", "--skip-name-resolve", *arguments]
 
     def version(self) -> str:
         host, port, user = self.server["host"], self.server["port"], self.server["user"]
@@ -165,3 +166,15 @@ class MariaDB(Engine):
         address = (f"--host={host}", f"--port={port}", f"--user={user}", self.server["name"])
         secret = {"MYSQL_PWD": self.server["password"]}
         return self.run(program_path("mariadb"), *options, *address, text="SELECT VERSION()", wait=10, **secret)
+
+
+class MySQL(MariaDB):
+    """Oracle's server in MariaDB's place; ``make test MYSQL=1``, where a ``mysqld`` is installed."""
+
+    program = "mysqld"
+    needs: ClassVar = {"mysqld": "mysql-server-core", "mariadb": "mariadb-client"}
+    # "mysqlx" would listen on another port; "secure-file-priv" is by default a directory that a package makes
+    ours: ClassVar = {"mysqlx": "OFF", "secure-file-priv": "NULL"}
+
+    def create(self) -> None:
+        self.run(program_path("mysqld"), "--no-defaults", f"--datadir={self.data}", "--initialize-insecure", wait=300)

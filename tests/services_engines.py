@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from tests.services_databases import MariaDB, Pgbouncer, Postgres
+from tests.services_databases import MariaDB, MySQL, Pgbouncer, Postgres
 from tests.services_leases import Redis, ZooKeeper
 from tests.services_process import ServicesError
 
@@ -22,7 +22,7 @@ ENGINES: dict[str, type[Engine]] = {
     "zookeeper": ZooKeeper,  # first, because it takes longest to answer
     "postgres": Postgres,
     "pgbouncer": Pgbouncer,  # stands in front of PostgreSQL
-    "mariadb": MariaDB,
+    "mariadb": MySQL if os.environ.get("DISTLOCK_MYSQL") else MariaDB,
     **dict.fromkeys(REDISES, Redis),
 }
 

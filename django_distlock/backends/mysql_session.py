@@ -120,7 +120,8 @@ class MySQLSession(MySQLLine):
             self,
             "query",
             (
-                b"SET SESSION %s = 0, wait_timeout = GREATEST(@@session.wait_timeout, %d)"
+                # of an unsigned and a signed number MySQL makes a decimal, which it does not take
+                b"SET SESSION %s = 0, wait_timeout = CAST(GREATEST(@@session.wait_timeout, %d) AS SIGNED)"
                 % (limit, LEAST_WAIT_TIMEOUT),
                 until,
             ),
