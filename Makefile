@@ -12,6 +12,9 @@ SERVE ?= 1
 COMPOSE ?=
 ARGS ?=
 FULL ?=
+# MYSQL=1: Oracle's MySQL in MariaDB's place.
+MYSQL ?=
+export DISTLOCK_MYSQL = $(MYSQL)
 # Three test processes, each with servers of its own; they share what is left when one of them is through.
 PARALLEL ?= -p tests.workers -n auto --dist worksteal
 
@@ -33,7 +36,7 @@ demo: $(VENV)/group-demo-$(DB).stamp  ## replay and serve the demo: DB=sqlite|po
 	@DB=$(DB) $(if $(filter sqlite,$(DB)),,DISTLOCK_SERVERS=$(DB) $(SERVICES) run) \
 	  $(BIN)/python testproject/manage.py demo $(if $(filter 0,$(SERVE)),--no-serve)
 
-test: $(VENV)/group-test.stamp  ## the whole suite on private servers; ARGS="-k name" goes to pytest, FULL=1 takes longer
+test: $(VENV)/group-test.stamp  ## the whole suite on private servers; ARGS="-k name" goes to pytest, FULL=1 takes longer, MYSQL=1 replaces MariaDB
 	@DISTLOCK_FULL=$(FULL) $(SERVICES) run $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 chaos: $(VENV)/group-test.stamp  ## faults at random, for an hour or more

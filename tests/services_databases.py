@@ -128,6 +128,9 @@ class MariaDB(Engine):
     def create(self) -> None:
         self.run(program_path("mariadb-install-db"), "--no-defaults", f"--datadir={self.data}", "--skip-test-db")
 
+    def path(self) -> str:
+        return program_path(self.program)
+
     def configure(self) -> None:
         self.make_directory("tmp")
         user, password, name = self.server["user"], self.server["password"], self.server["name"]
@@ -158,7 +161,7 @@ class MariaDB(Engine):
             "innodb-flush-log-at-trx-commit": 0,
         }
         arguments = [f"--{key}={value}" for key, value in options.items()]
-        return [program_path(self.program), "--no-defaults", "--skip-log-bin", "--skip-name-resolve", *arguments]
+        return [self.path(), "--no-defaults", "--skip-log-bin", "--skip-name-resolve", *arguments]
 
     def version(self) -> str:
         host, port, user = self.server["host"], self.server["port"], self.server["user"]
@@ -166,15 +169,3 @@ class MariaDB(Engine):
         address = (f"--host={host}", f"--port={port}", f"--user={user}", self.server["name"])
         secret = {"MYSQL_PWD": self.server["password"]}
         return self.run(program_path("mariadb"), *options, *address, text="SELECT VERSION()", wait=10, **secret)
-
-
-class MySQL(MariaDB):
-    """Oracle's server in MariaDB's place; ``make test MYSQL=1``, where a ``mysqld`` is installed."""
-
-    program = "mysqld"
-    needs: ClassVar = {"mysqld": "mysql-server-core", "mariadb": "mariadb-client"}
-    # "mysqlx" would listen on another port; "secure-file-priv" is by default a directory that a package makes
-    ours: ClassVar = {"mysqlx": "OFF", "secure-file-priv": "NULL"}
-
-    def create(self) -> None:
-        self.run(program_path("mysqld"), "--no-defaults", f"--datadir={self.data}", "--initialize-insecure", wait=300)

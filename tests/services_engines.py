@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from tests.services_databases import MariaDB, MySQL, Pgbouncer, Postgres
+from tests.services_databases import MariaDB, Pgbouncer, Postgres
 from tests.services_leases import Redis, ZooKeeper
+from tests.services_mysql import MySQL
 from tests.services_process import ServicesError
 
 if TYPE_CHECKING:

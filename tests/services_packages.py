@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests import services_mysql
 from tests.services import is_external
 from tests.services_engines import chosen
 from tests.services_process import ServicesError
@@ -65,9 +66,13 @@ def install(packages: Collection[str]) -> None:
             "Database servers may also come as containers: make services COMPOSE=mariadb"
         )
     print(f"installing {' '.join(sorted(packages))}", file=sys.stderr, flush=True)
+    # not in Debian's stable distribution
+    wanted = {"debootstrap" if package == services_mysql.PACKAGE else package for package in packages}
     with _no_service_starts():
         _apt_get("update", "--quiet=2")
-        _apt_get("install", "--quiet=2", "--yes", "--no-install-recommends", *sorted(packages))
+        _apt_get("install", "--quiet=2", "--yes", "--no-install-recommends", *sorted(wanted))
+    if services_mysql.PACKAGE in packages:
+        services_mysql.unpack()
 
 
 def _apt_get(*arguments: str) -> None:
