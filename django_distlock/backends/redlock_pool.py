@@ -42,12 +42,13 @@ class Lanes:
 
     def lane(self, number: int) -> Lane:
         """Made when it is first needed."""
-        lane = self._lanes.get(number)
+        lanes = self._lanes
+        lane = lanes.get(number)
         if lane is None:
-            # two threads may make one each: that of the first is used
+            # two threads may make one each: that of the first is used; and none that close() has not seen
             mine = Lane(self.nodes)
-            lane = self._lanes.setdefault(number, mine)
-            if lane is not mine:
+            lane = lanes.setdefault(number, mine)
+            if lane is not mine or lanes is not self._lanes:
                 mine.close()
             self._wake_at(time.monotonic() + TICK)
         return lane
@@ -67,7 +68,7 @@ class Lanes:
                 raise Crowded("The connections to the Redis nodes are busy.")
             if not lane.closed:  # for being idle, just before
                 return lane
-            lane.turn.release()
+            lane.leave()
 
     def _pick(self) -> tuple[Lane, bool]:
         """A lane, and whether it was free, so that the turn is now ours."""
@@ -88,23 +89,24 @@ class Lanes:
 
     def tick(self, now: float) -> float | None:
         """Look after those that nobody uses; when to do so again."""
-        for number, lane in list(self._lanes.items()):
+        lanes = self._lanes
+        for number, lane in list(lanes.items()):
             if not lane.turn.try_acquire():
                 continue
             try:
                 if lane.idle(now):
-                    self._lanes.pop(number, None)
-                    lane.close(mine=True)
+                    lanes.pop(number, None)
+                    lane.close()
                 else:
                     lane.tend(now)
             finally:
-                lane.turn.release()
+                lane.leave()
         return now + TICK if self._lanes else None
 
     def close(self) -> None:
         """Close every connection; the next question opens others."""
-        lanes, self._lanes = list(self._lanes.values()), {}
-        for lane in lanes:
+        lanes, self._lanes = self._lanes, {}
+        for lane in list(lanes.values()):
             lane.close()
         self._connectors.join(time.monotonic() + 2 * CONNECT_TIMEOUT)
 
