@@ -83,13 +83,13 @@ class Lane:
                 answers = inquiry.advance()
                 now = time.monotonic()
                 end = min(until, inquiry.begun_at + patience)
-                verdict = judge(answers, now - asked, end - asked, self.slots)
+                verdict, over = judge(answers, now - asked, end - asked, self.slots), now >= end
                 if verdict is not Verdict.WAIT:
                     decided_at = min(decided_at, now)
                     # who has never been asked yet is given a moment: a vote more is worth it
                     end = decided_at + (max(settle, FIRST_TIME) if inquiry.connecting else settle)
                     if now >= end or Answer.PENDING not in answers:
-                        return Outcome(verdict, answers, self.slots)
+                        return Outcome(verdict, answers, self.slots, over)
                     listen_until = end
                 else:
                     listen_until = min(until, now + HELD_UP) if inquiry.connecting else end
