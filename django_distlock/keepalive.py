@@ -154,7 +154,7 @@ class Keepalive:
             logger.warning("The lock %r could not be renewed: %s", holding.key.name, one_line(error))
             return
         if renewed is None:
-            lose(holding, "stolen")
+            lose_dead(holding, grant, "stolen")
         elif not holdings.renew(holding, renewed) and holding.lost is not None:
             # it ended while the engine was asked: what the engine has prolonged now belongs to nobody
             try:

@@ -167,9 +167,10 @@ class Lease(Releasable):
             raise holding.backend.unsupported("extend a lease: its locks have no TTL")
         self.ensure_held()
         holdings.shorten(holding, ttl)
-        grant: Grant | None = yield Call(holding.backend, "extend", (self._grant, ttl))
+        asked = self._grant
+        grant: Grant | None = yield Call(holding.backend, "extend", (asked, ttl))
         if grant is None:
-            lose(holding, "stolen")
+            lose_dead(holding, asked, "stolen")
             raise LockLost(self._lost_message())
         holding.ttl = ttl
         if holdings.renew(holding, grant):
