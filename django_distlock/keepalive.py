@@ -116,7 +116,7 @@ class Keepalive:
         if grant is None:
             return now + TICK
         if not holding.backend.alive(grant):
-            lose_dead(holding, grant)
+            lose_dead(holding, grant, "session")
             return now + TICK
         self._warn_of_long_hold(holding, now)
         if grant.valid_until is None or holding.ttl is None:

@@ -105,7 +105,7 @@ class Lease(Releasable):
         if grant.valid_until is not None and time.monotonic() >= grant.valid_until:
             return lose(holding, "expired") or holding.lost is not None
         if not holding.backend.look(grant):
-            return lose_dead(holding, grant) or holding.lost is not None
+            return lose_dead(holding, grant, "session") or holding.lost is not None
         return False
 
     @property
