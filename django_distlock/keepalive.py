@@ -116,7 +116,7 @@ class Keepalive:
         if grant is None:
             return now + TICK
         if not holding.backend.alive(grant):
-            lose_dead(holding, grant)
+            lose_dead(holding, grant, "session")
             return now + TICK
         self._warn_of_long_hold(holding, now)
         if grant.valid_until is None or holding.ttl is None:
@@ -154,7 +154,7 @@ class Keepalive:
             logger.warning("The lock %r could not be renewed: %s", holding.key.name, one_line(error))
             return
         if renewed is None:
-            lose(holding, "stolen")
+            lose_dead(holding, grant, "stolen")
         elif not holdings.renew(holding, renewed) and holding.lost is not None:
             # it ended while the engine was asked: what the engine has prolonged now belongs to nobody
             try:

@@ -105,7 +105,7 @@ class Lease(Releasable):
         if grant.valid_until is not None and time.monotonic() >= grant.valid_until:
             return lose(holding, "expired") or holding.lost is not None
         if not holding.backend.look(grant):
-            return lose_dead(holding, grant) or holding.lost is not None
+            return lose_dead(holding, grant, "session") or holding.lost is not None
         return False
 
     @property
@@ -167,9 +167,10 @@ class Lease(Releasable):
             raise holding.backend.unsupported("extend a lease: its locks have no TTL")
         self.ensure_held()
         holdings.shorten(holding, ttl)
-        grant: Grant | None = yield Call(holding.backend, "extend", (self._grant, ttl))
+        asked = self._grant
+        grant: Grant | None = yield Call(holding.backend, "extend", (asked, ttl))
         if grant is None:
-            lose(holding, "stolen")
+            lose_dead(holding, asked, "stolen")
             raise LockLost(self._lost_message())
         holding.ttl = ttl
         if holdings.renew(holding, grant):

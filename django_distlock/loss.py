@@ -24,10 +24,11 @@ def lose(holding: Holding, reason: str, *, releasing: bool = False) -> bool:
     return True
 
 
-def lose_dead(holding: Holding, grant: Grant) -> bool:
-    """:func:`lose` for what its backend calls dead. Some engines know that themselves when a lease is over."""
+def lose_dead(holding: Holding, grant: Grant, reason: str, *, releasing: bool = False) -> bool:
+    """:func:`lose` for what its backend calls dead, or the engine not ours: for that ``reason``, unless the lease is
+    over by now. Some engines know that themselves, and any of them may be asked before the end and answer after it."""
     expired = grant.valid_until is not None and time.monotonic() >= grant.valid_until
-    return lose(holding, "expired" if expired else "session")
+    return lose(holding, "expired" if expired else reason, releasing=releasing)
 
 
 def tell(holding: Holding, reason: str) -> None:

@@ -45,7 +45,8 @@ def migration_lock(database: str, using: str | None = None) -> Lock:
     ImproperlyConfigured for an alias that is not there; UnsupportedOperation for locks that no other process sees.
     """
     config = read_alias(using) if using is not None else _config(database)
-    name = f"{MIGRATE}:{database}:{config.alias}"
+    # what has one key has one name, under which a holder is listed
+    name = f"{MIGRATE}:{database}:{config.alias}" if using is None else f"{MIGRATE}:{config.alias}"
     entry = registry.add(name, config, MigrationEntry)
     if not entry.backend.needs_site_key:
         raise entry.backend.unsupported("keep other processes out")

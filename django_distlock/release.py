@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from . import signals
 from .exceptions import DistlockError, LockLost
 from .holdings import holdings
-from .loss import lose
+from .loss import lose, lose_dead
 from .waiting import Call, Flow
 
 if TYPE_CHECKING:
@@ -27,10 +27,11 @@ def freed_now(holding: Holding) -> bool:
 
 def give_back(holding: Holding) -> Flow[DistlockError | None]:
     """Release at the engine, then let the next one of this process ask. Returns what went wrong with the release."""
+    grant = holding.grant
     try:
-        released = yield Call(holding.backend, "release", (holding.grant,))
-        if not released:
-            lose(holding, "stolen", releasing=True)
+        released = yield Call(holding.backend, "release", (grant,))
+        if not released and grant is not None:
+            lose_dead(holding, grant, "stolen", releasing=True)
     except DistlockError as error:
         lose(holding, "unreachable", releasing=True)
         return error

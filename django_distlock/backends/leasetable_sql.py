@@ -38,7 +38,7 @@ INSERT INTO django_distlock_lease {columns} VALUES (%s, %s, %s, %s, {now}, {now}
 UPDATE = """
 UPDATE django_distlock_lease
 SET token = %s, fence = CASE WHEN fence >= {now} THEN fence + 1 ELSE {now} END, acquired_at = {now},
-    expires_at = {now} + %s, holder = %s
+    expires_at = {now} + %s, holder = %s, alias = %s
 WHERE digest = %s AND (token = %s OR ((token = '-' OR expires_at <= {now}) AND {first}))
 """
 KNOWN = "SELECT 1 FROM django_distlock_lease WHERE digest = %s"
@@ -139,7 +139,7 @@ class Dialect:
     def take(self, cursor: Any, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
         """Take the lease if it is free, expired or ours and nobody is ahead of ``place``; the fence, or None."""
         digest, token = claim.key.path, claim.token
-        known = (microseconds(claim.ttl or 0.0), holder, digest, token, *_place(claim, place))
+        known = (microseconds(claim.ttl or 0.0), holder, self._alias, digest, token, *_place(claim, place))
         if not self.change(cursor, UPDATE, token, *known):
             if self.ask(cursor, KNOWN, digest):
                 return None
@@ -234,7 +234,7 @@ class PostgresDialect(Dialect):
     SELECT %s, %s, %s, %s, {now}, {now}, {now} + %s, %s WHERE {first} OR {ours}
     ON CONFLICT (digest) DO UPDATE SET
         token = EXCLUDED.token, fence = GREATEST(held.fence + 1, EXCLUDED.fence), acquired_at = EXCLUDED.acquired_at,
-        expires_at = EXCLUDED.expires_at, holder = EXCLUDED.holder
+        expires_at = EXCLUDED.expires_at, holder = EXCLUDED.holder, alias = EXCLUDED.alias
     WHERE held.token = '-' OR held.token = EXCLUDED.token OR held.expires_at <= {now}
     RETURNING fence
     """
@@ -264,13 +264,14 @@ class MySQLDialect(Dialect):
                    fence + LAST_INSERT_ID(0)),
         acquired_at = IF({mine}, {now}, acquired_at),
         holder = IF({mine}, %s, holder),
+        alias = IF({mine}, %s, alias),
         token = IF({mine}, %s, token),
         expires_at = IF({mine}, {now} + %s, expires_at)
     """
 
     def take(self, cursor: Any, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
         token = claim.token
-        update = (token, token, token, holder, token, token, token, microseconds(claim.ttl or 0.0))
+        update = (token, token, token, holder, token, self._alias, token, token, token, microseconds(claim.ttl or 0.0))
         params = (*self._values(claim, holder), *_place(claim, place), claim.key.path, token, *update)
         self.change(cursor, self.TAKE, *params)
         return int(cursor.lastrowid) or None

@@ -31,7 +31,7 @@ SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8
 WHERE NOT EXISTS (SELECT 1 FROM ticket WHERE digest = ?1 AND place < ?9 AND seen > ?10)
 ON CONFLICT (digest) DO UPDATE SET
     token = excluded.token, fence = excluded.fence, acquired_at = excluded.acquired_at,
-    expires_at = excluded.expires_at, holder = excluded.holder
+    expires_at = excluded.expires_at, holder = excluded.holder, alias = excluded.alias
 WHERE (token = '-' OR token = excluded.token OR expires_at <= ?6) AND fence < excluded.fence
 """
 LAST = "SELECT fence, token FROM lease WHERE digest = ?1 AND (token = '-' OR token = ?3 OR expires_at <= ?2)"

@@ -42,6 +42,16 @@ def _shown(alias: object) -> str:
     return "(not shown, it looks like a URL)" if {":", "@"} & set(str(alias)) else repr(alias)
 
 
+def timed_out(error: BaseException | None) -> bool:
+    """Did redis-py, or a socket, wait in vain?"""
+    kinds: list[type[BaseException]] = [TimeoutError]
+    with contextlib.suppress(ImportError):
+        from redis.exceptions import TimeoutError as Silence
+
+        kinds.append(Silence)
+    return isinstance(error, tuple(kinds))
+
+
 class Target:
     """One server, resolved when it is first needed. Exactly one of ``cache`` (an alias in CACHES) and ``url``.
 

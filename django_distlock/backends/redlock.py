@@ -106,7 +106,7 @@ class RedlockBackend(Backend):
                     ballot.ear = self._ears.take(lead)
                 grant = yield from self._attempts(ballot, lead, wait > 0, until)
             finally:
-                lane.turn.release()
+                lane.leave()
             if grant is None and wait > 0:
                 yield from self._rest(ballot, lead, now + wait)
             return grant
@@ -249,7 +249,7 @@ class RedlockBackend(Backend):
             patience = self._patience(ttl)
             return (yield from confirmed(lane, grant.session.votes, question, again, patience=patience, until=until))
         finally:
-            lane.turn.release()
+            lane.leave()
 
     # what an operator sees and does
 
@@ -267,7 +267,7 @@ class RedlockBackend(Backend):
         try:
             outcome = yield from work(lane)
         finally:
-            lane.turn.release()
+            lane.leave()
         if isinstance(outcome, Outcome):
             raise self._lanes.unavailable(outcome)
         return outcome

@@ -43,9 +43,12 @@ class Question:
 
 
 class Outcome(NamedTuple):
+    """``over``: was that all the time that a node has for its answer?"""
+
     verdict: Verdict
     answers: list[Answer]
     slots: list[Slot | None]
+    over: bool = False
 
     @property
     def lost(self) -> bool:
@@ -120,6 +123,7 @@ class Inquiry:
         slot.until = time.monotonic() + self._patience
         with lane.guard:
             if len(line.owed) >= MOST_OWED and not question.final:
+                line.node.error = TimeoutError(f"{MOST_OWED} answers are due.")
                 return Answer.FAILED
             sent = line.send(command, slot)
             slow = line.slow(time.monotonic())

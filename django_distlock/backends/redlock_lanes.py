@@ -38,7 +38,7 @@ IDLE, IDLE_OWING = 5.0, 60.0
 
 
 class Lane:
-    """Whoever asks has ``turn``; what is only told may be told by anybody at any time."""
+    """Whoever asks has ``turn``, until :meth:`leave`; what is only told may be told by anybody at any time."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.turn = Turnstile()
@@ -83,21 +83,19 @@ class Lane:
                 answers = inquiry.advance()
                 now = time.monotonic()
                 end = min(until, inquiry.begun_at + patience)
-                verdict = judge(answers, now - asked, end - asked, self.slots)
+                verdict, over = judge(answers, now - asked, end - asked, self.slots), now >= end
                 if verdict is not Verdict.WAIT:
                     decided_at = min(decided_at, now)
                     # who has never been asked yet is given a moment: a vote more is worth it
                     end = decided_at + (max(settle, FIRST_TIME) if inquiry.connecting else settle)
                     if now >= end or Answer.PENDING not in answers:
-                        return Outcome(verdict, answers, self.slots)
+                        return Outcome(verdict, answers, self.slots, over)
                     listen_until = end
                 else:
                     listen_until = min(until, now + HELD_UP) if inquiry.connecting else end
                 yield Call(self, "listen", (listen_until,))
         finally:
             inquiry.end()
-            if self.closed:
-                self._hush()
 
     def tell(self, index: int, question: Question) -> None:
         """Have a node do ``question.undo`` without waiting for its answer; if it cannot be reached, later."""
@@ -192,21 +190,30 @@ class Lane:
         owing = any(line.owed or line.debts for line in self.lines)
         return now - self.used_at > (IDLE_OWING if owing else IDLE)
 
-    def close(self, *, mine: bool = False) -> None:
-        """Close every connection. What is owed is forgotten. ``mine``: the caller has the turn; else whoever has it is
-        told so, in the middle of its question."""
+    def leave(self) -> None:
+        """Give up the turn. Who has had it closes what may not be closed under those that ask."""
+        self.turn.release()
+        if self.closed:
+            self._hush()
+
+    def close(self) -> None:
+        """Close every connection. What is owed is forgotten. Whoever has the turn is told so, in the middle of its
+        question."""
         with self.guard:
             self.closed = True
             for line in self.lines:
                 line.drop()
         with contextlib.suppress(OSError):
             self._mouth.send(b"x")
-        if mine or self.turn.try_acquire():
-            self._hush()
-            if not mine:
-                self.turn.release()  # to those who wait for it, to see that there is nothing to wait for
+        self._hush()
 
     def _hush(self) -> None:
+        """Close both ends, unless somebody has the turn, who does it after that."""
+        if self.turn.try_acquire():
+            self._shut()
+            self.turn.release()  # to those who wait for it, to see that there is nothing to wait for
+
+    def _shut(self) -> None:
         self._ear.close()
         self._mouth.close()
 
@@ -216,7 +223,7 @@ class Lane:
             line.abandon()
         for link in self._ended:
             link.close()
-        self._hush()
+        self._shut()
 
 
 def _settle(future: asyncio.Future[None]) -> None:

@@ -46,6 +46,8 @@ class Line:
 
     def attach(self, link: Link) -> None:
         """A connection has been made. What is owed to the node goes first."""
+        if self.owed:  # on the one before, which was silent
+            self.node.error = TimeoutError("There was no answer for long.")
         self.drop()
         self._link = link
         self._lines[link.fd] = self

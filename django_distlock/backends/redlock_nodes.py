@@ -122,6 +122,7 @@ class Node:
         self._retry_at = 0.0
         # has the last attempt to connect failed?
         self.trouble = False
+        # what it failed with last, since it was connected to
         self.error: BaseException | None = None
 
     def connecting(self, lane: Lane) -> bool:
@@ -136,6 +137,7 @@ class Node:
             if self.trouble and (self._connecting or time.monotonic() < self._retry_at):
                 return False
             if len(self._connecting) >= MOST_CONNECTING:
+                self.error = TimeoutError(f"{MOST_CONNECTING} attempts to connect are under way.")
                 return False
             self._connecting.add(lane)
         try:
@@ -155,8 +157,9 @@ class Node:
     def _connect(self, lane: Lane, attach: Callable[[Link], None], wake: socket.socket) -> None:
         try:
             if not lane.closed:
-                attach(Link(self.target.connect(CONNECT_TIMEOUT)))
-                self.trouble = False
+                link = Link(self.target.connect(CONNECT_TIMEOUT))
+                self.trouble, self.error = False, None
+                attach(link)
         except BaseException as error:
             self._failed(error)
         finally:

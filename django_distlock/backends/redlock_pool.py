@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.waiting import Call
 
+from .redis_target import timed_out
 from .redlock_lanes import Lane
 from .redlock_nodes import CONNECT_TIMEOUT, MOST_CONNECTING, Connectors, Node
-from .redlock_quorum import Answer
+from .redlock_quorum import Answer, majority
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from django_distlock.waiting import Flow
 
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 # The connections to each node at most; a further one is opened when all others are in use.
 LANES = MOST_CONNECTING
 TICK = 0.5
-UNHEARD = (Answer.FAILED, Answer.PENDING, Answer.SLOW)
+
+
+def _numbers(nodes: Iterable[Node]) -> str:
+    return ", ".join(str(node.number) for node in nodes)
 
 
 class Crowded(BackendUnavailable):
@@ -42,12 +46,13 @@ class Lanes:
 
     def lane(self, number: int) -> Lane:
         """Made when it is first needed."""
-        lane = self._lanes.get(number)
+        lanes = self._lanes
+        lane = lanes.get(number)
         if lane is None:
-            # two threads may make one each: that of the first is used
+            # two threads may make one each: that of the first is used; and none that close() has not seen
             mine = Lane(self.nodes)
-            lane = self._lanes.setdefault(number, mine)
-            if lane is not mine:
+            lane = lanes.setdefault(number, mine)
+            if lane is not mine or lanes is not self._lanes:
                 mine.close()
             self._wake_at(time.monotonic() + TICK)
         return lane
@@ -67,7 +72,7 @@ class Lanes:
                 raise Crowded("The connections to the Redis nodes are busy.")
             if not lane.closed:  # for being idle, just before
                 return lane
-            lane.turn.release()
+            lane.leave()
 
     def _pick(self) -> tuple[Lane, bool]:
         """A lane, and whether it was free, so that the turn is now ours."""
@@ -79,32 +84,57 @@ class Lanes:
 
     def unavailable(self, outcome: Outcome) -> BackendUnavailable:
         """The error for too few answers. Nodes are counted from 1: an address may hold a password."""
-        silent = [node for node, answer in zip(self.nodes, outcome.answers, strict=True) if answer in UNHEARD]
-        numbers = ", ".join(str(node.number) for node in silent)
-        error = BackendUnavailable(f"{len(silent)} of {len(self.nodes)} Redis nodes do not answer: {numbers}.")
-        causes = [node.error for node in silent if node.error is not None]
-        error.__cause__ = causes[0] if causes else TimeoutError("There was no answer in time.")
+        failed, late = self._unheard(outcome)
+        if not failed and not late:  # a vote that was lost on the way does not count
+            return BackendUnavailable(f"No majority of the {len(self.nodes)} Redis nodes confirms it.")
+        errors = [node.error for node in failed if node.error is not None]
+        kinds = sorted({type(error).__name__ for error in errors})
+        of = f"of {len(self.nodes)} Redis nodes "
+        failures = f"failed: {_numbers(failed)}" + (f" ({', '.join(kinds)})" if kinds else "")
+        cause = errors[0] if errors else None
+        if late and len(failed) <= len(self.nodes) - majority(len(self.nodes)):
+            said = f"{len(late)} {of}did not answer in time: {_numbers(late)}"
+            said += f"; {len(failed)} {failures}" if failed else ""
+            cause = TimeoutError("There was no answer in time.")
+        else:  # however long the others had been waited for
+            said = f"{len(failed)} {of}{failures}" + (f"; no answer yet: {_numbers(late)}" if late else "")
+        error = BackendUnavailable(f"{said}.")
+        error.__cause__ = cause
         return error
+
+    def _unheard(self, outcome: Outcome) -> tuple[list[Node], list[Node]]:
+        """Those that failed, and those that took too long. Who was not asked is none of them."""
+        failed: list[Node] = []
+        late: list[Node] = []
+        for node, answer, slot in zip(self.nodes, outcome.answers, outcome.slots, strict=True):
+            if slot is None:
+                continue
+            if answer is Answer.FAILED or (answer is Answer.SLOW and not slot.sent):  # it is in trouble
+                (late if timed_out(node.error) else failed).append(node)
+            elif answer is Answer.SLOW or (answer is Answer.PENDING and outcome.over):
+                late.append(node)
+        return failed, late
 
     def tick(self, now: float) -> float | None:
         """Look after those that nobody uses; when to do so again."""
-        for number, lane in list(self._lanes.items()):
+        lanes = self._lanes
+        for number, lane in list(lanes.items()):
             if not lane.turn.try_acquire():
                 continue
             try:
                 if lane.idle(now):
-                    self._lanes.pop(number, None)
-                    lane.close(mine=True)
+                    lanes.pop(number, None)
+                    lane.close()
                 else:
                     lane.tend(now)
             finally:
-                lane.turn.release()
+                lane.leave()
         return now + TICK if self._lanes else None
 
     def close(self) -> None:
         """Close every connection; the next question opens others."""
-        lanes, self._lanes = list(self._lanes.values()), {}
-        for lane in lanes:
+        lanes, self._lanes = self._lanes, {}
+        for lane in list(lanes.values()):
             lane.close()
         self._connectors.join(time.monotonic() + 2 * CONNECT_TIMEOUT)
 

@@ -56,6 +56,19 @@ class Nodes:
         stats = [client.info("commandstats") for client in self.clients]
         return [each.get(f"cmdstat_{command}", {}).get("calls", 0) for each in stats]
 
+    def connect(self, name: str) -> None:
+        """Have connections to all five, which know the scripts: a majority is enough for a caller, and whoever could
+        not be asked is not asked later."""
+        lock, lanes = self.lock(name), registry.entry(self.using).backend._lanes  # type: ignore[attr-defined]
+
+        def connected() -> bool:
+            lock.acquire(timeout=5).release()
+            return all(line.up for line in lanes.lane(0).lines)
+
+        eventually(connected, "not all are connected")
+        lock.acquire(timeout=5).release()
+        self.quiet()
+
     def quiet(self) -> None:
         """Wait until no reply is on its way: a majority is enough for a caller, the rest comes later."""
         for proxy in self.proxies:

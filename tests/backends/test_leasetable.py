@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock.backends.leasetable_rows import KEPT
-from django_distlock.records import drift
+from django_distlock.records import Claim, drift
 from tests.backends.leasetable_stores import SERVERS, SQLITE, STORES, TTL, Stores
 
 if TYPE_CHECKING:
@@ -134,6 +134,19 @@ def test_an_alias_shows_its_own_locks_only(stores: Stores, a: Any, monkeypatch: 
     other = stores.client()
     assert list(other.inspect()) == []
     assert other.try_acquire(stores.claim()), "the alias is part of the key"
+
+
+def test_an_alias_shows_what_it_took_though_another_one_had_it_first(
+    stores: Stores, a: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of migrations has the same key for all aliases."""
+    claim = stores.claim()
+    assert a.release(a.try_acquire(claim))
+    monkeypatch.setattr(stores, "alias", stores.alias + "2")
+    other = stores.client()
+    assert other.try_acquire(Claim(key=claim.key, ttl=TTL, token="t2"))
+    assert [(info.backend, info.key) for info in other.inspect()] == [(stores.alias, claim.key.path)]
+    assert list(a.inspect()) == []
 
 
 @pytest.mark.parametrize("name", ["ü" * 512, "a\0b", "\ud800", "%s {} %%", "'\"\\", '"', '"json"', "\r\n", "🔒", " x "])

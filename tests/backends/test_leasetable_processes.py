@@ -19,32 +19,36 @@ from django_distlock import BackendUnavailable, LockTimeout, advisory_lock, held
 from django_distlock.backends.leasetable_rows import GRACE
 from django_distlock.registry import registry
 from tests.conftest import eventually
-from tests.processes import Child
+from tests.processes import PATIENCE, Child
 from tests.sizes import be_polite
-from tests.timing import within
+from tests.timing import TooSlow, within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 USING = ("leasetable", "leasetable_postgres", "leasetable_mariadb")
 PROCESSES = 8
+LONGEST = 20.0  # seconds: the crowd is polite, and gets next to no time on a busy machine
 pytestmark = pytest.mark.usefixtures("databases")
 
 
 def count(link: Any) -> None:
-    """In a child: add ``rounds`` to the number in a file, as often as told, with a lock around each read and write."""
+    """In a child: add ``rounds`` to the number in a file, as often as told, with a lock around each read and write; or
+    less, if the time is over before that."""
     be_polite()
     link.say("ready")
     while (job := link.hear()) is not None:
         lock = advisory_lock(job["name"], using=job["using"], timeout=60) if job["using"] else nullcontext()
         counter = os.open(job["path"], os.O_RDWR)
-        for _ in range(job["rounds"]):
+        done, until = 0, time.monotonic() + LONGEST
+        while done < job["rounds"] and time.monotonic() < until:
             with lock:
                 number = int(os.pread(counter, 8, 0))
                 os.sched_yield()
                 os.pwrite(counter, b"%08d" % (number + 1), 0)
+            done += 1
         os.close(counter)
-        link.say("done")
+        link.say(done)
 
 
 @pytest.fixture(scope="module")
@@ -58,25 +62,29 @@ def crowd(django_db_setup: None) -> Iterator[list[Child]]:
             child.say(None)
 
 
-def counted(crowd: list[Child], using: str | None, name: str, path: Path, rounds: int) -> int:
+def counted(crowd: list[Child], using: str | None, name: str, path: Path, rounds: int) -> tuple[int, int]:
+    """The number, and what it should be."""
     path.write_text(f"{0:08d}")
     for child in crowd:
         child.say({"using": using, "name": name, "path": str(path), "rounds": rounds})
-    for child in crowd:
-        assert child.hear() == "done"
-    return int(path.read_text())
+    done = sum(child.hear(LONGEST + PATIENCE) for child in crowd)
+    return int(path.read_text()), done
 
 
 @pytest.mark.parametrize("using", USING)
 def test_r1_no_update_is_lost(crowd: list[Child], using: str, name: str, tmp_path: Path) -> None:
     rounds = 250 if using == "leasetable" else 25
-    assert counted(crowd, using, name, tmp_path / "counter", rounds) == PROCESSES * rounds
+    number, done = counted(crowd, using, name, tmp_path / "counter", rounds)
+    assert number == done
+    if done < PROCESSES * rounds / 10:
+        raise TooSlow(f"{done} rounds are too few to meet each other")
     assert not [info for report in held_locks(using) for info in report.locks if info.name == name]
 
 
 def test_without_a_lock_updates_are_lost(crowd: list[Child], name: str, tmp_path: Path) -> None:
     """The counter can fail."""
-    assert any(counted(crowd, None, name, tmp_path / "counter", 250) < PROCESSES * 250 for _ in range(20))
+    tries = (counted(crowd, None, name, tmp_path / "counter", 250) for _ in range(20))
+    assert any(number < done for number, done in tries)
 
 
 def hold(link: Any, using: str, name: str, ttl: float) -> None:

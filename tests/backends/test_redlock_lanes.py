@@ -21,6 +21,7 @@ from django_distlock.backends.redlock_pool import LANES, Lanes
 from django_distlock.names import derive_key
 from django_distlock.records import Claim
 from django_distlock.registry import registry
+from django_distlock.waiting import drive
 from tests.backends.redlock_nodes import five_nodes
 from tests.timing import within
 
@@ -79,8 +80,9 @@ def test_a_descriptor_that_an_event_loop_watches_is_not_closed_under_it() -> Non
     open_still: list[bool] = []
 
     def replace() -> None:
-        lane._attach(line, Link(ends[1][0]))
-        open_still.append(_open(first))
+        with lane.guard:  # else the loop may have heard of it, and be through, before the look
+            line.attach(Link(ends[1][0]))
+            open_still.append(_open(first))
 
     async def main() -> None:
         listening = asyncio.create_task(lane.alisten(time.monotonic() + 5))
@@ -91,9 +93,78 @@ def test_a_descriptor_that_an_event_loop_watches_is_not_closed_under_it() -> Non
     asyncio.run(main())
     assert open_still == [True]
     assert not _open(first)
-    lane.close(mine=True)
+    lane.close()
     for _, other in ends:
         other.close()
+
+
+@pytest.fixture
+def lanes() -> Lanes:
+    """Of a node that nobody has asked for anything."""
+    return Lanes([Target(url="redis://127.0.0.1:1")], "test-connect", bool)
+
+
+@pytest.mark.parametrize("taken", ["by the keepalive thread", "to ask"])
+def test_who_has_the_turn_when_a_lane_is_closed_gives_its_descriptors_back(
+    lanes: Lanes, monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    """Whoever closes it may not do so under the one that has the turn, and that one is not always asking."""
+    lane = lanes.lane(0)
+    if taken == "to ask":
+        take = lane.turn.try_acquire
+
+        def took() -> bool:
+            lane.turn.try_acquire = take
+            took = take()
+            lanes.close()
+            return took
+
+        lane.turn.try_acquire = took
+        other = drive(lanes.enter(None, 1))
+        assert other is not lane
+        other.leave()
+        lanes.close()
+    else:
+        monkeypatch.setattr(lane, "tend", lambda now: lanes.close())
+        lanes.tick(time.monotonic())
+    assert lane.closed
+    assert [each.fileno() for each in (lane._ear, lane._mouth)] == [-1, -1]
+
+
+def test_a_lane_that_is_closed_while_another_takes_its_place_leaves_it_there(
+    lanes: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody would know of the new one, to close it."""
+    lane = lanes.lane(0)
+    new: list[Lane] = []
+
+    def idle(now: float) -> bool:
+        lanes.close()
+        new.append(lanes.lane(0))
+        return True
+
+    monkeypatch.setattr(lane, "idle", idle)
+    lanes.tick(time.monotonic())
+    assert new != [lane]
+    assert lanes.lane(0) is new[0]
+    assert not new[0].closed
+    lanes.close()
+
+
+def test_a_lane_that_is_made_while_all_are_closed_is_closed_too(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Lane] = []
+
+    def make(nodes: Any) -> Lane:
+        lanes.close()
+        made.append(Lane(nodes))
+        return made[-1]
+
+    monkeypatch.setattr("django_distlock.backends.redlock_pool.Lane", make)
+    assert lanes.lane(0).closed
+    assert [each.fileno() for each in (made[0]._ear, made[0]._mouth)] == [-1, -1]
+    monkeypatch.undo()
+    assert not lanes.lane(0).closed
+    lanes.close()
 
 
 def _open(fd: int) -> bool:

@@ -56,6 +56,7 @@ def free(nodes: Nodes, key: LockKey, value: bytes) -> None:
 
 def test_an_extension_gives_the_vote_again_where_it_was_forgotten(nodes: Nodes, name: str, key: LockKey) -> None:
     """Nodes that forget one after the other, never two between two renewals: nobody else gets a majority."""
+    nodes.connect(name)
     with nodes.lock(name, ttl=30) as lease:
         eventually(lambda: sum(nodes.keys()) == 5, "somebody has not granted it")
         for client in nodes.clients[:3]:
@@ -68,8 +69,7 @@ def test_an_extension_gives_the_vote_again_where_it_was_forgotten(nodes: Nodes, 
 
 def test_a_vote_whose_answer_was_lost_is_given_again(nodes: Nodes, name: str) -> None:
     """As soon as nothing that takes it back is on its way: the lock may then lose two other nodes, like any."""
-    nodes.lock(name).acquire().release()
-    nodes.quiet()
+    nodes.connect(name)
     for proxy in nodes.proxies[:2]:
         proxy.swallow(1, cut=True)
     with nodes.lock(name, ttl=30) as lease:
@@ -85,8 +85,7 @@ def test_a_vote_whose_answer_was_lost_is_given_again(nodes: Nodes, name: str) ->
 
 def test_a_vote_that_is_taken_back_is_not_given_again_meanwhile(nodes: Nodes, name: str) -> None:
     """What takes it back is sent for two seconds, and would take the new one."""
-    nodes.lock(name).acquire().release()
-    nodes.quiet()
+    nodes.connect(name)
     nodes.proxies[0].swallow(1, cut=True)
     with nodes.lock(name, ttl=30) as lease:
         given = 0
@@ -98,6 +97,7 @@ def test_a_vote_that_is_taken_back_is_not_given_again_meanwhile(nodes: Nodes, na
 
 
 def test_no_vote_is_given_again_by_who_lost_the_majority(nodes: Nodes, name: str) -> None:
+    nodes.connect(name)
     lease = nodes.lock(name, ttl=30).acquire()
     eventually(lambda: sum(nodes.keys()) == 5, "somebody has not granted it")
     for client in nodes.clients[:3]:
@@ -109,6 +109,7 @@ def test_no_vote_is_given_again_by_who_lost_the_majority(nodes: Nodes, name: str
 
 def test_a_shorter_ttl_counts_though_its_confirmation_is_lost(nodes: Nodes, name: str, key: LockKey) -> None:
     """The nodes may have been told: from then on the lease must not claim to live longer than the keys do."""
+    nodes.connect(name)
     lease = nodes.lock(name, ttl=30).acquire()
     eventually(lambda: sum(nodes.keys()) == 5, "somebody has not granted it")
     nodes.quiet()
@@ -192,8 +193,8 @@ def test_a_lane_closed_while_one_waited_for_it_is_not_used(nodes: Nodes, name: s
     waiting = lanes.enter(lane, 1)
     step = next(waiting)
     lanes._lanes.pop(0)
-    lane.close(mine=True)
-    lane.turn.release()
+    lane.close()
+    lane.leave()
     assert step.target.acquire(1)
     with pytest.raises(StopIteration) as entered:
         waiting.send(True)

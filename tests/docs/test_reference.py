@@ -114,7 +114,9 @@ def test_every_signal_is_documented() -> None:
 
 def test_every_reason_of_a_loss_is_documented() -> None:
     sources = [path.read_text() for path in Path(django_distlock.__file__).parent.glob("*.py")]
-    reasons = {reason for source in sources for reason in re.findall(r'\blose\(holding, "(\w+)"', source)}
+    reasons = {
+        reason for source in sources for reason in re.findall(r'\blose(?:_dead)?\(holding, (?:\w+, )?"(\w+)"', source)
+    }
     table = tables(PAGES["docs/reference/signals.md"].read_text())[-1]
     assert table[0][0] == "reason"
     assert {row[0].strip("`") for row in table[1:]} == reasons

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import advisory_lock
-from tests.conftest import eventually
+from django_distlock.holdings import holdings
+from tests.conftest import PATIENCE, eventually
 from tests.faults.server import SESSION_LOCKS, holders
 from tests.processes import Child
 from tests.timing import within
@@ -44,9 +45,12 @@ def forget_in_a_generator(link: Any, using: str, name: str) -> None:
 def forget_in_a_thread(link: Any, using: str, name: str) -> None:
     """One daemon thread holds, another one waits behind it."""
 
+    held = threading.Event()
+
     def hold() -> None:
         with advisory_lock(name, using=using):
             link.say("held")
+            held.set()
             threading.Event().wait()
 
     def wait() -> None:
@@ -54,9 +58,11 @@ def forget_in_a_thread(link: Any, using: str, name: str) -> None:
             pass
 
     threading.Thread(target=hold, daemon=True).start()
-    eventually(lambda: holders(using, name) if using in SESSION_LOCKS else True, "not held")
+    assert held.wait(PATIENCE)
+    if using in SESSION_LOCKS:
+        assert holders(using, name)
     threading.Thread(target=wait, daemon=True).start()
-    time.sleep(0.1)
+    eventually(lambda: len(list(holdings.everything())) == 2, "nobody waits")
 
 
 def forget_in_a_task(link: Any, using: str, name: str) -> None:

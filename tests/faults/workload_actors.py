@@ -6,6 +6,7 @@ All that is seen goes to one journal, line by line in single appends, so that on
     o <section> <other> <time>   met another section inside: the kernel had given its flock away
     s <section>                  found at its end that its lock was lost
     e <kind>                     a lock failed with that error
+    p <seconds>                  this process had no processor for so long
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ PATIENCE = 10.0  # seconds for one acquire; longer than a dead holder's TTL
 # In the section, so that two who are inside meet.
 PAUSE = 0.0005
 TTL = 0.6
+# The heart of a process beats so often; without a beat for so long it renews no lease in time. Seconds.
+BEAT, STARVED = 0.02, TTL / 3
 
 
 class Desk:
@@ -120,14 +123,28 @@ def work(link: Any) -> None:
             threading.Thread(target=_worker, args=(using, name, desk, kind, f"{os.getpid()}.{number}", pause, until))
             for number, desk in enumerate(desks)
         ]
-        for worker in workers:
-            worker.start()
+        over = threading.Event()
+        heart = threading.Thread(target=_beat, args=(desks[0], over))
+        for thread in (heart, *workers):
+            thread.start()
         for worker in workers:
             worker.join()
+        over.set()
+        heart.join()
         for desk in desks:
             desk.close()
         registry.close()
         link.say("done")
+
+
+def _beat(desk: Desk, over: threading.Event) -> None:
+    """Tell a lease that was lost for want of a processor from one that was not renewed."""
+    due = time.monotonic() + BEAT
+    while not over.wait(BEAT):
+        now = time.monotonic()
+        if now - due > STARVED:
+            desk.note(f"p {now - due:.2f}")
+        due = now + BEAT
 
 
 def _worker(using: str, name: str, desk: Desk, kind: str, who: str, pause: float, until: float) -> None:

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Verdict:
-    """What the journal of a run says. ``stale``: sections that noticed themselves that their lock had been lost."""
+    """What the journal of a run says. ``stale``: sections that noticed themselves that their lock had been lost.
+    ``starved``: for how long a process had no processor, if that was too long to renew a lease."""
 
     sections: int = 0
     lost_updates: int = 0
     overlaps: list[tuple[str, str]] = field(default_factory=list)
     stale: set[str] = field(default_factory=set)
     errors: Counter[str] = field(default_factory=Counter)
+    starved: float = 0.0
 
 
 def judge(folder: Path, killed: Mapping[int, float], stopped: Iterable[int] = ()) -> Verdict:
@@ -54,6 +56,8 @@ def judge(folder: Path, killed: Mapping[int, float], stopped: Iterable[int] = ()
                 verdict.stale.add(section)
             case ["e", kind]:
                 verdict.errors[kind] += 1
+            case ["p", seconds]:
+                verdict.starved = max(verdict.starved, float(seconds))
     verdict.sections = written.total()
     silenced = set(killed) & set(stopped)
 

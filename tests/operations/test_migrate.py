@@ -6,6 +6,7 @@ import io
 import secrets
 import sqlite3
 from contextlib import ExitStack, closing, contextmanager
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -150,9 +151,13 @@ def test_the_exit_status_is_that_of_migrate(monkeypatch: pytest.MonkeyPatch) -> 
     assert error.value.returncode == 3
 
 
-@pytest.mark.parametrize("using", [None, "redis", "zookeeper", "leasetable_postgres"])
-def test_who_does_not_want_to_wait_is_told_for_whom_he_would(using: str | None) -> None:
-    lease = migration_lock("postgres", using).try_acquire()
+@pytest.mark.parametrize(
+    ("using", "database"),
+    [(None, "postgres"), *product(["redis", "zookeeper", "leasetable_postgres"], ["postgres", "default"])],
+)
+def test_who_does_not_want_to_wait_is_told_for_whom_he_would(using: str | None, database: str) -> None:
+    """Also if that one migrates another database under the same lock."""
+    lease = migration_lock(database, using).try_acquire()
     assert lease is not None
     try:
         import threading
