@@ -54,10 +54,23 @@ def drive(flow: Flow[T]) -> T:
 
     KeyboardInterrupt wins over what goes wrong while the flow cleans up after it.
     """
-    interruption = error = result = None
+    interruption: BaseException | None = None
+    error: BaseException | None = None
+    result: Any = None
     while True:
         try:
-            step = flow.send(result) if error is None else flow.throw(error)
+            while True:  # in the try: Python looks for signals at each jump back
+                step = flow.send(result) if error is None else flow.throw(error)
+                error = None
+                try:
+                    method = getattr(step.target, step.method)
+                    if step.results is None:
+                        result = method(*step.args)
+                    else:  # all in one call in C: nothing comes between the return of the method and the list
+                        step.results.extend(starmap(method, (step.args,)))
+                        result = step.results[-1]
+                except Exception as failure:
+                    error = failure
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
         except BaseException as failure:
@@ -68,16 +81,6 @@ def drive(flow: Flow[T]) -> T:
                 raise
             _log(failure)
             raise interruption from None
-        error = None
-        try:
-            method = getattr(step.target, step.method)
-            if step.results is None:
-                result = method(*step.args)
-            else:  # all in one call in C: nothing comes between the return of the method and the list
-                step.results.extend(starmap(method, (step.args,)))
-                result = step.results[-1]
-        except BaseException as failure:
-            error, interruption = failure, _first(interruption, failure)
 
 
 async def adrive(flow: Flow[T]) -> T:

@@ -72,9 +72,10 @@ class ServerStore:
         lost = 0
         while True:
             left = until - time.monotonic()
-            if left <= 0 or not (yield Call(self._turnstile, "acquire", (left,))):
-                raise self._no_time(lost > 0)
+            entered: list[bool] = []
             try:
+                if left <= 0 or not (yield Call(self._turnstile, "acquire", (left,), entered)):
+                    raise self._no_time(lost > 0)
                 session = self._usable() or (yield from self._open(until, lost > 0))
                 error, value = yield Call(self, "attempt", (session, operation, args, until))
                 if error is None:
@@ -82,7 +83,8 @@ class ServerStore:
                     return None if lost and value is False else value
                 retry = self._judge(error, session, lost)
             finally:
-                self._turnstile.release()
+                if any(entered):
+                    self._turnstile.release()
             lost += self._session is None
             if retry > 0:
                 yield Call(PAUSE, "sleep", (retry,))

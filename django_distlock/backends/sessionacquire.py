@@ -129,9 +129,10 @@ class SessionAcquire(Backend, Generic[S]):
         while True:
             attempts -= 1
             session = yield from self.sessions.shared(until)
-            if not (yield Call(session.turnstile, "acquire", (max(0.0, until - time.monotonic()),))):
-                raise StatementTimeout
+            entered: list[bool] = []
             try:
+                if not (yield Call(session.turnstile, "acquire", (max(0.0, until - time.monotonic()),), entered)):
+                    raise StatementTimeout
                 if session.dead is None:
                     limit = time.monotonic() + STATEMENT_LIMIT
                     return (yield from self._try_on(session, claim, min(until, limit)))
@@ -139,7 +140,8 @@ class SessionAcquire(Backend, Generic[S]):
                 if not attempts:
                     raise
             finally:
-                session.turnstile.release()
+                if any(entered):
+                    session.turnstile.release()
             if not attempts:
                 raise SessionDead(session.dead)
 
@@ -178,12 +180,13 @@ class SessionAcquire(Backend, Generic[S]):
         if session is None:
             return (yield from self._try(claim, answer_by))
         asked = time.monotonic()
-        entered = granted = False
+        entered: list[bool] = []
+        granted = False
         if asked >= until:
             self.sessions.give_back(session)
             return None
         try:
-            entered = yield Call(session.turnstile, "acquire", (math.inf,))
+            yield Call(session.turnstile, "acquire", (math.inf,), entered)
             granted = yield from self._wait_on(session, claim, until)
             if granted:
                 session.note(claim.key)
@@ -232,12 +235,14 @@ class SessionAcquire(Backend, Generic[S]):
     def _cancel(self, session: S) -> Flow[None]:
         until = time.monotonic() + STATEMENT_LIMIT / 2
         other = yield from self.sessions.shared(until)
-        if not (yield Call(other.turnstile, "acquire", (STATEMENT_LIMIT / 2,))):
-            raise StatementTimeout
+        entered: list[bool] = []
         try:
+            if not (yield Call(other.turnstile, "acquire", (STATEMENT_LIMIT / 2,), entered)):
+                raise StatementTimeout
             yield from other.cancel(session, until)
         finally:
-            other.turnstile.release()
+            if any(entered):
+                other.turnstile.release()
 
     def _unavailable(self, error: BaseException) -> BackendUnavailable:
         lines = str(error).strip().splitlines()

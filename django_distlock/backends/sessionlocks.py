@@ -130,9 +130,10 @@ class SessionLockBackend(SessionAcquire[S]):
     def _verify(self, grant: Grant) -> Flow[bool]:
         session: S = grant.session
         until = time.monotonic() + STATEMENT_LIMIT
-        if not (yield Call(session.turnstile, "acquire", (STATEMENT_LIMIT,))):
-            raise BackendUnavailable(f"The server of alias {self.alias!r} did not answer.")
+        entered: list[bool] = []
         try:
+            if not (yield Call(session.turnstile, "acquire", (STATEMENT_LIMIT,), entered)):
+                raise BackendUnavailable(f"The server of alias {self.alias!r} did not answer.")
             if session.dead is None:
                 with contextlib.suppress(ServerError):  # whoever refuses, or was interrupted, lives
                     yield from session.ping(until)
@@ -142,7 +143,8 @@ class SessionLockBackend(SessionAcquire[S]):
         except StatementTimeout as error:
             raise self._unavailable(error) from error
         finally:
-            session.turnstile.release()
+            if any(entered):
+                session.turnstile.release()
 
     # for operators
 

@@ -80,9 +80,10 @@ class Sessions(Generic[S]):
             if len(session.held) < LOCKS_PER_SESSION:
                 return session
             self.retire(session)
-        if not (yield Call(self._opening, "acquire", (max(0.0, until - time.monotonic()),))):
-            raise StatementTimeout
+        entered: list[bool] = []
         try:
+            if not (yield Call(self._opening, "acquire", (max(0.0, until - time.monotonic()),), entered)):
+                raise StatementTimeout
             session = self._shared
             if session is None or session.dead is not None:
                 if session is not None:
@@ -93,7 +94,8 @@ class Sessions(Generic[S]):
                 self._opened()
             return session
         finally:
-            self._opening.release()
+            if any(entered):
+                self._opening.release()
 
     def lend(self, until: float) -> Flow[S | None]:
         """A session to wait on, for the caller alone; None if all are taken."""
@@ -133,15 +135,15 @@ class Sessions(Generic[S]):
         """Do ``work`` on a session that holds nothing: a statement that takes long, or hangs, costs no lock."""
         lent = yield from self.lend(until)
         session = lent if lent is not None else (yield from self._connect(True, until))
-        entered = False
+        entered: list[bool] = []
         try:
-            entered = yield Call(session.turnstile, "acquire", (max(0.0, until - time.monotonic()),))
+            yield Call(session.turnstile, "acquire", (max(0.0, until - time.monotonic()),), entered)
             return (yield from work(session))
         except StatementTimeout:
             session.kill("a statement hung")
             raise
         finally:
-            if entered:
+            if any(entered):
                 session.turnstile.release()
             if lent is not None:
                 self.give_back(session)
