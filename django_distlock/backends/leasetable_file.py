@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from .leasetable_sqlite_sql import ADD_HOLDER, HAS_HOLDER, SCHEMA, VERSION
@@ -16,6 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
+
+
+# Up to 3.12.3 Python 3.12 takes ?1 for a name, and warns of a sequence at each statement
+# (https://github.com/python/cpython/issues/117995).
+NUMBERS_ARE_NAMES = (3, 12) <= sys.version_info < (3, 12, 4)
+
+
+class _Numbered(sqlite3.Cursor):
+    def execute(self, statement: str, row: Any = ()) -> Self:
+        return super().execute(statement, {str(number): value for number, value in enumerate(row, 1)})
 
 
 class LeaseFile:
@@ -60,7 +71,7 @@ class LeaseFile:
         """Open the file, making it if need be; under the mutex."""
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
-            cursor = connection.cursor()
+            cursor = connection.cursor(_Numbered if NUMBERS_ARE_NAMES else sqlite3.Cursor)
             # A lease is one short row. What a commit costs is the size of the page that it is on.
             cursor.execute("PRAGMA page_size = 1024")
             cursor.execute("PRAGMA journal_mode = WAL").fetchall()
@@ -79,6 +90,8 @@ class LeaseFile:
             connection.close()
             raise
         self.cursor = cursor
+        # The leases in memory go with the last who uses them, and nobody calls close(): Python 3.13 warns of that.
+        self._end = weakref.finalize(self, connection.close)
         return cursor
 
     @staticmethod
@@ -102,9 +115,9 @@ class LeaseFile:
                 self._close()
 
     def _close(self) -> None:
-        cursor, self.cursor = self.cursor, None
-        if cursor is not None:
-            cursor.connection.close()
+        if self.cursor is not None:
+            self.cursor = None
+            self._end()
 
     def before_fork(self) -> None:
         """A child must neither use nor close an inherited SQLite connection, nor open a second one to the same file:
