@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from django.core.checks import CheckMessage, Tags, Warning, register
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from django.apps import AppConfig
 
 
-@register("distlock", Tags.database)
+@register(Tags.database)  # not "distlock": with that tag Django 6.1 would connect without --database, too
 @linked
 def check_sessions(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
@@ -36,6 +36,8 @@ def check_sessions(
             continue
         try:
             list(backend.inspect())
+        except ImproperlyConfigured as error:
+            found.append(Error(str(error), id="distlock.E005"))
         except UnsupportedOperation as error:
             found.append(Warning(str(error), id="distlock.W006"))
         except DistlockError:  # unreachable: no fault of the settings

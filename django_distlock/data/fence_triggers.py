@@ -49,7 +49,7 @@ def restore(using: str, plan: Sequence[Any] = (), **kwargs: Any) -> None:
                     editor.execute(statement, params=None)
 
 
-@register("distlock", Tags.database)
+@register(Tags.database)
 @linked
 def check_fences(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any

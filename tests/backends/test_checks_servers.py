@@ -32,9 +32,9 @@ MYSQL = {"BACKEND": f"{BACKENDS}.mysql.NamedLockBackend", "OPTIONS": {"database"
 MEMORY = {"BACKEND": f"{BACKENDS}.memory.MemoryBackend"}
 
 
-def found(**how: Any) -> list[tuple[str, str]]:
+def found(tag: str = "distlock", **how: Any) -> list[tuple[str, str]]:
     """(id, message with hint) of what the checks say."""
-    messages = run_checks(tags=["distlock"], **how)
+    messages = [each for each in run_checks(tags=[tag], **how) if str(each.id).startswith("distlock.")]
     assert all(str(message.hint).endswith(DOCS) for message in messages)
     return [(str(message.id), f"{message.msg} {message.hint}") for message in messages]
 
@@ -118,12 +118,27 @@ def test_servers_that_refuse_lock_sessions(settings: Any) -> None:
         "broken": {"BACKEND": "no.such.Thing"},
     }
     assert "distlock.W006" not in dict(found())
-    everywhere = found(databases=["default", "postgres", "pgbouncer", "mariadb"])
+    everywhere = found("database", databases=["default", "postgres", "pgbouncer", "mariadb"])
     refused = [text for identity, text in everywhere if identity == "distlock.W006"]
     assert len(refused) == 1
     assert "'default' go through a pooler" in refused[0]
-    assert "distlock.W006" not in dict(found(databases=["postgres"]))
+    assert "distlock.W006" not in dict(found("database", databases=["postgres"]))
     assert not list(registry.backends())
+
+
+def test_the_tag_alone_connects_to_nothing(settings: Any) -> None:
+    """Django 6.1 gives each check all the databases, whether --database was written or not."""
+    settings.DISTLOCK = {"default": {**POSTGRES, "OPTIONS": {"database": "pgbouncer"}}, "other": MYSQL}
+    assert "distlock.W006" not in dict(found(databases=list(connections)))
+
+
+@pytest.mark.parametrize("backend", [POSTGRES, MYSQL])
+def test_a_database_of_another_engine(settings: Any, backend: dict[str, Any]) -> None:
+    """Told as what it is, and `migrate` ends with a message instead of a traceback."""
+    settings.DISTLOCK = {"default": {**backend, "OPTIONS": {"database": "default"}}}
+    (message,) = check_sessions(None, databases=["default"])
+    assert message.id == "distlock.E005"
+    assert "the database 'default' is sqlite" in message.msg
 
 
 @pytest.mark.usefixtures("databases")

@@ -93,7 +93,7 @@ def test_galera(settings: Any, galera: str) -> None:
     assert "Galera" in error
     with pytest.raises(UnsupportedOperation, match=r"Galera.*LeaseTable"):
         advisory_lock("x", using="sick").acquire()
-    (message,) = (each for each in run_checks(tags=["distlock"], databases=[galera]) if each.id == "distlock.W006")
+    (message,) = (each for each in run_checks(tags=["database"], databases=[galera]) if each.id == "distlock.W006")
     assert "Galera" in message.msg
 
     ask(galera, "SET GLOBAL wsrep_on = OFF")
