@@ -136,7 +136,7 @@ class Page:
         """To whatever has the focus."""
         ActionChains(self.driver).send_keys(*keys).perform()
 
-    def tab_to(self, selector: str, text: str = "", most: int = 60) -> None:
+    def tab_to(self, selector: str, text: str = "", most: int = 120) -> None:
         """Tab until something like that has the focus, which must be seen; no mouse."""
         there = (
             "const it = document.activeElement; return it.matches(arguments[0]) && it.innerText.includes(arguments[1])"

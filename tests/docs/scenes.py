@@ -23,7 +23,7 @@ from django.test import RequestFactory
 from django_distlock import LockLost, LockNotAcquired, UnsupportedOperation, advisory_lock
 from django_distlock.data.operations import trigger_of
 from tests.data.app import models
-from tests.docs.tasks import delivered_twice, task_modules
+from tests.docs.tasks import delivered_twice, function_of, task_modules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -199,10 +199,10 @@ def row_locks(names: Names) -> None:
 def tasks(names: Names) -> None:
     store: dict[str, str] = {}
     assert [names["daily_report"](store), names["daily_report"](store)] == ["done", "done before"]
-    for task in ("send_invoice", "send_invoice_task"):
-        names[task](7)
-    names["send_invoice_with_context"](None, 7)
-    asyncio.run(names["send_invoice_async"](7))
+    names["send_invoice"](7)
+    function_of(names["send_invoice_task"])(7)
+    function_of(names["send_invoice_with_context"])(None, 7)
+    asyncio.run(function_of(names["send_invoice_async"])(7))
     names["count_stock"]("sku")
     delivered_twice(names)
     names["rebuild_index"](SimpleNamespace(retry=None), "shop")

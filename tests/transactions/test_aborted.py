@@ -93,7 +93,7 @@ def test_r14_lock_from_before_the_savepoint_is_held_again_after_its_rollback(mak
     with transaction.atomic("postgres"):
         lease = world.lock().acquire()
         if low_level:
-            savepoint = transaction.savepoint(using="postgres")
+            savepoint = connections["postgres"].savepoint()
             with swallow(DatabaseError):
                 break_transaction(world)
             assert not lease.held

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 
 from django_distlock import LockLost, advisory_lock, signals
 from tests.transactions import rows
@@ -67,7 +67,7 @@ def back(world: World, how: str) -> Any:
                 lease = world.lock().acquire()
             raise Boom
     else:
-        sid = transaction.savepoint(using=world.alias)
+        sid = connections[world.alias].savepoint()
         lease = world.lock().acquire()
         transaction.savepoint_rollback(sid, using=world.alias)
         if how == "low_level_committed":
@@ -129,7 +129,7 @@ def test_r15_lock_taken_before_the_savepoint_stays(one_world: World, losses: lis
                 with swallow(Boom), transaction.atomic(world.alias), world.lock():
                     world.write()
                     raise Boom
-            sid = transaction.savepoint(using=world.alias)
+            sid = connections[world.alias].savepoint()
             transaction.savepoint_rollback(sid, using=world.alias)
             assert lease.held
         with swallow(Boom), transaction.atomic(world.alias), world.lock():
@@ -145,9 +145,9 @@ def test_r15_only_what_was_taken_after_the_savepoint_is_lost(make_world: Any) ->
     names = [f"{world.name}-{n}" for n in range(4)]
     with transaction.atomic("postgres"):
         early = advisory_lock(names[0], using="postgres").acquire()
-        sid = transaction.savepoint(using="postgres")
+        sid = connections["postgres"].savepoint()
         middle = advisory_lock(names[1], using="postgres").acquire()
-        inner = transaction.savepoint(using="postgres")
+        inner = connections["postgres"].savepoint()
         late = advisory_lock(names[2], using="postgres").acquire()
         transaction.savepoint_rollback(inner, using="postgres")
         assert [lease.lost for lease in (early, middle, late)] == [False, False, True]
