@@ -1,6 +1,8 @@
 # Everything sets itself up: a machine with Python 3.11+, git and make is enough.  `make` lists the targets.
 PYTHON ?= python3
-VENV := .venv
+# Another Django than the newest one has a virtualenv of its own: make test PYTHON=python3.13 DJANGO=6.0
+DJANGO ?=
+VENV := .venv$(if $(DJANGO),-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')-django$(DJANGO))
 BIN := $(VENV)/bin
 SERVICES := $(BIN)/python -m tests.services
 # For targets that should not create a virtualenv first.
@@ -36,7 +38,7 @@ demo: $(VENV)/group-demo-$(DB).stamp  ## replay and serve the demo: DB=sqlite|po
 	@DB=$(DB) $(if $(filter sqlite,$(DB)),,DISTLOCK_SERVERS=$(DB) $(SERVICES) run) \
 	  $(BIN)/python testproject/manage.py demo $(if $(filter 0,$(SERVE)),--no-serve)
 
-test: $(VENV)/group-test.stamp  ## the whole suite on private servers; ARGS="-k name" goes to pytest, FULL=1 takes longer, MYSQL=1 replaces MariaDB
+test: $(VENV)/group-test.stamp  ## the whole suite on private servers; ARGS="-k name" goes to pytest, FULL=1 takes longer, MYSQL=1 replaces MariaDB, DJANGO=6.0 takes that one
 	@DISTLOCK_FULL=$(FULL) $(SERVICES) run $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 chaos: $(VENV)/group-test.stamp  ## faults at random, for an hour or more
@@ -77,7 +79,7 @@ wheel: $(VENV)/pip.stamp  ## build the wheel into dist/
 venv: $(VENV)/group-test.stamp $(VENV)/group-lint.stamp  ## .venv with what tests and linters need
 
 clean: services-down  ## stop the servers and remove everything that was made, .venv included
-	rm -rf $(VENV) .services .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist docs/_build testproject/var
+	rm -rf $(VENV) .venv-* .services .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist docs/_build testproject/var
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- set-up: one stamp for each thing installed, so that a second run installs nothing
@@ -91,7 +93,7 @@ $(VENV)/pip.stamp:
 	@touch $@
 
 $(VENV)/group-%.stamp: $(VENV)/pip.stamp pyproject.toml
-	$(BIN)/python -m pip install --quiet --group $* --editable .
+	$(BIN)/python -m pip install --quiet --group $* --editable . $(if $(DJANGO),'Django~=$(DJANGO).0')
 	@touch $@
 
 # What these groups need beside Python: the servers, and a compiler for mysqlclient.

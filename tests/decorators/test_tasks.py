@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import django
 import pytest
+from django.db import transaction
 
 from django_distlock import advisory_lock
 from tests.decorators.elsewhere import held_elsewhere, is_free
@@ -111,6 +112,21 @@ def test_failing_task_gives_the_lock_back(run: Callable[..., Any]) -> None:
     result = run(fails, 7)
     assert result.errors[0].exception_class_path == "builtins.ValueError"
     assert is_free(NAME)
+
+
+@task
+def look() -> bool:
+    return is_free(NAME)
+
+
+@pytest.mark.usefixtures("databases")
+def test_a_task_of_on_commit_is_sent_after_the_locks_were_given_back() -> None:
+    sent: list[Any] = []
+    with transaction.atomic():
+        with advisory_lock(NAME, using="memory"):
+            transaction.on_commit(lambda: sent.append(look.enqueue()))
+        assert not is_free(NAME), "kept for the transaction"
+    assert [result.return_value for result in sent] == [True]
 
 
 @by_name
