@@ -92,6 +92,7 @@ class LeaseFile:
         self.cursor = cursor
         # The leases in memory go with the last who uses them, and nobody calls close(): Python 3.13 warns of that.
         self._end = weakref.finalize(self, connection.close)
+        self._end.atexit = False  # some are given back later than that
         return cursor
 
     @staticmethod

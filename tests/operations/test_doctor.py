@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
+from django.db import connections
 
 from django_distlock import diagnosis, held_locks
 from django_distlock.diagnosis import diagnose
@@ -99,8 +100,13 @@ def test_a_doctor_beside_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(diagnosis, "PATIENCE", 0.05)
     found: list[Finding] = []
+
+    def look() -> None:
+        found.extend(diagnose("memory"))
+        connections.close_all()  # of this thread
+
     with advisory_lock(diagnosis.DOCTOR, using="memory"):
-        other = threading.Thread(target=lambda: found.extend(diagnose("memory")))
+        other = threading.Thread(target=look)
         other.start()
         other.join(10)
     (warning,) = (finding for finding in found if finding.level == "warning")
