@@ -19,13 +19,15 @@ from tests.backends.actors import hold, share_and_write
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias
 from tests.faults.server import (
-    MARIADB_HOLDERS,
     ask,
     cancel_statement,
     holders,
+    is_mariadb,
     key_of,
     session_exists,
     session_of,
+    statement_limit,
+    user_locks,
     waiters,
 )
 from tests.processes import Child
@@ -63,7 +65,8 @@ def init_command(databases: None, settings: Any) -> Iterator[Callable[[str], str
 
 
 def test_null_is_not_acquired(name: str) -> None:
-    """Only 1 means acquired. The server gives a real NULL for a name that is NULL; three of them are an error."""
+    """Only 1 means acquired. MariaDB gives a real NULL for a name that is NULL; three of them are an error. MySQL says
+    at once that it is one."""
     backend = registry.entry("mysql").backend
     key = key_of("mysql", name)
     with Child(hold, "mysql", name) as child:
@@ -76,6 +79,10 @@ def test_null_is_not_acquired(name: str) -> None:
     key.__dict__["text_bytes"] = b"' || NULL || '"
     with pytest.raises(BackendUnavailable, match="NULL"):
         backend.try_acquire(Claim(key=key))
+    if not is_mariadb():
+        with pytest.raises(BackendUnavailable, match="lock name 'NULL'"):
+            backend.try_acquire(Claim(key=key), 0.2)
+        return
     began = time.monotonic()
     try:  # known to be busy, so that it is waited for at once
         assert backend.try_acquire(Claim(key=key), 0.2) is None
@@ -113,12 +120,13 @@ def test_kill_query_does_not_end_the_wait(name: str, hot: bool) -> None:
 
 def test_r5_max_statement_time_on_a_wait_keeps_the_deadline(name: str) -> None:
     """R5: a limit that cuts each GET_LOCK after 0.1 s makes neither a grant nor a shorter wait."""
+    tight = "SET {} = {}".format(*statement_limit(0.1))
     with Child(hold, "mysql", name) as child:
         assert child.hear() == "held"
         with pytest.raises(LockTimeout):
             advisory_lock(name, using="mysql").acquire(timeout=0.05)
         for session in registry.entry("mysql").backend.sessions.all():
-            session.query(b"SET max_statement_time = 0.1", time.monotonic() + 2)
+            session.query(tight.encode(), time.monotonic() + 2)
         began = time.monotonic()
         with pytest.raises(LockTimeout):
             advisory_lock(name, using="mysql").acquire(timeout=0.6)
@@ -130,13 +138,14 @@ def test_r5_max_statement_time_on_a_wait_keeps_the_deadline(name: str) -> None:
 
 
 def test_max_statement_time_of_the_server_does_not_count(init_command: Callable[[str], str], name: str) -> None:
-    alias = init_command("SET SESSION max_statement_time = 0.1")
-    assert ask(alias, "SELECT @@max_statement_time")[0][0] == 0.1
+    variable, value = statement_limit(0.1)
+    alias = init_command(f"SET SESSION {variable} = {value}")
+    assert ask(alias, f"SELECT @@{variable}")[0][0] == value
     with Child(hold, "mysql", name) as child:
         assert child.hear() == "held"
         threading.Timer(0.4, child.say).start()
         with advisory_lock(name, using="mysql", timeout=5) as lease:
-            assert session_of(lease).query(b"SELECT @@max_statement_time", time.monotonic() + 2)[0][0] == 0
+            assert session_of(lease).execute(f"SELECT @@{variable}".encode(), time.monotonic() + 2) == 0
         assert child.hear() == "released"
 
 
@@ -148,7 +157,7 @@ def test_r17_a_short_wait_timeout_of_the_server_does_not_free_the_lock(
     naive = ask(alias, "SELECT CONNECTION_ID(), GET_LOCK('naive-wait-timeout', 0)")[0][0]
     with advisory_lock(name, using="mysql") as lease:
         eventually(lambda: not session_exists("mysql", naive), "wait_timeout does not end the plain connection")
-        assert not ask("mysql", MARIADB_HOLDERS, "naive-wait-timeout")
+        assert not user_locks("naive-wait-timeout")
         lease.ensure_held()
         assert holders("mysql", name) == [session_of(lease).server_id]
 
@@ -165,9 +174,10 @@ def test_r5_fractions_of_a_second(name: str, timeout: float) -> None:
         assert child.hear() == "released"
 
 
-def test_r5_whole_seconds_of_mysql_keep_the_deadline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R5, R7: MySQL rounds to whole seconds; the session is dropped at the deadline and gets no lock later."""
-    monkeypatch.setattr(MySQLSession, "_wait_seconds", lambda self, until: b"5")
+def test_r5_a_wait_that_the_server_does_not_end_keeps_the_deadline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R5, R7: MySQL rounds to whole seconds, and may know no limit on a statement's time; the session is dropped at the
+    deadline and gets no lock later."""
+    monkeypatch.setattr(MySQLSession, "_waiting", lambda self, name, until: b"SELECT GET_LOCK('%s', 5)" % name)
     with Child(hold, "mysql", name) as child:
         assert child.hear() == "held"
         for _ in range(3):  # the second on a name that is known to be busy
@@ -178,6 +188,21 @@ def test_r5_whole_seconds_of_mysql_keep_the_deadline(name: str, monkeypatch: pyt
         assert child.hear() == "released"
         eventually(lambda: not waiters("mysql", name), "somebody still waits")
         eventually(lambda: not holders("mysql", name), "a wait that nobody waits for got the lock")
+
+
+def test_a_wait_in_vain_costs_no_session(name: str) -> None:
+    """MySQL too, whose GET_LOCK knows whole seconds only: connecting costs it more than a wait."""
+    backend = registry.entry("mysql").backend
+    with Child(hold, "mysql", name) as child:
+        assert child.hear() == "held"
+        sessions = set()
+        for timeout in (0.3, 0.05, 0.73, 0.3):
+            assert advisory_lock(name, using="mysql").try_acquire(timeout=timeout) is None
+            sessions.add(frozenset(session.server_id for session in backend.sessions.all()))
+        assert len(sessions) == 1
+        assert len(sessions.pop()) == 2  # one to try on, one to wait on
+        child.say()
+        assert child.hear() == "released"
 
 
 @pytest.mark.parametrize("days", [25, 3660])
