@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.db import connections
 
 from django_distlock import UnsupportedOperation, advisory_lock, break_lock, held_locks
 from django_distlock.backends import mysql_listing
 from django_distlock.registry import registry
-from tests.backends.actors import hold
+from tests.backends.actors import hold, share_and_write
 from tests.backends.test_mysql import plain_user
 from tests.conftest import eventually
-from tests.faults.server import ask, holders, key_of, noted
+from tests.faults.server import ask, holders, is_mariadb, key_of, noted, waiters
 from tests.processes import Child
 
 if TYPE_CHECKING:
@@ -29,10 +30,13 @@ def shown(key: str) -> list[LockInfo]:
 
 
 def test_the_locks_of_another_user_are_listed(plain_user: str, name: str) -> None:
-    """The process list shows a user without PROCESS only his own connections."""
+    """The process list shows a user without PROCESS only his own connections; MySQL shows him no locks either, but for
+    those whose names are noted."""
     key = key_of("mysql", name).text
     with Child(hold, "mysql", name) as child:
         assert child.hear() == "held"
+        if not is_mariadb():
+            eventually(lambda: noted("mysql", name), "it is not noted", patience=5)
         eventually(lambda: shown(key), "the lock of another user is not listed", patience=1)
         (info,) = shown(key)
         assert info.details["connection"] == str(holders("mysql", name)[0])
@@ -40,6 +44,29 @@ def test_the_locks_of_another_user_are_listed(plain_user: str, name: str) -> Non
         assert "None" not in str(info.holder)
         child.say()
         assert child.hear() == "released"
+
+
+def test_the_privileges_that_the_documentation_asks_for_are_enough(plain_user: str, name: str) -> None:
+    rights = ["PROCESS ON *.*"]
+    if not is_mariadb():
+        rights = ["SELECT ON performance_schema.metadata_locks", "SELECT ON performance_schema.threads"]
+    for right in rights:
+        ask("mysql", f"GRANT {right} TO '{plain_user}'@'127.0.0.1'")
+    key = key_of("mysql", name).text
+    account = connections["mariadb"].settings_dict["USER"]
+    with Child(hold, "mysql", name) as child, Child(share_and_write, "mysql", name) as waiter:
+        assert child.hear() == "held"
+        assert waiter.hear() == "asking"
+        eventually(lambda: waiters("mysql", name), "nobody waits")
+        (info,) = shown(key)
+        assert f"{account}@" in str(info.holder)
+        assert info.waiters == 1
+        assert f"{account}@" in info.waiting[0]
+        assert info.details["connection"] == str(holders("mysql", name)[0])
+        child.say()
+        assert child.hear() == "released"
+        assert waiter.hear()
+        waiter.say()
 
 
 @pytest.fixture
@@ -86,9 +113,10 @@ def test_an_error_that_is_no_privilege_is_not_an_empty_list(monkeypatch: pytest.
 def test_a_lock_that_is_not_ours_cannot_be_broken(name: str) -> None:
     """Other programs use GET_LOCK with names of their own; False would say that the holder has gone."""
     foreign = f"Somebody's Lock {name}"[:60]
+    listed = foreign if is_mariadb() else foreign.lower()  # MySQL folds case
     assert ask("mysql", "SELECT GET_LOCK(%s, 0)", foreign)[0][0] == 1
     try:
-        (info,) = shown(foreign)
+        (info,) = shown(listed)
         with pytest.raises(UnsupportedOperation, match="not one of ours"):
             break_lock(info)
     finally:
