@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from typing import TYPE_CHECKING, Any
 
+import MySQLdb
 import pytest
 from django.db import connections
 
@@ -49,7 +52,8 @@ def test_the_locks_of_another_user_are_listed(plain_user: str, name: str) -> Non
 def test_the_privileges_that_the_documentation_asks_for_are_enough(plain_user: str, name: str) -> None:
     rights = ["PROCESS ON *.*"]
     if not is_mariadb():
-        rights = ["SELECT ON performance_schema.metadata_locks", "SELECT ON performance_schema.threads"]
+        tables = ("metadata_locks", "threads", "events_statements_current")
+        rights = [f"SELECT ON performance_schema.{table}" for table in tables]
     for right in rights:
         ask("mysql", f"GRANT {right} TO '{plain_user}'@'127.0.0.1'")
     key = key_of("mysql", name).text
@@ -67,6 +71,30 @@ def test_the_privileges_that_the_documentation_asks_for_are_enough(plain_user: s
         assert child.hear() == "released"
         assert waiter.hear()
         waiter.say()
+
+
+def test_those_who_came_within_one_second_are_listed_in_order(name: str) -> None:
+    """The process list of MySQL counts whole seconds."""
+    key = key_of("mysql", name).text
+    rivals = [MySQLdb.connect(**connections["mariadb"].get_connection_params()) for _ in range(6)]
+    random.shuffle(rivals)
+    order = [rival.thread_id() for rival in rivals]
+
+    def wait(rival: Any) -> None:
+        rival.query(f"SELECT GET_LOCK('{key}', 20)")
+        rival.close()
+
+    threads = [threading.Thread(target=wait, args=(rival,)) for rival in rivals]
+    with advisory_lock(name, using="mysql"):
+        for count, thread in enumerate(threads, 1):
+            thread.start()
+            eventually(lambda: len(waiters("mysql", name)) == count, "nobody waits")  # noqa: B023 - at once
+            for _ in range(400):  # MySQL lists them as they lie in its memory, whose places are given out in a circle
+                ask("mysql", "SELECT name FROM django_distlock_name LIMIT 1")
+        (info,) = shown(key)
+    for thread in threads:
+        thread.join(20)
+    assert [int(each.rpartition(" ")[2]) for each in info.waiting] == order
 
 
 @pytest.fixture
