@@ -81,7 +81,7 @@ def test_null_is_not_acquired(name: str) -> None:
         backend.try_acquire(Claim(key=key))
     if not is_mariadb():
         with pytest.raises(BackendUnavailable, match="lock name 'NULL'"):
-            backend.try_acquire(Claim(key=key), 0.2)
+            backend.try_acquire(Claim(key=key), 2)
         return
     began = time.monotonic()
     try:  # known to be busy, so that it is waited for at once
@@ -195,12 +195,13 @@ def test_a_wait_in_vain_costs_no_session(name: str) -> None:
     backend = registry.entry("mysql").backend
     with Child(hold, "mysql", name) as child:
         assert child.hear() == "held"
-        sessions = set()
-        for timeout in (0.3, 0.05, 0.73, 0.3):
+        seen = []
+        for timeout in (1.0, 0.3, 0.05, 0.73):
             assert advisory_lock(name, using="mysql").try_acquire(timeout=timeout) is None
-            sessions.add(frozenset(session.server_id for session in backend.sessions.all()))
-        assert len(sessions) == 1
-        assert len(sessions.pop()) == 2  # one to try on, one to wait on
+            seen.append({session.server_id for session in backend.sessions.all()})
+        assert len(seen[0]) == 2, "one to try on, one to wait on"
+        if seen != [seen[0]] * 4:
+            raise TooSlow("a reply came so late that its session was dropped")
         child.say()
         assert child.hear() == "released"
 
