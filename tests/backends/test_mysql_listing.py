@@ -59,19 +59,20 @@ def test_the_privileges_that_the_documentation_asks_for_are_enough(plain_user: s
         ask("mysql", f"GRANT {right} TO '{plain_user}'@'127.0.0.1'")
     key = key_of("mysql", name).text
     account = connections["mariadb"].settings_dict["USER"]
-    with Child(hold, "mysql", name) as child, Child(share_and_write, "mysql", name) as waiter:
+    with Child(hold, "mysql", name) as child:
         assert child.hear() == "held"
-        assert waiter.hear() == "asking"
-        eventually(lambda: waiters("mysql", name), "nobody waits")
-        (info,) = shown(key)
-        assert f"{account}@" in str(info.holder)
-        assert info.waiters == 1
-        assert f"{account}@" in info.waiting[0]
-        assert info.details["connection"] == str(holders("mysql", name)[0])
-        child.say()
-        assert child.hear() == "released"
-        assert waiter.hear()
-        waiter.say()
+        with Child(share_and_write, "mysql", name) as waiter:
+            assert waiter.hear() == "asking"
+            eventually(lambda: waiters("mysql", name), "nobody waits")
+            (info,) = shown(key)
+            assert f"{account}@" in str(info.holder)
+            assert info.waiters == 1
+            assert f"{account}@" in info.waiting[0]
+            assert info.details["connection"] == str(holders("mysql", name)[0])
+            child.say()
+            assert child.hear() == "released"
+            assert waiter.hear()
+            waiter.say()
     told = [finding.text for finding in diagnose("mysql") if finding.level == "warning"]
     assert not [text for text in told if "privilege" in text or "does not show" in text]
 
