@@ -169,7 +169,7 @@ class MariaDB(Engine):
 
 
 class MySQL(MariaDB):
-    """Oracle's server in MariaDB's place; ``DISTLOCK_MYSQL=1 make test``, where a ``mysqld`` is installed."""
+    """Oracle's server in MariaDB's place; ``make test MYSQL=1``, where a ``mysqld`` is installed."""
 
     program = "mysqld"
     needs: ClassVar = {"mysqld": "mysql-server-core", "mariadb": "mariadb-client"}
