@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django_distlock.records import Finding
 from django_distlock.waiting import Call, Flow, drive
 
+from .mysql_listing import MYSQL
 from .session import STATEMENT_LIMIT, ServerError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ GRANTS = b"SHOW GRANTS"
 GROUP = b"SELECT COUNT(*) FROM performance_schema.replication_group_members WHERE MEMBER_STATE = 'ONLINE'"
 USER_LOCKS_MARIADB = b"SELECT COUNT(*) FROM information_schema.METADATA_LOCK_INFO WHERE LOCK_TYPE = 'User lock'"
 USER_LOCKS_MYSQL = (
-    b"SELECT COUNT(*) FROM performance_schema.metadata_locks WHERE OBJECT_TYPE = 'USER LEVEL LOCK'"
+    b"SELECT COUNT(*) FROM (" + MYSQL.encode() + b") l"
     b" UNION ALL SELECT 1 / (ENABLED = 'YES') FROM performance_schema.setup_instruments"
     b" WHERE NAME = 'wait/lock/metadata/sql/mdl'"
 )
@@ -71,7 +72,8 @@ def of_role(read_only: object, members: list[Any]) -> Iterator[Finding]:
 
 def of_listing(mariadb: bool, shown: list[Any], grants: list[Any]) -> Iterator[Finding]:
     """What `held_locks` may see."""
-    if not (shown if mariadb else looks(shown)):
+    seen = bool(shown) if mariadb else looks(shown)
+    if not seen:
         cure = (
             "INSTALL SONAME 'metadata_lock_info', and the privilege PROCESS"
             if mariadb
@@ -82,6 +84,8 @@ def of_listing(mariadb: bool, shown: list[Any], grants: list[Any]) -> Iterator[F
             "The server does not show its named locks: only those whose names are noted are listed, and no waiters.",
             f"As administrator: {cure}.",
         )
+    if seen and not mariadb:
+        return  # MySQL's own tables name everybody
     found = filter(None, (GLOBAL.match(_text(row[0]).upper()) for row in grants))
     privileges = {each.strip() for match in found for each in match[1].split(",")}
     if not privileges & {"PROCESS", "ALL PRIVILEGES"}:

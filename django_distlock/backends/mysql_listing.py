@@ -29,9 +29,12 @@ UNION ALL
 SELECT SUBSTRING_INDEX(SUBSTRING_INDEX(INFO, '''', 2), '''', -1), 'PENDING', ID, USER, HOST, TIME_MS / 1000
 FROM information_schema.PROCESSLIST WHERE STATE = 'User lock' AND INFO LIKE 'SELECT GET\\\\_LOCK(%'
 """
+# Its threads count whole seconds: how long one waits is told by its statement (TIMER_WAIT, in 10^-12 s).
 MYSQL = """
 SELECT m.OBJECT_NAME AS lock_name, m.LOCK_STATUS AS status, t.PROCESSLIST_ID AS ID, t.PROCESSLIST_USER AS USER,
-       t.PROCESSLIST_HOST AS HOST, t.PROCESSLIST_TIME AS TIME
+       t.PROCESSLIST_HOST AS HOST, IF(m.LOCK_STATUS = 'PENDING', COALESCE(
+           (SELECT MAX(s.TIMER_WAIT) / 1e12 FROM performance_schema.events_statements_current s
+            WHERE s.THREAD_ID = t.THREAD_ID), t.PROCESSLIST_TIME), t.PROCESSLIST_TIME) AS TIME
 FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID
 WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK'
 """

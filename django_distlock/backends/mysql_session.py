@@ -166,10 +166,11 @@ class MySQLSession(MySQLLine):
 
     def wait(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
         name = key.text_bytes
-        sql = b"SELECT GET_LOCK('%s', %s)" % (name, self._wait_seconds(until))
         got = None
         try:
-            got = yield Call(self, "wait_for", (sql, until + GRACE, b"SELECT RELEASE_LOCK('%s')" % name))
+            got = yield Call(
+                self, "wait_for", (self._waiting(name, until), until + GRACE, b"SELECT RELEASE_LOCK('%s')" % name)
+            )
         except ServerError as error:
             if error.code in DEADLOCKS:
                 raise DeadlockDetected from error
@@ -181,7 +182,7 @@ class MySQLSession(MySQLLine):
 
     def wait_now(self, key: LockKey, shared: bool, until: float) -> bool:
         try:
-            self._send(b"SELECT GET_LOCK('%s', %s)" % (key.text_bytes, self._wait_seconds(until)))
+            self._send(self._waiting(key.text_bytes, until))
             self._orphan(None)  # until the reply is here, an exception leaves it behind
             if not READY.poll(self.fd, False, until + GRACE):
                 self.kill("a wait was cut off")
@@ -194,10 +195,14 @@ class MySQLSession(MySQLLine):
             drive(self.unlock(key, shared))
         return bool(got == 1)
 
-    def _wait_seconds(self, until: float) -> bytes:
-        """MySQL rounds to whole seconds: there it waits longer, and the session is dropped at the deadline."""
+    def _waiting(self, name: bytes, until: float) -> bytes:
+        """MySQL rounds to whole seconds, and counts the time of a statement in milliseconds: there that limit ends the
+        wait. Where it does not, the session is dropped at the deadline."""
         seconds = max(0.0, min(until - time.monotonic(), LONGEST_WAIT))
-        return b"%.4f" % seconds if self.mariadb else b"%d" % math.ceil(seconds)
+        if self.mariadb:
+            return b"SELECT GET_LOCK('%s', %.4f)" % (name, seconds)
+        limit = math.ceil(seconds * 1000)
+        return b"SELECT /*+ MAX_EXECUTION_TIME(%d) */ GET_LOCK('%s', %d)" % (limit, name, math.ceil(seconds))
 
     def unlock(self, key: LockKey, shared: bool) -> Flow[bool]:
         return (yield from self._free(key.text_bytes, time.monotonic() + STATEMENT_LIMIT + 3 * TICK))

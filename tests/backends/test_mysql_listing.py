@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from typing import TYPE_CHECKING, Any
 
+import MySQLdb
 import pytest
+from django.db import connections
 
 from django_distlock import UnsupportedOperation, advisory_lock, break_lock, held_locks
 from django_distlock.backends import mysql_listing
+from django_distlock.diagnosis import diagnose
 from django_distlock.registry import registry
-from tests.backends.actors import hold
+from tests.backends.actors import hold, share_and_write
 from tests.backends.test_mysql import plain_user
 from tests.conftest import eventually
-from tests.faults.server import ask, holders, key_of, noted
+from tests.faults.server import ask, holders, is_mariadb, key_of, noted, waiters
 from tests.processes import Child
 
 if TYPE_CHECKING:
@@ -29,10 +34,13 @@ def shown(key: str) -> list[LockInfo]:
 
 
 def test_the_locks_of_another_user_are_listed(plain_user: str, name: str) -> None:
-    """The process list shows a user without PROCESS only his own connections."""
+    """The process list shows a user without PROCESS only his own connections; MySQL shows him no locks either, but for
+    those whose names are noted."""
     key = key_of("mysql", name).text
     with Child(hold, "mysql", name) as child:
         assert child.hear() == "held"
+        if not is_mariadb():
+            eventually(lambda: noted("mysql", name), "it is not noted", patience=5)
         eventually(lambda: shown(key), "the lock of another user is not listed", patience=1)
         (info,) = shown(key)
         assert info.details["connection"] == str(holders("mysql", name)[0])
@@ -40,6 +48,57 @@ def test_the_locks_of_another_user_are_listed(plain_user: str, name: str) -> Non
         assert "None" not in str(info.holder)
         child.say()
         assert child.hear() == "released"
+
+
+def test_the_privileges_that_the_documentation_asks_for_are_enough(plain_user: str, name: str) -> None:
+    rights = ["PROCESS ON *.*"]
+    if not is_mariadb():
+        tables = ("metadata_locks", "threads", "events_statements_current", "setup_instruments")
+        rights = [f"SELECT ON performance_schema.{table}" for table in tables]
+    for right in rights:
+        ask("mysql", f"GRANT {right} TO '{plain_user}'@'127.0.0.1'")
+    key = key_of("mysql", name).text
+    account = connections["mariadb"].settings_dict["USER"]
+    with Child(hold, "mysql", name) as child:
+        assert child.hear() == "held"
+        with Child(share_and_write, "mysql", name) as waiter:
+            assert waiter.hear() == "asking"
+            eventually(lambda: waiters("mysql", name), "nobody waits")
+            (info,) = shown(key)
+            assert f"{account}@" in str(info.holder)
+            assert info.waiters == 1
+            assert f"{account}@" in info.waiting[0]
+            assert info.details["connection"] == str(holders("mysql", name)[0])
+            child.say()
+            assert child.hear() == "released"
+            assert waiter.hear()
+            waiter.say()
+    told = [finding.text for finding in diagnose("mysql") if finding.level == "warning"]
+    assert not [text for text in told if "privilege" in text or "does not show" in text]
+
+
+def test_those_who_came_within_one_second_are_listed_in_order(name: str) -> None:
+    """The process list of MySQL counts whole seconds."""
+    key = key_of("mysql", name).text
+    rivals = [MySQLdb.connect(**connections["mariadb"].get_connection_params()) for _ in range(6)]
+    random.shuffle(rivals)
+    order = [rival.thread_id() for rival in rivals]
+
+    def wait(rival: Any) -> None:
+        rival.query(f"SELECT GET_LOCK('{key}', 20)")
+        rival.close()
+
+    threads = [threading.Thread(target=wait, args=(rival,)) for rival in rivals]
+    with advisory_lock(name, using="mysql"):
+        for count, thread in enumerate(threads, 1):
+            thread.start()
+            eventually(lambda: len(waiters("mysql", name)) == count, "nobody waits")  # noqa: B023 - at once
+            for _ in range(400):  # MySQL lists them as they lie in its memory, whose places are given out in a circle
+                ask("mysql", "SELECT name FROM django_distlock_name LIMIT 1")
+        (info,) = shown(key)
+    for thread in threads:
+        thread.join(20)
+    assert [int(each.rpartition(" ")[2]) for each in info.waiting] == order
 
 
 @pytest.fixture
@@ -86,9 +145,10 @@ def test_an_error_that_is_no_privilege_is_not_an_empty_list(monkeypatch: pytest.
 def test_a_lock_that_is_not_ours_cannot_be_broken(name: str) -> None:
     """Other programs use GET_LOCK with names of their own; False would say that the holder has gone."""
     foreign = f"Somebody's Lock {name}"[:60]
+    listed = foreign if is_mariadb() else foreign.lower()  # MySQL folds case
     assert ask("mysql", "SELECT GET_LOCK(%s, 0)", foreign)[0][0] == 1
     try:
-        (info,) = shown(foreign)
+        (info,) = shown(listed)
         with pytest.raises(UnsupportedOperation, match="not one of ours"):
             break_lock(info)
     finally:

@@ -40,10 +40,35 @@ SELECT pid, granted FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1
 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 AND ((classid::bigint << 32) | objid::bigint) = %s
 """
-MARIADB_HOLDERS = (
-    "SELECT THREAD_ID FROM information_schema.METADATA_LOCK_INFO WHERE LOCK_TYPE = 'User lock' AND TABLE_SCHEMA = %s"
-)
-MARIADB_WAITERS = "SELECT ID FROM information_schema.PROCESSLIST WHERE STATE = 'User lock' AND INFO LIKE %s"
+# MariaDB's plugin shows what is granted; who waits is in its process list.
+MARIADB_LOCKS = """
+SELECT THREAD_ID, TRUE FROM information_schema.METADATA_LOCK_INFO WHERE LOCK_TYPE = 'User lock' AND TABLE_SCHEMA = %s
+UNION ALL SELECT ID, FALSE FROM information_schema.PROCESSLIST WHERE STATE = 'User lock' AND INFO LIKE %s
+"""
+MYSQL_LOCKS = """
+SELECT t.PROCESSLIST_ID, m.LOCK_STATUS = 'GRANTED' FROM performance_schema.metadata_locks m
+JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID
+WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK' AND m.OBJECT_NAME = %s
+"""
+
+
+def is_mariadb() -> bool:
+    """Which of the two servers is the database alias "mariadb" (``DISTLOCK_MYSQL``)?"""
+    return bool(connections["mariadb"].mysql_is_mariadb)
+
+
+def statement_limit(seconds: float) -> tuple[str, float]:
+    """The variable that limits the time of a statement, and its value: MySQL counts milliseconds, and SELECT only."""
+    return ("max_statement_time", seconds) if is_mariadb() else ("max_execution_time", round(seconds * 1000))
+
+
+def user_locks(text: str) -> list[Hold]:
+    """Who holds and who waits for what GET_LOCK knows as ``text``."""
+    if is_mariadb():
+        rows = ask("mysql", MARIADB_LOCKS, text, f"SELECT GET_LOCK('{text}'%")
+    else:
+        rows = ask("mysql", MYSQL_LOCKS, text)
+    return [Hold(session, bool(granted)) for session, granted in rows]
 
 
 def holds(using: str, name: str) -> list[Hold]:
@@ -51,8 +76,7 @@ def holds(using: str, name: str) -> list[Hold]:
     key = key_of(using, name)
     if using == "postgres":
         return [Hold(pid, granted) for pid, granted in ask(using, PG_LOCKS, key.number)]
-    held = [Hold(row[0], True) for row in ask(using, MARIADB_HOLDERS, key.text)]
-    return held + [Hold(row[0], False) for row in ask(using, MARIADB_WAITERS, f"SELECT GET_LOCK('{key.text}'%")]
+    return user_locks(key.text)
 
 
 def holders(using: str, name: str) -> list[int]:

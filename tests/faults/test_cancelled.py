@@ -19,7 +19,7 @@ from django_distlock.holdings import holdings
 from django_distlock.registry import registry
 from tests.backends.actors import hold
 from tests.conftest import eventually
-from tests.faults.server import SESSION_LOCKS, ask, holders, lock_sessions, waiters
+from tests.faults.server import SESSION_LOCKS, ask, holders, is_mariadb, lock_sessions, waiters
 from tests.processes import Child
 from tests.timing import within
 
@@ -32,12 +32,14 @@ def all_locks(using: str) -> list[Any]:
     sessions = lock_sessions(using) or {0}
     if using == "postgres":
         return ask(using, "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND pid = ANY(%s)", list(sessions))
-    held = ask(
-        using,
-        "SELECT THREAD_ID FROM information_schema.METADATA_LOCK_INFO WHERE LOCK_TYPE = 'User lock'"
-        f" AND THREAD_ID IN ({', '.join(map(str, sessions))})",
-    )
-    return list(held)
+    if is_mariadb():
+        locks = "SELECT THREAD_ID AS id FROM information_schema.METADATA_LOCK_INFO WHERE LOCK_TYPE = 'User lock'"
+    else:
+        locks = (
+            "SELECT PROCESSLIST_ID AS id FROM performance_schema.metadata_locks JOIN performance_schema.threads"
+            " ON THREAD_ID = OWNER_THREAD_ID WHERE OBJECT_TYPE = 'USER LEVEL LOCK'"
+        )
+    return list(ask(using, f"SELECT id FROM ({locks}) l WHERE id IN ({', '.join(map(str, sessions))})"))
 
 
 @each_engine

@@ -83,6 +83,13 @@ def test_mutants_are_found_out(kind: str, name: str, crew: Crew, tmp_path: Path)
     assert lost_updates, "W1, the counter, saw nothing"
 
 
+def test_somebody_goes_on_however_many_are_killed(name: str, crew: Crew, tmp_path: Path) -> None:
+    """Faults at random may be more kills than there are processes."""
+    verdict = Run(crew, "postgres", name, tmp_path).go(1.2, faults=[(0.3, kill)] * (PROCESSES + 1))
+    assert verdict.sections
+    assert (verdict.overlaps, verdict.lost_updates, verdict.errors) == ([], 0, {}), verdict
+
+
 @pytest.mark.chaos
 def test_chaos(name: str, crew: Crew, tmp_path: Path) -> None:
     """Every backend in turn, with SIGKILL, SIGSTOP and SIGCONT, and terminated sessions at random."""

@@ -140,7 +140,9 @@ class Run:
 
 
 def kill(run: Run) -> None:
-    """SIGKILL of the holder."""
+    """SIGKILL of the holder, if somebody is left to go on."""
+    if len(run._working) == 1:
+        return
     victim = run.holder()
     run._working.remove(victim)
     run.killed[victim.pid] = time.monotonic()

@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_distlock import advisory_lock
 from django_distlock.snapshots import StaleSnapshotWarning
+from tests.faults.server import is_mariadb
 from tests.transactions import rows
 from tests.transactions.reconnecting import options
 
@@ -230,13 +231,18 @@ def test_r13_mariadb(make_world: Any, using: str, level: str) -> None:
         writer.close()
 
 
+def isolation_variable() -> str:
+    """MySQL 8 knows the old name no more, MariaDB before 11.1 the new one not yet."""
+    return "tx_isolation" if is_mariadb() else "transaction_isolation"
+
+
 @pytest.mark.parametrize("using", ["mysql", "leasetable_mariadb"])
 def test_r13_mariadb_with_the_level_of_the_server(make_world: Any, using: str) -> None:
     """``isolation_level: None`` leaves it to the server, whose default is REPEATABLE READ."""
     world = make_world(using, "mariadb")
     with options("mariadb", isolation_level=None):
         with connections["mariadb"].cursor() as cursor:
-            cursor.execute("SELECT @@tx_isolation")
+            cursor.execute(f"SELECT @@{isolation_variable()}")
             assert cursor.fetchone() == ("REPEATABLE-READ",)
         with warned(world.name, "REPEATABLE READ", "mariadb"), transaction.atomic("mariadb"):
             rows.count("mariadb", world.name)
@@ -271,7 +277,7 @@ def test_r13_mariadb_does_not_tell_a_level_that_sql_has_set(make_world: Any, usi
         set_level("mariadb", "SERIALIZABLE")
         rows.count("mariadb", world.name)
         with connections["mariadb"].cursor() as cursor:
-            cursor.execute("SELECT @@tx_isolation")
+            cursor.execute(f"SELECT @@{isolation_variable()}")
             assert cursor.fetchone() == ("READ-COMMITTED",)
         with silent():
             world.lock().acquire()
