@@ -10,14 +10,13 @@ from django.db.models import prefetch_related_objects
 
 from django_distlock.exceptions import LockNotAcquired, UnsupportedOperation
 
-from . import table_sqlite
+from . import row_mysql, table_sqlite
 from .errors import ensure_open, lock_errors
-from .row_mysql import refuse_without_rows, set_statement
 from .rowquery import M, Wish, locking
 from .waits import wait_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from django.db.models import QuerySet
 
@@ -75,7 +74,7 @@ def _begun(stack: ExitStack, connection: Any, queryset: QuerySet[Any], wish: Wis
 def _prepared(connection: Any, queryset: QuerySet[Any], wish: Wish) -> bool:
     """Inside a transaction: what an engine needs before its SELECT; False if all rows are to be skipped."""
     if connection.vendor == "mysql":
-        refuse_without_rows(connection, queryset.model)
+        row_mysql.refuse_without_rows(connection, queryset.model)
     if connection.vendor != "sqlite":
         return True
     broken = connection.needs_rollback
@@ -116,13 +115,6 @@ def _limit(connection: Any, wish: Wish) -> AbstractContextManager[None]:
     """NOWAIT and SKIP LOCKED are about rows: a table locked by somebody else has to be given up by a limit as well."""
     if connection.vendor == "sqlite":
         return nullcontext()
-    if connection.vendor == "mysql" and connection.mysql_is_mariadb:
-        return connection.execute_wrapper(_prefixed(set_statement(connection, wish)))  # type: ignore[no-any-return]
+    if connection.vendor == "mysql":
+        return row_mysql.limited(connection, wish)
     return wait_limit(connection, wish.timeout, whole=wish.waits)
-
-
-def _prefixed(prefix: str) -> Callable[..., Any]:
-    def execute_prefixed(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
-        return execute(prefix + sql, params, many, context)
-
-    return execute_prefixed

@@ -1,7 +1,8 @@
-"""What the server itself says of table locks and of those who wait for them."""
+"""What the server itself says of table locks and of those who wait for them, and how long it lets them wait."""
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections, models
 
 from tests.conftest import eventually
+from tests.faults.server import is_mariadb, statement_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,6 +22,11 @@ WHERE locktype = 'relation' AND granted AND pid = %s AND relation >= 16384
 MARIADB_HELD = """
 SELECT TABLE_NAME, LOCK_MODE FROM information_schema.METADATA_LOCK_INFO
 WHERE THREAD_ID = %s AND LOCK_TYPE = 'Table metadata lock'
+"""
+MYSQL_HELD = """
+SELECT m.OBJECT_NAME, CONCAT('MDL_', m.LOCK_TYPE) FROM performance_schema.metadata_locks m
+JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID
+WHERE t.PROCESSLIST_ID = %s AND m.OBJECT_TYPE = 'TABLE' AND m.LOCK_STATUS = 'GRANTED' AND m.OBJECT_SCHEMA = DATABASE()
 """
 WAITING = {
     "postgres": "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database AND datname = current_database() "
@@ -47,8 +54,24 @@ def ask(connection: Any, sql: str, *parameters: Any) -> Any:
 
 def held(using: str, session: int) -> set[tuple[str, str]]:
     """(table, mode) of the table locks of a session."""
+    sql = PG_HELD if using == "postgres" else MARIADB_HELD if is_mariadb() else MYSQL_HELD
     with another(using) as connection:
-        return set(ask(connection, PG_HELD if using == "postgres" else MARIADB_HELD, session))
+        return set(ask(connection, sql, session))
+
+
+def table_wait(using: str, timeout: float) -> float:
+    """How long somebody waits for a table: for Oracle's MySQL whole seconds, one at least."""
+    return max(1.0, math.ceil(timeout)) if using == "mariadb" and not is_mariadb() else timeout
+
+
+def limits(using: str) -> str:
+    """The statement that reads every limit on a wait that the session has."""
+    if using == "mariadb":
+        return f"SELECT @@lock_wait_timeout, @@innodb_lock_wait_timeout, @@{statement_limit(0)[0]}"
+    return {
+        "default": "PRAGMA busy_timeout",
+        "postgres": "SELECT current_setting('lock_timeout'), current_setting('statement_timeout')",
+    }[using]
 
 
 @contextmanager

@@ -170,10 +170,7 @@ def wait_for_a_waiter(alias: str) -> None:
     query = {
         "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
         # INNODB_LOCK_WAITS is a copy that is renewed only when nobody has looked for 0.1 s
-        "mysql": (
-            "SELECT CAST(VARIABLE_VALUE AS SIGNED) FROM information_schema.GLOBAL_STATUS "
-            "WHERE VARIABLE_NAME = 'INNODB_ROW_LOCK_CURRENT_WAITS'"
-        ),
+        "mysql": "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'",
     }[connections[alias].vendor]
     from tests.conftest import eventually
 
@@ -181,7 +178,7 @@ def wait_for_a_waiter(alias: str) -> None:
 
         def waits() -> bool:
             cursor.execute(query)
-            return bool(cursor.fetchone()[0])
+            return int(cursor.fetchone()[-1]) > 0
 
         eventually(waits, "nobody waits")
 

@@ -12,7 +12,9 @@ from django.db.transaction import TransactionManagementError
 from django_distlock import DeadlockDetected, LockNotAcquired, LockTimeout
 from django_distlock.data.row import row_lock
 from tests.data.app.models import Account
-from tests.data.rows import ENGINES, SERVERS, SLACK, Rival, accounts, balances, pair, rows_of, took
+from tests.data.asking import table_wait
+from tests.data.rows import ENGINES, SERVERS, SLACK, Rival, accounts, ask, balances, pair, rows_of, took
+from tests.faults.server import statement_limit
 from tests.timing import within
 
 if TYPE_CHECKING:
@@ -88,6 +90,34 @@ def test_one_deadline_for_all_rows(rivals: tuple[Rival, Rival], using: str) -> N
         assert one.hear() == "released"
 
 
+@pytest.mark.parametrize("timeout", [5, None])
+def test_a_limit_of_the_callers_own_on_statements_does_not_end_the_wait(rival: Rival, timeout: float | None) -> None:
+    pks = accounts("mariadb", 1)
+    connections["mariadb"].close()
+    ask("mariadb", "SET SESSION {} = {}".format(*statement_limit(0.1)))
+    assert rival.do("hold_for", "mariadb", pks, 0.4) == pks
+    with took(0.2, 5), row_lock(rows_of("mariadb", pks), timeout=timeout):
+        pass
+    assert rival.hear() == "released"
+    connections["mariadb"].close()
+
+
+@pytest.mark.parametrize(
+    "head", ["/* who */\n/* asks */ SELECT", "SELECT /*+ NO_INDEX_MERGE(dataapp_account) */", "select"]
+)
+def test_the_limit_is_in_the_statement_however_that_begins(rival: Rival, head: str) -> None:
+    """Others too may change what Django sends."""
+
+    def execute_other(execute: Any, sql: str, *rest: Any) -> Any:
+        return execute(sql.replace("SELECT", head, 1), *rest)
+
+    pks = accounts("mariadb", 1)
+    lock = row_lock(rows_of("mariadb", pks), timeout=0.3)
+    changed = connections["mariadb"].execute_wrapper(execute_other)
+    with rival.holding("mariadb", pks), changed, took(0.3, 0.3 + 3 * SLACK), pytest.raises(LockTimeout):
+        lock.__enter__()
+
+
 def test_a_killed_holder_frees_the_rows_at_once() -> None:
     with Rival() as rival:
         held = {using: accounts(using, 1) for using in ENGINES}
@@ -115,10 +145,12 @@ def test_a_waiter_sees_what_the_holder_has_written(rival: Rival, using: str) -> 
 @pytest.mark.parametrize("options", [{"nowait": True}, {"skip_locked": True}])
 @pytest.mark.parametrize("using", SERVERS)
 def test_a_table_locked_by_somebody_else_is_given_up_as_well(rival: Rival, using: str, options: Any) -> None:
-    """NOWAIT and SKIP LOCKED are about rows; a table lock would make them wait for ever."""
+    """NOWAIT and SKIP LOCKED are about rows; a table lock would make them wait for ever. For MySQL a second is the
+    least."""
     pks = accounts(using, 1)
     rival.do("lock_table", using)
-    with took(0, 5 * SLACK), pytest.raises(LockNotAcquired), row_lock(rows_of(using, pks), **options):
+    least = table_wait(using, 0)
+    with took(least, least + 5 * SLACK), pytest.raises(LockNotAcquired), row_lock(rows_of(using, pks), **options):
         raise AssertionError
     rival.do("release")
 

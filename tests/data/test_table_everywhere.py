@@ -12,17 +12,12 @@ from django.db import connections, transaction
 from django_distlock import LockLost, LockNotAcquired, LockNotHeld, LockTimeout, table_lock
 from tests.conftest import eventually
 from tests.data.app.models import Account, AccountProxy, Currency, Restaurant, UnmanagedAccount
+from tests.data.asking import limits, table_wait
 from tests.data.rival import Rival
 from tests.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-SETTINGS = {
-    "default": "PRAGMA busy_timeout",
-    "postgres": "SELECT current_setting('lock_timeout'), current_setting('statement_timeout')",
-    "mariadb": "SELECT @@lock_wait_timeout, @@innodb_lock_wait_timeout, @@max_statement_time",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +28,7 @@ def clean(db_alias: str) -> Iterator[None]:
 
 def settings(using: str) -> Any:
     with connections[using].cursor() as cursor:
-        cursor.execute(SETTINGS[using])
+        cursor.execute(limits(using))
         return cursor.fetchone()
 
 
@@ -79,7 +74,8 @@ def test_r5_the_timeout_is_kept(db_alias: str, rival: Rival, timeout: float) -> 
         pytest.fail("two hold it")
     took = time.monotonic() - start
     rival.leave()
-    within(took, timeout + 0.05, least=timeout - 0.005)
+    least = table_wait(db_alias, timeout)
+    within(took, least + 0.05, least=least - 0.005)
     assert caught.value.__cause__ is not None
     assert settings(db_alias) == before
     assert not connections[db_alias].in_atomic_block
@@ -96,7 +92,7 @@ def test_nowait_does_not_wait(db_alias: str, rival: Rival, how: dict[str, Any]) 
     took = time.monotonic() - start
     rival.leave()
     assert type(caught.value) is LockNotAcquired
-    within(took, 0.05)
+    within(took, table_wait(db_alias, 0) + 0.05)
     assert settings(db_alias) == before
 
 

@@ -1,4 +1,4 @@
-"""LOCK TABLES of MariaDB: never inside a transaction, never given up in silence."""
+"""LOCK TABLES of MySQL and MariaDB: never inside a transaction, never given up in silence."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from django.db import OperationalError, connections, transaction
 from django_distlock import LockTimeout, UnsupportedOperation, table_lock
 from tests.backends.statements import counted
 from tests.data.app.models import Account, Currency
-from tests.data.asking import ask, held, when_somebody_waits
+from tests.data.asking import ask, held, limits, when_somebody_waits
 from tests.data.rival import Rival, session
+from tests.faults.server import statement_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -172,15 +173,15 @@ def test_unlocked_after_a_rollback_and_a_failed_hook() -> None:
 
 @pytest.mark.parametrize("value", ["86400", "1", "7"])
 def test_the_callers_timeouts_are_as_before(rival: Rival, value: str) -> None:
-    names = ("lock_wait_timeout", "innodb_lock_wait_timeout", "max_statement_time")
-    run("SET " + ", ".join(f"SESSION {name} = {value}" for name in names))
-    before = run("SELECT " + ", ".join(f"@@{name}" for name in names))
+    limit, number = statement_limit(float(value))
+    run(f"SET SESSION lock_wait_timeout = {value}, SESSION innodb_lock_wait_timeout = {value}, {limit} = {number}")
+    before = run(limits(DB))
     with table_lock(Account, using=DB, timeout=2.5):
-        assert run("SELECT " + ", ".join(f"@@{name}" for name in names)) == before
+        assert run(limits(DB)) == before
     assert rival.lock(DB, "Account")[0] == "held"
     with pytest.raises(LockTimeout):
         table_lock(Account, using=DB, timeout=0.1).__enter__()
-    assert run("SELECT " + ", ".join(f"@@{name}" for name in names)) == before
+    assert run(limits(DB)) == before
     assert not held(DB, session(DB))
     rival.leave()
 
