@@ -21,6 +21,7 @@ from django_distlock.waiting import Call, Flow, drive
 from . import mysql_doctor, mysql_relations
 from .mysql_listing import (
     COMPARE_AND,
+    KILL_IF,
     NO_SUCH_CONNECTION,
     NOT_ALLOWED,
     NOT_OURS,
@@ -129,7 +130,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         rows = yield from self._rows(session, mysql_relations.PERFORMANCE_SCHEMA, until)
         if not rows and session.mariadb:
             rows = yield from self._rows(session, mysql_relations.PLUGIN, until)
-        last = mysql_relations.INNODB if session.mariadb else mysql_relations.SYS
+        last = mysql_relations.INNODB if session.mariadb else mysql_relations.DATA_LOCKS
         return rows + (yield from self._rows(session, last, until))
 
     def _rows(self, session: MySQLSession, sql: bytes, until: float) -> Flow[list[list[str]]]:
@@ -144,17 +145,17 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         found = ours(info)
         return found is not None and drive(self._aside(lambda session: self._break(session, *found)))
 
-    def _break(self, session: MySQLSession, connection: int, condition: str) -> Flow[bool]:
-        """MySQL compares in one statement and ends in the next."""
+    def _break(self, session: MySQLSession, connection: int, holds: str, noted: str) -> Flow[bool]:
+        """In one statement; MySQL looks at the note of the hold in one before, since KILL may read no table there."""
         until = time.monotonic() + STATEMENT_LIMIT
-        kill = f"KILL CONNECTION {connection}"
         try:
             if session.mariadb:
-                yield Call(session, "query", (COMPARE_AND.format(ours=condition, then=kill).encode(), until))
-            elif (yield Call(session, "execute", (f"SELECT {condition}".encode(), until))) == 1:
-                yield Call(session, "query", (kill.encode(), until))
+                sql = COMPARE_AND.format(ours=holds + noted, then=f"KILL CONNECTION {connection}")
             else:
-                return False
+                sql = KILL_IF.format(ours=holds, connection=connection)
+                if noted and (yield Call(session, "execute", (f"SELECT {holds}{noted}".encode(), until))) != 1:
+                    return False
+            yield Call(session, "query", (sql.encode(), until))
         except ServerError as error:
             if error.code in (NOT_OURS, NO_SUCH_CONNECTION):
                 return False

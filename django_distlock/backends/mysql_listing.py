@@ -61,6 +61,8 @@ IS_OURS = "IS_USED_LOCK('%s') = %d"
 STILL = f" AND EXISTS (SELECT 1 FROM {TABLE} WHERE lock_key = '%s' AND session = %d AND since = %d)"  # noqa: S608
 # MariaDB compares and ends in one statement; 1644 is its answer if the lock is not that session's.
 COMPARE_AND = "BEGIN NOT ATOMIC IF {ours} THEN {then}; ELSE SIGNAL SQLSTATE '45000'; END IF; END"
+# MySQL takes an expression for the connection, without tables; there is no connection 0.
+KILL_IF = "KILL CONNECTION IF({ours}, {connection}, 0)"
 NOT_OURS, NO_SUCH_CONNECTION = 1644, 1094
 # KILL DENIED, and the privilege that MySQL 8 and MariaDB name
 NOT_ALLOWED = frozenset({1095, 1227})
@@ -98,17 +100,16 @@ def listing(mariadb: bool, named: bool) -> bytes:
     return (NAMED.format(locks=locks, table=TABLE) if named else locks).encode()
 
 
-def ours(info: LockInfo) -> tuple[int, str] | None:
-    """The connection that ``info`` shows, and the condition that it still holds the lock; None: it shows none."""
+def ours(info: LockInfo) -> tuple[int, str, str] | None:
+    """The connection that ``info`` shows, the condition that it holds the lock, and what goes on " AND " that it is the
+    noted hold, if it is noted; None: it shows none."""
     connection, noted = info.details.get("connection", ""), info.details.get("noted", "")
     if not (connection.isdecimal() and (noted.isdecimal() or not noted)):
         return None
     if not IS_KEY.fullmatch(info.key):
         raise UnsupportedOperation(f"The lock {info.key!r} is not one of ours: some other program holds it.")
-    condition = IS_OURS % (info.key, int(connection))
-    if noted:
-        condition += STILL % (info.key, int(connection), int(noted))
-    return int(connection), condition
+    still = STILL % (info.key, int(connection), int(noted)) if noted else ""
+    return int(connection), IS_OURS % (info.key, int(connection)), still
 
 
 def infos(alias: str, rows: Iterable[Sequence[str | None]]) -> list[LockInfo]:

@@ -47,10 +47,17 @@ LEFT JOIN information_schema.PROCESSLIST h ON h.ID = b.trx_mysql_thread_id
 WHERE l.LOCK_TABLE LIKE CONCAT('`', REPLACE(DATABASE(), '_', '\\\\_'), '`.%')
 LIMIT 200
 """
-# MySQL 8 has the same under another name.
-SYS = b"""
-SELECT 'row', locked_table_name, blocking_lock_mode, blocking_pid, '', '', blocking_trx_age, waiting_pid
-FROM sys.innodb_lock_waits WHERE locked_table_schema = DATABASE() LIMIT 200
+# MySQL 8 has the same in other tables. There BLOCKING_THREAD_ID would be who has made the lock: of a row that was just
+# inserted that is the one who waits for it.
+DATA_LOCKS = b"""
+SELECT 'row', l.OBJECT_NAME, l.LOCK_MODE, b.trx_mysql_thread_id, h.PROCESSLIST_USER, h.PROCESSLIST_HOST,
+       h.PROCESSLIST_TIME, r.trx_mysql_thread_id
+FROM performance_schema.data_lock_waits x
+JOIN performance_schema.data_locks l ON l.ENGINE_LOCK_ID = x.BLOCKING_ENGINE_LOCK_ID
+JOIN information_schema.INNODB_TRX b ON b.trx_id = x.BLOCKING_ENGINE_TRANSACTION_ID
+JOIN information_schema.INNODB_TRX r ON r.trx_id = x.REQUESTING_ENGINE_TRANSACTION_ID
+LEFT JOIN performance_schema.threads h ON h.PROCESSLIST_ID = b.trx_mysql_thread_id
+WHERE l.OBJECT_SCHEMA = DATABASE() LIMIT 200
 """
 
 

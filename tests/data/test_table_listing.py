@@ -14,8 +14,9 @@ from django_distlock.lookup import find_locks
 from tests.backends.statements import counted
 from tests.conftest import eventually
 from tests.data.app.models import Account, Currency
-from tests.data.asking import another, ask
+from tests.data.asking import WAITING, another, ask
 from tests.data.rival import Rival, session
+from tests.faults.server import is_mariadb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +36,11 @@ def listed(using: str, kind: str = "relation") -> list[LockInfo]:
     (report,) = held_locks(using)
     assert report.error is None
     return [info for info in report.locks if info.details.get("kind") == kind]
+
+
+def session_number(connection: Any) -> int:
+    sql = "SELECT pg_backend_pid()" if connection.vendor == "postgresql" else "SELECT CONNECTION_ID()"
+    return int(ask(connection, sql)[0][0])
 
 
 def asked_for(using: str, rival: Rival) -> int:
@@ -105,7 +111,7 @@ def test_a_row_that_somebody_waits_for(using: str) -> None:
     account = Account.objects.using(alias).create(owner="x")
     query = f"UPDATE dataapp_account SET balance = 1 WHERE id = {account.pk}"
     with another(alias) as connection:
-        number = ask(connection, "SELECT pg_backend_pid()" if using == "postgres" else "SELECT CONNECTION_ID()")[0][0]
+        number = session_number(connection)
         connection.inc_thread_sharing()
         with transaction.atomic(using=alias):
             ask(connections[alias], query)
@@ -119,15 +125,42 @@ def test_a_row_that_somebody_waits_for(using: str) -> None:
     assert info.details["blocks"] == str(number)
 
 
+def test_a_new_row_that_somebody_waits_for(fresh: None) -> None:
+    """Who has inserted it holds no lock on it until somebody else wants it: then that one makes the holder's."""
+    with another("mariadb") as connection:
+        number = session_number(connection)
+        connection.inc_thread_sharing()
+        with transaction.atomic(using="mariadb"):
+            account = Account.objects.using("mariadb").create(owner="x")
+            holder, address = ask(connections["mariadb"], "SELECT CONNECTION_ID(), USER()")[0]
+            query = f"SELECT * FROM dataapp_account WHERE id = {account.pk} FOR UPDATE"
+            thread = threading.Thread(target=ask, args=(connection, query))
+            thread.start()
+            eventually(lambda: listed("mysql", "row"), "nobody is listed", pause=0.2)
+            (info,) = listed("mysql", "row")
+        thread.join()
+    account.delete(using="mariadb")
+    assert (info.details["connection"], info.details["blocks"]) == (str(holder), str(number))
+    assert str(info.holder).startswith(address)
+    assert str(info.holder).endswith(f", connection {holder}")
+    assert info.details["mode"].startswith("X")
+    assert float(info.details["idle_seconds"]) < 60
+
+
 def test_without_the_performance_schema(fresh: None, rival: Rival, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MariaDB has it off by default: then its plugin tells, and without that nobody does."""
+    """MariaDB has it off by default: then its plugin tells, and without that nobody does. MySQL has no plugin."""
     from django_distlock.backends import mysql_relations
 
     monkeypatch.setattr(mysql_relations, "PERFORMANCE_SCHEMA", b"SELECT 1 FROM performance_schema.nothing")
     with table_lock(Account, using="mariadb"):
-        waiter = asked_for("mysql", rival)
-        (info,) = listed("mysql")
-        assert (info.name, info.details["blocks"]) == ("dataapp_account", str(waiter))
+        if is_mariadb():
+            waiter = asked_for("mysql", rival)
+            (info,) = listed("mysql")
+            assert (info.name, info.details["blocks"]) == ("dataapp_account", str(waiter))
+        else:
+            rival.tell("lock", "mariadb", ["Account"], "write", 10)
+            with another("mariadb") as connection:
+                eventually(lambda: ask(connection, WAITING["mariadb"])[0][0] == 1, "nobody waits")
         monkeypatch.setattr(mysql_relations, "PLUGIN", b"SELECT 1 FROM information_schema.nothing")
         monkeypatch.setattr(mysql_relations, "INNODB", b"SELECT 1 FROM information_schema.nothing")
         assert listed("mysql") == []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import UnsupportedOperation, advisory_lock, break_lock, held_locks
+from django_distlock.backends.mysql_session import MySQLSession
 from django_distlock.records import LockInfo
 from django_distlock.registry import registry
 from tests.backends.actors import hold
@@ -16,7 +17,7 @@ from tests.backends.test_mysql import plain_user
 from tests.backends.test_postgres import on
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias
-from tests.faults.server import ask, holders, key_of, session_exists
+from tests.faults.server import ask, holders, key_of, session_exists, session_of
 from tests.processes import Child
 
 if TYPE_CHECKING:
@@ -73,6 +74,28 @@ def test_a_process_id_that_came_again_is_left_alone(name: str) -> None:
             assert break_lock(replace(info, details={**info.details, **changed})) is False
         assert break_lock(replace(info, key=str(2**63))) is False
         lease.ensure_held()
+
+
+def test_mysql_compares_when_it_ends_the_session(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder gives the lock back at the last moment: its session, which holds another one, is left alone."""
+    with advisory_lock(name + "2", using="mysql") as other:
+        lease = advisory_lock(name, using="mysql").acquire()
+        assert session_of(lease) is session_of(other)
+        info = next(info for info in held_locks("mysql")[0].locks if info.key == key_of("mysql", name).text)
+        sent: list[bytes] = []
+
+        def query(session: MySQLSession, sql: bytes, *rest: Any) -> Any:
+            if b"KILL CONNECTION" in sql:
+                sent.append(sql)
+                lease.release()
+            return plain(session, sql, *rest)
+
+        plain = MySQLSession.query
+        monkeypatch.setattr(MySQLSession, "query", query)
+        assert break_lock(info) is False
+        assert len(sent) == 1
+        other.ensure_held()
+        assert session_exists("mysql", session_of(other).server_id)
 
 
 @pytest.mark.parametrize("key", ["' OR 1 = 1 -- ", "", "x" * 65, "UPPER", "a\\"])
