@@ -97,15 +97,16 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
 
     def _listed(self, session: MySQLSession) -> Flow[list[Any]]:
         until = time.monotonic() + STATEMENT_LIMIT
-        with contextlib.suppress(ServerError):  # the names' table is not there yet, or not for us, or not now
-            rows: list[Any] = yield Call(session, "query", (listing(session.mariadb, True), until))
-            return rows
-        try:
-            rows = yield Call(session, "query", (listing(session.mariadb, False), until))
-            return rows
-        except ServerError as error:
-            if error.code not in NOT_TO_BE_SEEN:
-                raise self._unavailable(error) from error
+        for named in (True, False):  # the names' table is perhaps not there yet, or not for us, or not now
+            try:
+                rows: list[Any] = yield Call(session, "query", (listing(session.mariadb, named), until))
+            except ServerError as error:
+                if not named and error.code not in NOT_TO_BE_SEEN:
+                    raise self._unavailable(error) from error
+                continue
+            if rows or session.mariadb:
+                return rows
+            break  # MySQL's table is there and empty, too, where the server was told not to fill it
         return (yield from self._asked_by_name(session, until))
 
     def _asked_by_name(self, session: MySQLSession, until: float) -> Flow[list[Any]]:

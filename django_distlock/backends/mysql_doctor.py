@@ -89,9 +89,10 @@ def of_listing(mariadb: bool, shown: list[Any], grants: list[Any]) -> Iterator[F
     found = filter(None, (GLOBAL.match(_text(row[0]).upper()) for row in grants))
     privileges = {each.strip() for match in found for each in match[1].split(",")}
     if not privileges & {"PROCESS", "ALL PRIVILEGES"}:
+        unseen = "other accounts are not named, and those that wait are" if mariadb else "those that wait for a row are"
         yield Finding(
             "warning",
-            "Without the privilege PROCESS other accounts are not named, and those that wait are not listed.",
+            f"Without the privilege PROCESS {unseen} not listed.",
             "GRANT PROCESS ON *.* TO the account of the alias.",
         )
 
