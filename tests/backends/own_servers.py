@@ -1,4 +1,5 @@
-"""Servers of one test's own, of a kind that the shared ones are not: a standby of PostgreSQL, a node of Galera."""
+"""Servers of one test's own, of a kind that the shared ones are not: a standby of PostgreSQL, a node of Galera,
+a member of a group of MySQL servers."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 
 from tests import services
 from tests.conftest import eventually
-from tests.services_databases import MariaDB, Postgres
+from tests.services_databases import MariaDB, MySQL, Postgres
 from tests.services_engine import program_path
 from tests.services_process import (
     ServicesError,
@@ -67,6 +68,32 @@ class Galera(MariaDB):
         }
         # nothing shows named locks here
         kept = [part for part in super().command() if not part.startswith(("--plugin-load", "--performance-schema"))]
+        return [*kept, *(f"--{key}={value}" for key, value in options.items())]
+
+
+class Member(MySQL):
+    """A MySQL that can be of a group of them, with the account of the shared server and an empty database."""
+
+    def configure(self) -> None:
+        super().configure()
+        script = self.directory / "init.sql"
+        # what a member has that the group has not keeps it out
+        self.write_secret("init.sql", f"SET SQL_LOG_BIN = 0;\n{script.read_text()}")
+
+    def command(self) -> list[str]:
+        port = self.server["port"]
+        options = {
+            "log-bin": self.data / "binlog",
+            "server-id": port,
+            "gtid-mode": "ON",
+            "enforce-gtid-consistency": "ON",
+            "report-host": "127.0.0.1",
+            "plugin-load-add": "group_replication.so",
+            "loose-group-replication-group-name": "aaaaaaaa-aaaa-4aaa-8aaa-aaaaaaaaaaaa",
+            "loose-group-replication-start-on-boot": "OFF",
+            "loose-group-replication-recovery-get-public-key": "ON",
+        }
+        kept = [part for part in super().command() if part != "--skip-log-bin"]
         return [*kept, *(f"--{key}={value}" for key, value in options.items())]
 
 
