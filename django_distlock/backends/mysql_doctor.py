@@ -84,14 +84,13 @@ def of_listing(mariadb: bool, shown: list[Any], grants: list[Any]) -> Iterator[F
             "The server does not show its named locks: only those whose names are noted are listed, and no waiters.",
             f"As administrator: {cure}.",
         )
-    if seen and not mariadb:
-        return  # MySQL's own tables name everybody
     found = filter(None, (GLOBAL.match(_text(row[0]).upper()) for row in grants))
     privileges = {each.strip() for match in found for each in match[1].split(",")}
     if not privileges & {"PROCESS", "ALL PRIVILEGES"}:
+        # MySQL's own tables name everybody else
         unseen = "other accounts are not named, and those that wait are" if mariadb else "those that wait for a row are"
         yield Finding(
-            "warning",
+            "info" if seen and not mariadb else "warning",
             f"Without the privilege PROCESS {unseen} not listed.",
             "GRANT PROCESS ON *.* TO the account of the alias.",
         )
