@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.db.models import Count, F
 
 from django_distlock import LockLost
@@ -198,18 +198,25 @@ class TestRace:
 
     def test_several_rows(self, alias: str) -> None:
         """The snapshot of the question must not be older than the write of the other."""
+        assert isinstance(self.of_several_rows(alias), LockLost)
+
+    def of_several_rows(self, alias: str, *, compares: bool = False) -> Any:
+        """What came of a write of two rows, one of which the other wrote after the snapshot was taken."""
         first, row = register(alias), register(alias)
 
         def early() -> int:
             if alias == "mariadb":
                 with connections[alias].cursor() as cursor:
                     cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                    if connections[alias].mysql_is_mariadb:
+                        cursor.execute("SET SESSION innodb_snapshot_isolation = %s", [compares])
             with transaction.atomic(alias):
                 list(rows(alias).all())  # takes the snapshot
                 return rows(alias).fenced(EARLY).filter(pk__in=[first.pk, row.pk]).update(balance=1)  # type: ignore[no-any-return]
 
-        assert isinstance(Meanwhile(alias, early).during(self.later(alias, row)), LockLost)
+        came = Meanwhile(alias, early).during(self.later(alias, row))
         assert [stored(first), stored(row)] == [(0, 0), (100, LATE)]
+        return came
 
     def test_a_filter_over_a_join(self, alias: str) -> None:
         """Django moves the condition into a subselect there, and PostgreSQL does not look at that again."""
@@ -227,6 +234,16 @@ class TestRace:
         write = Meanwhile(alias, lambda: rows(alias).fenced(EARLY).filter(**joined).update(balance=1))
         assert isinstance(write.during(self.later(alias, row)), LockLost)
         assert stored(row) == (100, LATE)
+
+
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+def test_a_server_that_compares_with_the_snapshot_refuses_the_late_write_itself(alias: str) -> None:
+    """MariaDB, by default from 11.6.2 on, as PostgreSQL does; nothing is written."""
+    if not connections[alias].mysql_is_mariadb:
+        pytest.skip("a setting of MariaDB")
+    refusal = TestRace().of_several_rows(alias, compares=True)
+    assert isinstance(refusal, OperationalError)
+    assert refusal.args[0] == 1020
 
 
 def test_a_filter_over_a_join_and_an_aggregate(alias: str) -> None:
