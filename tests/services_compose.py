@@ -14,7 +14,9 @@ from typing import Any
 from tests.services_process import ServicesError
 
 COMPOSE_FILE = Path(__file__).resolve().parent.parent / "compose.yaml"
-PORTS = {"postgres": 25432, "pgbouncer": 26432, "mariadb": 23306}  # as compose.yaml publishes them
+# as compose.yaml publishes them
+PORTS = {"postgres": 25432, "pgbouncer": 26432, "mariadb": 23306, "zookeeper": 22181}
+PORTS |= {f"redis{number}": 26378 + number for number in range(1, 6)}
 
 CONTAINER_VERBS = {SIGSTOP: "pause", SIGCONT: "unpause", SIGKILL: "kill"}
 """What is to a container as the signal is to a process tree."""
@@ -27,7 +29,7 @@ def containers_up(known: dict[str, Any], database: str) -> dict[str, Any]:
     """
     engine = _container_engine()
     password = next((server["password"] for server in known.values()), None) or secrets.token_urlsafe(24)
-    services = {"postgres": "postgres", "pgbouncer": "pgbouncer", "mariadb": database}
+    services = {name: database if name == "mariadb" else name for name in PORTS}
     _run(engine, "compose", "up", "--detach", "--wait", *services.values(), password=password)
     for name in ("template1", "distlock"):  # template1: every test database has it from its creation
         statement = "CREATE EXTENSION IF NOT EXISTS pg_stat_statements"

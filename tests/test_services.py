@@ -13,8 +13,9 @@ import psycopg
 import pytest
 
 from tests import services
-from tests.services_compose import COMPOSE_FILE
+from tests.services_compose import COMPOSE_FILE, PORTS
 from tests.services_databases import POSTGRES_SETTINGS
+from tests.services_engines import ENGINES
 from tests.services_files import ROOT, processes_path, read_json
 from tests.services_process import ServicesError, start_time
 
@@ -135,3 +136,10 @@ def test_compose_runs_postgres_with_the_same_settings() -> None:
     ours_alone = {"listen_addresses", "unix_socket_directories", "log_line_prefix"}
     text = COMPOSE_FILE.read_text()
     assert {key for key, value in POSTGRES_SETTINGS.items() if f"-c {key}={value}" not in text} == ours_alone
+
+
+def test_compose_has_every_server_and_publishes_its_port() -> None:
+    assert set(PORTS) == set(ENGINES)
+    published = [line for line in COMPOSE_FILE.read_text().splitlines() if "ports:" in line]
+    for name, port in PORTS.items():
+        assert sum(f"127.0.0.1:{port}:" in line for line in published) == (2 if name == "mariadb" else 1), name
