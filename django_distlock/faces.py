@@ -105,7 +105,9 @@ class Face(Generic[L]):
 
     def _resolve(self, timeout: Timeout) -> float | None:
         timeout = self.timeout if timeout is UNSET else optional_seconds("timeout", timeout, none=True)
-        return registry.entry(self.using).config.timeout if timeout is UNSET else timeout
+        # made before the caller's time begins: the first one may have to import a driver
+        entry = registry.entry(self.using)
+        return entry.config.timeout if timeout is UNSET else timeout
 
     def _acquire_flow(self, timeout: float | None, start: float) -> Flow[L]:
         lease = yield from self._flow(timeout, start)

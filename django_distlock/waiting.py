@@ -234,6 +234,9 @@ def acquire_flow(backend: Any, claim: Claim, deadline: Deadline, clock: Callable
                 break
             yield Call(PAUSE, "sleep", (min(backend.pause(claim, attempt), left),))
             attempt += 1
+        if backend.queues_waiters:  # and again below, if that is interrupted
+            yield Call(backend, "withdraw", (claim,))
+        return None
     except GeneratorExit:
         raise
     except BaseException:
@@ -242,6 +245,3 @@ def acquire_flow(backend: Any, claim: Claim, deadline: Deadline, clock: Callable
         if backend.queues_waiters:
             yield Call(backend, "withdraw", (claim,))
         raise
-    if backend.queues_waiters:
-        yield Call(backend, "withdraw", (claim,))
-    return None

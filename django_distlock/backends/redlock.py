@@ -15,7 +15,7 @@ from . import redlock_doctor
 from .base import Backend
 from .redis_listing import Teller
 from .redlock_checks import check_nodes, targets_of
-from .redlock_claims import LAST_LOOK, Ballot, again_question, extend_question, release_question
+from .redlock_claims import LAST_LOOK, Ballot, again_question, extend_question, release_question, stay_nowhere
 from .redlock_ears import Ears
 from .redlock_election import attempt, confirmed, lead_of, repeated
 from .redlock_inquiry import Outcome
@@ -24,7 +24,7 @@ from .redlock_pool import TICK, Crowded, Lanes
 from .redlock_quorum import Answer, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from django.core.checks import CheckMessage
 
@@ -97,7 +97,11 @@ class RedlockBackend(Backend):
                 return None  # all the time was spent behind others of this process
             raise
         if ballot is None or lane is not ballot.lane:
-            ballot = self._claims[claim.token] = Ballot(claim, self._teller.facts(claim.key), lane)
+            try:
+                ballot = self._claims[claim.token] = Ballot(claim, self._teller.facts(claim.key), lane)
+            except BaseException:
+                lane.leave()
+                raise
         lead = 0
         try:
             try:
@@ -105,10 +109,13 @@ class RedlockBackend(Backend):
                 if wait > 0:
                     ballot.ear = self._ears.take(lead)
                 grant = yield from self._attempts(ballot, lead, wait > 0, until)
+            except BaseException:  # it has asked, and stands in line, all the same
+                ballot.record(lane.slots, lead if wait > 0 else None)
+                raise
             finally:
                 lane.leave()
             if grant is None and wait > 0:
-                yield from self._rest(ballot, lead, now + wait)
+                yield from ballot.rest(self._ears, lead, now + wait)
             return grant
         except BaseException:
             self._claims.pop(claim.token, None)
@@ -120,13 +127,6 @@ class RedlockBackend(Backend):
             if ear is not None:
                 self._ears.give(lead, ear)
 
-    def _rest(self, ballot: Ballot, lead: int, deadline: float) -> Flow[None]:
-        """Between two attempts, if it stands in line."""
-        if ballot.in_line and ballot.ear is not None:
-            yield from ballot.asleep(ballot.ear, deadline)
-        elif ballot.in_line:
-            ballot.ready = yield from self._ears.open(lead, deadline)
-
     def _attempts(self, ballot: Ballot, lead: int, waits: bool, until: float) -> Flow[Grant | None]:
         claim, patience = ballot.claim, self._patience(ballot.ttl)
         for last in (False, True):
@@ -135,8 +135,8 @@ class RedlockBackend(Backend):
             busy = not ballot.due(asked) and busy
             outcome = yield from attempt(ballot, lead, waits=waits, busy=busy, patience=patience, until=until)
             if outcome.verdict is Verdict.GRANTED:
-                if outcome.answers[lead] is Answer.REFUSED:
-                    ballot.leave()  # it still stands in line there
+                if outcome.answers[lead] is Answer.REFUSED or ballot.votes[lead] is None:
+                    ballot.leave()  # it still stands in line there, or where it stood before
                 grant = self._claims[claim.token] = ballot.grant(asked)
                 return grant
             ballot.take_back(outcome.answers)
@@ -166,20 +166,21 @@ class RedlockBackend(Backend):
         return ballot.pause(len(self._claims))
 
     def withdraw(self, claim: Claim) -> None:
-        left = self._claims.pop(claim.token, None)
+        left = self._claims.get(claim.token)
         if isinstance(left, Ballot):
             left.leave()
         elif left is not None:  # granted to nobody, because the attempt was interrupted
             self._take_back(left)
+        self._claims.pop(claim.token, None)  # at last: this, too, may be interrupted, and is then done again
 
-    def _take_back(self, grant: Grant, answers: Sequence[Answer] = ()) -> None:
+    def _take_back(self, grant: Grant) -> None:
         """Without waiting for an answer."""
         question = release_question(grant)
         lane = grant.session.lane
         if lane.closed:
             lane = self._lanes.lane(0)
         for index, vote in enumerate(grant.session.votes):
-            if vote is not None and (not answers or answers[index] is not Answer.REFUSED):
+            if vote is not None:
                 lane.tell(index, question)
 
     async def awithdraw(self, claim: Claim) -> None:
@@ -222,7 +223,7 @@ class RedlockBackend(Backend):
         if outcome.verdict is Verdict.UNAVAILABLE:
             raise self._lanes.unavailable(outcome)
         if outcome.verdict is Verdict.REFUSED:
-            self._take_back(grant, outcome.answers)
+            self._take_back(grant)  # also where it is not ours: it may stand in line there
             return None
         return grant._replace(acquired_at=asked, valid_until=asked + ttl - drift(ttl))
 
@@ -278,6 +279,7 @@ class RedlockBackend(Backend):
             due = now + TICK
         for token, claim in list(self._claims.items()):
             if isinstance(claim, Grant) and now - claim.acquired_at > TICK:
+                stay_nowhere(claim)  # nobody need release what expires
                 self._claims.pop(token, None)
         return due
 

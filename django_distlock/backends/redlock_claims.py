@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,7 +13,7 @@ from .redis_connection import LinkError
 from .redlock_ears import called
 from .redlock_inquiry import Question
 from .redlock_quorum import Answer
-from .redlock_scripts import ACQUIRE, EXTEND, GRACE, JOIN, NO_QUEUE, PLACES, RELEASE, RESPECT, keys_of, vote_of
+from .redlock_scripts import ACQUIRE, EXTEND, GRACE, JOIN, KEPT, NO_QUEUE, PLACES, RELEASE, RESPECT, keys_of, vote_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from django_distlock.waiting import Flow
 
     from .redis_connection import Link
+    from .redlock_ears import Ears
     from .redlock_lanes import Lane
     from .redlock_nodes import Slot
     from .redlock_scripts import Keys
@@ -46,6 +48,9 @@ LAST_LOOK = 0.003
 LEAST_LOOK = 0.05
 # So long do nodes that do not answer count as a passing disturbance, if the caller has the time. Seconds.
 DISTURBANCE = 0.5
+
+# Of the process: whoever got a lock too late gives it back and asks for it anew with the same token.
+_attempts = itertools.count()
 
 
 class Session(NamedTuple):
@@ -74,8 +79,7 @@ class Ballot:
         self.ttl = claim.ttl or 0.0
         self._told = told[1:].decode()
         self._holder = ""
-        self._attempt = 0
-        self.vote = vote_of(claim.token, 0)
+        self.vote = vote_of(claim.token, next(_attempts))
         # see Session
         self.votes: list[Slot | None] = [None] * len(lane.lines)
         # the node at which it stands in the queue, and since when by that node's clock
@@ -125,11 +129,14 @@ class Ballot:
         args = (mode, self.claim.token, self._since, channel)
         return acquire_question(self.keys, self.vote, self._holder, self.ttl, *args)
 
-    def record(self, slots: Iterable[Slot | None]) -> None:
-        """What was just asked."""
+    def record(self, slots: Iterable[Slot | None], lead: int | None) -> None:
+        """What was just asked. Whoever has asked ``lead`` stands in line there."""
         for index, slot in enumerate(slots):
             if slot is not None and slot.sent and slot.vote == self.vote:
                 self.votes[index] = slot
+                if index == lead and self.queued_at != lead:
+                    self.leave()
+                    self.queued_at = lead
 
     def take_back(self, answers: list[Answer] | None = None) -> None:
         """End the attempt: undo it wherever it may have succeeded. The next one has another vote."""
@@ -140,15 +147,12 @@ class Ballot:
             if slot is not None and not slot.lost and not refused:
                 self.lane.tell(index, question)
         self.votes = [None] * len(self.votes)
-        self._attempt += 1
-        self.vote = vote_of(self.claim.token, self._attempt)
+        self.vote = vote_of(self.claim.token, next(_attempts))
 
     def leave(self) -> None:
         """Leave the queue."""
         if self.queued_at is not None:
-            vote = vote_of(self.claim.token, "queue")  # nobody's: the lock itself stays as it is
-            undo = undo_of(self.keys, vote, self.claim.token)
-            self.lane.tell(self.queued_at, Question(b"", vote=vote, undo=undo, ttl=1.0))
+            self.lane.tell(self.queued_at, leave_question(self.claim))
             self.queued_at = None
 
     def grant(self, asked: float) -> Grant:
@@ -156,13 +160,6 @@ class Ballot:
         valid_until = asked + self.ttl - drift(self.ttl)
         session = Session(self.lane, self.vote, self._holder, self.votes)
         return Grant(claim=self.claim, acquired_at=asked, valid_until=valid_until, session=session)
-
-    def stand(self, lead: int, slot: Slot | None) -> None:
-        """It stands in line at ``lead``, if it has asked there."""
-        if slot is not None and slot.sent and slot.vote == self.vote:
-            if self.queued_at != lead:
-                self.leave()
-            self.queued_at = lead
 
     def note(self, slot: Slot | None) -> None:
         """What the lead said; it tells how long to pause."""
@@ -204,7 +201,14 @@ class Ballot:
         if self._error is not None:
             raise self._error
 
-    def asleep(self, ear: Link, deadline: float) -> Flow[None]:
+    def rest(self, ears: Ears, lead: int, deadline: float) -> Flow[None]:
+        """Between two attempts, if it stands in line."""
+        if self.in_line and self.ear is not None:
+            yield from self._asleep(self.ear, deadline)
+        elif self.in_line:
+            self.ready = yield from ears.open(lead, deadline)
+
+    def _asleep(self, ear: Link, deadline: float) -> Flow[None]:
         """Wait to be called by the node that keeps the line, or until it is time to look."""
         wait = min(FIRST_LOOK * 2**self._looks, LONGEST_LOOK) * (0.75 + random.random() / 4)  # noqa: S311
         look_at = min(time.monotonic() + wait, self._ends_at + EXPIRED + self._ahead * LATER)
@@ -246,6 +250,19 @@ def release_question(grant: Grant) -> Question:
     whole = undo_of(keys, vote, claim.token)
     ttl = max(ttl, claim.ttl or 0.0)
     return Question(RELEASE.by_hash(keys, vote, claim.token), whole, vote, whole, ttl, repeat=True, final=True)
+
+
+def leave_question(claim: Claim) -> Question:
+    vote = vote_of(claim.token, "queue")  # nobody's: the lock itself stays as it is
+    undo = undo_of(keys_of(claim.key.text), vote, claim.token)
+    return Question(b"", vote=vote, undo=undo, ttl=KEPT / 1000, final=True)
+
+
+def stay_nowhere(grant: Grant) -> None:
+    """Leave the line of a node that did not grant it, and said so later than the others, or has not said anything."""
+    for index, vote in enumerate(grant.session.votes):
+        if vote is not None and not (isinstance(vote.reply, int) and vote.reply > 0):
+            grant.session.lane.tell(index, leave_question(grant.claim))
 
 
 def extend_question(grant: Grant, ttl: float | None) -> Question:

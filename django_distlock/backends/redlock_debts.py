@@ -35,9 +35,14 @@ class Debts:
         return bool(self._debts)
 
     def owe(self, slot: Slot, now: float) -> None:
-        """What ``slot`` has done, or may yet do, is to be taken back when the node can be reached again."""
-        if slot.undo and slot.vote not in self._debts:
+        """What ``slot`` has done, or may yet do, is to be taken back when the node can be reached again. A release also
+        leaves the line, so it replaces what takes back the vote alone."""
+        if slot.undo and (slot.final or slot.vote not in self._debts):
             self._debts[slot.vote] = Debt(slot.undo, now, now + slot.ttl + GHOSTS)
+
+    def overtaken(self, slot: Slot) -> bool:
+        """May what this last word of a claim takes back come after it? On a connection that was lost."""
+        return slot.final and any(vote.startswith(slot.vote.split("-")[0]) for vote in self._debts)
 
     def owes(self, slot: Slot) -> bool:
         """May what ``slot`` has done be taken back yet?"""

@@ -42,12 +42,8 @@ def attempt(ballot: Ballot, lead: int, *, waits: bool, busy: bool, patience: flo
         questions = ballot.questions(lead, waits=waits, only_lead=only_lead)
         judge = _by_lead(lead) if only_lead else _by_majority(lead, ballot.ttl)
         asked = time.monotonic()
-        try:
-            outcome = yield from lane.ask(questions, judge, asked=asked, patience=patience, until=until)
-        finally:
-            ballot.record(lane.slots)  # cancelled, it may stand in line all the same
-            if waits:
-                ballot.stand(lead, lane.slots[lead])
+        outcome = yield from lane.ask(questions, judge, asked=asked, patience=patience, until=until)
+        ballot.record(lane.slots, lead if waits else None)
         ballot.note(outcome.slots[lead])
         if outcome.verdict is Verdict.REFUSED:
             break

@@ -146,10 +146,12 @@ class Inquiry:
         return question.slot(now, now + self._patience)
 
     def end(self) -> None:
-        """What could not be sent and must not be forgotten."""
+        """What could not be sent and must not be forgotten, or may come before what it takes back."""
         now = time.monotonic()
         for index, question in enumerate(self._questions):
             slot = self._lane.slots[index]
-            if question is not None and slot is not None and question.final and not slot.sent:
+            if question is not None and slot is not None and question.final:
+                debts = self._lane.lines[index].debts
                 with self._lane.guard:
-                    self._lane.lines[index].debts.owe(slot, now)
+                    if not slot.sent or debts.overtaken(slot):
+                        debts.owe(slot, now)

@@ -122,7 +122,7 @@ class Line:
 
     def tell(self, undo: bytes, slot: Slot, now: float) -> None:
         """Send something to whose reply nobody listens; now, or when the node can be reached."""
-        if not self.send(undo, slot):
+        if not self.send(undo, slot) or self.debts.overtaken(slot):
             self.debts.owe(slot, now)
 
     def slow(self, now: float) -> bool:

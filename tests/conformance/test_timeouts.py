@@ -19,6 +19,7 @@ from django_distlock import (
     LockTimeout,
     advisory_lock,
 )
+from django_distlock.backends.memory import MemoryBackend
 from django_distlock.registry import registry
 from tests.conformance.actors import PATIENCE, Face
 from tests.conformance.watching import asking_here, waiting_here
@@ -242,6 +243,22 @@ class _alias:
 
         registry.reset()
         del connections.settings[self.alias]
+
+
+class SlowToMake(MemoryBackend):
+    """Like one that imports its driver when it is made."""
+
+    def __init__(self, *args: Any) -> None:
+        threading.Event().wait(0.3)
+        super().__init__(*args)
+
+
+@pytest.mark.parametrize("using", ["slow"])
+def test_r5_making_the_backend_takes_none_of_the_callers_time(face: Face, settings: Any, using: str, name: str) -> None:
+    """The first of a process would be told that somebody else had the lock, though nobody was asked."""
+    backend = f"{__name__}.{SlowToMake.__qualname__}"
+    settings.DISTLOCK = {**settings.DISTLOCK, using: {"BACKEND": backend}}
+    face.actor().acquire(advisory_lock(name, using=using), timeout=0.2).release()
 
 
 def test_r6_a_bug_in_a_callback_is_no_lock_error(using: str, name: str) -> None:
