@@ -13,8 +13,9 @@ import pytest
 
 from tests import services
 from tests.conftest import eventually
-from tests.services_databases import MariaDB, MySQL, Postgres
+from tests.services_databases import MariaDB, Postgres
 from tests.services_engine import program_path
+from tests.services_mysql import MySQL
 from tests.services_process import (
     ServicesError,
     end_process,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from django_distlock.holdings import holdings
+from django_distlock.holdings import Holdings, holdings
 from django_distlock.lock import Lock, lock_flow
 from django_distlock.records import Claim, Grant
 from django_distlock.registry import registry
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from django_distlock.waiting import Call, Flow
 
 TTL = 10.0
-TIMED = ("lock", "lease", "holding", "backends.memory")
+TIMED = ("lock", "lease", "loss", "holding", "backends.memory")
 
 
 class Clock:
@@ -84,6 +84,8 @@ class World:
         targets = {f"django_distlock.{module}.time": self.clock for module in TIMED}
         targets |= {f"django_distlock.{module}.keepalive": NoKeepalive() for module in ("lock", "lease")}
         targets["django_distlock.context.current"] = lambda: self.current
+        # the thread that other tests have left running goes by another clock
+        targets["django_distlock.keepalive.holdings"] = Holdings()
         self._patches = [patch(target, new) for target, new in targets.items()]
         for each in self._patches:
             each.start()
