@@ -24,6 +24,8 @@ LATE, SLOW = 0.01, 0.0025
 # Who has just answered that the wait is over has this long for the way back to the savepoint: it lives, and a moment
 # without a processor must not cost the caller his transaction. Seconds.
 RETREAT = 0.25
+# A look waits so long for the answer: time for other threads to take the interpreter, if any of them wants it. Seconds.
+PROBE = 0.0005
 # So many looks that say nothing, and the connection is ended all the same.
 MOST_ROUGH = 100
 
@@ -33,7 +35,8 @@ class Watched:
 
     It is the caller's: it is ended only if the server has not answered, never because this process was slow to read or
     to handle an answer. So the keepalive thread looks three times in a row; a look that came late, or did not get the
-    interpreter back at once, starts that anew, because then the caller does not get it either.
+    interpreter back at once, starts that anew, because then the caller does not get it either: he may have read the
+    answer from the socket, and wait for the interpreter to see what it says.
     """
 
     __slots__ = ("conn", "database", "ended", "fd", "misses", "ripe", "rough", "until")
@@ -52,7 +55,7 @@ class Watched:
         late = now - self.until
         if late < 0:
             return self.until
-        waits = self.conn.transaction_status == pq.TransactionStatus.ACTIVE and not sockets.readable(self.fd, 0)
+        waits = self.conn.transaction_status == pq.TransactionStatus.ACTIVE and not sockets.readable(self.fd, PROBE)
         if not waits:
             self.misses = self.rough = 0
         elif late < LATE and time.monotonic() - now < SLOW:
