@@ -126,13 +126,18 @@ class MariaDB(Engine):
     ours: ClassVar = {"plugin-load-add": "metadata_lock_info"}  # options that the other of the two does not know
 
     def create(self) -> None:
-        self.run(program_path("mariadb-install-db"), "--no-defaults", f"--datadir={self.data}", "--skip-test-db")
+        self.install(program_path("mariadb-install-db"), "--skip-test-db")
+
+    def install(self, program: str, *options: str) -> None:
+        """Make the data directory, beside others who make theirs: see "tmpdir" below."""
+        self.make_directory("tmp")
+        own = {"TMPDIR": str(self.directory / "tmp")}
+        self.run(program, "--no-defaults", f"--datadir={self.data}", *options, wait=300, **own)
 
     def path(self) -> str:
         return program_path(self.program)
 
     def configure(self) -> None:
-        self.make_directory("tmp")
         user, password, name = self.server["user"], self.server["password"], self.server["name"]
         statements = [
             f"CREATE DATABASE IF NOT EXISTS {name};",

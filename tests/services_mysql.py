@@ -40,7 +40,7 @@ class MySQL(MariaDB):
         return missing if program() else {**missing, "mysqld": PACKAGE}
 
     def create(self) -> None:
-        self.run(self.path(), "--no-defaults", f"--datadir={self.data}", "--initialize-insecure", wait=300)
+        self.install(self.path(), "--initialize-insecure")
 
     def path(self) -> str:
         if (found := program()) is None:
