@@ -47,7 +47,7 @@ try:
         lock_timeout,
         open_session,
     )
-    from .postgres_watched import RETREAT, Watched
+    from .postgres_watched import RETREAT, Watched, look_after
 except ImportError as error:
     raise ImproperlyConfigured(
         "The PostgreSQL lock backend needs psycopg 3: pip install 'django-distlock[postgres]'."
@@ -232,9 +232,9 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     def tick(self, now: float) -> float | None:
         due = super().tick(now)
-        with self._guard:
-            for watched in list(self._watched.values()):
-                due = min(due or math.inf, watched.look(now))
+        if self._watched:
+            with self._guard:
+                due = min(due or math.inf, look_after(list(self._watched.values()), now))
         return due
 
     def after_fork(self) -> None:

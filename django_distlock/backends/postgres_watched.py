@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from django_distlock.exceptions import BackendUnavailable
 from . import sockets
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 # Between two looks at a server that may hang; seconds. So short that a row of three that one bad look broke off is made
@@ -24,7 +27,7 @@ LATE, SLOW = 0.01, 0.0025
 # Who has just answered that the wait is over has this long for the way back to the savepoint: it lives, and a moment
 # without a processor must not cost the caller his transaction. Seconds.
 RETREAT = 0.25
-# A look waits so long for the answer: time for other threads to take the interpreter, if any of them wants it. Seconds.
+# So long before a look other threads may take the interpreter, if any of them wants it. Seconds.
 PROBE = 0.0005
 # So many looks that say nothing, and the connection is ended all the same.
 MOST_ROUGH = 100
@@ -55,7 +58,7 @@ class Watched:
         late = now - self.until
         if late < 0:
             return self.until
-        waits = self.conn.transaction_status == pq.TransactionStatus.ACTIVE and not sockets.readable(self.fd, PROBE)
+        waits = self.conn.transaction_status == pq.TransactionStatus.ACTIVE and not sockets.readable(self.fd, 0)
         if not waits:
             self.misses = self.rough = 0
         elif late < LATE and time.monotonic() - now < SLOW:
@@ -76,3 +79,10 @@ class Watched:
             f"The server of alias {alias!r} did not answer in time: the connection of this thread to database "
             f"{self.database!r} was ended, and its transaction rolled back."
         )
+
+
+def look_after(watching: Collection[Watched], now: float) -> float:
+    """Look at each whose time has come; the monotonic time of the next look."""
+    if any(watched.until <= now for watched in watching):
+        time.sleep(PROBE)  # once for all of them
+    return min((watched.look(now) for watched in watching), default=math.inf)

@@ -10,7 +10,7 @@ import pytest
 from psycopg import pq
 
 from django_distlock.backends import postgres_watched
-from django_distlock.backends.postgres_watched import Watched
+from django_distlock.backends.postgres_watched import Watched, look_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +68,10 @@ def watched(ends: tuple[socket.socket, socket.socket]) -> Watched:
     return Watched(connection, 1000.0)
 
 
+def watched_connection(like: Watched) -> Any:
+    return SimpleNamespace(alias="postgres", connection=SimpleNamespace(pgconn=like.conn))
+
+
 @pytest.mark.parametrize("bad", [None, *range(12)])
 @pytest.mark.parametrize("how", [(0.0001, 0.004), (0.011, 0.0001)], ids=["slow", "late"])
 def test_r5_one_bad_look_does_not_cost_the_deadline(
@@ -84,6 +88,33 @@ def test_r5_looks_that_say_nothing_do_not_end_it(clock: Clock, watched: Watched)
     assert clock.run(watched, 99, dict.fromkeys(range(99), (0.006, 0.006))) is None
     took = clock.run(watched, 1, {0: (0.006, 0.006)})
     assert took is not None, "but not for ever"
+
+
+def test_r5_a_look_leaves_others_the_time_to_take_the_interpreter(clock: Clock, watched: Watched) -> None:
+    """The caller has read the answer, so the socket is empty, and waits for the interpreter like others. A look that
+    does not wait is through before any of them has woken up, and takes that for a silent server."""
+
+    def others_take_it(seconds: float) -> None:
+        clock.slow = 0.006 if seconds > 0 else 0.0
+
+    postgres_watched.time.sleep = others_take_it  # type: ignore[assignment]  # the clock's
+    for _ in range(99):
+        clock.slow = 0.0
+        clock.now = look_after([watched], clock.now) + 0.0001
+    assert not clock.shut
+
+
+def test_r5_a_crowd_at_a_server_that_hangs_is_in_time(clock: Clock, watched: Watched) -> None:
+    """Each caller's connection is looked at in its turn; the time for others is given once."""
+    slept: list[float] = []
+    postgres_watched.time.sleep = slept.append  # type: ignore[assignment]  # the clock's
+    crowd = [watched, *(Watched(watched_connection(watched), 1000.0) for _ in range(49))]
+    while clock.now < 1000.0 + IN_TIME:
+        clock.now = look_after(crowd, clock.now) + 0.0001
+        if len(clock.shut) >= len(crowd):
+            break
+    assert len(clock.shut) == len(crowd)
+    assert len(slept) <= 12
 
 
 def test_r5_server_that_answered_is_left_alone(
