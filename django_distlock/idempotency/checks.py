@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from django.core.cache import InvalidCacheBackendError, caches
@@ -43,7 +44,7 @@ def check_idempotency(app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
     used = _position() is not None
     found = _check_order()
     if used or atomic_aliases:
-        found += _check_storage(config)
+        found += [*_check_storage(config), *_check_encryption(config)]
         found += _check_aliases(config)
     return found
 
@@ -89,6 +90,19 @@ def _check_storage(config: conf.Config) -> list[CheckMessage]:
             f"The idempotency keys are in the cache {config.cache!r}, a {kind}, which other processes do not see.",
             hint="Use the database, or a cache that all processes share.",
             id="distlock.W031",
+        )
+    ]
+
+
+def _check_encryption(config: conf.Config) -> list[CheckMessage]:
+    if not config.encrypt or find_spec("cryptography") is not None:
+        return []
+    return [
+        Error(
+            'DISTLOCK_IDEMPOTENCY["ENCRYPT"] is set, and the package cryptography is not installed: each request with '
+            "a key would fail.",
+            hint="pip install 'django-distlock[encryption]'",
+            id="distlock.E064",
         )
     ]
 

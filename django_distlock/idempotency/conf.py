@@ -25,6 +25,7 @@ class Config:
     cache: str = "default"
     lock: str = "default"
     ttl: float = 86400.0
+    purge_every: float | None = 300.0
     claim_ttl: float = 30.0
     wait: float = 0.0
     form_wait: float = 2.0
@@ -32,6 +33,7 @@ class Config:
     on_crash: str = "hold"
     on_store_error: str = "closed"
     credentials: bool = True
+    encrypt: bool = False
 
 
 KEYS = tuple(field.name.upper() for field in fields(Config))
@@ -60,11 +62,13 @@ def _checked(name: str, value: Any) -> Any:
     key = name.upper()
     if name in ("ttl", "claim_ttl"):
         return seconds(key, value, positive=True)
+    if name == "purge_every":
+        return seconds(key, value, none=True, positive=True)
     if name in ("wait", "form_wait"):
         return seconds(key, value)
     if name == "max_body":
         return count(key, value)
-    if name == "credentials":
+    if name in ("credentials", "encrypt"):
         return flag(key, value)
     if not isinstance(value, str):
         raise TypeError(f"{key} must be a str, not {type(value).__name__}.")
@@ -89,6 +93,11 @@ def login_url() -> str | None:
         return resolve_url(settings.LOGIN_URL)
     except NoReverseMatch:
         return None
+
+
+def secret_keys() -> list[str | bytes]:
+    """What is derived from the first can be checked or read with each of them."""
+    return [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
 
 
 def longest_body() -> int | None:

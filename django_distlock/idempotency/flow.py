@@ -23,6 +23,7 @@ from .records import CLAIMED, COMPLETED, Record
 from .renewal import renewal
 from .requests import Principal, find_key, fingerprint_of, is_authenticated, principal_of, route_of, wants_page
 from .storage import storage_of
+from .sweeping import sweeper
 
 if TYPE_CHECKING:
     from django.dispatch import Signal
@@ -242,6 +243,7 @@ def leave(job: Job) -> None:
     """The view has ended, well or not: nothing is renewed any more."""
     job.running = False
     renewal.remove(job)
+    sweeper.look(job.storage)
 
 
 def keep_body_when_rendered(job: Job, response: Any) -> None:

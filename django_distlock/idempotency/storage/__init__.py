@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from django.db import connections
 
+from django_distlock.idempotency import sealing
 from django_distlock.idempotency.conf import config
 
 from .base import Storage
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 def storage_of(alias: str | None = None) -> Storage:
     """The storage that the setting names; with ``alias`` the table in that database, for the exactly-once mode."""
+    sealing.require()
     # what a project does not use is not imported
     if alias is None and config().storage == "cache":
         from .cache import CacheStorage

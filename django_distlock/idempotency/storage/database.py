@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error, OperationalError, connections, router
 
 from django_distlock import BackendUnavailable, Lock, LockNotAcquired, advisory_lock
+from django_distlock.idempotency import sealing
 from django_distlock.idempotency.conf import config
-from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, UNKNOWN, Answer, Claim, Record
+from django_distlock.idempotency.records import CLAIMED, FAILED, Answer, Claim, Record, record_of
 
 from .base import Storage
 from .statements import INSERT, LOCKING, NOW, READ, TABLE, TRY_INSERT
@@ -75,7 +75,7 @@ class DatabaseStorage(Storage):
         with self._cursor() as cursor:
             cursor.execute(self._sql(READ) + lock, [scope])
             row = cursor.fetchone()
-        return None if row is None else record_of(row)
+        return None if row is None else read_row(row)
 
     def is_running(self, scope: str) -> bool:
         """Does a transaction have the key that no other sees yet?"""
@@ -121,8 +121,7 @@ class DatabaseStorage(Storage):
             f"UPDATE {TABLE} SET state = 'completed', status = %s, facts = %s, body = %s, expires_at = {{now}} + %s, "  # noqa: S608
             "lives_until = {now} + %s WHERE scope = %s AND owner = %s AND state <> 'completed'",
             answer.status,
-            answer.facts(),
-            answer.body,
+            *sealing.to_store(claim.scope, answer),
             micros(claim.ttl),
             micros(claim.ttl),
             claim.scope,
@@ -132,8 +131,7 @@ class DatabaseStorage(Storage):
     def add_body(self, claim: Claim, answer: Answer) -> bool:
         return self._write(
             f"UPDATE {TABLE} SET facts = %s, body = %s WHERE scope = %s AND owner = %s AND state = 'completed'",  # noqa: S608
-            answer.facts(),
-            answer.body,
+            *sealing.to_store(claim.scope, answer),
             claim.scope,
             claim.owner,
         )
@@ -165,7 +163,7 @@ class DatabaseStorage(Storage):
     def save_phases(self, claim: Claim, phases: str) -> bool:
         return self._write(
             f"UPDATE {TABLE} SET phases = %s WHERE scope = %s AND owner = %s",  # noqa: S608
-            phases,
+            sealing.phases_to_store(claim.scope, phases),
             claim.scope,
             claim.owner,
         )
@@ -269,25 +267,16 @@ def micros(seconds: float) -> int:
     return int(seconds * 1_000_000)
 
 
-def record_of(row: Sequence[Any]) -> Record:
-    """A row that cannot be read counts as answered without its answer: it must not run again."""
+def read_row(row: Sequence[Any]) -> Record:
+    """The record in a row."""
     scope, state, owner, fingerprint, expired, facts, body, phases = row
-    answer = None
-    try:
+    answer = found = None
+    with suppress(ValueError):
         if facts is not None:
-            answer = Answer.of(facts, None if body is None else bytes(body))
-        found = json.loads(phases)
-    except ValueError:
-        found = None
-    return Record(
-        scope=scope,
-        state=state if state in (CLAIMED, COMPLETED, FAILED, UNKNOWN) else UNKNOWN,
-        owner=owner,
-        fingerprint=fingerprint,
-        expired=bool(expired),
-        answer=answer,
-        phases=found if isinstance(found, dict) else {},
-    )
+            answer = sealing.from_store(scope, facts, None if body is None else bytes(body))
+    with suppress(ValueError):
+        found = sealing.phases_from_store(scope, phases)
+    return record_of(scope, state, owner, fingerprint, expired=bool(expired), answer=answer, phases=found)
 
 
 def purge(days: float = 0) -> int:

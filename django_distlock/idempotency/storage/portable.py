@@ -17,10 +17,11 @@ from django.db.models.functions import Now
 from django.db.models.sql import Query
 
 from django_distlock import LockNotAcquired
+from django_distlock.idempotency import sealing
 from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, UNKNOWN, Answer, Claim, Record
 from django_distlock.models import IdempotencyRecord
 
-from .database import ATTEMPTS, DatabaseStorage, micros, record_of, unavailable
+from .database import ATTEMPTS, DatabaseStorage, micros, read_row, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -74,7 +75,7 @@ class PortableStorage(DatabaseStorage):
             rows = rows.select_for_update()
         with self._asking() as now:
             row = rows.filter(scope=scope).values_list(*READ).first()
-        return None if row is None else record_of([*row[:4], row[4] <= now, *row[5:]])
+        return None if row is None else read_row([*row[:4], row[4] <= now, *row[5:]])
 
     def is_running(self, scope: str) -> bool:
         """A copy waits for the transaction that has the key, so that nobody is told to look later."""
@@ -107,14 +108,15 @@ class PortableStorage(DatabaseStorage):
     def complete(self, claim: Claim, answer: Answer) -> bool:
         with self._asking() as now:
             until = now + micros(claim.ttl)
+            facts, body = sealing.to_store(claim.scope, answer)
             return bool(
                 self._mine(claim)
                 .exclude(state=COMPLETED)
                 .update(
                     state=COMPLETED,
                     status=answer.status,
-                    facts=answer.facts(),
-                    body=answer.body,
+                    facts=facts,
+                    body=body,
                     expires_at=until,
                     lives_until=until,
                 )
@@ -123,7 +125,8 @@ class PortableStorage(DatabaseStorage):
     def add_body(self, claim: Claim, answer: Answer) -> bool:
         with self._translated():
             rows = self._mine(claim).filter(state=COMPLETED)
-            return bool(rows.update(facts=answer.facts(), body=answer.body))
+            facts, body = sealing.to_store(claim.scope, answer)
+            return bool(rows.update(facts=facts, body=body))
 
     def release(self, claim: Claim, *, failed: bool = False) -> bool:
         with self._translated():
@@ -141,7 +144,7 @@ class PortableStorage(DatabaseStorage):
 
     def save_phases(self, claim: Claim, phases: str) -> bool:
         with self._translated():
-            return bool(self._mine(claim).update(phases=phases))
+            return bool(self._mine(claim).update(phases=sealing.phases_to_store(claim.scope, phases)))
 
     def free(self, scopes: Sequence[str]) -> int:
         with self._translated():
