@@ -124,6 +124,15 @@ def held(job: Job) -> HttpResponse:
     return page(job.request, "saved", 409, unknown=True, **_resubmission(job.request))
 
 
+def too_many_keys(job: Job, seconds: float) -> HttpResponse:
+    """For a key beyond the quota of its principal; ``seconds``: until the next of the others ends."""
+    title = _("Too many requests")
+    detail = _("There are too many idempotency keys of this client that still live. Nothing was done.")
+    if job.html:
+        return page(job.request, "refused", 429, seconds, title=title, detail=detail)
+    return problem(429, "too_many_keys", title, detail, retry_after=seconds)
+
+
 def store_down(request: HttpRequest, *, html: bool) -> HttpResponse:
     title = _("Please try again in a moment")
     detail = _("The request was not carried out: it could not be made sure that this happens only once.")

@@ -83,14 +83,24 @@ def _check_storage(config: conf.Config) -> list[CheckMessage]:
         kind = type(caches[config.cache]).__name__
     except InvalidCacheBackendError as error:
         return [Error(f"DISTLOCK_IDEMPOTENCY: {error}", id="distlock.E031")]
+    found: list[CheckMessage] = []
+    if config.max_keys is not None:
+        found.append(
+            Warning(
+                "MAX_KEYS has no effect on idempotency keys in a cache, which cannot count the keys of a principal.",
+                hint='Use STORAGE = "database", or remove MAX_KEYS.',
+                id="distlock.W064",
+            )
+        )
     if kind not in NOT_SHARED:
-        return []
+        return found
     return [
+        *found,
         Warning(
             f"The idempotency keys are in the cache {config.cache!r}, a {kind}, which other processes do not see.",
             hint="Use the database, or a cache that all processes share.",
             id="distlock.W031",
-        )
+        ),
     ]
 
 

@@ -30,6 +30,7 @@ class Config:
     wait: float = 0.0
     form_wait: float = 2.0
     max_body: int = 256 * 1024
+    max_keys: int | None = None
     on_crash: str = "hold"
     on_store_error: str = "closed"
     credentials: bool = True
@@ -66,7 +67,9 @@ def _checked(name: str, value: Any) -> Any:
         return seconds(key, value, none=True, positive=True)
     if name in ("wait", "form_wait"):
         return seconds(key, value)
-    if name == "max_body":
+    if name == "max_keys" and value is None:
+        return None
+    if name in ("max_body", "max_keys"):
         return count(key, value)
     if name in ("credentials", "encrypt"):
         return flag(key, value)

@@ -68,7 +68,8 @@ class Record:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """What is asked of a storage: the right to run ``scope``, for ``claim_ttl`` seconds at first. What is kept
-    afterwards lives for ``ttl`` seconds. ``principal``, ``method`` and ``route`` are for people who look at a list."""
+    afterwards lives for ``ttl`` seconds. ``principal``, ``method`` and ``route`` are for people who look at a list.
+    ``quota``: how many keys of ``principal`` may live; None for any number."""
 
     scope: str
     owner: str
@@ -78,6 +79,7 @@ class Claim:
     principal: str = ""
     method: str = ""
     route: str = ""
+    quota: int | None = None
 
 
 def record_of(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def often(site: Stage, settings: Any) -> Iterator[None]:
+def often(site: Stage, settings: Any, nothing_is_swept: None) -> Iterator[None]:
     settings.DISTLOCK_IDEMPOTENCY = {**settings.DISTLOCK_IDEMPOTENCY, "PURGE_EVERY": 0.001}
     sweeper.__init__()  # type: ignore[misc]
     yield

@@ -9,7 +9,7 @@ from django.db import connections
 from django_distlock.idempotency import sealing
 from django_distlock.idempotency.conf import config
 
-from .base import Storage
+from .base import Storage, TooManyKeys
 
 if TYPE_CHECKING:
     from .database import DatabaseStorage
@@ -38,4 +38,4 @@ def table_in(alias: str) -> DatabaseStorage:
     return PortableStorage(alias)
 
 
-__all__ = ["Storage", "storage_of", "table_in"]
+__all__ = ["Storage", "TooManyKeys", "storage_of", "table_in"]

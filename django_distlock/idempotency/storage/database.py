@@ -13,8 +13,8 @@ from django_distlock.idempotency import sealing
 from django_distlock.idempotency.conf import config
 from django_distlock.idempotency.records import CLAIMED, FAILED, Answer, Claim, Record, record_of
 
-from .base import Storage
-from .statements import INSERT, LOCKING, NOW, READ, TABLE, TRY_INSERT
+from .base import Storage, TooManyKeys
+from .statements import INSERT, INSERT_IF_ROOM, LIVE, LOCKING, NOW, READ, ROOM, TABLE, TRY_INSERT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -38,11 +38,27 @@ class DatabaseStorage(Storage):
 
     def claim(self, claim: Claim) -> Record | None:
         for _ in range(ATTEMPTS):
-            if self._write(INSERT[self.connection.vendor], *_values(claim)):
+            if self._insert(claim):
                 return None
             if (found := self.read(claim.scope)) is not None:
                 return found
+            self._check_quota(claim)
         raise LockNotAcquired("The key is there, and this transaction does not see it.")
+
+    def _insert(self, claim: Claim) -> bool:
+        if claim.quota is None:
+            return self._write(INSERT[self.connection.vendor], *_values(claim))
+        return self._write(INSERT_IF_ROOM[self.connection.vendor], *_values(claim), *_whose(claim), quota=claim.quota)
+
+    def _check_quota(self, claim: Claim) -> None:
+        """Nothing was inserted, and nothing is there: was it for want of room?"""
+        if claim.quota is None:
+            return
+        with self._cursor() as cursor:
+            cursor.execute(self._sql(LIVE, quota=claim.quota), _whose(claim))
+            live, left = cursor.fetchone()
+        if live >= claim.quota:
+            raise TooManyKeys(left / 1_000_000)
 
     def claim_inside(self, claim: Claim, *, last: bool = True) -> Record | None:
         """:meth:`claim` within the caller's transaction, at once: if another transaction is at it, what is there from
@@ -54,7 +70,10 @@ class DatabaseStorage(Storage):
             return self.claim(claim)
         for _ in range(ATTEMPTS):
             with self._cursor() as cursor:
-                cursor.execute(self._sql(TRY_INSERT), [_number(claim.scope), *_values(claim)])
+                room = "" if claim.quota is None else " AND " + self._sql(ROOM, quota=claim.quota)
+                cursor.execute(
+                    self._sql(TRY_INSERT, room=room), [_number(claim.scope), *_values(claim), *_whose(claim)]
+                )
                 got, made = cursor.fetchone()
             if not got:
                 return self._behind(claim)
@@ -62,6 +81,7 @@ class DatabaseStorage(Storage):
                 return None
             if (found := self.read(claim.scope)) is not None:
                 return found
+            self._check_quota(claim)
         raise LockNotAcquired("The key is there, and this transaction does not see it.")
 
     def _behind(self, claim: Claim) -> Record:
@@ -178,6 +198,13 @@ class DatabaseStorage(Storage):
             cursor.execute(f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND state <> 'completed'", list(scopes))  # noqa: S608
             return int(cursor.rowcount)
 
+    def forget(self, principal: str) -> int:
+        """Delete what is stored of a principal, but for what runs now. How many."""
+        text = f"DELETE FROM {TABLE} WHERE principal = %s AND (state <> 'claimed' OR expires_at <= {{now}})"  # noqa: S608
+        with self._cursor() as cursor:
+            cursor.execute(self._sql(text), [principal])
+            return int(cursor.rowcount)
+
     def purge(self, older_than: float = 0, batch: int = 1000, batches: float = math.inf) -> int:
         """Delete what ended to live ``older_than`` seconds ago, in so many batches at most. How many."""
         deleted = done = 0
@@ -203,12 +230,12 @@ class DatabaseStorage(Storage):
             cursor.execute(self._sql(delete), [*scopes, micros(older_than)])
             return len(scopes), int(cursor.rowcount)
 
-    def _sql(self, text: str) -> str:
-        return text.format(now=NOW[self.connection.vendor])
+    def _sql(self, text: str, **parts: Any) -> str:
+        return text.format(now=NOW[self.connection.vendor], **parts)
 
-    def _write(self, text: str, *parameters: Any) -> bool:
+    def _write(self, text: str, *parameters: Any, **parts: Any) -> bool:
         with self._cursor() as cursor:
-            cursor.execute(self._sql(text), parameters)
+            cursor.execute(self._sql(text, **parts), parameters)
             return bool(cursor.rowcount > 0)
 
     @contextmanager
@@ -258,6 +285,11 @@ def _values(claim: Claim) -> Iterable[Any]:
     )
 
 
+def _whose(claim: Claim) -> list[str]:
+    """The parameter of ROOM; none without a quota."""
+    return [] if claim.quota is None else [claim.principal[:255]]
+
+
 def _at_work(claim: Claim) -> Record:
     """Somebody has the key, and nobody sees yet with which data."""
     return Record(scope=claim.scope, state=CLAIMED, owner="", fingerprint=claim.fingerprint)
@@ -295,4 +327,9 @@ def purge_database(alias: str, days: float = 0) -> int:
     """:func:`purge` in one database, which may be without the table."""
     from . import table_in
 
-    return table_in(alias).purge(days * 86400) if TABLE in connections[alias].introspection.table_names() else 0
+    return table_in(alias).purge(days * 86400) if has_table(alias) else 0
+
+
+def has_table(alias: str) -> bool:
+    connection = connections[alias]
+    return connection.introspection.identifier_converter(TABLE) in connection.introspection.table_names()
