@@ -103,6 +103,11 @@ def secret_keys() -> list[str | bytes]:
     return [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
 
 
+def csrf_cookie() -> str | None:
+    """The name of the cookie with the CSRF secret; None if the session has it."""
+    return None if settings.CSRF_USE_SESSIONS else settings.CSRF_COOKIE_NAME
+
+
 def longest_body() -> int | None:
     """The longest body that Django reads into memory."""
     return settings.DATA_UPLOAD_MAX_MEMORY_SIZE

@@ -87,11 +87,16 @@ def principal_of(request: HttpRequest) -> Principal:
     if (credential := request.headers.get("Authorization")) and conf.config().credentials:
         return Principal("credential", f"credential:{credential}", "credential")
     if secret := request.META.get("CSRF_COOKIE"):
-        return Principal("browser", f"csrf:{secret}", "browser")
+        return Principal("browser", browser_text(secret), "browser")
     session: Any = getattr(request, "session", None)
     if session is not None and session.session_key:
         return Principal("browser", f"session:{session.session_key}", "browser")
     return Principal("anybody", "", "anybody")
+
+
+def browser_text(secret: str) -> str:
+    """Of a browser that has this CSRF secret."""
+    return f"csrf:{secret}"
 
 
 def user_label(number: Any) -> str:
