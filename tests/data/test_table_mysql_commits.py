@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.data.rival import Rival
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = pytest.mark.usefixtures("fresh", "procedures")
 DB = "mariadb"
 PROCEDURES = {
     "commits": "COMMIT",
@@ -33,13 +33,20 @@ PROCEDURES = {
 
 
 @pytest.fixture(autouse=True)
-def procedures(fresh: None) -> Iterator[None]:
-    for name, body in PROCEDURES.items():
-        run(f"CREATE PROCEDURE dataapp_{name}() BEGIN {body}; END")
+def clean(fresh: None) -> Iterator[None]:
     yield
-    for name in PROCEDURES:
-        run(f"DROP PROCEDURE dataapp_{name}")
     Account.objects.using(DB).all().delete()
+
+
+@pytest.fixture(scope="module")
+def procedures(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    with django_db_blocker.unblock():
+        for name, body in PROCEDURES.items():
+            run(f"CREATE PROCEDURE dataapp_{name}() BEGIN {body}; END")
+        yield
+        for name in PROCEDURES:
+            run(f"DROP PROCEDURE dataapp_{name}")
+        connections[DB].close()
 
 
 def run(sql: str) -> Any:
@@ -52,6 +59,13 @@ def owners() -> list[str]:
 
 def add(owner: str) -> None:
     Account.objects.using(DB).create(owner=owner)
+
+
+@contextmanager
+def failing(error: type[Exception], match: str | None = None) -> Iterator[pytest.ExceptionInfo[Exception]]:
+    """A locked block that ends with this error."""
+    with pytest.raises(error, match=match) as caught, table_lock(Account, using=DB):
+        yield caught
 
 
 REFUSED = [
@@ -74,14 +88,21 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("sql", REFUSED)
-def test_refused_before_it_is_sent(rival: Rival, sql: str) -> None:
-    with pytest.raises(UnsupportedOperation, match="unlock"), table_lock(Account, using=DB):
+def test_refused_before_it_is_sent(sql: str) -> None:
+    with failing(UnsupportedOperation, match="unlock"):
         add("lost")
         with suppress(UnsupportedOperation):
             run(sql)
-        assert not rival.writes(DB)
         run(sql)
     assert owners() == []
+
+
+@pytest.mark.parametrize("sql", REFUSED[:2])
+def test_a_rival_stays_outside(rival: Rival, sql: str) -> None:
+    with table_lock(Account, using=DB):
+        with pytest.raises(UnsupportedOperation):
+            run(sql)
+        assert not rival.writes(DB)
 
 
 # Those that no rule about texts would find; the second list is MariaDB's alone.
@@ -107,7 +128,7 @@ def test_told_after_the_statement_and_at_the_end(sql: str) -> None:
         with pytest.raises(ProgrammingError):
             run(sql)
         return
-    with pytest.raises(LockLost, match=re.escape(sql[:20])), table_lock(Account, using=DB):
+    with failing(LockLost, match=re.escape(sql[:20])):
         add("committed")
         with pytest.raises(LockLost, match=re.escape(sql[:20])):
             run(sql)
@@ -122,7 +143,7 @@ def test_told_after_the_statement_and_at_the_end(sql: str) -> None:
 @pytest.mark.parametrize("where", ["callproc", "driver", "results that are read later"])
 def test_told_at_the_end(where: str) -> None:
     """Of these no wrapper of statements hears, or too early."""
-    with pytest.raises(LockLost, match="has ended its transaction"), table_lock(Account, using=DB):
+    with failing(LockLost, match="has ended its transaction"):
         add("committed")
         with connections[DB].cursor() as cursor:
             if where == "callproc":
@@ -137,7 +158,7 @@ def test_told_at_the_end(where: str) -> None:
 
 def test_told_in_an_inner_atomic() -> None:
     """Its savepoint is gone, too."""
-    with pytest.raises(LockLost, match="CALL"), table_lock(Account, using=DB):
+    with failing(LockLost, match="CALL"):
         with suppress(LockLost), transaction.atomic(using=DB):
             add("committed")
             run("CALL dataapp_commits()")
@@ -147,7 +168,7 @@ def test_told_in_an_inner_atomic() -> None:
 
 
 def test_told_where_the_block_is_marked_for_rollback() -> None:
-    with pytest.raises(LockLost, match="has ended its transaction"), table_lock(Account, using=DB):
+    with failing(LockLost, match="has ended its transaction"):
         add("committed")
         connections[DB].connection.commit()
         transaction.set_rollback(True, using=DB)
@@ -155,12 +176,12 @@ def test_told_where_the_block_is_marked_for_rollback() -> None:
 
 
 def test_r14_an_error_of_the_block_goes_on_with_a_note() -> None:
-    with pytest.raises(ZeroDivisionError) as caught, table_lock(Account, using=DB):
+    with failing(ZeroDivisionError) as caught:
         add("committed")
         connections[DB].connection.commit()
         raise ZeroDivisionError
     assert "is committed" in caught.value.__notes__[0]
-    with pytest.raises(ZeroDivisionError) as caught, table_lock(Account, using=DB):
+    with failing(ZeroDivisionError) as caught:
         add("rolled back")
         raise ZeroDivisionError
     assert not hasattr(caught.value, "__notes__")
