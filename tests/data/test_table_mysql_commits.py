@@ -237,7 +237,7 @@ def test_the_orm_costs_two_statements_a_block() -> None:
     assert not [text for text in texts if "SAVEPOINT" in text], "Django's log has the caller's statements"
 
 
-@pytest.mark.parametrize("pattern", [ENDS, HARMLESS])
+@pytest.mark.parametrize("pattern", [ENDS, HARMLESS], ids=["ends", "harmless"])
 @pytest.mark.parametrize("part", ["-- ", "/*", "/*!", "# ", "( ;", "/* */ -- # "])
 def test_a_long_comment_does_not_take_for_ever(pattern: re.Pattern[str], part: str) -> None:
     assert pattern.match(part * 5_000) is None
