@@ -39,8 +39,8 @@ class FencedQuerySet(models.QuerySet[Row]):
         fence_owner(self.model)
         rows = self._clone()
         rows._fence = read_token("fence", fence)
-        if rows._iterable_class is ModelIterable:  # type: ignore[attr-defined]
-            rows._iterable_class = FencedIterable  # type: ignore[attr-defined]
+        if rows._iterable_class is ModelIterable:
+            rows._iterable_class = FencedIterable
         return rows
 
     def only(self, *fields: Any) -> Self:
@@ -197,11 +197,12 @@ class FencedQuerySet(models.QuerySet[Row]):
         return list(keys)
 
 
-class FencedIterable(ModelIterable):
+class FencedIterable(ModelIterable):  # type: ignore[type-arg]  # no subscript at run time
     """Instances that carry the token of their queryset."""
 
     def __iter__(self) -> Iterator[Any]:
-        token = self.queryset._fence
+        queryset: Any = self.queryset
+        token = queryset._fence
         for row in super().__iter__():
             row._fence_given = token
             yield row
