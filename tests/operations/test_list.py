@@ -134,10 +134,6 @@ def test_a_backend_that_is_down_is_a_line() -> None:
     assert CANARY not in out + err
 
 
-def test_an_unknown_alias() -> None:
-    assert call("list", "--using", "nowhere")[0] == 69
-
-
 @pytest.mark.parametrize("out", [io.StringIO, Terminal])
 def test_watch_goes_on_until_control_c(monkeypatch: pytest.MonkeyPatch, out: type[io.StringIO]) -> None:
     module = importlib.import_module("django_distlock.commands.list")
