@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain
@@ -55,9 +56,18 @@ def held_locks(using: str | None = None) -> list[BackendReport]:
 
 def ask(query: LockQuery, using: str | None = None) -> list[Answer]:
     """What each alias, or the one, has for ``query``; errors are as in :func:`held_locks`."""
-    looks = [_Look(alias, query) for alias in ([using] if using is not None else registry.aliases())]
+    aliases = [using] if using is not None else registry.aliases()
+    for alias in aliases:
+        _load(alias)
+    looks = [_Look(alias, query) for alias in aliases]
     until = time.monotonic() + PATIENCE
     return [look.answer(until) for look in looks]
+
+
+def _load(alias: str) -> None:
+    """Before the time begins: the first look of a process may have to import a driver, which can take seconds."""
+    with suppress(Exception):  # the look meets it again, and tells it
+        registry.entry(alias).backend.load()
 
 
 def break_lock(info: LockInfo, *, reason: str = "") -> bool:

@@ -70,6 +70,9 @@ class Backend(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.alias!r}>"
 
+    def load(self) -> None:  # noqa: B027 - most import their driver with their module
+        """Import what the first request would import; opens nothing."""
+
     @abstractmethod
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         """Ask once, waiting for at most ``wait`` seconds (``math.inf`` for ever) if the engine can wait.

@@ -72,6 +72,9 @@ class RedisBackend(Backend):
         self._echoes: dict[str, float] = {}  # when they were granted, after a request that may come yet
         self._remains = Remains(Sweeper(self.pool), self.alias)
 
+    def load(self) -> None:
+        self.target.resolve()
+
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         return drive(self._acquire(claim, wait))
 
