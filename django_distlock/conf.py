@@ -52,18 +52,13 @@ def default_backend(database: str) -> str:
     return DEFAULT_BACKENDS.get(connections[database].vendor, FALLBACK_BACKEND)
 
 
-def entry_of(alias: str) -> Any:
-    """What ``DISTLOCK`` has for the alias, as it stands there. ImproperlyConfigured if it does not exist."""
+def read_alias(alias: str) -> AliasConfig:
+    """Parse one alias. ImproperlyConfigured if it does not exist or a value is out of range."""
     aliases = configured()
     if alias not in aliases:
         known = ", ".join(repr(name) for name in aliases)
         raise ImproperlyConfigured(f"There is no lock backend {alias!r} in DISTLOCK. Known: {known}.")
-    return aliases[alias]
-
-
-def read_alias(alias: str) -> AliasConfig:
-    """Parse one alias. ImproperlyConfigured if it does not exist or a value is out of range."""
-    entry = entry_of(alias)
+    entry = aliases[alias]
     if not isinstance(entry, Mapping):
         raise ImproperlyConfigured(f"DISTLOCK[{alias!r}] must be a dict.")
     options, backend = entry.get("OPTIONS") or {}, entry.get("BACKEND")

@@ -53,6 +53,8 @@ class Backend(ABC):
     apart_from_databases: ClassVar[bool] = False
     # Does the engine keep only a hash of the name, so that names have to be noted?
     keeps_notes: ClassVar[bool] = False
+    # Models whose tables `migrate` makes for it in ``database``.
+    tables: tuple[str, ...] = ()
     # Why a lock may be in doubt.
     doubt: ClassVar[str] = "its transaction was aborted"
     # The keys that OPTIONS may have.

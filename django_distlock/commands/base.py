@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 from django_distlock import BackendUnavailable, UnsupportedOperation
-from django_distlock.conf import entry_of
+from django_distlock.lookup import aliases
 from django_distlock.oneline import one_line
 
 if TYPE_CHECKING:
@@ -53,11 +53,7 @@ class Subcommand(ABC):
     def run(self, **options: Any) -> int:
         """:meth:`handle`, with what cannot work as CommandError."""
         try:
-            if options.get("using") is not None:
-                entry_of(options["using"])
-        except ImproperlyConfigured as error:
-            raise CommandError(one_line(str(error)), returncode=WRONG_ARGUMENTS) from error
-        try:
+            self._know(options.get("using"))
             return self.handle(**options)
         except BackendUnavailable as error:
             cause = str(error.__cause__ or "").strip().splitlines()
@@ -67,6 +63,13 @@ class Subcommand(ABC):
             raise CommandError(one_line(str(error)), returncode=WRONG_ARGUMENTS) from error
         except (UnsupportedOperation, ImproperlyConfigured) as error:
             raise CommandError(one_line(str(error))) from error
+
+    @staticmethod
+    def _know(using: str | None) -> None:
+        """Whatever the subcommand makes of it: an alias that is not there is a wrong argument."""
+        if using is not None and using not in aliases():
+            known = ", ".join(map(repr, aliases()))
+            raise ValueError(f"There is no lock backend {using!r} in DISTLOCK. Known: {known}.")
 
 
 class _Plain(BaseCommand):
