@@ -31,6 +31,8 @@ from .remains import GHOSTS, Remains
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from django_distlock.names import LockKey
+
     from .redis_protocol import Script
 
 # So long may a renewal take, for which all others wait; seconds.
@@ -74,6 +76,9 @@ class RedisBackend(Backend):
 
     def load(self) -> None:
         self.target.resolve()
+
+    def listed_as(self, key: LockKey) -> str:
+        return key.text
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         return drive(self._acquire(claim, wait))
