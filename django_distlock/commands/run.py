@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock import DistlockError, LockNotAcquired, advisory_lock
+from django_distlock.lookup import show_name
 
 from .base import EX_TEMPFAIL, EX_UNAVAILABLE, Subcommand, number
 
@@ -75,6 +76,7 @@ class Command(Subcommand):
         except LockNotAcquired as error:
             self.stderr.write(str(error))
             return EX_TEMPFAIL
+        show_name(lease)
         try:
             status = self._run(options["command"], lease, options["grace"])
         except BaseException:
