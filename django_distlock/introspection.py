@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from django.core.exceptions import ImproperlyConfigured
 
 from . import signals
+from .clock import monotonic
 from .exceptions import DistlockError
 from .holding import State
 from .holdings import holdings
@@ -60,7 +60,7 @@ def ask(query: LockQuery, using: str | None = None) -> list[Answer]:
     for alias in aliases:
         _load(alias)
     looks = [_Look(alias, query) for alias in aliases]
-    until = time.monotonic() + PATIENCE
+    until = monotonic() + PATIENCE
     return [look.answer(until) for look in looks]
 
 
@@ -131,9 +131,9 @@ class _Look:
 
     def answer(self, until: float) -> Answer:
         """What was found by the monotonic time ``until``."""
-        self._begin(max(0.0, until - time.monotonic()))
+        self._begin(max(0.0, until - monotonic()))
         if self._thread is not None:
-            self._thread.join(max(0.0, until - time.monotonic()))
+            self._thread.join(max(0.0, until - monotonic()))
         if isinstance(self._outcome, Exception):
             raise self._outcome
         if self._outcome is not None:
@@ -201,7 +201,7 @@ def _known(info: LockInfo, held: Mapping[tuple[str, str], Mine]) -> LockInfo:
     mine = held.get((info.key, info.details.get("connection", "")))
     if mine is None:
         return info
-    since, server = datetime.now(UTC) - timedelta(seconds=time.monotonic() - mine.held_at), info.holder or ""
+    since, server = datetime.now(UTC) - timedelta(seconds=monotonic() - mine.held_at), info.holder or ""
     for said in (mine.holder, this_process()):
         server = server.removeprefix(f"{said}, ")
     return replace(info, acquired_at=since, holder=f"{mine.holder}, {server}")

@@ -12,10 +12,10 @@ import logging
 import os
 import socket
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from . import asker
+from .clock import monotonic
 from .records import Note, Noted
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class NameBook:
         backend, grant = holding.backend, holding.grant
         if backend.keeps_notes and grant is not None:
             noted = [(holding, Note(holding.key, backend.server_session(grant), holding.held_at, told(holding)))]
-            done = functools.partial(self._done, backend, noted, time.monotonic())
+            done = functools.partial(self._done, backend, noted, monotonic())
             backend.write_notes([note for _, note in noted], done)
 
     def forget(self) -> None:

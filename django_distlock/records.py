@@ -62,7 +62,7 @@ class Noted(NamedTuple):
 class Grant(NamedTuple):
     """What an engine gave; a tuple, because one is made for every acquire.
 
-    ``acquired_at`` and ``valid_until`` are seconds on the monotonic clock of this process. ``valid_until`` counts from
+    ``acquired_at`` and ``valid_until`` are seconds on the clock of ``clock.monotonic()``. ``valid_until`` counts from
     before the request was sent, less drift, and is None without a TTL. ``session`` is the engine's own business.
     """
 

@@ -9,6 +9,7 @@ from django.core.management import get_commands, load_command_class
 from django.core.management.base import BaseCommand
 
 from django_distlock import BackendUnavailable, LockLost, held_locks
+from django_distlock.clock import monotonic
 from django_distlock.migrationlock import migration_lock
 from django_distlock.oneline import one_line
 
@@ -76,9 +77,9 @@ class Command(Subcommand):
         self.stderr.write("The lock was lost: another process may migrate at the same time.")
 
     def _acquire(self, lock: Lock, timeout: float | None) -> Lease | None:
-        began = news_at = time.monotonic()
+        began = news_at = monotonic()
         while (lease := self._tried(lock)) is None:
-            now = time.monotonic()
+            now = monotonic()
             if timeout is not None and now - began >= timeout:
                 self.stderr.write(f"Another process still migrates after {timeout:g} s; nothing was done.")
                 return None
@@ -90,7 +91,7 @@ class Command(Subcommand):
 
     @staticmethod
     def _tried(lock: Lock) -> Lease | None:
-        until = time.monotonic() + SILENCE
+        until = monotonic() + SILENCE
         while True:
             try:
                 return lock.try_acquire()
@@ -100,7 +101,7 @@ class Command(Subcommand):
                         f"{error} Before the first migrate there are no leases in tables: leave out --using, or name "
                         "an alias with another backend."
                     ) from error.__cause__
-                if time.monotonic() >= until:
+                if monotonic() >= until:
                     raise
             time.sleep(PAUSE)
 

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock import DistlockError, LockNotAcquired, advisory_lock
+from django_distlock.clock import monotonic
 from django_distlock.lookup import show_name
 
 from .base import EX_TEMPFAIL, EX_UNAVAILABLE, Subcommand, number
@@ -103,7 +104,7 @@ class Command(Subcommand):
             return self._watch(program, lease, grace)
 
     def _watch(self, program: Program, lease: Lease, grace: float) -> int:
-        margin = 0.0 if lease.valid_until is None else MARGIN * (lease.valid_until - time.monotonic())
+        margin = 0.0 if lease.valid_until is None else MARGIN * (lease.valid_until - monotonic())
         try:
             while (status := program.wait(LOOK)) is None:
                 if not lease.held_for(margin):
@@ -118,7 +119,7 @@ class Command(Subcommand):
         why = "was lost"
         if lease.held and lease.valid_until is not None:
             why = "could not be renewed"
-            grace = min(grace, max(0.0, lease.valid_until - time.monotonic()))
+            grace = min(grace, max(0.0, lease.valid_until - monotonic()))
         self.stderr.write(f"The lock {lease.name!r} {why}: the command is ended.")
         return program.end(grace)
 
@@ -191,8 +192,8 @@ class Program:
     def end(self, grace: float) -> int:
         """TERM, and KILL if that does not help within ``grace`` seconds."""
         self.send(signal.SIGTERM)
-        until = time.monotonic() + grace
-        while not self._gone() and (left := until - time.monotonic()) > 0:
+        until = monotonic() + grace
+        while not self._gone() and (left := until - monotonic()) > 0:
             time.sleep(min(left, LOOK / 4))
         if not self._gone():
             self.send(signal.SIGKILL)
