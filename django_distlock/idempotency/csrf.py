@@ -60,7 +60,8 @@ def _is_sent_by_this_site(request: HttpRequest) -> bool:
     """Every browser says with a POST where it comes from. Django has looked at the scheme, and lets other sites in too
     that CSRF_TRUSTED_ORIGINS names."""
     try:
-        return urlsplit(request.META.get("HTTP_ORIGIN", "")).netloc == request.get_host()
+        origin: str = urlsplit(request.headers.get("Origin", "")).netloc
+        return origin == request.get_host()
     except ValueError:
         return False
 
