@@ -10,12 +10,12 @@ import math
 import os
 import random
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from django.db import connections
 
 from django_distlock import LockNotAcquired
+from django_distlock.clock import monotonic
 
 from .conf import config
 from .storage.database import DatabaseStorage
@@ -42,7 +42,7 @@ class Sweeper:
         interval = config().purge_every
         if interval is None:
             return
-        now = time.monotonic()
+        now = monotonic()
         due = self._due.get(storage)
         if due is None:
             self._due[storage] = now + interval * random.random()  # noqa: S311 - no secret
