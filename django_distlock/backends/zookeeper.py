@@ -114,8 +114,8 @@ class ZooKeeperBackend(Backend):
                 self._parents[place.parent] = monotonic()
                 return Grant(claim=claim, acquired_at=asked, fence=place.czxid, session=place)
             except Over as over:
-                # one that ended under us, by an idle time, a pause of this process or a restart of the server, is followed
-                # by a new one
+                # one that ended under us, by an idle time, a pause of this process or a restart of the server, is
+                # followed by a new one
                 if not session.reached or monotonic() >= answer_by:
                     raise self._unavailable(over.__cause__) from over.__cause__
             except Late as late:

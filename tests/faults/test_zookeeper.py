@@ -276,8 +276,7 @@ def test_r22_a_child_has_a_session_of_its_own(name: str, server: Any) -> None:
 
 
 def test_r7_a_first_waiter_whose_session_ends_queues_again(name: str, server: Any) -> None:
-    """Its session began with this very acquire, and ran out while the process was stopped: that is no server that cannot
-    be reached."""
+    """Its session began with this very acquire and ran out while the process was stopped. The server is there."""
     lease = advisory_lock(name, using=USING).acquire()
     with Child(get, name) as sleeper:
         assert sleeper.hear() == "asking"
