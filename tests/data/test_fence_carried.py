@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core import serializers
+from django.db import models
 from django.db.models import F
 
 from django_distlock import LockLost, LockNotHeld, UnsupportedOperation, advisory_lock
@@ -42,6 +43,8 @@ UNREAD: dict[str, Callable[[str, int], Any]] = {
     "raw": lambda alias, pk: next(iter(rows(alias).raw(f"SELECT id, balance FROM {TABLE} WHERE id = {pk}"))),
     "from_db": lambda alias, pk: Register.from_db(alias, ["id", "balance"], [pk, 0]),
 }
+if peers := getattr(models, "FETCH_PEERS", None):  # Django 6.1: its deferred fields are set past refresh_from_db()
+    UNREAD["peers"] = lambda alias, pk: base(alias).fetch_mode(peers).only("balance").get(pk=pk)
 
 
 def written_later(alias: str, row: Any) -> None:
