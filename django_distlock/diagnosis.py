@@ -14,6 +14,7 @@ from .introspection import held_locks
 from .lock import Lock
 from .records import Finding
 from .registry import registry
+from .routing import kept_out
 from .sitekey import read_row
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def diagnose(using: str | None = None) -> list[Finding]:
 def _alias(entry: Entry, alias: str, keyless: bool) -> Iterator[Finding]:
     backend = entry.backend
     failed = False
+    yield from kept_out(backend)
     if not (keyless and backend.needs_site_key):
         for finding in _taken(alias):
             failed = failed or finding.level == "error"

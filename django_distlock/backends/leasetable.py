@@ -68,6 +68,7 @@ class LeaseTableBackend(Backend):
         if connections[self.database].vendor == "sqlite":
             self.store = self._embedded = SqliteStore(alias, self.database, lambda: self.threads)
         else:
+            self.tables = ("leaserow", "leaseticket")
             self.store = ServerStore(alias, self.database, lambda: self.threads, lambda when: self.wake_at(when))
         self._direct: Store = self._embedded.direct if self._embedded is not None else self.store
         self._holder = Holder()

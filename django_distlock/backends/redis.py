@@ -31,6 +31,8 @@ from .remains import GHOSTS, Remains
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from django_distlock.names import LockKey
+
     from .redis_protocol import Script
 
 # So long may a renewal take, for which all others wait; seconds.
@@ -71,6 +73,12 @@ class RedisBackend(Backend):
         self._doubtful: set[str] = set()  # whose release may have been done, though its reply was lost
         self._echoes: dict[str, float] = {}  # when they were granted, after a request that may come yet
         self._remains = Remains(Sweeper(self.pool), self.alias)
+
+    def load(self) -> None:
+        self.target.resolve()
+
+    def listed_as(self, key: LockKey) -> str:
+        return key.text
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         return drive(self._acquire(claim, wait))

@@ -76,6 +76,9 @@ class RedlockBackend(Backend):
 
     # acquire
 
+    def listed_as(self, key: LockKey) -> str:
+        return key.text
+
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         return drive(self._acquire(claim, wait))
 

@@ -13,11 +13,9 @@ from django_distlock.clock import monotonic
 from django_distlock.migrationlock import migration_lock
 from django_distlock.oneline import one_line
 
-from .base import EX_TEMPFAIL, EX_UNAVAILABLE, Subcommand, seconds_or_none
+from .base import EX_TEMPFAIL, EX_UNAVAILABLE, Subcommand, number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from django.core.management.base import CommandParser
 
     from django_distlock import Lease, Lock
@@ -40,8 +38,8 @@ class Command(Subcommand):
     )
 
     @staticmethod
-    def parents() -> Sequence[CommandParser]:
-        return (_migrate().create_parser("manage.py", "migrate"),)
+    def parent() -> CommandParser:
+        return _migrate().create_parser("manage.py", "migrate")
 
     @staticmethod
     def add_arguments(parser: CommandParser) -> None:
@@ -50,7 +48,7 @@ class Command(Subcommand):
         )
         parser.add_argument(
             "--timeout",
-            type=seconds_or_none,
+            type=number(none=True),
             metavar="S",
             help='seconds to wait for the lock (default: "none", no end)',
         )
