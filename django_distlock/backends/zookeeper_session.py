@@ -11,7 +11,7 @@ import math
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kazoo.exceptions import ZookeeperError
+from kazoo.exceptions import SessionClosedRequireSaslError, ZookeeperError
 
 from django_distlock.clock import monotonic
 from django_distlock.parking import Parker
@@ -225,6 +225,8 @@ class Session:
         answers = []
         for result in results:
             error = result.exception
+            if isinstance(error, SessionClosedRequireSaslError):
+                raise error  # the last answer, and so it will be each time
             if isinstance(error, NOT_ANSWERED):
                 raise Dropped from error
             if error is not None and not isinstance(error, ZookeeperError):
