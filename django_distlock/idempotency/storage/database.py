@@ -13,7 +13,7 @@ from django_distlock.idempotency.conf import config
 from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, UNKNOWN, Answer, Claim, Record
 
 from .base import Storage
-from .statements import INSERT, LOCKING, NOW, READ, TABLE, TRY_INSERT
+from .statements import INSERT, LOCKING, NOW, READ, TABLE, TRY_INSERT, committed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 # SQLSTATE and error numbers of PostgreSQL and MySQL for: somebody else was first, try again.
-CONTENTION = {"40001", "40P01", "55P03", 1205, 1213}
+CONTENTION = {"40001", "40P01", "55P03", 1020, 1205, 1213}
 
 
 # A key that is freed between the INSERT and the look is tried for again; one that stays invisible is not.
@@ -176,7 +176,8 @@ class DatabaseStorage(Storage):
         """Forget keys whose request has not been answered: an operator knows that nothing runs. How many."""
         marks = ", ".join(["%s"] * len(scopes))
         with self._cursor() as cursor:
-            cursor.execute(f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND state <> 'completed'", list(scopes))  # noqa: S608
+            delete = f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND state <> 'completed'"  # noqa: S608
+            cursor.execute(self._sql(delete), list(scopes))
             return int(cursor.rowcount)
 
     def purge(self, older_than: float = 0, batch: int = 1000) -> int:
@@ -200,7 +201,7 @@ class DatabaseStorage(Storage):
                     return deleted
 
     def _sql(self, text: str) -> str:
-        return text.format(now=NOW.get(self.connection.vendor, NOW["sqlite"]))
+        return committed(self.connection) + text.format(now=NOW.get(self.connection.vendor, NOW["sqlite"]))
 
     def _write(self, text: str, *parameters: Any) -> bool:
         with self._cursor() as cursor:
