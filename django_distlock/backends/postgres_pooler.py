@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from psycopg import OperationalError
 
@@ -27,7 +27,7 @@ CHANNEL = b"distlock_probe"
 COMES_WITHIN = 1.0
 
 
-def ensure_bound(first: PostgresSession, alias: str, second: PostgresSession, until: float) -> Flow[None]:
+def ensure_bound(first: PostgresSession, alias: str, second: Any, until: float) -> Flow[None]:
     """UnsupportedOperation if the two sessions go through a pooler that does not bind server sessions to clients."""
     if first.pooled and (first.server_id == second.server_id or not (yield from _heard(first, second, until))):
         raise UnsupportedOperation(

@@ -90,7 +90,7 @@ def open_session(alias: str, parameters: dict[str, Any], waits: bool, until: flo
     return session
 
 
-def connect(alias: str, parameters: dict[str, Any], until: float) -> Flow[pq.PGconn]:
+def connect(alias: str, parameters: dict[str, Any], until: float) -> Flow[Any]:
     """A bare connection of libpq."""
     parameters = yield from with_addresses(alias, parameters, until)
     conn = pq.PGconn.connect_start(conninfo(parameters).encode())

@@ -1,6 +1,6 @@
-"""MariaDB with innodb_snapshot_isolation, which is on from 11.6.2 (Debian 13): a statement that meets a row from after the
-snapshot of its REPEATABLE READ transaction ends in error 1020, and the whole transaction with it. Keys are compared with
-what is committed, not with a snapshot, so the statements on them must go through."""
+"""MariaDB with innodb_snapshot_isolation, which is on from 11.6.2 (Debian 13): a statement that meets a row from after
+the snapshot of its REPEATABLE READ transaction ends in error 1020, and the whole transaction with it. Keys are compared
+with what is committed, not with a snapshot, so the statements on them must go through."""
 
 from __future__ import annotations
 
@@ -66,12 +66,16 @@ def test_fault_error_1020_ends_the_transaction(key: str) -> None:
     """What the tests below guard against."""
     claim = claim_of(key)
     STORAGE.claim(claim)
-    with pytest.raises(OperationalError) as caught, transaction.atomic(DB):
+    with transaction.atomic(DB):
         snapshot(key)
         changed(claim)
         with connections[DB].cursor() as cursor:
-            cursor.execute("UPDATE django_distlock_idempotency SET phases = '{}' WHERE scope = %s", [claim.scope])
+            with pytest.raises(OperationalError) as caught:
+                cursor.execute("UPDATE django_distlock_idempotency SET phases = '{}' WHERE scope = %s", [claim.scope])
+            cursor.execute("SELECT @@in_transaction")
+            assert cursor.fetchone() == (0,)
     assert caught.value.args[0] == 1020
+    assert rows.count(DB, key) == 0
 
 
 WRITES: dict[str, Callable[[Claim], object]] = {

@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("alias", ["mariadb"])
-def test_repeatable_read_on_mariadb(site: Stage, sender: Sender, strict: bool = False) -> None:
+def test_repeatable_read_on_mariadb(site: Stage, sender: Sender) -> None:
     """A transaction that has read before does not see the winner's commit, but for a locking read."""
+    in_repeatable_read(site, sender, strict=False)
+
+
+def in_repeatable_read(site: Stage, sender: Sender, *, strict: bool) -> None:
     first = sender.post("atomic")
     view = SHAPES["atomic"]
     connection = connections["mariadb"]
@@ -55,7 +59,7 @@ def test_repeatable_read_on_mariadb_as_it_is_on_debian_13(site: Stage, sender: S
     """The server would end the transaction because of the winner's row (error 1020)."""
     if not is_mariadb():
         pytest.skip("a setting of MariaDB")
-    test_repeatable_read_on_mariadb(site, sender, strict=True)
+    in_repeatable_read(site, sender, strict=True)
 
 
 @pytest.mark.parametrize("alias", ["mariadb"])
@@ -65,7 +69,7 @@ def test_without_the_locking_read_there_is_no_answer(
     """The test above can fail: the mutant that reads the winner from its snapshot finds nothing to repeat."""
     monkeypatch.setattr("django_distlock.idempotency.storage.database.LOCKING", {})
     with pytest.raises(KeyError):
-        test_repeatable_read_on_mariadb(site, sender)
+        in_repeatable_read(site, sender, strict=False)
 
 
 def _same_request(response: Any) -> Any:

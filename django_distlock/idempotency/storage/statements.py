@@ -33,9 +33,9 @@ READ = (
 )
 # A snapshot that is older than the winner's commit does not show it: MySQL and MariaDB at REPEATABLE READ.
 LOCKING = {"mysql": " LOCK IN SHARE MODE"}
-# Where innodb_snapshot_isolation is on (the default from MariaDB 11.6.2), a row that another transaction has written after
-# the snapshot of this one ends it with error 1020, and all that the view has written. Keys are compared with what is
-# committed: https://mariadb.com/docs/server/server-usage/storage-engines/innodb/innodb-system-variables
+# Where innodb_snapshot_isolation is on (the default from MariaDB 11.6.2), a row that another transaction has written
+# after the snapshot of this one ends it with error 1020, and all that the view has written. Keys are compared with what
+# is committed: https://mariadb.com/docs/server/server-usage/storage-engines/innodb/innodb-system-variables
 COMMITTED = "SET STATEMENT innodb_snapshot_isolation = OFF FOR "
 # The releases that have the setting, by series; all series from the last one on.
 HAVE_SETTING = {(10, 6): 18, (10, 11): 8, (11, 0): 6, (11, 1): 5, (11, 2): 4, (11, 4): 2}
