@@ -8,9 +8,9 @@ tells that as surely as a second session that asks.
 from __future__ import annotations
 
 import secrets
-import time
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from django_distlock.clock import monotonic
 from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
 from django_distlock.names import LockKey
 from django_distlock.waiting import Call, Flow
@@ -26,7 +26,7 @@ S = TypeVar("S", bound=Session)
 def limit(until: float) -> float:
     """The deadline of the proof. It is short enough for the statements to be ended by it: the watchdog does not know
     these sessions yet."""
-    return min(until, time.monotonic() + STATEMENT_LIMIT)
+    return min(until, monotonic() + STATEMENT_LIMIT)
 
 
 def prove(alias: str, first: S, connect: Callable[[float], Flow[S]], shared: bool, until: float) -> Flow[None]:

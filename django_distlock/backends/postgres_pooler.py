@@ -9,11 +9,11 @@ client that is silent only if the server session that listens is bound to that c
 from __future__ import annotations
 
 import secrets
-import time
 from typing import TYPE_CHECKING, Any
 
 from psycopg import OperationalError
 
+from django_distlock.clock import monotonic
 from django_distlock.exceptions import UnsupportedOperation
 from django_distlock.waiting import Call, Flow
 
@@ -43,7 +43,7 @@ def _heard(first: PostgresSession, second: PostgresSession, until: float) -> Flo
     payload = secrets.token_hex(16).encode()
     yield Call(first, "query", (b"LISTEN " + CHANNEL, until))
     yield Call(second, "query", (b"SELECT pg_notify('%s', '%s')" % (CHANNEL, payload), until))
-    until = min(until, time.monotonic() + COMES_WITHIN)
+    until = min(until, monotonic() + COMES_WITHIN)
     heard = False
     while not heard and (yield Call(READY, "poll", (first.fd, False, until))):
         heard = _is_there(first, payload)
