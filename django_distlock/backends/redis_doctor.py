@@ -11,7 +11,7 @@ from django_distlock.records import Finding
 
 from .redis_connection import Link
 from .redis_protocol import ReplyError, pack
-from .redis_target import WrongTarget
+from .redis_target import ClusterNode, WrongTarget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,6 +73,8 @@ def _parsed(told: Any) -> dict[str, str]:
 def findings(backend: RedisBackend) -> Iterator[Finding]:
     try:
         found = facts(backend.target)
+    except ClusterNode:  # which the lock has said already
+        return
     except Exception as error:  # of the socket or of redis-py; whether locks work was said already
         yield Finding("warning", f"The server did not answer to INFO: {type(error).__name__}.")
         return
@@ -92,6 +94,8 @@ def of_server(found: Facts, where: str = "") -> Iterator[Finding]:
         yield Finding("info", f"{where}The account may not call INFO: nothing is known of the server.")
         return
     yield Finding("info", f"{where}Redis {info.get('redis_version', 'of unknown version')}.")
+    if info.get("cluster_enabled") == "1":
+        yield Finding("error", f"{where}{ClusterNode()}")
     policy, limit = info.get("maxmemory_policy", "noeviction"), info.get("maxmemory", "0")
     if policy != "noeviction":
         yield Finding(

@@ -91,16 +91,24 @@ def test_r7_a_reply_that_is_lost_for_good(proxy: Proxy, name: str, cut: bool) ->
 def test_r5_a_server_that_never_answers(proxy: Proxy, name: str) -> None:
     lock = advisory_lock(name, using=USING)
     lock.acquire().release()
-    for timeout in (0, 0.7):
+    for timeout in (0, 0.1, 0.3, 0.7):
         proxy.blackhole()
-        within(timed(partial(lock.acquire, timeout=timeout), BackendUnavailable), max(timeout, 0.5) + SLACK)
+        within(timed(partial(lock.acquire, timeout=timeout), BackendUnavailable), (timeout or 0.5) + SLACK)
         proxy.heal()
         eventually(lambda: free(USING, name), "still held")
     proxy.blackhole()
-    within(timed(lambda: asyncio.run(lock.aacquire(timeout=0.6)), BackendUnavailable), 0.6 + SLACK)
+    within(timed(lambda: asyncio.run(lock.aacquire(timeout=0.3)), BackendUnavailable), 0.3 + SLACK)
     proxy.heal()
     eventually(lambda: free(USING, name), "still held")
     lock.acquire(timeout=5).release()
+
+
+def test_r5_a_connection_that_is_not_to_be_had(proxy: Proxy, name: str) -> None:
+    """There is none yet, and the server accepts one and says nothing on it."""
+    registry.entry(USING).backend.pool._target.resolve()  # type: ignore[attr-defined]  # imports the driver
+    proxy.blackhole()
+    eventually(lambda: time.monotonic() - registry.entry(USING).backend.pool.ready_at > 0.5, "too early")  # type: ignore[attr-defined]
+    within(timed(partial(advisory_lock(name, using=USING).acquire, timeout=0.2), BackendUnavailable), 0.2 + SLACK)
 
 
 def test_r6_nobody_listens(name: str, settings: Any) -> None:
