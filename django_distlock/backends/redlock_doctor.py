@@ -35,7 +35,9 @@ def findings(backend: RedlockBackend) -> Iterator[Finding]:
             yield Finding("error", f"Node {number}: {error}")
         elif not isinstance(error, Facts):
             yield Finding(
-                "warning", f"Node {number} does not answer: {type(error).__name__}.", "If one more node fails, no lock can be acquired."
+                "warning",
+                f"Node {number} does not answer: {type(error).__name__}.",
+                "If one more node fails, no lock can be acquired.",
             )
     yield from _same(reached)
     for number, found in reached.items():

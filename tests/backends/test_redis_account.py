@@ -45,6 +45,7 @@ def account(request: pytest.FixtureRequest, settings: Any) -> Iterator[str]:
     user, password, rules = documented(request.param)
     for node in NODES:
         with client(node) as server:
+            server.acl_log_reset()
             server.execute_command("ACL", "SETUSER", user, "reset", *rules)
     ports = [services.load()[node]["port"] for node in NODES]
     urls = [f"redis://{user}:{password}@127.0.0.1:{port}/0" for port in ports]
