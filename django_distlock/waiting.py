@@ -165,8 +165,8 @@ async def finished(awaitable: Any) -> Any:
 class Deadline:
     """A point on the monotonic clock: ``timeout`` seconds after ``start`` (now); None never ends.
 
-    ``answer_by`` is when an engine must have answered. That is the deadline; but a caller that does not wait still gives
-    it LEAST_PATIENCE to connect and to say whether the lock is busy.
+    ``answer_by`` is when an engine must have answered. That is the deadline; but a caller that does not wait still
+    gives it LEAST_PATIENCE to connect and to say whether the lock is busy.
     """
 
     __slots__ = ("_clock", "_waits", "answer_by", "at")

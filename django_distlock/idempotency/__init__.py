@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from .decorator import idempotency_exempt, idempotent
 from .middleware import IdempotencyMiddleware
-from .state import Idempotency, Phase
+from .state import Idempotency, IdempotentRequest, Phase
 
-__all__ = ["Idempotency", "IdempotencyMiddleware", "Phase", "idempotency_exempt", "idempotent"]
+__all__ = ["Idempotency", "IdempotencyMiddleware", "IdempotentRequest", "Phase", "idempotency_exempt", "idempotent"]

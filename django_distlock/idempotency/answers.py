@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 
 from . import engine, forms
 from .records import Answer
+from .secretnames import is_secret
 
 if TYPE_CHECKING:
     from django.contrib.messages.storage.base import Message
@@ -29,8 +30,6 @@ PROBLEM = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-h
 WAIT_PARAMETER = "_idempotency_wait"
 WAIT_SALT = "django_distlock.idempotency.wait"
 REFRESH = 2  # seconds
-# Fields that a page does not repeat.
-SECRET_WORDS = ("password", "passwd", "secret", "token", "card", "cvc", "cvv")
 
 
 def problem(status: int, code: str, title: str, detail: str, retry_after: float | None = None) -> HttpResponse:
@@ -141,8 +140,7 @@ def _resubmission(request: HttpRequest) -> dict[str, Any]:
         for value in values
         if name not in (forms.FIELD, "csrfmiddlewaretoken")
     ]
-    secret = any(word in name.lower() for name, _value in fields for word in SECRET_WORDS)
-    if request.FILES or secret or request.method != "POST":
+    if request.FILES or request.method != "POST" or any(is_secret(name) for name, _value in fields):
         return {"action": None}
     return {
         "action": request.get_full_path(),

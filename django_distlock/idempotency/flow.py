@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from django_distlock import BackendUnavailable, LockNotAcquired
+from django_distlock.clock import monotonic
 from django_distlock.sitekey import site_key
 
 from . import answers, engine, forms, signals
@@ -99,7 +99,7 @@ def _without_store(request: HttpRequest, options: Options, html: bool) -> HttpRe
 
 def claim(job: Job) -> Flow[HttpResponse | None]:
     """None: run it, the key is ours. Else the answer. In the exactly-once mode, called inside the transaction."""
-    deadline, attempt, late = time.monotonic() + job.wait, 0, job.wait <= 0
+    deadline, attempt, late = monotonic() + job.wait, 0, job.wait <= 0
     try:
         record = yield partial(_ask, job, last=late)
         while record is not None:
@@ -109,7 +109,7 @@ def claim(job: Job) -> Flow[HttpResponse | None]:
             if late:
                 return (yield from _in_flight(job))
             yield engine.pause(attempt)
-            attempt, late = attempt + 1, time.monotonic() >= deadline
+            attempt, late = attempt + 1, monotonic() >= deadline
             # in a transaction who only looks may have to wait for another one's end
             record = None if job.alias is not None else (yield partial(job.storage.read, job.scope))
             if record is None:

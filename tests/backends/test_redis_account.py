@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from django_distlock import LockLost, advisory_lock, held_locks, semaphore
+from django_distlock.clock import monotonic
 from django_distlock.diagnosis import diagnose
 from django_distlock.records import Claim
 from django_distlock.registry import registry
@@ -83,8 +83,8 @@ def test_wait_and_hand_over(account: str, name: str) -> None:
     lease = advisory_lock(name, using=account).acquire(timeout=5)
     entry = registry.entry(account)
     other = type(entry.backend)(account, entry.backend.options)
-    claim = Claim(key=entry.key(name), ttl=30.0, token=new_token(), answer_by=time.monotonic() + 10)
-    flow = acquire_flow(other, claim, Deadline(10, time.monotonic), time.monotonic)
+    claim = Claim(key=entry.key(name), ttl=30.0, token=new_token(), answer_by=monotonic() + 10)
+    flow = acquire_flow(other, claim, Deadline(10, monotonic), monotonic)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(drive, flow)
         eventually(

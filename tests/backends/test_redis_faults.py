@@ -14,6 +14,7 @@ import pytest
 from redis.exceptions import ConnectionError as DriverError
 
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock, held_locks
+from django_distlock.clock import monotonic
 from django_distlock.registry import registry
 from tests import services
 from tests.backends.redis_server import BACKEND, free, url, waiters
@@ -107,7 +108,7 @@ def test_r5_a_connection_that_is_not_to_be_had(proxy: Proxy, name: str) -> None:
     """There is none yet, and the server accepts one and says nothing on it."""
     registry.entry(USING).backend.pool._target.resolve()  # type: ignore[attr-defined]  # imports the driver
     proxy.blackhole()
-    eventually(lambda: time.monotonic() - registry.entry(USING).backend.pool.ready_at > 0.5, "too early")  # type: ignore[attr-defined]
+    eventually(lambda: monotonic() - registry.entry(USING).backend.pool.ready_at > 0.5, "too early")  # type: ignore[attr-defined]
     within(timed(partial(advisory_lock(name, using=USING).acquire, timeout=0.2), BackendUnavailable), 0.2 + SLACK)
 
 

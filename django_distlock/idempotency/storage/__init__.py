@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from django.db import connections
+
 from django_distlock.idempotency.conf import config
 
 from .base import Storage
+
+if TYPE_CHECKING:
+    from .database import DatabaseStorage
 
 
 def storage_of(alias: str | None = None) -> Storage:
@@ -14,9 +21,19 @@ def storage_of(alias: str | None = None) -> Storage:
         from .cache import CacheStorage
 
         return CacheStorage(config().cache)
+    return table_in(alias or config().database)
+
+
+def table_in(alias: str) -> DatabaseStorage:
+    """The table in one database, with the statements that its server understands."""
     from .database import DatabaseStorage
+    from .statements import NOW
 
-    return DatabaseStorage(alias or config().database)
+    if connections[alias].vendor in NOW:
+        return DatabaseStorage(alias)
+    from .portable import PortableStorage
+
+    return PortableStorage(alias)
 
 
-__all__ = ["Storage", "storage_of"]
+__all__ = ["Storage", "storage_of", "table_in"]

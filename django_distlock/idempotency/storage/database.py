@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ class DatabaseStorage(Storage):
 
     def claim(self, claim: Claim) -> Record | None:
         for _ in range(ATTEMPTS):
-            if self._write(INSERT.get(self.connection.vendor, INSERT["sqlite"]), *_values(claim)):
+            if self._write(INSERT[self.connection.vendor], *_values(claim)):
                 return None
             if (found := self.read(claim.scope)) is not None:
                 return found
@@ -74,7 +75,7 @@ class DatabaseStorage(Storage):
         with self._cursor() as cursor:
             cursor.execute(self._sql(READ) + lock, [scope])
             row = cursor.fetchone()
-        return None if row is None else _record(row)
+        return None if row is None else record_of(row)
 
     def is_running(self, scope: str) -> bool:
         """Does a transaction have the key that no other sees yet?"""
@@ -98,8 +99,8 @@ class DatabaseStorage(Storage):
             claim.fingerprint,
             claim.owner,
             claim.fingerprint,
-            _micros(claim.claim_ttl),
-            _micros(claim.ttl),
+            micros(claim.claim_ttl),
+            micros(claim.ttl),
             record.scope,
             record.owner,
             record.state,
@@ -109,8 +110,8 @@ class DatabaseStorage(Storage):
         return self._write(
             f"UPDATE {TABLE} SET state = 'unknown', expires_at = {{now}} + %s, lives_until = {{now}} + %s "  # noqa: S608
             "WHERE scope = %s AND owner = %s AND state = 'claimed' AND expires_at <= {now}",
-            _micros(ttl),
-            _micros(ttl),
+            micros(ttl),
+            micros(ttl),
             record.scope,
             record.owner,
         )
@@ -122,8 +123,8 @@ class DatabaseStorage(Storage):
             answer.status,
             answer.facts(),
             answer.body,
-            _micros(claim.ttl),
-            _micros(claim.ttl),
+            micros(claim.ttl),
+            micros(claim.ttl),
             claim.scope,
             claim.owner,
         )
@@ -147,7 +148,7 @@ class DatabaseStorage(Storage):
             return found is not None and (found.owner, found.state) == (claim.owner, CLAIMED)
         return self._write(
             f"UPDATE {TABLE} SET expires_at = {{now}} + %s WHERE scope = %s AND owner = %s AND state = 'claimed'",  # noqa: S608
-            _micros(claim.claim_ttl),
+            micros(claim.claim_ttl),
             claim.scope,
             claim.owner,
         )
@@ -179,28 +180,33 @@ class DatabaseStorage(Storage):
             cursor.execute(f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND state <> 'completed'", list(scopes))  # noqa: S608
             return int(cursor.rowcount)
 
-    def purge(self, older_than: float = 0, batch: int = 1000) -> int:
-        """Delete what ended to live ``older_than`` seconds ago, in batches. How many."""
-        deleted = 0
+    def purge(self, older_than: float = 0, batch: int = 1000, batches: float = math.inf) -> int:
+        """Delete what ended to live ``older_than`` seconds ago, in so many batches at most. How many."""
+        deleted = done = 0
+        found = batch
+        while found == batch and done < batches:
+            found, gone = self._purge_batch(older_than, batch)
+            deleted, done = deleted + gone, done + 1
+        return deleted
+
+    def _purge_batch(self, older_than: float, batch: int) -> tuple[int, int]:
+        """How many were found, at most ``batch``, and how many of them deleted."""
         over = (
             "lives_until <= {now} - %s AND (state <> 'claimed' OR expires_at <= {now})"  # a view may outlast its record
         )
         find = f"SELECT scope FROM {TABLE} WHERE {over} ORDER BY lives_until LIMIT {batch:d}"  # noqa: S608
-        while True:
-            with self._cursor() as cursor:
-                cursor.execute(self._sql(find), [_micros(older_than)])
-                scopes = [scope for (scope,) in cursor.fetchall()]
-                if not scopes:
-                    return deleted
-                marks = ", ".join(["%s"] * len(scopes))
-                delete = f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND {over}"  # noqa: S608
-                cursor.execute(self._sql(delete), [*scopes, _micros(older_than)])
-                deleted += int(cursor.rowcount)
-                if len(scopes) < batch:
-                    return deleted
+        with self._cursor() as cursor:
+            cursor.execute(self._sql(find), [micros(older_than)])
+            scopes = [scope for (scope,) in cursor.fetchall()]
+            if not scopes:
+                return 0, 0
+            marks = ", ".join(["%s"] * len(scopes))
+            delete = f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND {over}"  # noqa: S608
+            cursor.execute(self._sql(delete), [*scopes, micros(older_than)])
+            return len(scopes), int(cursor.rowcount)
 
     def _sql(self, text: str) -> str:
-        return text.format(now=NOW.get(self.connection.vendor, NOW["sqlite"]))
+        return text.format(now=NOW[self.connection.vendor])
 
     def _write(self, text: str, *parameters: Any) -> bool:
         with self._cursor() as cursor:
@@ -213,9 +219,14 @@ class DatabaseStorage(Storage):
             with self.connection.cursor() as cursor:
                 yield cursor
         except Error as error:
-            if _contended(error):
-                raise LockNotAcquired("The table of idempotency keys is busy.") from error
-            raise BackendUnavailable("The table of idempotency keys cannot be used.") from error
+            raise unavailable(error) from error
+
+
+def unavailable(error: Error) -> LockNotAcquired | BackendUnavailable:
+    """What a storage raises for an error of the database."""
+    if _contended(error):
+        return LockNotAcquired("The table of idempotency keys is busy.")
+    return BackendUnavailable("The table of idempotency keys cannot be used.")
 
 
 def _contended(error: Error) -> bool:
@@ -245,7 +256,7 @@ def _locked(scope: str) -> bool:
 def _values(claim: Claim) -> Iterable[Any]:
     return (
         *(claim.scope, claim.owner, claim.fingerprint, claim.principal[:255], claim.method[:10], claim.route[:255]),
-        *(_micros(claim.claim_ttl), _micros(claim.ttl)),
+        *(micros(claim.claim_ttl), micros(claim.ttl)),
     )
 
 
@@ -254,11 +265,11 @@ def _at_work(claim: Claim) -> Record:
     return Record(scope=claim.scope, state=CLAIMED, owner="", fingerprint=claim.fingerprint)
 
 
-def _micros(seconds: float) -> int:
+def micros(seconds: float) -> int:
     return int(seconds * 1_000_000)
 
 
-def _record(row: Sequence[Any]) -> Record:
+def record_of(row: Sequence[Any]) -> Record:
     """A row that cannot be read counts as answered without its answer: it must not run again."""
     scope, state, owner, fingerprint, expired, facts, body, phases = row
     answer = None
@@ -293,4 +304,6 @@ def databases() -> list[str]:
 
 def purge_database(alias: str, days: float = 0) -> int:
     """:func:`purge` in one database, which may be without the table."""
-    return DatabaseStorage(alias).purge(days * 86400) if TABLE in connections[alias].introspection.table_names() else 0
+    from . import table_in
+
+    return table_in(alias).purge(days * 86400) if TABLE in connections[alias].introspection.table_names() else 0
