@@ -127,14 +127,14 @@ def refuse_joins(queryset: QuerySet[Any], of: tuple[str, ...]) -> None:
     compiler.pre_sql_setup()
     query = compiler.query
     outer = {
-        compiler.quote_name_unless_alias(alias): join.table_name
+        alias: join.table_name
         for alias, join in query.alias_map.items()
         if query.alias_refcount[alias] and getattr(join, "join_type", None) == LOUTER
     }
     if of:
         query.select_for_update_of = of
-        locked = compiler.get_select_for_update_of_arguments()
-        outer = {alias: table for alias, table in outer.items() if alias in locked}
+        locked, quote = set(compiler.get_select_for_update_of_arguments()), compiler.connection.ops.quote_name
+        outer = {alias: table for alias, table in outer.items() if locked & {alias, quote(alias)}}
     if outer:
         raise ValueError(
             f"row_lock cannot lock the rows of {', '.join(sorted(set(outer.values())))} that this query of "

@@ -100,8 +100,8 @@ class Guard:
                 raise
             self.lost = (
                 f"{what} inside table_lock has ended its transaction, and perhaps unlocked the tables: what the block "
-                "had written until then is committed, what it wrote later is rolled back. Do that before the block or "
-                "after it."
+                "had written until then is committed (after a rollback or a deadlock: gone), what it wrote later is "
+                "rolled back. Do that before the block or after it."
             )
             self.connection.needs_rollback = True
             lost = self.connection.rollback_exc = LockLost(self.lost)

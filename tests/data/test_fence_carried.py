@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core import serializers
+from django.db import models
 from django.db.models import F
 
-from django_distlock import LockLost, LockNotHeld, UnsupportedOperation, advisory_lock
+from django_distlock import LockLost, LockNotHeld, UnsupportedOperation, advisory_lock, row_lock
 from tests.data.app.models import CashRegister, Register, RegisterProxy
 from tests.data.fences import EARLY, LATE, register, rows, sent, stored, till, tills
 
@@ -42,6 +43,8 @@ UNREAD: dict[str, Callable[[str, int], Any]] = {
     "raw": lambda alias, pk: next(iter(rows(alias).raw(f"SELECT id, balance FROM {TABLE} WHERE id = {pk}"))),
     "from_db": lambda alias, pk: Register.from_db(alias, ["id", "balance"], [pk, 0]),
 }
+if peers := getattr(models, "FETCH_PEERS", None):  # Django 6.1: its deferred fields are set past refresh_from_db()
+    UNREAD["peers"] = lambda alias, pk: base(alias).fetch_mode(peers).only("balance").get(pk=pk)
 
 
 def written_later(alias: str, row: Any) -> None:
@@ -224,6 +227,23 @@ class TestFencedRead:
         pk = register(alias).pk
         row = read(rows(alias).filter(pk=pk).fenced(EARLY))
         row.save()
+        assert stored(row) == (0, EARLY)
+
+    @SQLITE
+    def test_read_again(self, alias: str) -> None:
+        row = register(alias)
+        written_later(alias, row)
+        row.refresh_from_db(from_queryset=rows(alias).fenced(EARLY))
+        assert row.fence == LATE
+        with pytest.raises(LockLost):
+            row.save()
+        assert stored(row) == (100, LATE)
+
+    @SQLITE
+    def test_locked(self, alias: str) -> None:
+        pk = register(alias).pk
+        with row_lock(rows(alias).filter(pk=pk).fenced(EARLY)) as (row,):
+            row.save()
         assert stored(row) == (0, EARLY)
 
     @SQLITE
