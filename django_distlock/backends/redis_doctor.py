@@ -86,6 +86,13 @@ def findings(backend: RedisBackend) -> Iterator[Finding]:
             "The server is replicated, which is asynchronous: a fail-over may forget the latest locks.",
             "Use the fencing token (lease.fence), or Redlock on independent servers.",
         )
+        if "min_slaves_good_slaves" not in found.info:  # told only where there is a limit
+            yield Finding(
+                "warning",
+                "min-replicas-to-write is 0: a primary that hangs, and wakes after a fail-over, goes on granting locks "
+                "that the new one may grant too.",
+                "Set min-replicas-to-write 1 and min-replicas-max-lag to a few seconds on each server.",
+            )
 
 
 def of_server(found: Facts, where: str = "") -> Iterator[Finding]:
@@ -120,6 +127,7 @@ def of_server(found: Facts, where: str = "") -> Iterator[Finding]:
         yield Finding(
             "warning",
             f"{where}The server's clock is {abs(found.skew):.1f} s {direction} this host's: times in lists do not "
-            "agree, and a clock that is set forward ends leases too early.",
+            "agree, a clock that is set forward ends leases too early, and one that is set back ends those of dead "
+            "holders as much too late.",
             "Let both follow the same time servers.",
         )

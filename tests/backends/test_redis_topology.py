@@ -65,9 +65,7 @@ def test_r22a_a_waiter_at_the_old_primary_is_handed_nothing(own: Own, name: str,
     (tmp_path / "other").mkdir()
     with Own(tmp_path / "other") as new, Proxy("127.0.0.1", own.port) as address:
         new.client.config_set("repl-diskless-sync-delay", 0)
-        own.client.config_set("repl-diskless-sync-delay", 0)
-        new.client.replicaof("127.0.0.1", own.port)
-        eventually(lambda: new.client.info("replication")["master_link_status"] == "up", "no replica", patience=10)
+        new.follow(own)
         there = RedisBackend("moving", {"url": f"redis://127.0.0.1:{address.port}/0"})
         held = own.holder.try_acquire(claim_of(name, FAIL_OVER + SHORT))
         assert held is not None
