@@ -254,12 +254,18 @@ class LeaseSet(Releasable):
     def __len__(self) -> int:
         return len(self.leases)
 
-    def __getitem__(self, name: str) -> Lease:
-        """The lease of one name."""
-        for lease in self.leases:
-            if lease.name == name:
-                return lease
-        raise KeyError(name)
+    def __getitem__(self, key: str | tuple[str, str]) -> Lease:
+        """The lease of one name, or of an alias and a name: ``leases["redis", "report"]``.
+
+        Raises KeyError if there is none, ValueError for a name that several aliases hold.
+        """
+        found = [lease for lease in self.leases if key in (lease.name, (lease.using, lease.name))]
+        if not found:
+            raise KeyError(key)
+        if len(found) > 1:
+            ways = " or ".join(f"leases[{lease.using!r}, {lease.name!r}]" for lease in found)
+            raise ValueError(f"The name {key!r} is held on several aliases: say {ways}.")
+        return found[0]
 
     @property
     def owner(self) -> object:

@@ -65,6 +65,8 @@ MIDDLEWARE = [
     *(["django_distlock.idempotency.IdempotencyMiddleware"] if ORDERS else []),
 ]
 ROOT_URLCONF = "testproject.urls"
+if ORDERS:
+    CSRF_FAILURE_VIEW = "django_distlock.idempotency.csrf.csrf_failure"
 WSGI_APPLICATION = "testproject.wsgi.application"
 TEMPLATES = [
     {

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from django.db import connections
 
+from django_distlock.idempotency import sealing
 from django_distlock.idempotency.conf import config
 
-from .base import Storage
+from .base import Storage, TooManyKeys
 
 if TYPE_CHECKING:
     from .database import DatabaseStorage
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 def storage_of(alias: str | None = None) -> Storage:
     """The storage that the setting names; with ``alias`` the table in that database, for the exactly-once mode."""
+    sealing.require()
     # what a project does not use is not imported
     if alias is None and config().storage == "cache":
         from .cache import CacheStorage
@@ -36,4 +38,4 @@ def table_in(alias: str) -> DatabaseStorage:
     return PortableStorage(alias)
 
 
-__all__ = ["Storage", "storage_of", "table_in"]
+__all__ = ["Storage", "TooManyKeys", "storage_of", "table_in"]

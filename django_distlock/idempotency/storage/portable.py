@@ -16,11 +16,12 @@ from django.db.models import Case, F, Q, TextField, Value, When
 from django.db.models.functions import Now
 from django.db.models.sql import Query
 
-from django_distlock import LockNotAcquired
+from django_distlock.idempotency import sealing
 from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, UNKNOWN, Answer, Claim, Record
 from django_distlock.models import IdempotencyRecord
 
-from .database import ATTEMPTS, DatabaseStorage, micros, record_of, unavailable
+from .base import TooManyKeys
+from .database import DatabaseStorage, micros, read_row, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,20 +35,14 @@ READ = ("scope", "state", "owner", "fingerprint", "expires_at", "facts", "body",
 class PortableStorage(DatabaseStorage):
     """Twice the statements of a known database: each asks for the clock before."""
 
-    def claim(self, claim: Claim) -> Record | None:
-        for _ in range(ATTEMPTS):
-            if self._insert(claim):
-                return None
-            if (found := self.read(claim.scope)) is not None:
-                return found
-        raise LockNotAcquired("The key is there, and this transaction does not see it.")
-
     def claim_inside(self, claim: Claim, *, last: bool = True) -> Record | None:
         """The INSERT waits until a transaction that has the key ends, as on SQLite."""
         return self.claim(claim)
 
     def _insert(self, claim: Claim) -> bool:
         with self._asking() as now:
+            if claim.quota is not None and len(self._ends(claim, now)) >= claim.quota:
+                return False
             row = IdempotencyRecord(
                 scope=claim.scope,
                 state=CLAIMED,
@@ -68,13 +63,25 @@ class PortableStorage(DatabaseStorage):
                 return False
         return True
 
+    def _check_quota(self, claim: Claim) -> None:
+        if claim.quota is not None:
+            with self._asking() as now:
+                ends = self._ends(claim, now)
+            if len(ends) >= claim.quota:
+                raise TooManyKeys((ends[0] - now) / 1_000_000)
+
+    def _ends(self, claim: Claim, now: int) -> list[int]:
+        """When the keys of this principal that live end: the first of them, as many as it may have."""
+        live = self._rows.filter(principal=claim.principal[:255], lives_until__gt=now).order_by("lives_until")
+        return list(live.values_list("lives_until", flat=True)[: claim.quota])
+
     def read(self, scope: str, *, locking: bool = True) -> Record | None:
         rows = self._rows
         if locking and self.connection.in_atomic_block:  # a snapshot may be older than the winner's commit
             rows = rows.select_for_update()
         with self._asking() as now:
             row = rows.filter(scope=scope).values_list(*READ).first()
-        return None if row is None else record_of([*row[:4], row[4] <= now, *row[5:]])
+        return None if row is None else read_row([*row[:4], row[4] <= now, *row[5:]])
 
     def is_running(self, scope: str) -> bool:
         """A copy waits for the transaction that has the key, so that nobody is told to look later."""
@@ -107,14 +114,15 @@ class PortableStorage(DatabaseStorage):
     def complete(self, claim: Claim, answer: Answer) -> bool:
         with self._asking() as now:
             until = now + micros(claim.ttl)
+            facts, body = sealing.to_store(claim.scope, answer)
             return bool(
                 self._mine(claim)
                 .exclude(state=COMPLETED)
                 .update(
                     state=COMPLETED,
                     status=answer.status,
-                    facts=answer.facts(),
-                    body=answer.body,
+                    facts=facts,
+                    body=body,
                     expires_at=until,
                     lives_until=until,
                 )
@@ -123,7 +131,8 @@ class PortableStorage(DatabaseStorage):
     def add_body(self, claim: Claim, answer: Answer) -> bool:
         with self._translated():
             rows = self._mine(claim).filter(state=COMPLETED)
-            return bool(rows.update(facts=answer.facts(), body=answer.body))
+            facts, body = sealing.to_store(claim.scope, answer)
+            return bool(rows.update(facts=facts, body=body))
 
     def release(self, claim: Claim, *, failed: bool = False) -> bool:
         with self._translated():
@@ -141,17 +150,19 @@ class PortableStorage(DatabaseStorage):
 
     def save_phases(self, claim: Claim, phases: str) -> bool:
         with self._translated():
-            return bool(self._mine(claim).update(phases=phases))
+            return bool(self._mine(claim).update(phases=sealing.phases_to_store(claim.scope, phases)))
 
     def free(self, scopes: Sequence[str]) -> int:
         with self._translated():
             return self._rows.filter(scope__in=scopes).exclude(state=COMPLETED).delete()[0]
 
+    def forget(self, principal: str) -> int:
+        with self._asking() as now:
+            return self._rows.filter(_runs_no_more(now), principal=principal).delete()[0]
+
     def _purge_batch(self, older_than: float, batch: int) -> tuple[int, int]:
         with self._asking() as now:
-            over = self._rows.filter(
-                ~Q(state=CLAIMED) | Q(expires_at__lte=now), lives_until__lte=now - micros(older_than)
-            )
+            over = self._rows.filter(_runs_no_more(now), lives_until__lte=now - micros(older_than))
             scopes = list(over.order_by("lives_until").values_list("scope", flat=True)[:batch])
             return len(scopes), over.filter(scope__in=scopes).delete()[0] if scopes else 0
 
@@ -178,3 +189,8 @@ class PortableStorage(DatabaseStorage):
             yield
         except Error as error:
             raise unavailable(error) from error
+
+
+def _runs_no_more(now: int) -> Q:
+    """A view may outlast its record."""
+    return ~Q(state=CLAIMED) | Q(expires_at__lte=now)
