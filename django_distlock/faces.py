@@ -196,6 +196,9 @@ class Face(Generic[L]):
         if garbage.collecting():
             garbage.later(self._exit, kind, context.current())
             return
+        if not context.on_event_loop():  # the coroutine is being closed: nothing can be awaited
+            self._exit(kind)
+            return
         lease = self._entered(kind)
         if lease is not None:
             await lease._aleave(error)
