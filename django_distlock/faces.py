@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Self, TypeVar
 
-from . import context, decorators, garbage
+from . import context, decorators, garbage, schedulers
 from .exceptions import LockNotAcquired, LockNotHeld, LockTimeout
 from .registry import registry
 from .releasable import Releasable
@@ -104,6 +104,7 @@ class Face(Generic[L]):
         raise NotImplementedError
 
     def _resolve(self, timeout: Timeout) -> float | None:
+        schedulers.refuse_trio()
         timeout = self.timeout if timeout is UNSET else optional_seconds("timeout", timeout, none=True)
         # made before the caller's time begins: the first one may have to import a driver
         entry = registry.entry(self.using)

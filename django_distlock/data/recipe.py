@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from django_distlock import decorators
 from django_distlock.exceptions import LockNotHeld
+from django_distlock.schedulers import refuse_trio
 from django_distlock.unfinished import finished
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class DataLock(Generic[T]):
         raise NotImplementedError
 
     def __enter__(self) -> T:
+        refuse_trio()
         block = self.hold()
         value = block.__enter__()
         _open.blocks.append((self, block))
