@@ -29,7 +29,7 @@ logger = logging.getLogger("django_distlock.garbage")
 # The phase that came last is the last key; whoever has its ``facts`` in _here is the thread that collects.
 _phases: dict[str, object] = {}
 _here = threading.local()
-_callbacks = [_phases.pop, _phases.__setitem__, _here.__setattr__]
+_callbacks: list[Any] = [_phases.pop, _phases.__setitem__, _here.__setattr__]
 gc.callbacks += _callbacks
 
 
