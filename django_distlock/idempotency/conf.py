@@ -25,13 +25,16 @@ class Config:
     cache: str = "default"
     lock: str = "default"
     ttl: float = 86400.0
+    purge_every: float | None = 300.0
     claim_ttl: float = 30.0
     wait: float = 0.0
     form_wait: float = 2.0
     max_body: int = 256 * 1024
+    max_keys: int | None = None
     on_crash: str = "hold"
     on_store_error: str = "closed"
     credentials: bool = True
+    encrypt: bool = False
 
 
 KEYS = tuple(field.name.upper() for field in fields(Config))
@@ -60,11 +63,15 @@ def _checked(name: str, value: Any) -> Any:
     key = name.upper()
     if name in ("ttl", "claim_ttl"):
         return seconds(key, value, positive=True)
+    if name == "purge_every":
+        return seconds(key, value, none=True, positive=True)
     if name in ("wait", "form_wait"):
         return seconds(key, value)
-    if name == "max_body":
+    if name == "max_keys" and value is None:
+        return None
+    if name in ("max_body", "max_keys"):
         return count(key, value)
-    if name == "credentials":
+    if name in ("credentials", "encrypt"):
         return flag(key, value)
     if not isinstance(value, str):
         raise TypeError(f"{key} must be a str, not {type(value).__name__}.")
@@ -89,6 +96,16 @@ def login_url() -> str | None:
         return resolve_url(settings.LOGIN_URL)
     except NoReverseMatch:
         return None
+
+
+def secret_keys() -> list[str | bytes]:
+    """What is derived from the first can be checked or read with each of them."""
+    return [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
+
+
+def csrf_cookie() -> str | None:
+    """The name of the cookie with the CSRF secret; None if the session has it."""
+    return None if settings.CSRF_USE_SESSIONS else settings.CSRF_COOKIE_NAME
 
 
 def longest_body() -> int | None:
