@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # doubtful. kazoo waits as long for an answer; and a follower that died with the last words of ours untold had told
 # older ones.
 ASK, DOUBT = 1 / 6, 2 / 3
+# What a server answers to a client that has to log in; kazoo has a class for it since 2.11.
+WANTS_SASL = -124
 
 
 class Dropped(Exception):
@@ -84,6 +86,8 @@ class Session:
         self.timeout: float = settings["timeout"]
         self.heard_at = self.used_at = monotonic()
         self.state = self.CONNECTING
+        # was there ever a connection? If not, its end means that no server could be reached
+        self.reached = False
         self.error: Exception | None = None
         # who uses it now, the flows and the locks held
         self.flows = 0
@@ -112,6 +116,7 @@ class Session:
             if self.state is self.ENDED:
                 return
             self.timeout, self.state, self._asked_at = timeout, self.CONNECTED, None
+            self.reached = True
             self.heard_at = max(self.heard_at, began)
         self._wake_all()
         for token in list(self._chores):
@@ -222,6 +227,8 @@ class Session:
         answers = []
         for result in results:
             error = result.exception
+            if getattr(error, "code", None) == WANTS_SASL:
+                raise error  # the last answer, and it will be the same each time
             if isinstance(error, NOT_ANSWERED):
                 raise Dropped from error
             if error is not None and not isinstance(error, ZookeeperError):

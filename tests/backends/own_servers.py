@@ -1,5 +1,5 @@
-"""Servers of one test's own, of a kind that the shared ones are not: a standby of PostgreSQL, a node of Galera,
-a member of a group of MySQL servers."""
+"""Servers of one test's own, of a kind that the shared ones are not: a standby of PostgreSQL, other modes of
+pgbouncer, a node of Galera, a member of a group of MySQL servers, a ZooKeeper that asks for a password."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import secrets
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
 from tests import services
 from tests.conftest import eventually
-from tests.services_databases import MariaDB, Postgres
+from tests.services_databases import MariaDB, Pgbouncer, Postgres
 from tests.services_engine import program_path
+from tests.services_leases import ZooKeeper
 from tests.services_mysql import MySQL
 from tests.services_process import (
     ServicesError,
@@ -51,6 +52,24 @@ class Standby(Postgres):
 
     def prepare(self) -> None:
         """It has everything from its primary, and takes nothing else."""
+
+
+class SessionPooler(Pgbouncer):
+    """pgbouncer in session mode."""
+
+    ours: ClassVar = {"pool_mode": "session"}
+
+
+class SmallSessionPooler(Pgbouncer):
+    """pgbouncer in session mode with one server session for all its clients."""
+
+    ours: ClassVar = {"pool_mode": "session", "default_pool_size": 1}
+
+
+class TurningPooler(Pgbouncer):
+    """pgbouncer in transaction mode that gives away its longest idle session first."""
+
+    ours: ClassVar = {"pool_mode": "transaction", "server_round_robin": 1, "server_idle_timeout": 60}
 
 
 class Galera(MariaDB):
@@ -96,6 +115,28 @@ class Member(MySQL):
         }
         kept = [part for part in super().command() if part != "--skip-log-bin"]
         return [*kept, *(f"--{key}={value}" for key, value in options.items())]
+
+
+class SaslZooKeeper(ZooKeeper):
+    """One that talks to clients only if they have logged in with DIGEST-MD5."""
+
+    accounts: ClassVar = {"bob": "a-password", "ops": "another-password"}
+
+    def configure(self) -> None:
+        super().configure()
+        users = "\n".join(f'  user_{name}="{password}"' for name, password in self.accounts.items())
+        self.write_secret(
+            "jaas.conf", f"Server {{\n  org.apache.zookeeper.server.auth.DigestLoginModule required\n{users};\n}};\n"
+        )
+
+    def command(self) -> list[str]:
+        options = {
+            "java.security.auth.login.config": self.directory / "jaas.conf",
+            "zookeeper.authProvider.1": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+            "zookeeper.sessionRequireClientSASLAuth": "true",
+        }
+        java, *rest = super().command()
+        return [java, *(f"-D{key}={value}" for key, value in options.items()), *rest]
 
 
 @contextmanager

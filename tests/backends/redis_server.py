@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
@@ -13,6 +12,7 @@ from redis.exceptions import RedisError
 
 from django_distlock import held_locks
 from django_distlock.backends.redis import RedisBackend
+from django_distlock.clock import monotonic
 from django_distlock.records import Claim
 from django_distlock.registry import registry
 from django_distlock.sitekey import site_key
@@ -58,7 +58,7 @@ def keys(using: str, name: str) -> dict[str, str]:
 def claim_of(name: str, ttl: float = 30.0, **facts: Any) -> Claim:
     """What a backend is asked for a lock of the alias "redis"."""
     key = registry.entry("redis").key(name)
-    return Claim(key=key, ttl=ttl, token=new_token(), answer_by=time.monotonic() + 5, **facts)
+    return Claim(key=key, ttl=ttl, token=new_token(), answer_by=monotonic() + 5, **facts)
 
 
 @contextmanager
@@ -127,6 +127,14 @@ class Own:
     def signal(self, number: int) -> None:
         assert self._process is not None
         self._process.send_signal(number)
+
+    def follow(self, primary: Own) -> None:
+        """Become a replica of ``primary``, in step with it."""
+        primary.client.config_set("repl-diskless-sync-delay", 0)
+        self.client.replicaof("127.0.0.1", primary.port)
+        eventually(lambda: primary.client.wait(1, 100) == 1, "no replica", patience=10)
+        # Redis does not end while it writes its first file
+        eventually(lambda: not self.client.info("persistence")["aof_rewrite_in_progress"], "it writes on", patience=10)
 
     def hold(self, name: str) -> Grant:
         site_key.load()
