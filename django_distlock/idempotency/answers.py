@@ -101,7 +101,7 @@ def working(request: HttpRequest, url: str) -> HttpResponse:
 def waiting_url(job: Job) -> str:
     """Where the outcome can be looked at, by the same principal only."""
     facts = {"scope": job.scope, "mark": job.mark, "alias": job.alias or "", "fingerprint": job.fingerprint}
-    facts |= {"method": job.request.method or "", "replays": job.replays}
+    facts |= {"method": job.request.method or ""} | ({"replays": "1"} if job.replays else {})
     return address_of(job.request, urlencode({WAIT_PARAMETER: signing.dumps(facts, salt=WAIT_SALT)}))
 
 
@@ -111,8 +111,8 @@ def mismatch(job: Job, answer: Answer | None, *, running: bool = False) -> HttpR
         detail = _("This idempotency key belongs to an earlier request with other data. Take a new key.")
         return problem(422, "mismatch", _("The request has changed"), detail)
     location = answer.location if answer else None
-    facts = {"location": location, "changed": True, "running": running}
-    return page(job.request, "saved", 422, **facts, **_resubmission(job.request))
+    again = _resubmission(job.request)
+    return page(job.request, "saved", 422, location=location, changed=True, running=running, **again)
 
 
 def tombstone(job: Job, answer: Answer | None, *, withheld: bool = False) -> HttpResponse:

@@ -158,7 +158,7 @@ def _parsed(request: HttpRequest, stream: IO[bytes]) -> tuple[Any, Any]:
     return fields.lists(), files.lists()
 
 
-class _Digested(UploadedFile):
+class _Digested(UploadedFile):  # type: ignore[type-arg]
     """An uploaded file of which only the digest is kept."""
 
     digest = ""
@@ -210,17 +210,21 @@ def _spooled(request: HttpRequest, stream: Any, limit: int) -> IO[bytes]:
 
     request.close = close  # type: ignore[method-assign]
     copied = 0
+    while chunk := _read(stream):
+        copied += len(chunk)
+        if copied > limit:
+            raise _too_large(limit)
+        spool.write(chunk)
+    spool.seek(0)
+    request._stream = spool
+    return spool  # type: ignore[no-any-return]
+
+
+def _read(stream: Any) -> bytes:
     try:
-        while chunk := stream.read(CHUNK):
-            copied += len(chunk)
-            if copied > limit:
-                raise _too_large(limit)
-            spool.write(chunk)
+        return stream.read(CHUNK)  # type: ignore[no-any-return]
     except OSError as error:
         raise BadKey("The body of the request could not be read.") from error
-    spool.seek(0)
-    request._stream = spool  # type: ignore[attr-defined]
-    return spool  # type: ignore[no-any-return]
 
 
 def _rest(request: HttpRequest) -> Iterable[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
@@ -121,6 +121,8 @@ def _decorate(options: Options, view: Any) -> Any:
 
 def _mark(wrapper: Any, options: Options) -> Any:
     setattr(wrapper, ATTRIBUTE, options)
+    with suppress(Exception):  # django-ninja looks up names of annotations in the module of the wrapper
+        wrapper.__signature__ = inspect.signature(wrapper, eval_str=True)
     return wrapper
 
 

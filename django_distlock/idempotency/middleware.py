@@ -75,7 +75,8 @@ class IdempotencyMiddleware:
         if (job := _job_of(request)) is not None:
             await adrive(finish(job, response))
         if _is_not_allowed(request, response):
-            response = await adrive(look(request, bare=True)) or response
+            seen: HttpResponse | None = await adrive(look(request, bare=True))
+            response = seen or response
         answers.mark_as_private(request, response)
         return response
 

@@ -50,7 +50,7 @@ def look(request: HttpRequest, view: Any = None, *, bare: bool = False) -> Flow[
         if facts["mark"] != mark_of(request, secret, principal):
             return None
         bare = bare or (view is not None and is_told_by_view(view, facts["method"]))
-        bare = bare or (principal.kind == "credential" and not facts["replays"])
+        bare = bare or (principal.kind == "credential" and not facts.get("replays"))
         storage = storage_of(facts["alias"] or None)
         record = yield partial(storage.read, facts["scope"])
         if record is None and facts["alias"] and (yield partial(storage.is_running, facts["scope"])):  # type: ignore[attr-defined]

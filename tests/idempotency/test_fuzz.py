@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.idempotency.views import Stage
 
 FUZZ = settings(
-    max_examples=3000 if FULL else 80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=3000 if FULL else 150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 # What is nearly right finds more than what is random.
