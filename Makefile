@@ -105,11 +105,16 @@ packages: $(VENV)/pip.stamp
 	@$(BIN)/python -m tests.services_packages servers mysqlclient
 
 # The demo needs no browser, and neither does the bench. tests/axe.py says which version of the accessibility engine.
-$(VENV)/group-test.stamp: | browser
+$(VENV)/group-test.stamp: | browser $(VENV)/pyright.stamp
 browser: $(VENV)/axe.stamp
 $(VENV)/axe.stamp: tests/axe.py | chromium
 	npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(VENV)/axe \
 	  axe-core@$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' $<)
+	@touch $@
+# A type checker, with its version in the test that runs it; npm comes with the browser.
+$(VENV)/pyright.stamp: tests/idempotency/test_types.py | chromium
+	npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(VENV)/pyright \
+	  pyright@$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' $<)
 	@touch $@
 chromium: $(VENV)/pip.stamp
 	@$(BIN)/python -m tests.services_packages browser

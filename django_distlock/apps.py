@@ -15,7 +15,7 @@ class DistlockConfig(AppConfig):
 
     def ready(self) -> None:
         # registers the system checks
-        from . import checks, history, serverchecks, viewchecks  # noqa: F401
+        from . import checks, history, routing, serverchecks, viewchecks  # noqa: F401
         from .data import fence_triggers
 
         # a feature beside the core: the rest does not need it

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import logging
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
+from .clock import monotonic
 from .decorators import is_async
 from .exceptions import DistlockError, LockLost, UnsupportedOperation
 from .waiting import backoff, uninterrupted
@@ -40,7 +40,7 @@ class Term:
     def __init__(self, lease: Lease, margin: float | None, tell: Callable[[], None] = lambda: None) -> None:
         self._lease = lease
         self._tell = tell
-        left = None if lease.valid_until is None else lease.valid_until - time.monotonic()
+        left = None if lease.valid_until is None else lease.valid_until - monotonic()
         #: Seconds before the end of a lease that could not be renewed at which the term ends.
         self.margin = MARGIN * (left or 0.0) if margin is None else margin
         if left is not None and margin is not None:
@@ -59,7 +59,7 @@ class Term:
 
     @property
     def valid_until(self) -> float | None:
-        """The end of the lease in seconds of ``time.monotonic()``, which each renewal moves on; None without a TTL."""
+        """The end of the lease, as :attr:`Lease.valid_until`, which each renewal moves on; None without a TTL."""
         return self._lease.valid_until
 
     @property
@@ -216,7 +216,7 @@ class Candidacy:
             if self._stopping:
                 term._end("stopped")
             elif term.leading:
-                left = LOOK if term.valid_until is None else term.valid_until - term.margin - time.monotonic()
+                left = LOOK if term.valid_until is None else term.valid_until - term.margin - monotonic()
                 await self._pause(min(LOOK, max(left, 0)))
 
     async def _step_down(self, term: Term, work: asyncio.Task[None] | None) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
 
+from .clock import monotonic
 from .conf import site_key_setting
 from .exceptions import BackendUnavailable, DistlockError, LockNotAcquired
 from .introspection import held_locks
 from .lock import Lock
 from .records import Finding
 from .registry import registry
+from .routing import kept_out
 from .sitekey import read_row
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def diagnose(using: str | None = None) -> list[Finding]:
 def _alias(entry: Entry, alias: str, keyless: bool) -> Iterator[Finding]:
     backend = entry.backend
     failed = False
+    yield from kept_out(backend)
     if not (keyless and backend.needs_site_key):
         for finding in _taken(alias):
             failed = failed or finding.level == "error"
@@ -66,7 +68,7 @@ def _alias(entry: Entry, alias: str, keyless: bool) -> Iterator[Finding]:
 
 def _taken(alias: str) -> Iterator[Finding]:
     """Can a lock be taken and given back?"""
-    began = time.monotonic()
+    began = monotonic()
     try:
         Lock(DOCTOR, using=alias, timeout=PATIENCE).acquire().release()
     except LockNotAcquired:
@@ -74,7 +76,7 @@ def _taken(alias: str) -> Iterator[Finding]:
     except (DistlockError, ImproperlyConfigured) as error:
         yield Finding("error", f"No lock can be taken: {_said(error)}")
     else:
-        yield Finding("info", f"A lock was taken and given back in {(time.monotonic() - began) * 1000:.0f} ms.")
+        yield Finding("info", f"A lock was taken and given back in {(monotonic() - began) * 1000:.0f} ms.")
 
 
 def _collisions(alias: str) -> Iterator[Finding]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Self, TypeVar
 
 from . import context, decorators, garbage
+from .clock import monotonic
 from .exceptions import LockNotAcquired, LockNotHeld, LockTimeout
 from .registry import registry
 from .releasable import Releasable
@@ -134,7 +134,7 @@ class Face(Generic[L]):
         if self.cancel_on_loss:
             decorators.refuse_cancel_on_loss()
         timeout = self._resolve(timeout)
-        start = time.monotonic()
+        start = monotonic()
         lease = self._at_once(timeout)
         if lease is not None:
             return lease
@@ -142,7 +142,7 @@ class Face(Generic[L]):
 
     async def aacquire(self, timeout: Timeout = UNSET) -> L:
         """:meth:`acquire` for a task. Cancelled, it leaves nothing held."""
-        return await adrive(self._acquire_flow(self._resolve(timeout), time.monotonic()))
+        return await adrive(self._acquire_flow(self._resolve(timeout), monotonic()))
 
     def try_acquire(self, timeout: Timeout = 0) -> L | None:
         """The Lease, or None if it is busy for ``timeout`` seconds (0: do not wait). Other errors are raised."""
@@ -152,11 +152,11 @@ class Face(Generic[L]):
     def _try_acquire(self, timeout: Timeout) -> L | None:
         if self.cancel_on_loss:
             decorators.refuse_cancel_on_loss()
-        return drive(self._flow(self._resolve(timeout), time.monotonic()))
+        return drive(self._flow(self._resolve(timeout), monotonic()))
 
     async def atry_acquire(self, timeout: Timeout = 0) -> L | None:
         """:meth:`try_acquire` for a task. Cancelled, it leaves nothing held."""
-        return await adrive(self._flow(self._resolve(timeout), time.monotonic()))
+        return await adrive(self._flow(self._resolve(timeout), monotonic()))
 
     def _refuse_on_busy(self) -> None:
         raise TypeError("on_busy belongs to the decorator; in a with block use try_acquire() or catch LockNotAcquired.")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import deque
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from .asker import address
+from .clock import monotonic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,7 +68,7 @@ class Holding:
         # how many may hold the key at once; 0: it is a lock
         self.semaphore = semaphore
         self.state = State.CLAIMING
-        self.claimed_at = time.monotonic()
+        self.claimed_at = monotonic()
         # since when it is held; the grant counts from when it was asked for
         self.held_at = 0.0
         # the name as a decorator spells it

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
+from .clock import monotonic
 from .exceptions import DeadlockDetected, DistlockError
 from .holding import FORKED, Holding, Slot, State, closes_circle
 from .parking import Parker
@@ -128,7 +128,7 @@ class Holdings:
     def establish(self, holding: Holding, grant: Grant, lease: Any) -> None:
         """The engine granted it. Without the mutex: only the claimant itself leaves the state CLAIMING, and last."""
         holding.grant = grant
-        holding.held_at = time.monotonic()
+        holding.held_at = monotonic()
         holding.leases.add(lease)
         holding.state = State.HELD
 
@@ -236,7 +236,7 @@ class Holdings:
         """The engine is being told that ``ttl`` seconds are left. If that is less than before, it counts from now on,
         even if nobody ever hears whether the engine has done it."""
         with self._mutex:
-            grant, until = holding.grant, time.monotonic() + ttl - drift(ttl)
+            grant, until = holding.grant, monotonic() + ttl - drift(ttl)
             if grant is not None and grant.valid_until is not None and until < grant.valid_until:
                 holding.grant = grant._replace(valid_until=until)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from django.core.exceptions import ImproperlyConfigured
 
 from . import signals
+from .clock import monotonic
 from .exceptions import DistlockError
 from .holding import State
 from .holdings import holdings
@@ -25,7 +26,7 @@ from .records import MOST_WAITING, BackendReport, LockInfo
 from .registry import Entry, registry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from .backends.base import Backend
 
@@ -55,9 +56,18 @@ def held_locks(using: str | None = None) -> list[BackendReport]:
 
 def ask(query: LockQuery, using: str | None = None) -> list[Answer]:
     """What each alias, or the one, has for ``query``; errors are as in :func:`held_locks`."""
-    looks = [_Look(alias, query) for alias in ([using] if using is not None else registry.aliases())]
-    until = time.monotonic() + PATIENCE
+    aliases = [using] if using is not None else registry.aliases()
+    for alias in aliases:
+        _load(alias)
+    looks = [_Look(alias, query) for alias in aliases]
+    until = monotonic() + PATIENCE
     return [look.answer(until) for look in looks]
+
+
+def _load(alias: str) -> None:
+    """Before the time begins: the first look of a process may have to import a driver, which can take seconds."""
+    with suppress(Exception):  # the look meets it again, and tells it
+        registry.entry(alias).backend.load()
 
 
 def break_lock(info: LockInfo, *, reason: str = "") -> bool:
@@ -121,9 +131,9 @@ class _Look:
 
     def answer(self, until: float) -> Answer:
         """What was found by the monotonic time ``until``."""
-        self._begin(max(0.0, until - time.monotonic()))
+        self._begin(max(0.0, until - monotonic()))
         if self._thread is not None:
-            self._thread.join(max(0.0, until - time.monotonic()))
+            self._thread.join(max(0.0, until - monotonic()))
         if isinstance(self._outcome, Exception):
             raise self._outcome
         if self._outcome is not None:
@@ -153,18 +163,22 @@ def _answer(alias: str, query: LockQuery) -> Answer:
 
 def _found(entry: Entry, query: LockQuery) -> Chosen:
     """With what only this process knows: the names that it has used, what it holds itself, who waits in it."""
-    backend = entry.backend
+    backend, here = entry.backend, _waiting_here(entry.backend)
     if not backend.needs_site_key:
-        return chosen(_awaited(backend), query, datetime.now(UTC))
+        everything = (replace(info, waiters=info.waiters or 0) for info in backend.inspect())
+        return chosen((_awaited(info, here) for info in everything), query, datetime.now(UTC))
     names = entry.known_names() if backend.keeps_notes else {}
     mine = _mine(backend) if backend.keeps_notes else []
     part = query.text.casefold()
     matching = [key for key, name in names.items() if part in name.casefold()] if part else []
-    found = backend.select(query, mine, matching)
+    # of those who wait here the server knows nothing
+    asked = LockQuery() if here and query.minds_waiters else query
+    found = backend.select(asked, mine, matching)
     if found is not None:
-        return found._replace(locks=[_named(info, names) for info in found.locks])
+        locks = [_awaited(_named(info, names), here) for info in found.locks]
+        return found._replace(locks=locks) if asked is query else chosen(locks, query, datetime.now(UTC))
     held = {(each.key, each.session): each for each in mine}
-    infos = (_known(_named(info, names), held) for info in backend.inspect())
+    infos = (_awaited(_known(_named(info, names), held), here) for info in backend.inspect())
     return chosen(chain(infos, backend.blocking()), query, datetime.now(UTC))
 
 
@@ -187,18 +201,23 @@ def _known(info: LockInfo, held: Mapping[tuple[str, str], Mine]) -> LockInfo:
     mine = held.get((info.key, info.details.get("connection", "")))
     if mine is None:
         return info
-    since, server = datetime.now(UTC) - timedelta(seconds=time.monotonic() - mine.held_at), info.holder or ""
+    since, server = datetime.now(UTC) - timedelta(seconds=monotonic() - mine.held_at), info.holder or ""
     for said in (mine.holder, this_process()):
         server = server.removeprefix(f"{said}, ")
     return replace(info, acquired_at=since, holder=f"{mine.holder}, {server}")
 
 
-def _awaited(backend: Backend) -> Iterator[LockInfo]:
-    """Of a backend that nobody outside this process sees."""
+def _waiting_here(backend: Backend) -> dict[str, list[str]]:
+    """Who queues in this process, behind its holder or behind the one of its contexts that asks the engine."""
     queues = defaultdict(list)
     for holding in holdings.unfinished():
         if holding.state is State.WAITING and holding.backend is backend:
             queues[backend.listed_as(holding.key)].append(told(holding))
-    for info in backend.inspect():
-        queue = queues.get(info.key, ())
-        yield replace(info, waiters=len(queue), waiting=tuple(queue[:MOST_WAITING]))
+    return queues
+
+
+def _awaited(info: LockInfo, here: Mapping[str, list[str]]) -> LockInfo:
+    queue = here.get(info.key)
+    if not queue:
+        return info
+    return replace(info, waiters=(info.waiters or 0) + len(queue), waiting=(*info.waiting, *queue)[:MOST_WAITING])

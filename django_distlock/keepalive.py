@@ -9,10 +9,10 @@ import logging
 import math
 import os
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from . import context
+from .clock import monotonic
 from .holdings import holdings
 from .loss import lose, lose_dead
 from .namebook import namebook
@@ -52,7 +52,7 @@ class Keepalive:
     def ensure(self) -> None:
         """Start the thread if it is not there."""
         if self._thread is None:
-            self.wake_at(time.monotonic())
+            self.wake_at(monotonic())
 
     def wake_at(self, when: float) -> None:
         """Have the next tick at the monotonic time ``when`` at the latest; starts the thread if it is not there.
@@ -76,16 +76,16 @@ class Keepalive:
             with self._condition:
                 self._next = math.inf  # whoever asks while the tick runs may have come too late for it
             try:
-                due = self._tick(time.monotonic())
+                due = self._tick(monotonic())
             except Exception:
                 logger.exception("The keepalive thread met an error and goes on.")
-                due = time.monotonic() + TICK
+                due = monotonic() + TICK
             with self._condition:
                 self._next = min(self._next, math.inf if due is None else due)
                 if self._next == math.inf:
                     self._thread = None
                     return
-                while (left := self._next - time.monotonic()) > 0:
+                while (left := self._next - monotonic()) > 0:
                     self._condition.wait(left)
 
     def _tick(self, now: float) -> float | None:
@@ -144,7 +144,7 @@ class Keepalive:
     @staticmethod
     def _renew(holding: Holding, grant: Grant, ttl: float) -> None:
         if holding.max_hold is not None:
-            ttl = min(ttl, holding.claimed_at + holding.max_hold - time.monotonic())
+            ttl = min(ttl, holding.claimed_at + holding.max_hold - monotonic())
             if ttl <= 0:
                 return
         holdings.shorten(holding, ttl)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 from . import context
+from .clock import monotonic
 from .exceptions import DistlockError, LockLost, LockNotHeld
 from .holding import FORKED, Holding, State
 from .holdings import holdings
@@ -87,9 +87,10 @@ class Lease(Releasable):
 
     @property
     def valid_until(self) -> float | None:
-        """The end of the lease in seconds of ``time.monotonic()``; None where the lock has no TTL.
+        """The end of the lease on the clock of ``django_distlock.clock.monotonic()``; None where the lock has no TTL.
 
-        It moves on with each renewal.
+        It moves on with each renewal. That clock runs on while the host is suspended, which ``time.monotonic()`` does
+        not: to learn whether there is time enough ask :meth:`held_for`.
         """
         return self._grant.valid_until
 
@@ -102,7 +103,7 @@ class Lease(Releasable):
         if self._released or holding.state is State.ENDED:
             return False
         grant = self._grant
-        if grant.valid_until is not None and time.monotonic() >= grant.valid_until:
+        if grant.valid_until is not None and monotonic() >= grant.valid_until:
             return lose(holding, "expired") or holding.lost is not None
         if not holding.backend.look(grant):
             return lose_dead(holding, grant, "session") or holding.lost is not None
@@ -119,7 +120,7 @@ class Lease(Releasable):
         Where the lock has no TTL this is :attr:`held`.
         """
         until = self.valid_until
-        return self.held and (until is None or time.monotonic() + duration < until)
+        return self.held and (until is None or monotonic() + duration < until)
 
     def ensure_held(self) -> None:
         """Raise LockLost if the lock was lost, LockNotHeld if it was released or has ended with its transaction."""
@@ -174,7 +175,7 @@ class Lease(Releasable):
             raise LockLost(self._lost_message())
         holding.ttl = ttl
         if holdings.renew(holding, grant):
-            keepalive.wake_at(time.monotonic() + ttl / RENEWALS_PER_TTL)
+            keepalive.wake_at(monotonic() + ttl / RENEWALS_PER_TTL)
             return
         if holding.lost is not None:  # it ended while the engine was asked, which has prolonged it all the same
             yield Call(holding.backend, "release", (grant,))
@@ -253,12 +254,18 @@ class LeaseSet(Releasable):
     def __len__(self) -> int:
         return len(self.leases)
 
-    def __getitem__(self, name: str) -> Lease:
-        """The lease of one name."""
-        for lease in self.leases:
-            if lease.name == name:
-                return lease
-        raise KeyError(name)
+    def __getitem__(self, key: str | tuple[str, str]) -> Lease:
+        """The lease of one name, or of an alias and a name: ``leases["redis", "report"]``.
+
+        Raises KeyError if there is none, ValueError for a name that several aliases hold.
+        """
+        found = [lease for lease in self.leases if key in (lease.name, (lease.using, lease.name))]
+        if not found:
+            raise KeyError(key)
+        if len(found) > 1:
+            ways = " or ".join(f"leases[{lease.using!r}, {lease.name!r}]" for lease in found)
+            raise ValueError(f"The name {key!r} is held on several aliases: say {ways}.")
+        return found[0]
 
     @property
     def owner(self) -> object:

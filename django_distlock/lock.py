@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import TYPE_CHECKING, Self
 
 from . import context, decorators, signals
+from .clock import monotonic
 from .faces import Face
 from .holding import Holding, State
 from .holdings import holdings
@@ -111,13 +111,13 @@ class Lock(Face[Lease]):
                 bind(holding, opened)
                 warn_of_stale_snapshot(self.name, "transaction", getattr(grant.session, "isolation", None), opened)
             if signals.lock_acquired.receivers:
-                signals.send_held(signals.lock_acquired, holding, wait=time.monotonic() - grant.acquired_at)
+                signals.send_held(signals.lock_acquired, holding, wait=monotonic() - grant.acquired_at)
             return lease
         except BaseException as error:
             if grant is not None:
                 backend.release(grant)
             holdings.end(holding)
-            wait = time.monotonic() - holding.claimed_at
+            wait = monotonic() - holding.claimed_at
             signals.send(signals.lock_failed, backend, self.name, self.template, wait=wait, error=error)
             raise
 
@@ -147,7 +147,7 @@ def lock_flow(
 
     ``semaphore``: as many holders may have it at once; 0: it is a lock. ``since``: when its wait began, if not now.
     """
-    deadline = Deadline(timeout, time.monotonic, start)
+    deadline = Deadline(timeout, monotonic, start)
     entry = registry.entry(lock.using)
     backend = entry.backend
     if lock._special:
@@ -171,7 +171,7 @@ def lock_flow(
             if mine is holding:
                 if not (yield from _claimed(lock, entry, holding, lease, deadline)):
                     return None
-                signals.send_held(signals.lock_acquired, holding, wait=time.monotonic() - (since or start))
+                signals.send_held(signals.lock_acquired, holding, wait=monotonic() - (since or start))
                 return lease
             if (yield from _entered_again(mine, lease)):
                 return lease
@@ -225,7 +225,7 @@ def _claimed(lock: Lock, entry: Entry, holding: Holding, lease: Lease, deadline:
     keepalive.ensure()
     opened = open_transactions()
     claim = _claim(lock, entry, holding, choose_scope(backend, opened) if opened else "session", deadline)
-    grant = holding.grant = yield from acquire_flow(backend, claim, deadline, time.monotonic)
+    grant = holding.grant = yield from acquire_flow(backend, claim, deadline, monotonic)
     if grant is None:
         holdings.end(holding)
         return False

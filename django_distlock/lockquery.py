@@ -43,6 +43,11 @@ class LockQuery:
     start: int = 0
     stop: int | None = None
 
+    @property
+    def minds_waiters(self) -> bool:
+        """Does it depend on how many wait?"""
+        return self.awaited is not None or any(field.removeprefix("-") == "waiters" for field in self.order)
+
 
 class Chosen(NamedTuple):
     """What one engine has for a query: ``locks``, cut as it wants; how many match it, and how many there are."""

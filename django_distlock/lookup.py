@@ -12,11 +12,13 @@ from django.core.exceptions import ImproperlyConfigured
 from .exceptions import DistlockError
 from .introspection import ask, held_locks
 from .lockquery import LockPage, LockQuery, merged
+from .namebook import namebook
 from .names import validate_name
 from .registry import registry
 from .sitekey import site_key
 
 if TYPE_CHECKING:
+    from .lease import Lease
     from .records import BackendReport
 
 
@@ -42,6 +44,11 @@ def find_locks(query: LockQuery, using: str | None = None) -> LockPage:
 def aliases() -> list[str]:
     """The aliases of ``DISTLOCK``."""
     return registry.aliases()
+
+
+def show_name(lease: Lease) -> None:
+    """Have the name of a lock that will be held for long written at once, in the background."""
+    namebook.write_now(lease._holding)
 
 
 def held_by_name(name: str, using: str | None = None) -> list[BackendReport]:

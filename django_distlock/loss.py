@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING
 
 from . import signals
+from .clock import monotonic
 from .holdings import holdings
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def lose(holding: Holding, reason: str, *, releasing: bool = False) -> bool:
 def lose_dead(holding: Holding, grant: Grant, reason: str, *, releasing: bool = False) -> bool:
     """:func:`lose` for what its backend calls dead, or the engine not ours: for that ``reason``, unless the lease is
     over by now. Some engines know that themselves, and any of them may be asked before the end and answer after it."""
-    expired = grant.valid_until is not None and time.monotonic() >= grant.valid_until
+    expired = grant.valid_until is not None and monotonic() >= grant.valid_until
     return lose(holding, "expired" if expired else reason, releasing=releasing)
 
 

@@ -183,7 +183,10 @@ class IdempotencyRecord(Rows):
         verbose_name_plural = _("idempotency keys")
         default_permissions = ("view",)
         permissions = (("release_idempotencyrecord", _("Can release stuck idempotency keys")),)
-        indexes = (models.Index(fields=["lives_until"], name="distlock_idempotency_ends"),)
+        indexes = (
+            models.Index(fields=["lives_until"], name="distlock_idempotency_ends"),
+            models.Index(fields=["principal", "lives_until"], name="distlock_idempotency_whose"),
+        )
 
     def __str__(self) -> str:
         return f"{self.method} {self.route}"

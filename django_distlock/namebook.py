@@ -15,6 +15,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from . import asker
+from .clock import monotonic
 from .records import Note, Noted
 
 if TYPE_CHECKING:
@@ -69,6 +70,14 @@ class NameBook:
         for backend, notes in due.items():
             if notes:
                 backend.write_notes([note for _, note in notes], functools.partial(self._done, backend, notes, now))
+
+    def write_now(self, holding: Holding) -> None:
+        """Do not wait for two looks: it is known that this hold will last."""
+        backend, grant = holding.backend, holding.grant
+        if backend.keeps_notes and grant is not None:
+            noted = [(holding, Note(holding.key, backend.server_session(grant), holding.held_at, told(holding)))]
+            done = functools.partial(self._done, backend, noted, monotonic())
+            backend.write_notes([note for _, note in noted], done)
 
     def forget(self) -> None:
         """The backends have been replaced, and their sessions are closed."""

@@ -7,12 +7,12 @@ import logging
 import os
 import random
 import threading
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from django.db import InterfaceError, OperationalError, connections
 
+from .clock import monotonic
 from .oneline import one_line
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Recorder:
         self._hurry = threading.Event()
         self._thread: threading.Thread | None = None
         # many processes start at once: they do not prune at once
-        self._prune_at = time.monotonic() + random.random() * PRUNE_EVERY  # noqa: S311 - spreads work, guards no secret
+        self._prune_at = monotonic() + random.random() * PRUNE_EVERY  # noqa: S311 - spreads work, guards no secret
         self.dropped = 0
 
     def put(self, item: Any, *, rare: bool) -> None:
@@ -116,8 +116,8 @@ class Recorder:
         return None
 
     def _prune_if_due(self) -> None:
-        if time.monotonic() >= self._prune_at:
-            self._prune_at = time.monotonic() + PRUNE_EVERY
+        if monotonic() >= self._prune_at:
+            self._prune_at = monotonic() + PRUNE_EVERY
             try:
                 self._prune()
             except Exception as error:  # what was written is written

@@ -62,7 +62,7 @@ class Noted(NamedTuple):
 class Grant(NamedTuple):
     """What an engine gave; a tuple, because one is made for every acquire.
 
-    ``acquired_at`` and ``valid_until`` are seconds on the monotonic clock of this process. ``valid_until`` counts from
+    ``acquired_at`` and ``valid_until`` are seconds on the clock of ``clock.monotonic()``. ``valid_until`` counts from
     before the request was sent, less drift, and is None without a TTL. ``session`` is the engine's own business.
     """
 
@@ -78,9 +78,11 @@ class LockInfo:
     """What an operator sees of one held lock.
 
     ``backend`` is the alias. ``key`` is what the engine calls the lock, ``name`` what the code calls it, None if that
-    is not known. ``waiters`` is how many wait, None if the engine cannot tell; ``waiting`` says who, first come first,
-    as far as the engine knows, at most 20 of them. ``details`` has what only some engines know: ``also_holds``, what
-    else the holder's session holds, and ``collision``, another name with the same key.
+    is not known. ``waiters`` is how many wait at least, None if the engine cannot tell: a process stands in line
+    at a server once for a lock, and callers that queue in there, behind its first one or behind a holder of their own
+    process, are known to that process only. ``waiting`` says who, first come first, at most 20 of them. ``details``
+    has what only some engines know: ``also_holds``, what else the holder's session holds, and ``collision``, another
+    name with the same key.
     """
 
     backend: str

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-import time
 from typing import TYPE_CHECKING, Self
 
 from . import signals
 from .attempts import Attempt
+from .clock import monotonic
 from .faces import Face
 from .lease import Lease, LeaseSet
 from .lock import Lock, lock_flow, validate_alias
@@ -116,12 +116,12 @@ class Semaphore(Face[Lease]):
         if registry.entry(self.using).backend.supports_semaphore:
             parts: tuple[str, ...] = (self.name, "semaphore")
             return (yield from lock_flow(self._lock, parts, timeout, start, reenter=False, semaphore=self.limit))
-        deadline = Deadline(timeout, time.monotonic, start)
+        deadline = Deadline(timeout, monotonic, start)
         attempt = 0
         while True:
             for slot in random.sample(range(self.limit), self.limit):
                 parts = (self.name, "semaphore", str(slot))
-                lease = yield from lock_flow(self._lock, parts, 0, time.monotonic(), reenter=False, since=start)
+                lease = yield from lock_flow(self._lock, parts, 0, monotonic(), reenter=False, since=start)
                 if lease is not None:
                     return lease
             left = deadline.left()

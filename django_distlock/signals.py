@@ -16,10 +16,11 @@ A receiver that fails is logged and changes nothing. Re-entries send nothing: th
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING, Any
 
 from django.dispatch import Signal
+
+from .clock import monotonic
 
 if TYPE_CHECKING:
     from .holding import Holding
@@ -54,7 +55,7 @@ def send_held(signal: Signal, holding: Holding, **facts: Any) -> None:
     if grant is not None:
         facts.setdefault("fence", grant.fence)
         # the grant counts from the request, the wait at the engine included, and that of a renewed lease anew
-        facts.setdefault("hold", time.monotonic() - (holding.held_at or grant.acquired_at))
+        facts.setdefault("hold", monotonic() - (holding.held_at or grant.acquired_at))
     send(signal, holding.backend, holding.key.name, holding.template, **facts)
 
 
@@ -65,8 +66,8 @@ def told(flow: Flow[Lease | None], backend: Any, recipe: Any, start: float) -> F
     except GeneratorExit:
         raise
     except BaseException as error:
-        send(lock_failed, backend, recipe.name, recipe.template, wait=time.monotonic() - start, error=error)
+        send(lock_failed, backend, recipe.name, recipe.template, wait=monotonic() - start, error=error)
         raise
     if lease is None:
-        send(lock_timed_out, backend, recipe.name, recipe.template, wait=time.monotonic() - start)
+        send(lock_timed_out, backend, recipe.name, recipe.template, wait=monotonic() - start)
     return lease

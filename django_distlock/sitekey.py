@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
-from django.db import DEFAULT_DB_ALIAS, DatabaseError
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, router
 
 from .backends.direct import ask
 from .conf import site_key_setting
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 TABLE = "django_distlock_sitekey"
+CURES = (
+    f"Run `python manage.py migrate`, which makes it in the table {TABLE} of the {DEFAULT_DB_ALIAS!r} database, or set "
+    "DISTLOCK_SITE_KEY."
+)
+KEPT_OUT = (
+    f"A router in DATABASE_ROUTERS keeps the app django_distlock out of the {DEFAULT_DB_ALIAS!r} database: let it in. "
+)
 
 
 class SiteKey:
@@ -56,13 +63,15 @@ class SiteKey:
         self.pinned = self._found = None
 
 
+def migrated() -> bool:
+    """Does `migrate` make the row? Not if a router says no."""
+    return router.allow_migrate(DEFAULT_DB_ALIAS, "django_distlock", model_name="sitekey")
+
+
 def read_row() -> str:
     """The row, on a connection of its own: one that hangs would wait for as long as TCP does, and one in a transaction
     may not see it. BackendUnavailable, naming the cures, without it."""
-    cures = (
-        f"Run `python manage.py migrate`, which makes it in the table {TABLE} of the {DEFAULT_DB_ALIAS!r} database, "
-        "or set DISTLOCK_SITE_KEY."
-    )
+    cures = f"{'' if migrated() else KEPT_OUT}{CURES}"
     try:
         row = ask(DEFAULT_DB_ALIAS, _row)
     except DatabaseError as error:

@@ -135,6 +135,24 @@ class AddKeptField(migrations.AddField):
         )
 
 
+class AddKeptIndex(migrations.AddIndex):
+    """Add an index to such a table, or drop it on the way back. One that exists already is left as it is."""
+
+    def database_forwards(
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
+    ) -> None:
+        model = to_state.apps.get_model(app_label, self.model_name)
+        _unless_there(
+            schema_editor,
+            lambda: super(AddKeptIndex, self).database_forwards(app_label, schema_editor, from_state, to_state),
+            lambda: _has_index(schema_editor.connection, model, self.index.name),
+        )
+
+
 def _unless_there(
     schema_editor: BaseDatabaseSchemaEditor, create: Callable[[], None], is_there: Callable[[], bool]
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from django.db import connections
@@ -12,6 +11,7 @@ from django.test.runner import DiscoverRunner
 from django.test.utils import TestContextDecorator, override_settings
 
 from . import rehearsal
+from .clock import monotonic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -131,9 +131,9 @@ def race(fn: Callable[[], T] | Sequence[Callable[[], T]], times: int = 2, *, tim
     ]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + timeout
+    deadline = monotonic() + timeout
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        thread.join(max(0.0, deadline - monotonic()))
     late = [thread.name for thread in threads if thread.is_alive()]
     if late:
         raise TimeoutError(f"After {timeout:g} s {len(late)} of {len(calls)} calls have not ended: {', '.join(late)}.")

@@ -65,6 +65,8 @@ MIDDLEWARE = [
     *(["django_distlock.idempotency.IdempotencyMiddleware"] if ORDERS else []),
 ]
 ROOT_URLCONF = "testproject.urls"
+if ORDERS:
+    CSRF_FAILURE_VIEW = "django_distlock.idempotency.csrf.csrf_failure"
 WSGI_APPLICATION = "testproject.wsgi.application"
 TEMPLATES = [
     {
@@ -75,6 +77,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "testproject.replay.commands.how_to_run",
             ],
         },
     },

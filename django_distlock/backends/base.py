@@ -53,6 +53,8 @@ class Backend(ABC):
     apart_from_databases: ClassVar[bool] = False
     # Does the engine keep only a hash of the name, so that names have to be noted?
     keeps_notes: ClassVar[bool] = False
+    # Models whose tables `migrate` makes for it in ``database``.
+    tables: tuple[str, ...] = ()
     # Why a lock may be in doubt.
     doubt: ClassVar[str] = "its transaction was aborted"
     # The keys that OPTIONS may have.
@@ -69,6 +71,9 @@ class Backend(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.alias!r}>"
+
+    def load(self) -> None:  # noqa: B027 - most import their driver with their module
+        """Import what the first request would import; opens nothing."""
 
     @abstractmethod
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:

@@ -6,12 +6,12 @@ draws a ticket and looks again, the more often the nearer its turn. Times are th
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
+from django_distlock.clock import monotonic
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Grant, LockInfo, drift
 from django_distlock.waiting import Flow, adrive, drive
@@ -66,6 +66,7 @@ class LeaseTableBackend(Backend):
         if connections[self.database].vendor == "sqlite":
             self.store = self._embedded = SqliteStore(alias, self.database, lambda: self.threads)
         else:
+            self.tables = ("leaserow", "leaseticket")
             self.store = ServerStore(alias, self.database, lambda: self.threads, lambda when: self.wake_at(when))
         self._direct: Store = self._embedded.direct if self._embedded is not None else self.store
         self._holder = Holder()
@@ -79,7 +80,7 @@ class LeaseTableBackend(Backend):
         store = self._embedded
         if store is None or claim.token in self._claims or self._remains.left:
             return drive(self._acquire(self._direct, claim, wait))
-        asked = time.monotonic()
+        asked = monotonic()
         self._claims[claim.token] = ASKING
         try:
             return self._entered(claim, asked, wait, *store.enter(claim, self._holder.text(), wait > 0))
@@ -93,7 +94,7 @@ class LeaseTableBackend(Backend):
         return await adrive(self._acquire(self.store, claim, wait))
 
     def _acquire(self, store: Store, claim: Claim, wait: float) -> Flow[Grant | None]:
-        asked = time.monotonic()
+        asked = monotonic()
         waiter = self._claims.get(claim.token)
         try:
             if not isinstance(waiter, Waiter):
@@ -153,7 +154,7 @@ class LeaseTableBackend(Backend):
         """Leave the queue; and give back what was granted to nobody, because the attempt was interrupted."""
         if claim.token not in self._claims:
             return
-        waiter, now = self._claims.pop(claim.token), time.monotonic()
+        waiter, now = self._claims.pop(claim.token), monotonic()
         until = now + LEAST_PATIENCE
         if isinstance(waiter, Waiter):
             if self._embedded is None and now > waiter.deadline - LAST_LOOK:
@@ -169,7 +170,7 @@ class LeaseTableBackend(Backend):
 
     def _leave_behind(self, claim: Claim, uncertain: bool) -> None:
         self._remains.add(claim, uncertain)
-        self.wake_at(time.monotonic())
+        self.wake_at(monotonic())
 
     def free_now(self, grant: Grant) -> bool:
         if self._embedded is None:
@@ -194,7 +195,7 @@ class LeaseTableBackend(Backend):
         claim = grant.claim
         self._claims.pop(claim.token, None)
         try:
-            given = yield from store.run(time.monotonic() + PATIENCE, "give", claim)
+            given = yield from store.run(monotonic() + PATIENCE, "give", claim)
         except StoreError as error:
             self._leave_behind(claim, error.uncertain)
             raise self._unavailable(error) from (error.__cause__ or error)
@@ -202,7 +203,7 @@ class LeaseTableBackend(Backend):
             self._leave_behind(claim, True)
             raise
         if given is None:  # sent twice: the first one did it, unless the lease had ended
-            return grant.valid_until is not None and time.monotonic() < grant.valid_until
+            return grant.valid_until is not None and monotonic() < grant.valid_until
         return bool(given)
 
     def verify(self, grant: Grant) -> bool:
@@ -224,7 +225,7 @@ class LeaseTableBackend(Backend):
         return await adrive(self._extend(grant, ttl))
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
-        asked = time.monotonic()
+        asked = monotonic()
         if not (yield from self._asked("extend", grant.claim, ttl, patience=RENEWAL_PATIENCE)):
             return None
         valid_until = asked + ttl - drift(ttl)
@@ -251,7 +252,7 @@ class LeaseTableBackend(Backend):
 
     def _asked(self, operation: str, *args: Any, patience: float = PATIENCE) -> Flow[Any]:
         try:
-            return (yield from self.store.run(time.monotonic() + patience, operation, *args))
+            return (yield from self.store.run(monotonic() + patience, operation, *args))
         except StoreError as error:
             raise self._unavailable(error) from (error.__cause__ or error)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import random
 import threading
-import time
 from typing import TYPE_CHECKING
 
+from django_distlock.clock import monotonic
 from django_distlock.oneline import one_line
 from django_distlock.waiting import drive
 
@@ -33,7 +33,7 @@ class Pruning:
     def __init__(self, store: Store, alias: str) -> None:
         self._store = store
         self._name = f"distlock-{alias}-prune"
-        self._due = time.monotonic() + self._interval()
+        self._due = monotonic() + self._interval()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
 
@@ -47,7 +47,7 @@ class Pruning:
         total = 0
         last = None
         while True:
-            deleted, last = drive(self._store.run(time.monotonic() + PATIENCE, "prune", last, batch))
+            deleted, last = drive(self._store.run(monotonic() + PATIENCE, "prune", last, batch))
             total += int(deleted)
             if last is None or self._stop.wait(breath):
                 return total

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
+
+from django_distlock.clock import monotonic
 
 from .leasetable_rows import SIGN_OF_LIFE, Crowded, Ticket
 
@@ -34,7 +35,7 @@ class Waiter:
         self.deadline, self.until = deadline, until
         # whose the lease was and how many were ahead at the last look, and since when that was so
         self._scene: tuple[int | None, int] = (None, 0)
-        self._since = self._seen_at = time.monotonic()
+        self._since = self._seen_at = monotonic()
         self._took = 0.0
         # is a statement on its way that may grant the lease?
         self.asking = False
@@ -42,7 +43,7 @@ class Waiter:
     def pause(self) -> float:
         """Seconds until the next look."""
         next_one, per_place = max(NEXT, self._took), max(PER_PLACE, self._took * STATEMENTS_PER_TURN)
-        steady = min((time.monotonic() - self._since) * SHARE_OF_HOLD, LONGEST_OF_NEXT)
+        steady = min((monotonic() - self._since) * SHARE_OF_HOLD, LONGEST_OF_NEXT)
         return min(max(next_one + per_place * self._ahead, steady), LONGEST_PAUSE)
 
     def look(self, store: Store, claim: Claim, holder: str) -> Flow[int | None]:
@@ -55,9 +56,9 @@ class Waiter:
             return None  # others of this process had their turn: as far as we know the lease is still taken
 
     def _look(self, store: Store, claim: Claim, holder: str) -> Flow[int | None]:
-        until, asked = self.until, time.monotonic()
+        until, asked = self.until, monotonic()
         seen = yield from store.run(until, "look", claim, self._place)
-        now = time.monotonic()
+        now = monotonic()
         self._took = min(now - asked, LONGEST_OF_NEXT)
         if seen.place is None:  # asleep for so long that the ticket was deleted
             self._place, self._ahead = yield from store.run(until, "join", claim, holder)

@@ -8,11 +8,11 @@ sent again on a new session while there is time.
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 from django.db import DEFAULT_DB_ALIAS, InterfaceError, InternalError, OperationalError, connections
 
+from django_distlock.clock import monotonic
 from django_distlock.parking import Turnstile
 from django_distlock.waiting import PAUSE, Call, Flow, drive
 
@@ -71,7 +71,7 @@ class ServerStore:
         time ``until``."""
         lost = 0
         while True:
-            left = until - time.monotonic()
+            left = until - monotonic()
             entered: list[bool] = []
             try:
                 if left <= 0 or not (yield Call(self._turnstile, "acquire", (left,), entered)):
@@ -93,15 +93,15 @@ class ServerStore:
         self, session: Session, operation: str, args: tuple[Any, ...], until: float
     ) -> tuple[Exception | None, Any]:
         """The error or None, and the result: after a step that raises, a task cannot be cancelled any more."""
-        now = time.monotonic()
+        now = monotonic()
         limit = self._limit = max(min(until, now + STATEMENT_LIMIT), now + LEAST_LIMIT)
         self._wake_at(limit)
         try:
             value = session.execute(operation, args)
-            self._replied_at = time.monotonic()
+            self._replied_at = monotonic()
             return None, value
         except Exception as error:
-            if time.monotonic() >= limit:
+            if monotonic() >= limit:
                 return Hung(), None
             return error, None
         except BaseException:  # the driver is in the middle of something
@@ -109,7 +109,7 @@ class ServerStore:
             raise
         finally:
             self._limit = None
-            session.used_at = time.monotonic()
+            session.used_at = monotonic()
 
     async def aattempt(
         self, session: Session, operation: str, args: tuple[Any, ...], until: float
@@ -152,7 +152,7 @@ class ServerStore:
         raise StoreError(self._failed(error)) from error
 
     def _no_time(self, uncertain: bool) -> StoreError:
-        if time.monotonic() - self._replied_at < SILENCE:
+        if monotonic() - self._replied_at < SILENCE:
             return Crowded(f"The lock session of alias {self._alias!r} had too much to do.", uncertain=uncertain)
         return StoreError(f"The database server of alias {self._alias!r} did not answer in time.", uncertain=uncertain)
 
@@ -173,8 +173,8 @@ class ServerStore:
             over.set()
 
         threading.Thread(target=run, name=f"distlock-{self._alias}-attended", daemon=True).start()
-        while not over.wait(max(0.001, (self._limit or time.monotonic() + 0.02) - time.monotonic())):
-            self.watch(time.monotonic())
+        while not over.wait(max(0.001, (self._limit or monotonic() + 0.02) - monotonic())):
+            self.watch(monotonic())
         if isinstance(outcome[0], BaseException):
             raise outcome[0]
         return outcome[0]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
 from typing import Any
 
 from django.db import OperationalError
 
+from django_distlock.clock import monotonic
 from django_distlock.parking import Parker
 
 from . import sockets
@@ -30,7 +30,7 @@ class Session(Direct):
             self.options["server_side_binding"] = True  # only so can statements be prepared
         elif self.wrapper.vendor == "mysql":
             self.options["isolation_level"] = "read committed"  # under the server's own the queue would take gap locks
-        self.used_at = time.monotonic()
+        self.used_at = monotonic()
         self.dialect: Dialect
         self._cursor: Any = None
         self._alias = alias
@@ -88,7 +88,7 @@ class Opening:
             return True
         came = False
         try:
-            came = self._parker.park(until - time.monotonic())
+            came = self._parker.park(until - monotonic())
             return came
         except BaseException:
             self._leave()
@@ -102,7 +102,7 @@ class Opening:
             return True
         came = False
         try:
-            came = await self._parker.apark(until - time.monotonic())
+            came = await self._parker.apark(until - monotonic())
             return came
         except BaseException:
             self._leave()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
+from django_distlock.clock import monotonic
 from django_distlock.waiting import PAUSE, Call, Flow, drive
 
 from .leasetable_file import LeaseFile, open_lease_file
@@ -121,7 +122,7 @@ class SqliteStore:
         self, operation: str, args: tuple[Any, ...], begin_by: float | None = None
     ) -> tuple[Exception | None, Any]:
         """The error or None, and the result: after a step that raises, a task cannot be cancelled any more."""
-        if begin_by is not None and time.monotonic() > begin_by:
+        if begin_by is not None and monotonic() > begin_by:
             return Crowded(f"{self._name}: too much to do."), None
         try:
             return None, getattr(self, operation)(*args)
@@ -139,7 +140,7 @@ class SqliteStore:
         if isinstance(error, StoreError):
             raise error
         busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-        if busy and time.monotonic() < until:
+        if busy and monotonic() < until:
             longest = min(SHORTEST * 2**retries, LONGEST) if retries < 10 else LONGEST
             return random.uniform(SHORTEST, longest)  # noqa: S311 - spreads retries
         if not busy:
@@ -156,7 +157,7 @@ class SqliteStore:
                 file.close()
             file = self._file = open_lease_file(name)
             self._name = name
-        self.used_at = time.monotonic()
+        self.used_at = monotonic()
         return file
 
     def take(self, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from django_distlock.asker import asker
+from django_distlock.clock import monotonic
 from django_distlock.records import Claim, Grant, LockInfo, drift
 
 from .base import Backend
@@ -59,13 +60,13 @@ class MemoryBackend(Backend):
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         try:
             with self._mutex:
-                return self._taken(claim, time.monotonic())
+                return self._taken(claim, monotonic())
         except BaseException:  # Ctrl-C, after it was granted
             with self._mutex:
                 for entry in self._entries.get(claim.key.digest, ()):
                     if entry.token == claim.token:
                         entry.expires = 0.0
-                self._live(claim.key.digest, time.monotonic())
+                self._live(claim.key.digest, monotonic())
             raise
 
     def _taken(self, claim: Claim, now: float) -> Grant | None:
@@ -92,7 +93,7 @@ class MemoryBackend(Backend):
     def release(self, grant: Grant) -> bool:
         digest = grant.claim.key.digest
         with self._mutex:
-            entry = self._find(grant, time.monotonic())
+            entry = self._find(grant, monotonic())
             if entry is None:
                 return False
             self._entries[digest].remove(entry)
@@ -102,13 +103,13 @@ class MemoryBackend(Backend):
 
     def verify(self, grant: Grant) -> bool:
         with self._mutex:
-            return self._find(grant, time.monotonic()) is not None
+            return self._find(grant, monotonic()) is not None
 
     def alive(self, grant: Grant) -> bool:
         return self.verify(grant)
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
-        now = time.monotonic()
+        now = monotonic()
         with self._mutex:
             entry = self._find(grant, now)
             if entry is None:
@@ -124,12 +125,12 @@ class MemoryBackend(Backend):
                 for entry in entries:
                     if digest.hex() == info.key and entry.fence == info.fence:
                         entry.expires = 0.0
-                        self._live(digest, time.monotonic())
+                        self._live(digest, monotonic())
                         return True
         return False
 
     def inspect(self) -> Iterable[LockInfo]:
-        now, clock = time.monotonic(), time.time()
+        now, clock = monotonic(), time.time()
         with self._mutex:
             return [
                 LockInfo(

@@ -8,13 +8,13 @@ lock taken inside a transaction is given back after it.
 from __future__ import annotations
 
 import contextlib
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
+from django_distlock.clock import monotonic
 from django_distlock.exceptions import UnsupportedOperation
 from django_distlock.waiting import Call, Flow, drive
 
@@ -96,7 +96,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
     diagnose = mysql_doctor.findings
 
     def _listed(self, session: MySQLSession) -> Flow[list[Any]]:
-        until = time.monotonic() + STATEMENT_LIMIT
+        until = monotonic() + STATEMENT_LIMIT
         for named in (True, False):  # the names' table is perhaps not there yet, or not for us, or not now
             try:
                 rows: list[Any] = yield Call(session, "query", (listing(session.mariadb, named), until))
@@ -127,7 +127,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         return mysql_relations.blocking(self.alias, drive(self._aside(self._blocking)))
 
     def _blocking(self, session: MySQLSession) -> Flow[list[list[str]]]:
-        until = time.monotonic() + STATEMENT_LIMIT
+        until = monotonic() + STATEMENT_LIMIT
         rows = yield from self._rows(session, mysql_relations.PERFORMANCE_SCHEMA, until)
         if not rows and session.mariadb:
             rows = yield from self._rows(session, mysql_relations.PLUGIN, until)
@@ -148,7 +148,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
 
     def _break(self, session: MySQLSession, connection: int, holds: str, noted: str) -> Flow[bool]:
         """In one statement; MySQL looks at the note of the hold in one before, since KILL may read no table there."""
-        until = time.monotonic() + STATEMENT_LIMIT
+        until = monotonic() + STATEMENT_LIMIT
         try:
             if session.mariadb:
                 sql = COMPARE_AND.format(ours=holds + noted, then=f"KILL CONNECTION {connection}")

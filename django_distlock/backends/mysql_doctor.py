@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import TYPE_CHECKING, Any
 
+from django_distlock.clock import monotonic
 from django_distlock.records import Finding
 from django_distlock.waiting import Call, Flow, drive
 
@@ -111,7 +111,7 @@ def _asked(backend: NamedLockBackend, sql: bytes) -> list[Any]:
 
 def _rows(backend: NamedLockBackend, sql: bytes) -> list[Any]:
     def asked(session: MySQLSession) -> Flow[list[Any]]:
-        rows: list[Any] = yield Call(session, "query", (sql, time.monotonic() + STATEMENT_LIMIT))
+        rows: list[Any] = yield Call(session, "query", (sql, monotonic() + STATEMENT_LIMIT))
         return rows
 
     return drive(backend._aside(asked))

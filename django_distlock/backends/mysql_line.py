@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from typing import Any
 
 import MySQLdb
 from MySQLdb import _mysql
 
+from django_distlock.clock import monotonic
 from django_distlock.waiting import Call, Flow, adrive, drive
 
 from .session import STATEMENT_LIMIT, TICK, ServerError, Session, SessionDead, StatementTimeout
@@ -74,7 +74,7 @@ class MySQLLine(Session):
 
     def query(self, sql: bytes, until: float, undo: bytes | None = None) -> Any:
         """All rows."""
-        if self.orphaned_at is not None or until - time.monotonic() <= STATEMENT_LIMIT + 2 * TICK:
+        if self.orphaned_at is not None or until - monotonic() <= STATEMENT_LIMIT + 2 * TICK:
             return drive(self._query(sql, until, undo))
         return self._query_now(sql)
 
@@ -84,7 +84,7 @@ class MySQLLine(Session):
 
     def _query_now(self, sql: bytes) -> Any:
         """In this thread, by one blocking call of the client; the watchdog ends it if it hangs."""
-        self.started = self.replied_at = time.monotonic()
+        self.started = self.replied_at = monotonic()
         conn = self.conn
         try:
             _query(conn, sql)
@@ -113,7 +113,7 @@ class MySQLLine(Session):
             raise self._sorted(error) from error
 
     def _receive(self) -> Any:
-        self.started = time.monotonic()  # the watchdog ends it if the reply breaks off in the middle
+        self.started = monotonic()  # the watchdog ends it if the reply breaks off in the middle
         try:
             self.conn.read_query_result()
             return self._rows()
@@ -124,7 +124,7 @@ class MySQLLine(Session):
 
     def _rows(self) -> Any:
         result = self.conn.store_result()
-        self.replied_at = time.monotonic()
+        self.replied_at = monotonic()
         return () if result is None else result.fetch_row(0)
 
     def _sorted(self, error: Any) -> SessionDead | ServerError:
@@ -141,7 +141,7 @@ class MySQLLine(Session):
 
     def _orphan(self, undo: bytes | None) -> None:
         self._undo = undo
-        self.orphaned_at = time.monotonic()
+        self.orphaned_at = monotonic()
 
     def _clean_up(self) -> None:
         undo, self._undo = self._undo, None

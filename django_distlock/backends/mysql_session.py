@@ -6,12 +6,12 @@ from __future__ import annotations
 import math
 import re
 import threading
-import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import MySQLdb
 
+from django_distlock.clock import monotonic
 from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
 from django_distlock.parking import Parker
 from django_distlock.waiting import Call, Flow, drive
@@ -86,7 +86,7 @@ class _Attempt:
 
 
 def _connect(alias: str, parameters: dict[str, Any], until: float) -> Flow[Any]:
-    left = max(0.0, until - time.monotonic())
+    left = max(0.0, until - monotonic())
     if (reason := _stragglers[alias].refuse()) is not None:
         raise SessionDead(reason)
     attempt = _Attempt(parameters, left)
@@ -150,7 +150,7 @@ class MySQLSession(MySQLLine):
                 )
                 nulls += got is None
             except ServerError as error:
-                if error.code not in INTERRUPTIONS or time.monotonic() >= until:
+                if error.code not in INTERRUPTIONS or monotonic() >= until:
                     raise
                 got = None
             if got is not None:
@@ -177,7 +177,7 @@ class MySQLSession(MySQLLine):
             if error.code not in INTERRUPTIONS:
                 raise
         if got is None:
-            yield from self._free(name, max(until, time.monotonic()) + GRACE)
+            yield from self._free(name, max(until, monotonic()) + GRACE)
         return bool(got == 1)
 
     def wait_now(self, key: LockKey, shared: bool, until: float) -> bool:
@@ -198,14 +198,14 @@ class MySQLSession(MySQLLine):
     def _waiting(self, name: bytes, until: float) -> bytes:
         """MySQL rounds to whole seconds, and counts the time of a statement in milliseconds: there that limit ends the
         wait. Where it does not, the session is dropped at the deadline."""
-        seconds = max(0.0, min(until - time.monotonic(), LONGEST_WAIT))
+        seconds = max(0.0, min(until - monotonic(), LONGEST_WAIT))
         if self.mariadb:
             return b"SELECT GET_LOCK('%s', %.4f)" % (name, seconds)
         limit = math.ceil(seconds * 1000)
         return b"SELECT /*+ MAX_EXECUTION_TIME(%d) */ GET_LOCK('%s', %d)" % (limit, name, math.ceil(seconds))
 
     def unlock(self, key: LockKey, shared: bool) -> Flow[bool]:
-        return (yield from self._free(key.text_bytes, time.monotonic() + STATEMENT_LIMIT + 3 * TICK))
+        return (yield from self._free(key.text_bytes, monotonic() + STATEMENT_LIMIT + 3 * TICK))
 
     def _free(self, name: bytes, until: float) -> Flow[bool]:
         """Give the name back. Who ends a wait by KILL QUERY may hit this as well, before or after its effect."""
@@ -215,7 +215,7 @@ class MySQLSession(MySQLLine):
                 freed = yield Call(self, "execute", (b"SELECT RELEASE_LOCK('%s')" % name, until))
                 return bool(freed == 1) or interrupted
             except ServerError as error:
-                if error.code not in INTERRUPTIONS or time.monotonic() >= until:
+                if error.code not in INTERRUPTIONS or monotonic() >= until:
                     raise
                 interrupted = True
 

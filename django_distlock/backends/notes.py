@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import random
 import threading
-import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from django_distlock.clock import monotonic
 from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
 from django_distlock.records import Noted
 from django_distlock.waiting import Call, drive
@@ -107,7 +107,7 @@ class Notes(Generic[S]):
 
     def write(self, notes: Sequence[Note], done: Callable[[list[Noted]], object]) -> bool:
         """Begin to write, and call ``done``; False if the last batch is not through, or has failed just before."""
-        if self._thread is not None or time.monotonic() < self._rests_until:
+        if self._thread is not None or monotonic() < self._rests_until:
             return False
         self._thread = threading.Thread(
             target=self._run, args=(notes, done), name=f"distlock-{self._alias}-names", daemon=True
@@ -132,12 +132,12 @@ class Notes(Generic[S]):
             self._rest(REFUSED, logging.INFO, error)
         except Exception:
             logger.exception("The names of the locks of alias %r could not be kept.", self._alias)
-            self._rests_until = time.monotonic() + REFUSED
+            self._rests_until = monotonic() + REFUSED
         finally:
             self._thread = None
 
     def _rest(self, most: float, level: int, error: Exception) -> None:
-        self._rests_until = time.monotonic() + min(most, FIRST * 2 ** min(self._failures, 16))
+        self._rests_until = monotonic() + min(most, FIRST * 2 ** min(self._failures, 16))
         self._failures += 1
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if reason not in self._said:
@@ -154,7 +154,7 @@ class Notes(Generic[S]):
     def _write(self, notes: dict[str, Note]) -> list[Noted]:
         def statements() -> list[bytes]:
             """They tell ages: to be made when they can be sent."""
-            now = time.monotonic()
+            now = monotonic()
             # in one order everywhere: two processes that write the same names do not meet in a deadlock
             return self._sql.write(", ".join(self._sql.row(notes[key], now) for key in sorted(notes)))
 
@@ -165,7 +165,7 @@ class Notes(Generic[S]):
 
     def run(self, statements: Callable[[], Sequence[bytes]]) -> list[Any]:
         """The rows of the last one. They are asked for when there is a session."""
-        return drive(self._statements(statements, time.monotonic() + STATEMENT_LIMIT))
+        return drive(self._statements(statements, monotonic() + STATEMENT_LIMIT))
 
     def prune(self, days: float) -> int:
         """Delete names that were not seen for so many days; how many."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import math
 import threading
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections
 
+from django_distlock.clock import monotonic
 from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
 from django_distlock.lockquery import LockQuery
 from django_distlock.records import Claim, Grant
@@ -154,7 +154,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
     def _in_transaction(self, claim: Claim, wait: float) -> Grant | None:
         """Through Django's own cursor: the caller's connection, its wrappers and its debugging are his."""
         connection = connections[self.database]
-        asked = time.monotonic()
+        asked = monotonic()
         me = threading.get_ident()
         try:
             connection.ensure_connection()
@@ -206,7 +206,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         except BaseException as error:  # KeyboardInterrupt too: the driver cancels the statement
             code = getattr(error.__cause__, "sqlstate", None)
             if not raw.closed:
-                self._watch_over(threading.get_ident(), connection, time.monotonic() + RETREAT)
+                self._watch_over(threading.get_ident(), connection, monotonic() + RETREAT)
                 cursor.execute("ROLLBACK TO SAVEPOINT distlock_wait; RELEASE SAVEPOINT distlock_wait")
             if code == DEADLOCK_DETECTED:
                 raise DeadlockDetected from error
@@ -256,7 +256,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
     def select(self, query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] = ()) -> Chosen:
         def row(session: PostgresSession) -> Flow[list[Any]]:
             statement = functools.partial(postgres_select.statement, query, mine, known)
-            until = time.monotonic() + STATEMENT_LIMIT
+            until = monotonic() + STATEMENT_LIMIT
             try:
                 rows: list[Any] = yield Call(session, "query", (statement(), until))
                 return rows
@@ -281,7 +281,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     def _break(self, session: PostgresSession, statement: bytes) -> Flow[bool]:
         try:
-            rows = yield Call(session, "query", (statement, time.monotonic() + STATEMENT_LIMIT))
+            rows = yield Call(session, "query", (statement, monotonic() + STATEMENT_LIMIT))
         except ServerError as error:
             if error.code != postgres_listing.INSUFFICIENT_PRIVILEGE:
                 raise self._unavailable(error) from error

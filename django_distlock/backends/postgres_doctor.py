@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from django_distlock.clock import monotonic
 from django_distlock.records import Finding
 from django_distlock.waiting import Call, Flow, drive
 
@@ -110,7 +110,7 @@ def of_room(facts: Facts, wanted: int) -> Iterator[Finding]:
 
 def _rows(backend: AdvisoryBackend, sql: bytes) -> list[Any]:
     def asked(session: PostgresSession) -> Flow[list[Any]]:
-        rows: list[Any] = yield Call(session, "query", (sql, time.monotonic() + STATEMENT_LIMIT))
+        rows: list[Any] = yield Call(session, "query", (sql, monotonic() + STATEMENT_LIMIT))
         return rows
 
     return drive(backend._aside(asked))

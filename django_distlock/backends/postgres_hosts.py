@@ -6,10 +6,10 @@ from __future__ import annotations
 import ipaddress
 import socket
 import threading
-import time
 from collections import defaultdict
 from typing import Any
 
+from django_distlock.clock import monotonic
 from django_distlock.parking import Parker
 from django_distlock.waiting import Call, Flow
 
@@ -31,7 +31,7 @@ def with_addresses(alias: str, parameters: dict[str, Any], until: float) -> Flow
     lookup = _Lookup(alias, hosts)
     came = False
     try:
-        came = yield Call(lookup.parker, "park", (until - time.monotonic(),))
+        came = yield Call(lookup.parker, "park", (until - monotonic(),))
     finally:
         if not came:
             _stragglers[alias].add(lookup.thread)

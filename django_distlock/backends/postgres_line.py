@@ -7,11 +7,11 @@ time.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from psycopg import OperationalError, pq
 
+from django_distlock.clock import monotonic
 from django_distlock.waiting import Call, Flow, adrive, drive
 
 from .session import STATEMENT_LIMIT, TICK, ServerError, Session, SessionDead, StatementTimeout
@@ -70,18 +70,14 @@ class PostgresLine(Session):
         ``undo`` is the statement that takes back a grant whose reply nobody waits for any more. Raises SessionDead,
         ServerError, StatementTimeout.
         """
-        if (
-            self.orphaned_at is not None
-            or statement in _WAITS
-            or until - time.monotonic() <= STATEMENT_LIMIT + 2 * TICK
-        ):
+        if self.orphaned_at is not None or statement in _WAITS or until - monotonic() <= STATEMENT_LIMIT + 2 * TICK:
             return drive(self._statement(statement, value, until, undo))
         return self._execute_now(statement, value)
 
     def _execute_now(self, statement: bytes, value: bytes) -> bytes:
         """In this thread, by one blocking call of libpq; the watchdog ends it if it hangs."""
         conn = self.conn
-        self.started = self.replied_at = time.monotonic()
+        self.started = self.replied_at = monotonic()
         try:
             if statement not in self._prepared:
                 self._read(conn.prepare(statement, STATEMENTS[statement]))
@@ -172,7 +168,7 @@ class PostgresLine(Session):
     def _read(self, result: Any) -> bytes:
         status = result.status if result is not None else pq.ExecStatus.FATAL_ERROR
         if status == pq.ExecStatus.TUPLES_OK:
-            self.replied_at = time.monotonic()
+            self.replied_at = monotonic()
             return result.get_value(0, 0) or b"" if result.ntuples else b""
         if status == pq.ExecStatus.COMMAND_OK:
             return b""
@@ -190,7 +186,7 @@ class PostgresLine(Session):
 
     def _orphan(self, undo: tuple[bytes, bytes] | None) -> None:
         self._undo = undo
-        self.orphaned_at = time.monotonic()
+        self.orphaned_at = monotonic()
 
     def _clean_up(self) -> None:
         """The orphaned reply is complete. A grant in it is taken back, by a statement that is an orphan as well."""

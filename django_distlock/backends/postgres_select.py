@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from typing import TYPE_CHECKING
 
+from django_distlock.clock import monotonic
 from django_distlock.names import MAX_NAME_LENGTH
 from django_distlock.records import MOST_WAITING
 
@@ -185,7 +185,7 @@ def statement(query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] 
 
 def _told(mine: Iterable[Mine]) -> str:
     """Ages and not times: clocks of hosts differ."""
-    now = time.monotonic()
+    now = monotonic()
     return json.dumps(
         [
             {

@@ -7,12 +7,12 @@ import math
 import os
 import re
 import socket
-import time
 from typing import TYPE_CHECKING, Any
 
 from psycopg import OperationalError, pq
 from psycopg.conninfo import make_conninfo
 
+from django_distlock.clock import monotonic
 from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
 from django_distlock.waiting import Call, Flow, drive
 
@@ -50,7 +50,7 @@ def lock_timeout(until: float) -> int:
     setting can say is waited for in pieces."""
     if until == math.inf:
         return 0
-    return max(1, math.ceil(min(until - time.monotonic(), LONGEST_WAIT) * 1000))
+    return max(1, math.ceil(min(until - monotonic(), LONGEST_WAIT) * 1000))
 
 
 def application_name() -> str:
@@ -154,7 +154,7 @@ class PostgresSession(PostgresLine):
             yield Call(self, "execute", (name, value, until + GRACE, undo))
         except ServerError as error:
             # lock_timeout can fire after the grant (826 of 30,298 in a race with it), so: whatever came first
-            yield from self.clear(max(until, time.monotonic()) + GRACE)
+            yield from self.clear(max(until, monotonic()) + GRACE)
             if error.code == DEADLOCK_DETECTED:
                 raise DeadlockDetected from error
             if error.code not in (LOCK_NOT_AVAILABLE, QUERY_CANCELED):
@@ -193,7 +193,7 @@ class PostgresSession(PostgresLine):
         except OperationalError as error:
             raise self._died(error) from error
         except ServerError:  # lock_timeout, which can fire after the grant
-            drive(self.clear(max(until, time.monotonic()) + GRACE))
+            drive(self.clear(max(until, monotonic()) + GRACE))
             return False
         return True
 
@@ -225,4 +225,4 @@ class PostgresSession(PostgresLine):
 
 def _far() -> float:
     """A deadline that leaves the rest to the watchdog; tasks have no watchdog and wait for that long themselves."""
-    return time.monotonic() + STATEMENT_LIMIT + 3 * TICK
+    return monotonic() + STATEMENT_LIMIT + 3 * TICK

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import pq
 
+from django_distlock.clock import monotonic
 from django_distlock.exceptions import BackendUnavailable
 
 from . import sockets
@@ -61,7 +62,7 @@ class Watched:
         waits = self.conn.transaction_status == pq.TransactionStatus.ACTIVE and not sockets.readable(self.fd, 0)
         if not waits:
             self.misses = self.rough = 0
-        elif late < LATE and time.monotonic() - now < SLOW:
+        elif late < LATE and monotonic() - now < SLOW:
             self.misses += 1
         else:
             self.misses, self.rough = 0, self.rough + 1

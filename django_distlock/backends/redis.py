@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from django_distlock.clock import monotonic
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.lockquery import Chosen, LockQuery, Mine, chosen
 from django_distlock.records import Claim, Grant, LockInfo, drift
@@ -30,6 +30,8 @@ from .remains import GHOSTS, Remains
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from django_distlock.names import LockKey
 
     from .redis_protocol import Script
 
@@ -72,6 +74,12 @@ class RedisBackend(Backend):
         self._echoes: dict[str, float] = {}  # when they were granted, after a request that may come yet
         self._remains = Remains(Sweeper(self.pool), self.alias)
 
+    def load(self) -> None:
+        self.target.resolve()
+
+    def listed_as(self, key: LockKey) -> str:
+        return key.text
+
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         return drive(self._acquire(claim, wait))
 
@@ -81,7 +89,7 @@ class RedisBackend(Backend):
     def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
         if self._remains.left and not self._remains.discard(claim):
             return None
-        deadline = time.monotonic() + wait
+        deadline = monotonic() + wait
         attempt = Attempt(self.pool, claim, self._teller.facts(claim.key), deadline)
         self._claims[claim.token] = None
         try:
@@ -93,7 +101,7 @@ class RedisBackend(Backend):
             try:
                 if attempt.sent and isinstance(error, asyncio.CancelledError):
                     with contextlib.suppress(LinkError):
-                        yield from attempt.leave(time.monotonic() + LEAST_PATIENCE)
+                        yield from attempt.leave(monotonic() + LEAST_PATIENCE)
             finally:  # the end of asyncio.run cancels what cleans up, too
                 self._forsake(attempt, claim, True)
             raise
@@ -119,7 +127,7 @@ class RedisBackend(Backend):
             taken = self._places.take(place)
             while not taken:
                 grant = yield from self._asked(attempt)
-                left = deadline - time.monotonic()
+                left = deadline - monotonic()
                 if grant is not None or left <= 0:
                     return grant
                 taken = yield from self._places.enter(place, min(left, LOOK_EVERY))
@@ -134,11 +142,11 @@ class RedisBackend(Backend):
     def _waited(attempt: Attempt, deadline: float) -> Flow[Grant | None]:
         while True:
             grant, again_at = yield from attempt.ask(queue=True)
-            if grant is None and time.monotonic() < deadline:
+            if grant is None and monotonic() < deadline:
                 grant = yield from attempt.hear(again_at)
             if grant is not None:
                 return grant
-            now = time.monotonic()
+            now = monotonic()
             if now >= deadline:
                 with contextlib.suppress(LinkError):  # then it is left behind
                     yield from attempt.leave(now + FAREWELL)
@@ -153,7 +161,7 @@ class RedisBackend(Backend):
 
     def _leave_behind(self, claim: Claim, uncertain: bool) -> None:
         self._remains.add(claim, uncertain)
-        self.wake_at(time.monotonic())
+        self.wake_at(monotonic())
 
     def withdraw(self, claim: Claim) -> None:
         drive(self._withdraw(claim))
@@ -167,7 +175,7 @@ class RedisBackend(Backend):
             return
         del self._claims[claim.token]
         try:
-            yield from run(self.pool, time.monotonic() + LEAST_PATIENCE, LEAVE, claim)
+            yield from run(self.pool, monotonic() + LEAST_PATIENCE, LEAVE, claim)
         except BaseException as error:
             self._leave_behind(claim, True)
             if not isinstance(error, LinkError):
@@ -181,7 +189,7 @@ class RedisBackend(Backend):
             return False
         try:
             link.send(RELEASE.by_hash(keys_of(claim.key), holder_of(claim)))
-            given = link.receive(time.monotonic() + AT_ONCE)
+            given = link.receive(monotonic() + AT_ONCE)
         except LinkError as error:
             self.pool.discard(link)
             if error.uncertain:
@@ -207,7 +215,7 @@ class RedisBackend(Backend):
         self._claims.pop(claim.token, None)
         try:
             with self._wrapped():
-                given, again = yield from run(self.pool, time.monotonic() + PATIENCE, RELEASE, claim)
+                given, again = yield from run(self.pool, monotonic() + PATIENCE, RELEASE, claim)
         except BaseException:
             self._leave_behind(claim, False)  # a release that comes late does no harm
             raise
@@ -216,7 +224,7 @@ class RedisBackend(Backend):
         if self._echoes.pop(claim.token, None) is not None:
             self._leave_behind(claim, True)
         if not given and again:  # sent twice: the first one did it, unless the lease had ended
-            return grant.valid_until is not None and time.monotonic() < grant.valid_until
+            return grant.valid_until is not None and monotonic() < grant.valid_until
         return bool(given)
 
     def verify(self, grant: Grant) -> bool:
@@ -235,14 +243,14 @@ class RedisBackend(Backend):
         return await adrive(self._extend(grant, ttl))
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
-        asked = time.monotonic()
+        asked = monotonic()
         if not (yield from self._tried(RENEWAL_PATIENCE, EXTEND, grant.claim, milliseconds(ttl), int(asked * 1e6))):
             return None
         return grant._replace(valid_until=asked + ttl - drift(ttl))
 
     def _tried(self, patience: float, script: Script, claim: Claim, *args: Any) -> Flow[Any]:
         with self._wrapped():
-            reply, _ = yield from run(self.pool, time.monotonic() + patience, script, claim, *args)
+            reply, _ = yield from run(self.pool, monotonic() + patience, script, claim, *args)
         return reply
 
     check = redis_doctor.check
@@ -261,7 +269,7 @@ class RedisBackend(Backend):
 
     def break_lock(self, info: LockInfo) -> bool:
         with self._wrapped():
-            return drive(broken(self.pool, info, time.monotonic() + PATIENCE))
+            return drive(broken(self.pool, info, monotonic() + PATIENCE))
 
     @contextlib.contextmanager
     def _wrapped(self) -> Iterator[None]:
@@ -270,7 +278,7 @@ class RedisBackend(Backend):
         except LinkError as error:
             raise self._unavailable(error) from (error.__cause__ or error)
         finally:
-            self.wake_at(time.monotonic() + TICK)  # who only looks at locks leaves no connection open either
+            self.wake_at(monotonic() + TICK)  # who only looks at locks leaves no connection open either
 
     def _unavailable(self, error: LinkError) -> BackendUnavailable:
         return BackendUnavailable(f"The Redis server of alias {self.alias!r}: {error}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
+from django_distlock.clock import monotonic
 from django_distlock.records import Claim, Grant, drift
 from django_distlock.waiting import Call
 
@@ -50,11 +50,11 @@ class Attempt:
         """The grant; or None, and the monotonic time at which to ask again. ``queue``: wait for a turn meanwhile."""
         claim, lost = self._claim, 0
         args = (self._who, min(claim.limit, MOST), milliseconds(claim.ttl))
-        answer_by = max(claim.answer_by, self._pool.ready_at + LEAST_PATIENCE, time.monotonic() + FAREWELL)
+        answer_by = max(claim.answer_by, self._pool.ready_at + LEAST_PATIENCE, monotonic() + FAREWELL)
         while True:
             try:
                 link = self._link = self._link or self._pool.take() or (yield from self._pool.link(answer_by))
-                self._asked = time.monotonic()
+                self._asked = monotonic()
                 self.sent = True
                 if queue and not link.subscribed:
                     link.subscribe()
@@ -71,7 +71,7 @@ class Attempt:
                 if isinstance(error, Demoted):
                     self._pool.discard_idle()
                 lost += not error.timed_out
-                if unreachable or lost > LOST_LINKS or time.monotonic() >= answer_by:
+                if unreachable or lost > LOST_LINKS or monotonic() >= answer_by:
                     error.uncertain = self.sent
                     raise
                 continue
@@ -85,7 +85,7 @@ class Attempt:
             return self._grant(fence, self._asked, 0.0), 0.0
         taken, place = reply[2], reply[3]
         wait = max(taken / 1000, LEAST_WAIT) + min(place * LATER, LATEST)
-        return None, time.monotonic() + wait
+        return None, monotonic() + wait
 
     def _grant(self, fence: int, start: float, waited: float) -> Grant:
         ttl = self._claim.ttl or 0.0
@@ -125,7 +125,7 @@ class Attempt:
         if who != self._who:
             return None
         waited = (clock - self._server) / 1e6
-        return self._grant(fence, min(self._asked + waited, time.monotonic()), max(waited, 0.0))
+        return self._grant(fence, min(self._asked + waited, monotonic()), max(waited, 0.0))
 
     def _worn(self, grant: Grant) -> bool:
         """Has the allowance for the drift of the clocks during a long wait eaten up more than that for the lease? Then

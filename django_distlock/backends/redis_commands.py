@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import TYPE_CHECKING, Any
 
+from django_distlock.clock import monotonic
 from django_distlock.waiting import Call
 
 from .redis_connection import Link, LinkError, Pool
@@ -74,7 +74,7 @@ def run(pool: Pool, until: float, script: Script, claim: Claim, *args: Any) -> F
             raise
         try:
             args_of = (holder_of(claim), *args)
-            reply = yield from converse(link, script, keys, args_of, min(until, time.monotonic() + REPLY))
+            reply = yield from converse(link, script, keys, args_of, min(until, monotonic() + REPLY))
         except Refused:
             pool.give(link)
             raise
@@ -83,7 +83,7 @@ def run(pool: Pool, until: float, script: Script, claim: Claim, *args: Any) -> F
             if isinstance(error, Demoted):
                 pool.discard_idle()
             lost, sent = lost + (not error.timed_out), sent or error.uncertain
-            if lost > LOST_LINKS or time.monotonic() >= until:
+            if lost > LOST_LINKS or monotonic() >= until:
                 error.uncertain = sent
                 raise
             continue
@@ -99,7 +99,7 @@ def run(pool: Pool, until: float, script: Script, claim: Claim, *args: Any) -> F
 
 def _finish(pool: Pool, link: Link) -> Flow[None]:
     """A task was cancelled while a reply was on its way."""
-    until = time.monotonic() + LAST_REPLY
+    until = monotonic() + LAST_REPLY
     with contextlib.suppress(LinkError):
         while link.owed:
             yield Call(link, "receive", (until,))

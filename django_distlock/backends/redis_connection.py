@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from django_distlock import garbage
+from django_distlock.clock import monotonic
 from django_distlock.parking import Parker
 from django_distlock.waiting import Call, Flow
 
@@ -45,7 +45,7 @@ class Opening:
         self.link: Link | None = None
         self.error: BaseException | None = None
         self._parker = Parker()
-        left = max(0.01, min(until - time.monotonic(), IDLE))
+        left = max(0.01, min(until - monotonic(), IDLE))
         self.thread = threading.Thread(target=self._open, args=(connect, left), name="distlock-redis-open", daemon=True)
         try:
             self.thread.start()
@@ -63,7 +63,7 @@ class Opening:
     def finish(self, until: float) -> bool:
         """Wait until it is open or has failed; False at the monotonic time ``until``."""
         try:
-            return self._parker.park(until - time.monotonic())
+            return self._parker.park(until - monotonic())
         except BaseException:
             self._leave()
             raise
@@ -71,7 +71,7 @@ class Opening:
     async def afinish(self, until: float) -> bool:
         """:meth:`finish` for a task."""
         try:
-            return await self._parker.apark(until - time.monotonic())
+            return await self._parker.apark(until - monotonic())
         except BaseException:
             self._leave()
             raise
@@ -116,7 +116,7 @@ class Pool:
                 link = self._idle.pop()
             except IndexError:
                 return None
-            if time.monotonic() - link.used_at < FRESH or not link.stale():
+            if monotonic() - link.used_at < FRESH or not link.stale():
                 return link
             self.discard(link)
 
@@ -141,7 +141,7 @@ class Pool:
         if waiter is None:
             return (yield from self._opened(until))
         try:
-            if not (yield Call(waiter.parker, "park", (until - time.monotonic(),))):
+            if not (yield Call(waiter.parker, "park", (until - monotonic(),))):
                 raise LinkError("All connections to Redis are in use.", timed_out=True)
         except BaseException:
             garbage.now_or_later(self._desert, waiter)
@@ -196,7 +196,7 @@ class Pool:
         if not link.clean or link not in self._links:  # closed meanwhile with all others
             self.discard(link)
             return
-        link.used_at = time.monotonic()
+        link.used_at = monotonic()
         link.pushes.clear()
         self._idle.append(link)
         if self._queue:

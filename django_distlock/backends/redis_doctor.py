@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.core.checks import CheckMessage, Error
 
+from django_distlock.clock import monotonic
 from django_distlock.records import Finding
 
 from .redis_connection import Link
@@ -53,7 +54,7 @@ def facts(target: Target) -> Facts:
     """On a connection of its own. LinkError, or what redis-py raises, if there is no answer."""
     link = Link(target.connect(PATIENCE))
     try:
-        until, began = time.monotonic() + PATIENCE, time.time()
+        until, began = monotonic() + PATIENCE, time.time()
         link.send(pack("TIME"), pack("INFO"))
         clock, told = link.receive(until), link.receive(until)
         here = (began + time.time()) / 2

@@ -7,10 +7,11 @@ import math
 import select
 import socket
 import ssl
-import time
 import uuid
 from collections import deque
 from typing import Any
+
+from django_distlock.clock import monotonic
 
 from .redis_protocol import PENDING, Garbled, Push, pack, parse
 from .sockets import LONGEST_POLL, READY, shut
@@ -69,7 +70,7 @@ class Link:
         # what a hand-over is published on for whoever waits on this link
         self.channel = b"distlock:" + uuid.uuid4().hex.encode()
         self.subscribed = self._joining = False
-        self.used_at = time.monotonic()
+        self.used_at = monotonic()
 
     def subscribe(self) -> None:
         """Have the next :meth:`send` begin to listen on ``channel``; the answer is a push, or an error ahead of the
@@ -157,7 +158,7 @@ class Link:
         return not self.pushes
 
     def _wait(self, until: float) -> bool:
-        left = until - time.monotonic()
+        left = until - monotonic()
         if self._out:
             return READY.poll(self.fd, True, until)
         if left > LONGEST_POLL:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 from datetime import UTC, datetime, timedelta
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any
 
 from django_distlock.asker import asker
+from django_distlock.clock import monotonic
 from django_distlock.records import MOST_WAITING, LockInfo
 from django_distlock.waiting import Call
 
@@ -109,7 +109,7 @@ def moment_of(microseconds: object) -> datetime | None:
 def listed(pool: Pool, alias: str, patience: float, wanted: Iterable[str] | None = None) -> Flow[list[LockInfo]]:
     """The locks that are held on the server of ``pool``, or those of the ``wanted`` keys. LinkError if an answer takes
     ``patience`` seconds."""
-    link = yield from pool.link(time.monotonic() + patience)
+    link = yield from pool.link(monotonic() + patience)
     found: list[LockInfo] = []
     try:
         if wanted is None:
@@ -130,7 +130,7 @@ def _scanned(link: Link, patience: float) -> Flow[set[bytes]]:
     cursor, texts = b"0", set[bytes]()
     while True:
         link.send(pack("SCAN", cursor, "MATCH", PREFIX + b"*" + HELD, "COUNT", _SCANNED))
-        reply = yield Call(link, "receive", (time.monotonic() + patience,))
+        reply = yield Call(link, "receive", (monotonic() + patience,))
         if isinstance(reply, Exception):
             raise Refused(f"Redis refused: {reply}") from reply
         cursor = reply[0]
@@ -144,12 +144,12 @@ def _looked(alias: str, link: Link, texts: list[bytes], patience: float) -> Flow
     link.send(*(LOOK.by_hash(keys_named(text), *_LOOKED_FOR) for text in texts))
     replies = []
     for _ in texts:
-        replies.append((yield Call(link, "receive", (time.monotonic() + patience,))))
+        replies.append((yield Call(link, "receive", (monotonic() + patience,))))
     found: list[LockInfo] = []
     for text, reply in zip(texts, replies, strict=True):
         try:
             if unknown_script(reply):
-                reply = yield from converse(link, LOOK, keys_named(text), _LOOKED_FOR, time.monotonic() + patience)
+                reply = yield from converse(link, LOOK, keys_named(text), _LOOKED_FOR, monotonic() + patience)
             if isinstance(reply, ReplyError):
                 raise Refused(str(reply))
         except Refused:  # not of the type that it should be

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import TYPE_CHECKING, Any
+
+from django_distlock.clock import monotonic
 
 if TYPE_CHECKING:
     import socket
@@ -78,7 +79,7 @@ class Target:
                 if name not in _NOT_OURS and not name.startswith("maint")
             }
             self._found = pool.connection_class, kwargs
-            self.resolved_at = time.monotonic()
+            self.resolved_at = monotonic()
         return self._found
 
     @staticmethod

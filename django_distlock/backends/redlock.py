@@ -5,9 +5,9 @@ https://redis.io/docs/latest/develop/use/patterns/distributed-locks/. Not for co
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from django_distlock.clock import monotonic
 from django_distlock.records import Claim, Grant, LockInfo, drift
 from django_distlock.waiting import Flow, adrive, drive
 
@@ -76,6 +76,9 @@ class RedlockBackend(Backend):
 
     # acquire
 
+    def listed_as(self, key: LockKey) -> str:
+        return key.text
+
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         return drive(self._acquire(claim, wait))
 
@@ -83,7 +86,7 @@ class RedlockBackend(Backend):
         return await adrive(self._acquire(claim, wait))
 
     def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
-        now = time.monotonic()
+        now = monotonic()
         until = min(claim.answer_by or now + max(wait, LEAST_PATIENCE), now + LONGEST)
         known = self._claims.get(claim.token)
         ballot = known if isinstance(known, Ballot) else None
@@ -130,7 +133,7 @@ class RedlockBackend(Backend):
     def _attempts(self, ballot: Ballot, lead: int, waits: bool, until: float) -> Flow[Grant | None]:
         claim, patience = ballot.claim, self._patience(ballot.ttl)
         for last in (False, True):
-            asked = time.monotonic()
+            asked = monotonic()
             busy = ballot.was_refused or asked - self._busy.get(claim.key.digest, -BUSY) < BUSY
             busy = not ballot.due(asked) and busy
             outcome = yield from attempt(ballot, lead, waits=waits, busy=busy, patience=patience, until=until)
@@ -157,7 +160,7 @@ class RedlockBackend(Backend):
     def _note_busy(self, key: LockKey) -> None:
         if len(self._busy) >= CACHED_NAMES:
             self._busy.clear()
-        self._busy[key.digest] = time.monotonic()
+        self._busy[key.digest] = monotonic()
 
     def pause(self, claim: Claim, attempt: int) -> float:
         ballot = self._claims.get(claim.token)
@@ -204,7 +207,7 @@ class RedlockBackend(Backend):
             self._take_back(grant)
             raise
         if outcome.verdict is Verdict.UNAVAILABLE:
-            in_time = grant.valid_until is not None and time.monotonic() < grant.valid_until
+            in_time = grant.valid_until is not None and monotonic() < grant.valid_until
             if in_time and repeated(outcome):
                 return True  # sent twice: the first one did it, unless the lease had ended
             raise self._lanes.unavailable(outcome)
@@ -217,7 +220,7 @@ class RedlockBackend(Backend):
         return await adrive(self._extend(grant, ttl))
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
-        asked = time.monotonic()
+        asked = monotonic()
         question, again = extend_question(grant, ttl), again_question(grant, ttl)
         outcome = yield from self._confirmed(grant, question, ttl, RENEWAL_PATIENCE, again)
         if outcome.verdict is Verdict.UNAVAILABLE:
@@ -244,7 +247,7 @@ class RedlockBackend(Backend):
         self, grant: Grant, question: Question, ttl: float, longest: float, again: Question | None = None
     ) -> Flow[Outcome]:
         """Ask about a lock that was ours."""
-        until = time.monotonic() + longest
+        until = monotonic() + longest
         lane = yield from self._lanes.enter(grant.session.lane, longest)
         try:
             patience = self._patience(ttl)

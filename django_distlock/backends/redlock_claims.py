@@ -7,6 +7,7 @@ import random
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from django_distlock.clock import monotonic
 from django_distlock.records import Grant, drift
 
 from .redis_connection import LinkError
@@ -100,7 +101,7 @@ class Ballot:
         # how many nodes in turn granted it alone: they do not know who has it, so that nobody can wait there
         self.strange_leads = 0
         self.was_refused = False
-        self._all_asked_at = time.monotonic()
+        self._all_asked_at = monotonic()
         self._disturbed_at: float | None = None
         self._error: Exception | None = None
 
@@ -171,7 +172,7 @@ class Ballot:
                 self._since = str(reply)
             return
         left, self._ahead = divmod(-1 - reply, PLACES)
-        self._ends_at = time.monotonic() + (left or GRACE) / 1000  # free: who comes first has been called
+        self._ends_at = monotonic() + (left or GRACE) / 1000  # free: who comes first has been called
         self.in_line = True
         self._splits, self._split_since = 0, None
 
@@ -180,8 +181,8 @@ class Ballot:
         self.was_refused, self._disturbed_at, self._error = True, None, None
         if split:
             self._splits = min(self._splits + 1, 5)
-            self._split_since = self._split_since or time.monotonic()
-            if time.monotonic() - self._split_since >= STRANGE:
+            self._split_since = self._split_since or monotonic()
+            if monotonic() - self._split_since >= STRANGE:
                 self.strange_leads, self._split_since = self.strange_leads + 1, None
 
     def disturbed(self, error: Exception, had: float, patience: float, until: float) -> bool:
@@ -189,7 +190,7 @@ class Ballot:
         to see?"""
         if self._error is None and had < (patience if self.was_refused else LEAST_LOOK):
             return True  # they had no time: all we know is that it was busy
-        now = time.monotonic()
+        now = monotonic()
         self._error = error
         self._splits = min(self._splits + 1, 5)
         if self._disturbed_at is None:
@@ -211,7 +212,7 @@ class Ballot:
     def _asleep(self, ear: Link, deadline: float) -> Flow[None]:
         """Wait to be called by the node that keeps the line, or until it is time to look."""
         wait = min(FIRST_LOOK * 2**self._looks, LONGEST_LOOK) * (0.75 + random.random() / 4)  # noqa: S311
-        look_at = min(time.monotonic() + wait, self._ends_at + EXPIRED + self._ahead * LATER)
+        look_at = min(monotonic() + wait, self._ends_at + EXPIRED + self._ahead * LATER)
         try:
             self.called = yield from called(ear, self.claim.token.encode(), min(look_at, deadline))
         except LinkError:  # many waiters may hear of that at once, so each pauses

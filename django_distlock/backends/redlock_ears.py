@@ -7,9 +7,9 @@ none, because there are too many or the node allows no channels, looks again and
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING
 
+from django_distlock.clock import monotonic
 from django_distlock.waiting import Call
 
 from .redis_connection import LinkError, Pool
@@ -49,7 +49,7 @@ class Ears:
     def open(self, index: int, until: float) -> Flow[bool]:
         """Have one at hand; False if that cannot be at present. One after the other: who waits for many names at once
         would have no time for anything else."""
-        pool, now, ear = self._pools[index], time.monotonic(), None
+        pool, now, ear = self._pools[index], monotonic(), None
         if pool.size >= EARS or now < self._deaf_until[index] or not self._opening.acquire(False):
             return False
         until = min(until, now + OPENING)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
+
+from django_distlock.clock import monotonic
 
 from .redlock_quorum import Answer, Verdict, confirm, decide
 from .redlock_scripts import PLACES
@@ -25,7 +26,7 @@ SETTLE = 0.005
 
 def lead_of(ballot: Ballot) -> int:
     """The node at which waiters stand: the same for all processes as long as it is well and knows the holder."""
-    lines, now = ballot.lane.lines, time.monotonic()
+    lines, now = ballot.lane.lines, monotonic()
     first = ballot.claim.key.digest[0] % len(lines)
     order = [(first + step) % len(lines) for step in range(len(lines))]
     healthy = [index for index in order if lines[index].healthy(now)] or order
@@ -41,7 +42,7 @@ def attempt(ballot: Ballot, lead: int, *, waits: bool, busy: bool, patience: flo
     for only_lead in (True, False) if waits and busy else (False,):
         questions = ballot.questions(lead, waits=waits, only_lead=only_lead)
         judge = _by_lead(lead) if only_lead else _by_majority(lead, ballot.ttl)
-        asked = time.monotonic()
+        asked = monotonic()
         outcome = yield from lane.ask(questions, judge, asked=asked, patience=patience, until=until)
         ballot.record(lane.slots, lead if waits else None)
         ballot.note(outcome.slots[lead])
@@ -90,7 +91,7 @@ def confirmed(
     """
     # who was never asked for its vote need not hear of it, unless that is to change
     questions = [question if again or vote is not None else None for vote in votes]
-    asked = time.monotonic()
+    asked = monotonic()
     judge = _by_holders(votes)
     outcome = yield from lane.ask(questions, judge, asked=asked, patience=patience, until=until, settle=SETTLE)
     if again is not None and outcome.verdict is Verdict.GRANTED:

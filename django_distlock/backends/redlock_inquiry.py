@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+from django_distlock.clock import monotonic
 
 from .redis_connection import FRESH
 from .redis_protocol import ReplyError, unknown_script
@@ -85,7 +86,7 @@ class Inquiry:
             for index, question in enumerate(self._questions)
         ]
         if self.connecting:
-            self.begun_at = time.monotonic()
+            self.begun_at = monotonic()
         return answers
 
     def _advance(self, index: int, question: Question) -> Answer:
@@ -101,7 +102,7 @@ class Inquiry:
             slot = self._lane.slots[index] = self._slot(question)
         if not slot.sent:
             return self._send(index, question.command, question, slot)
-        now = time.monotonic()
+        now = monotonic()
         if line.silent(now):
             self._lane.connect(line)
         return Answer.SLOW if line.slow(now) else Answer.PENDING
@@ -120,13 +121,13 @@ class Inquiry:
 
     def _send(self, index: int, command: bytes, question: Question, slot: Slot) -> Answer:
         lane, line = self._lane, self._lane.lines[index]
-        slot.until = time.monotonic() + self._patience
+        slot.until = monotonic() + self._patience
         with lane.guard:
             if len(line.owed) >= MOST_OWED and not question.final:
                 line.node.error = TimeoutError(f"{MOST_OWED} answers are due.")
                 return Answer.FAILED
             sent = line.send(command, slot)
-            slow = line.slow(time.monotonic())
+            slow = line.slow(monotonic())
         if slot.lost:
             return self._advance(index, question)
         if sent:
@@ -142,12 +143,12 @@ class Inquiry:
         return waiting
 
     def _slot(self, question: Question) -> Slot:
-        now = time.monotonic()
+        now = monotonic()
         return question.slot(now, now + self._patience)
 
     def end(self) -> None:
         """What could not be sent and must not be forgotten, or may come before what it takes back."""
-        now = time.monotonic()
+        now = monotonic()
         for index, question in enumerate(self._questions):
             slot = self._lane.slots[index]
             if question is not None and slot is not None and question.final:

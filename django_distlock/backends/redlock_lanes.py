@@ -12,10 +12,10 @@ import math
 import select
 import socket
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from django_distlock import garbage
+from django_distlock.clock import monotonic
 from django_distlock.parking import Turnstile
 from django_distlock.waiting import Call, Flow
 
@@ -42,7 +42,7 @@ class Lane:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.turn = Turnstile()
-        self.used_at = time.monotonic()
+        self.used_at = monotonic()
         self.guard = threading.Lock()
         self._ear, self._mouth = socket.socketpair()
         self._ear.setblocking(False)
@@ -81,7 +81,7 @@ class Lane:
                 if self.closed:
                     return Outcome(Verdict.UNAVAILABLE, [Answer.FAILED] * len(self.lines), self.slots)
                 answers = inquiry.advance()
-                now = time.monotonic()
+                now = monotonic()
                 end = min(until, inquiry.begun_at + patience)
                 verdict, over = judge(answers, now - asked, end - asked, self.slots), now >= end
                 if verdict is not Verdict.WAIT:
@@ -99,13 +99,13 @@ class Lane:
 
     def tell(self, index: int, question: Question) -> None:
         """Have a node do ``question.undo`` without waiting for its answer; if it cannot be reached, later."""
-        now = time.monotonic()
+        now = monotonic()
         with self.guard:
             self.lines[index].tell(question.undo, question.slot(now, now + FRESH), now)
 
     def ask_aside(self, index: int, question: Question) -> Slot | None:
         """Put a question to one node without waiting for the answer. None if that could not be done."""
-        now = time.monotonic()
+        now = monotonic()
         slot = question.slot(now, now + FRESH)
         with self.guard:
             return slot if self.lines[index].send(question.whole, slot) else None
@@ -124,7 +124,7 @@ class Lane:
     # as a target of Call: wait until there is something to hear, and hear it
 
     def listen(self, until: float) -> None:
-        left = until - time.monotonic()
+        left = until - monotonic()
         for fd, _ in self._poll.poll(math.ceil(left * 1000) if left > 0 else 0):
             line = self._by_fd.get(fd)
             if line is None:
@@ -139,7 +139,7 @@ class Lane:
         with self.guard:
             self._watched = True
             fds = [self._ear.fileno(), *self._by_fd]
-        timer = loop.call_later(max(0.0, until - time.monotonic()), _settle, future)
+        timer = loop.call_later(max(0.0, until - monotonic()), _settle, future)
         try:
             for fd in fds:
                 loop.add_reader(fd, _settle, future)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from typing import TYPE_CHECKING
+
+from django_distlock.clock import monotonic
 
 from .redis_connection import Link, LinkError
 from .redis_protocol import PENDING, unknown_script
@@ -52,7 +53,7 @@ class Line:
         self._link = link
         self._lines[link.fd] = self
         self._poll.register(link.fd, 1)  # POLLIN
-        self.pay(time.monotonic())
+        self.pay(monotonic())
 
     def drop(self) -> None:
         """The connection is of no use any more; what it may have left at the node is owed from now on."""
@@ -64,7 +65,7 @@ class Line:
         with contextlib.suppress(KeyError, ValueError, OSError):
             self._poll.unregister(link.fd)
         self._bury(link)
-        now = time.monotonic()
+        now = monotonic()
         for slot in self.owed:
             slot.lost = True
             self.debts.owe(slot, now)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from django_distlock.clock import monotonic
 from django_distlock.records import LockInfo
 
 from .redis_listing import facts_of, moment_of, who_of
@@ -31,7 +31,7 @@ DIGEST = 16
 
 def _ask(lane: Lane, commands: Mapping[int, bytes], until: float) -> Flow[Outcome]:
     """One command to each of some nodes; those that cannot answer soon do not count."""
-    asked = time.monotonic()
+    asked = monotonic()
     patience = max(0.0, until - asked)
     questions = [
         Question(commands[index], repeat=True) if index in commands else None for index in range(len(lane.lines))
@@ -53,7 +53,7 @@ def _replies(outcome: Outcome) -> dict[int, Any]:
 
 def listing(alias: str, lane: Lane, patience: float) -> Flow[list[LockInfo] | Outcome]:
     """Every lock that any node knows; the outcome instead if too few nodes can be asked."""
-    until = time.monotonic() + patience
+    until = monotonic() + patience
     nodes = len(lane.lines)
     cursors: dict[int, bytes] = dict.fromkeys(range(nodes), b"0")
     keys: dict[int, set[bytes]] = {index: set() for index in cursors}
@@ -95,7 +95,7 @@ def break_everywhere(lane: Lane, info: LockInfo, patience: float) -> Flow[bool |
     if len(token) != DIGEST:  # less of it would be that of others as well
         return False
     command = BREAK.whole(keys_of(info.key), token)
-    outcome = yield from _ask(lane, dict.fromkeys(range(len(lane.lines)), command), time.monotonic() + patience)
+    outcome = yield from _ask(lane, dict.fromkeys(range(len(lane.lines)), command), monotonic() + patience)
     if len(_replies(outcome)) < majority(len(lane.lines)):
         return outcome
     return any(reply == 1 for reply in _replies(outcome).values())

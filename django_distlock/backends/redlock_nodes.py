@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
+
+from django_distlock.clock import monotonic
 
 from .redis_connection import Link
 from .redis_protocol import PENDING
@@ -80,7 +81,7 @@ class Connectors:
             self._help()
 
     def _help(self) -> None:
-        now, busy = time.monotonic(), len(self._since)
+        now, busy = monotonic(), len(self._since)
         if not self._jobs or busy >= self._most:
             return
         if busy < AT_ONCE or all(now - since > HELD_UP for since in self._since.values()):
@@ -100,13 +101,13 @@ class Connectors:
                     del self._since[me]
                     return
                 job = self._jobs.popleft()
-                self._since[me] = time.monotonic()
+                self._since[me] = monotonic()
             job()
 
     def join(self, until: float) -> None:
         """Wait for the threads until the monotonic time ``until``."""
         for thread in list(self._since):
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.join(max(0.0, until - monotonic()))
 
 
 class Node:
@@ -134,7 +135,7 @@ class Node:
         with self._guard:
             if lane in self._connecting:
                 return True
-            if self.trouble and (self._connecting or time.monotonic() < self._retry_at):
+            if self.trouble and (self._connecting or monotonic() < self._retry_at):
                 return False
             if len(self._connecting) >= MOST_CONNECTING:
                 self.error = TimeoutError(f"{MOST_CONNECTING} attempts to connect are under way.")
@@ -152,7 +153,7 @@ class Node:
 
     def _failed(self, error: BaseException) -> None:
         self.error, self.trouble = error, True
-        self._retry_at = time.monotonic() + RETRY
+        self._retry_at = monotonic() + RETRY
 
     def _connect(self, lane: Lane, attach: Callable[[Link], None], wake: socket.socket) -> None:
         try:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-import time
 from typing import TYPE_CHECKING
 
+from django_distlock.clock import monotonic
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.waiting import Call
 
@@ -54,7 +54,7 @@ class Lanes:
             lane = lanes.setdefault(number, mine)
             if lane is not mine or lanes is not self._lanes:
                 mine.close()
-            self._wake_at(time.monotonic() + TICK)
+            self._wake_at(monotonic() + TICK)
         return lane
 
     def enter(self, lane: Lane | None, seconds: float) -> Flow[Lane]:
@@ -62,13 +62,13 @@ class Lanes:
 
         Crowded if there is none for so long.
         """
-        until = time.monotonic() + seconds
+        until = monotonic() + seconds
         while True:
             mine = False
             if lane is None or lane.closed:
                 lane, mine = self._pick()
             mine = mine or lane.turn.try_acquire()
-            if not (mine or (yield Call(lane.turn, "acquire", (until - time.monotonic(),)))):
+            if not (mine or (yield Call(lane.turn, "acquire", (until - monotonic(),)))):
                 raise Crowded("The connections to the Redis nodes are busy.")
             if not lane.closed:  # for being idle, just before
                 return lane
@@ -136,7 +136,7 @@ class Lanes:
         lanes, self._lanes = self._lanes, {}
         for lane in list(lanes.values()):
             lane.close()
-        self._connectors.join(time.monotonic() + 2 * CONNECT_TIMEOUT)
+        self._connectors.join(monotonic() + 2 * CONNECT_TIMEOUT)
 
     def abandon(self) -> None:
         """In the child of a fork: the connections are the parent's, who must not notice."""

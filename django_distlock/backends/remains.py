@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from django_distlock.clock import monotonic
 from django_distlock.waiting import Flow, drive
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Remains:
     def add(self, claim: Claim, uncertain: bool) -> None:
         """Have the ticket and the lease of ``claim`` deleted, at once. ``uncertain``: a statement may still be
         executed."""
-        now = time.monotonic()
+        now = monotonic()
         with self._guard:
             self.left[claim.token] = Remnant(claim, uncertain, now, now + (claim.ttl or 0.0) + GHOSTS)
             self._start()
@@ -93,7 +93,7 @@ class Remains:
 
     def _sweep(self) -> None:
         while True:
-            now = time.monotonic()
+            now = monotonic()
             with self._guard:
                 due = [remnant for remnant in self.left.values() if remnant.due <= now]
                 if not due:
@@ -112,7 +112,7 @@ class Remains:
             drive(self._undo(remnant.claim))
         except StoreError:
             failed = True
-        now = time.monotonic()
+        now = monotonic()
         remnant.due = now + SWEEP_PAUSE
         if not failed and remnant.done_at is None:
             remnant.done_at = now + (GHOSTS if remnant.uncertain else 0.0)
@@ -122,7 +122,7 @@ class Remains:
                 self.left.pop(remnant.claim.token, None)
 
     def _undo(self, claim: Claim) -> Flow[None]:
-        until = time.monotonic() + SWEEP_PATIENCE
+        until = monotonic() + SWEEP_PATIENCE
         yield from self._store.run(until, "give", claim)
         yield from self._store.run(until, "leave", claim)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from django_distlock.clock import monotonic
 from django_distlock.parking import Turnstile
 
 from . import sockets
@@ -55,7 +55,7 @@ class Session(ABC):
         # holds something that cannot be accounted for: takes no new locks, is closed after its last one
         self.retired = False
         self.held: dict[bytes, int] = {}
-        self.used_at = self.replied_at = time.monotonic()
+        self.used_at = self.replied_at = monotonic()
         # when the statement was sent that a thread is blocked on, for the watchdog
         self.started: float | None = None
         # when the statement was sent whose reply nobody waits for any more

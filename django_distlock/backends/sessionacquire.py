@@ -5,12 +5,12 @@ interrupted, times out, or finds the session dead.
 from __future__ import annotations
 
 import math
-import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
 
+from django_distlock.clock import monotonic
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Grant
 from django_distlock.validation import count
@@ -53,7 +53,7 @@ class SessionAcquire(Backend, Generic[S]):
         self.sessions: Sessions[S] = Sessions(
             self._connect,
             wait_sessions,
-            lambda: self.wake_at(time.monotonic() + TICK),
+            lambda: self.wake_at(monotonic() + TICK),
         )
         self._hot: dict[bytes, float] = {}
 
@@ -62,7 +62,7 @@ class SessionAcquire(Backend, Generic[S]):
         raise NotImplementedError
 
     def take_now(self, claim: Claim, wait: float) -> Grant | None:
-        asked = time.monotonic()
+        asked = monotonic()
         hot = bool(self._hot) and self._is_hot(claim.key.digest, asked)
         if not hot and wait <= STATEMENT_LIMIT + 2 * TICK:
             return None  # the watchdog, which alone ends a blocking call, would come too late for the deadline
@@ -90,7 +90,7 @@ class SessionAcquire(Backend, Generic[S]):
                 self.sessions.give_back(session)
 
     def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
-        now = time.monotonic()
+        now = monotonic()
         until = max(claim.answer_by or now + max(wait, LEAST_PATIENCE), now + GRACE)
         digest = claim.key.digest
         try:
@@ -101,9 +101,9 @@ class SessionAcquire(Backend, Generic[S]):
                 self._heat(digest, now)
             return (yield from self._wait(claim, now + wait, until))
         except StatementTimeout as error:
-            if self.sessions.heard_since(time.monotonic() - SILENCE):
+            if self.sessions.heard_since(monotonic() - SILENCE):
                 return None  # the server is well: all the time was spent behind others of this process
-            seconds = time.monotonic() - now
+            seconds = monotonic() - now
             raise BackendUnavailable(
                 f"The server of alias {self.alias!r} did not answer within {seconds:.2f} s."
             ) from error
@@ -131,10 +131,10 @@ class SessionAcquire(Backend, Generic[S]):
             session = yield from self.sessions.shared(until)
             entered: list[bool] = []
             try:
-                if not (yield Call(session.turnstile, "acquire", (max(0.0, until - time.monotonic()),), entered)):
+                if not (yield Call(session.turnstile, "acquire", (max(0.0, until - monotonic()),), entered)):
                     raise StatementTimeout
                 if session.dead is None:
-                    limit = time.monotonic() + STATEMENT_LIMIT
+                    limit = monotonic() + STATEMENT_LIMIT
                     return (yield from self._try_on(session, claim, min(until, limit)))
             except SessionDead:
                 if not attempts:
@@ -146,7 +146,7 @@ class SessionAcquire(Backend, Generic[S]):
                 raise SessionDead(session.dead)
 
     def _try_on(self, session: S, claim: Claim, until: float) -> Flow[Grant | None]:
-        asked = time.monotonic()
+        asked = monotonic()
         try:
             granted = yield from session.lock(claim.key, claim.shared, until)
             if not granted:
@@ -174,12 +174,12 @@ class SessionAcquire(Backend, Generic[S]):
         """In the engine's queue, on a session of our own; None at the deadline, or if all such sessions are taken."""
         try:
             # a wait of a millisecond is too short to connect in: let the session come for the next one
-            session = yield from self.sessions.lend(max(until, time.monotonic() + GRACE))
+            session = yield from self.sessions.lend(max(until, monotonic() + GRACE))
         except StatementTimeout:
             return None
         if session is None:
             return (yield from self._try(claim, answer_by))
-        asked = time.monotonic()
+        asked = monotonic()
         entered: list[bool] = []
         granted = False
         if asked >= until:
@@ -218,22 +218,22 @@ class SessionAcquire(Backend, Generic[S]):
     def _stop_waiting(self, session: S) -> Flow[None]:
         """The wait was interrupted. Have the server end it: closing the socket would leave the waiter in the queue for
         a while, and perhaps get it the lock."""
-        until = time.monotonic() + STATEMENT_LIMIT / 2
+        until = monotonic() + STATEMENT_LIMIT / 2
         try:
             while True:
                 yield from self._cancel(session)
                 try:
-                    yield from session.settle(min(until, time.monotonic() + CANCEL_AGAIN))
+                    yield from session.settle(min(until, monotonic() + CANCEL_AGAIN))
                     break
                 except StatementTimeout:  # the server had not begun to wait when it was cancelled
-                    if time.monotonic() >= until:
+                    if monotonic() >= until:
                         raise
             yield from session.clear(until)
         except Exception:
             session.kill("a wait was cancelled")
 
     def _cancel(self, session: S) -> Flow[None]:
-        until = time.monotonic() + STATEMENT_LIMIT / 2
+        until = monotonic() + STATEMENT_LIMIT / 2
         other = yield from self.sessions.shared(until)
         entered: list[bool] = []
         try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from django_distlock.clock import monotonic
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.waiting import Call, Flow, adrive, drive, finished
 
@@ -72,7 +72,7 @@ class SessionLockBackend(SessionAcquire[S]):
         finally:
             if freed:
                 session.forget(grant.claim.key)
-                session.used_at = time.monotonic()
+                session.used_at = monotonic()
             session.turnstile.release()
         if (session.waits or session.retired) and not session.held:
             self.sessions.give_back(session)
@@ -118,7 +118,7 @@ class SessionLockBackend(SessionAcquire[S]):
             raise self._unavailable(error) from error
         finally:
             session.forget(key)
-            session.used_at = time.monotonic()
+            session.used_at = monotonic()
             session.turnstile.release()
             if (session.waits or session.retired) and not session.held:
                 self.sessions.give_back(session)
@@ -129,7 +129,7 @@ class SessionLockBackend(SessionAcquire[S]):
 
     def _verify(self, grant: Grant) -> Flow[bool]:
         session: S = grant.session
-        until = time.monotonic() + STATEMENT_LIMIT
+        until = monotonic() + STATEMENT_LIMIT
         entered: list[bool] = []
         try:
             if not (yield Call(session.turnstile, "acquire", (STATEMENT_LIMIT,), entered)):
@@ -166,7 +166,7 @@ class SessionLockBackend(SessionAcquire[S]):
     def _aside(self, work: Callable[[S], Flow[T]]) -> Flow[T]:
         """Do ``work`` for an operator, on a session without locks. ServerError if the server refuses."""
         try:
-            return (yield from self.sessions.aside(work, time.monotonic() + STATEMENT_LIMIT))
+            return (yield from self.sessions.aside(work, monotonic() + STATEMENT_LIMIT))
         except (SessionDead, StatementTimeout) as error:
             raise self._unavailable(error) from error
 

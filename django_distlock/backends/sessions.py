@@ -11,9 +11,9 @@ and stays there while it is held. A session that holds for one owner never waits
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from django_distlock.clock import monotonic
 from django_distlock.parking import Turnstile
 from django_distlock.waiting import Call
 
@@ -82,7 +82,7 @@ class Sessions(Generic[S]):
             self.retire(session)
         entered: list[bool] = []
         try:
-            if not (yield Call(self._opening, "acquire", (max(0.0, until - time.monotonic()),), entered)):
+            if not (yield Call(self._opening, "acquire", (max(0.0, until - monotonic()),), entered)):
                 raise StatementTimeout
             session = self._shared
             if session is None or session.dead is not None:
@@ -123,7 +123,7 @@ class Sessions(Generic[S]):
 
     def give_back(self, session: S) -> None:
         """A session that holds nothing any more: to be used again, or closed if it is dead or retired."""
-        session.used_at = time.monotonic()
+        session.used_at = monotonic()
         with self._mutex:
             if session in self._lent and session.dead is None:
                 self._lent.remove(session)
@@ -137,7 +137,7 @@ class Sessions(Generic[S]):
         session = lent if lent is not None else (yield from self._connect(True, until))
         entered: list[bool] = []
         try:
-            yield Call(session.turnstile, "acquire", (max(0.0, until - time.monotonic()),), entered)
+            yield Call(session.turnstile, "acquire", (max(0.0, until - monotonic()),), entered)
             return (yield from work(session))
         except StatementTimeout:
             session.kill("a statement hung")

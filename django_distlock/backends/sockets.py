@@ -8,7 +8,8 @@ import math
 import os
 import select
 import socket
-import time
+
+from django_distlock.clock import monotonic
 
 # poll() counts milliseconds in 31 bits: what is longer (24 days) does not end at all.
 LONGEST_POLL = 2_147_483.0
@@ -34,7 +35,7 @@ class Ready:
     @staticmethod
     def poll(fd: int, write: bool, until: float) -> bool:
         """Wait until ``fd`` can be read (or written); False at the monotonic time ``until``."""
-        return _poll(fd, select.POLLOUT if write else select.POLLIN, until - time.monotonic())
+        return _poll(fd, select.POLLOUT if write else select.POLLIN, until - monotonic())
 
     @staticmethod
     async def apoll(fd: int, write: bool, until: float) -> bool:
@@ -44,7 +45,7 @@ class Ready:
         (loop.add_writer if write else loop.add_reader)(fd, _settle, future, True)
         timer = None
         if until != math.inf:
-            timer = loop.call_later(max(0.0, until - time.monotonic()), _settle, future, False)
+            timer = loop.call_later(max(0.0, until - monotonic()), _settle, future, False)
         try:
             return await future
         finally:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kazoo.exceptions import NoNodeError, ZookeeperError
 
+from django_distlock.clock import monotonic
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.lockquery import Chosen, LockQuery, Mine, chosen
 from django_distlock.records import Claim, Grant, LockInfo
@@ -84,13 +85,13 @@ class ZooKeeperBackend(Backend):
                 )
                 session.client.start()
             session.flows += 1
-            session.used_at = time.monotonic()
+            session.used_at = monotonic()
         return session
 
     def _leave(self, session: Session) -> None:
         with self._guard:
             session.flows -= 1
-            session.used_at = time.monotonic()
+            session.used_at = monotonic()
 
     # acquire and release
 
@@ -101,7 +102,7 @@ class ZooKeeperBackend(Backend):
         return await adrive(self._acquire(claim, wait))
 
     def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
-        asked = time.monotonic()
+        asked = monotonic()
         until = asked + wait
         answer_by = max(until, claim.answer_by or asked + LEAST_PATIENCE)
         while True:
@@ -111,11 +112,11 @@ class ZooKeeperBackend(Backend):
                 place = Place(session, claim, self._facts.data(claim, time.time()), self._settings.acl)
                 if not (yield from place.take(until, answer_by)):
                     return None
-                self._parents[place.parent] = time.monotonic()
+                self._parents[place.parent] = monotonic()
                 return Grant(claim=claim, acquired_at=asked, fence=place.czxid, session=place)
             except Over as over:
                 # one that ended under us, by an idle time or a restart of the server, is followed by a new one
-                if began is Session.CONNECTING or time.monotonic() >= answer_by:
+                if began is Session.CONNECTING or monotonic() >= answer_by:
                     raise self._unavailable(over.__cause__) from over.__cause__
             except Late as late:
                 if wait > 0 and answer_by - asked < CHANCE and not session.in_doubt():
@@ -143,7 +144,7 @@ class ZooKeeperBackend(Backend):
         session.held.discard(place)
         if path is None or not session.lives():
             return False
-        until, sent_before = time.monotonic() + PATIENCE, False
+        until, sent_before = monotonic() + PATIENCE, False
         try:
             while True:
                 try:
@@ -184,7 +185,7 @@ class ZooKeeperBackend(Backend):
 
     def _verify(self, grant: Grant) -> Flow[bool]:
         place: Place = grant.session
-        path, until = place.path, time.monotonic() + PATIENCE
+        path, until = place.path, monotonic() + PATIENCE
         while path is not None and self.alive(grant):
             try:
                 (stat,) = yield from place.session.ask(until, lambda kazoo: kazoo.exists_async(path))
@@ -213,7 +214,7 @@ class ZooKeeperBackend(Backend):
         return bool(drive(self._asked(lambda session, until: find(session, until, info.key, info.fence))))
 
     def _asked(self, question: Any) -> Flow[Any]:
-        until = time.monotonic() + PATIENCE
+        until = monotonic() + PATIENCE
         while True:
             session = self._enter()
             began = session.state
@@ -222,7 +223,7 @@ class ZooKeeperBackend(Backend):
             except Dropped:
                 continue
             except Over as over:
-                if began is Session.CONNECTING or time.monotonic() >= until:
+                if began is Session.CONNECTING or monotonic() >= until:
                     raise self._unavailable(over.__cause__) from over.__cause__
             except Late as late:
                 raise self._unavailable(None) from late
@@ -260,7 +261,7 @@ class ZooKeeperBackend(Backend):
     def _watch_held(self, session: Session) -> None:
         if session.state is not Session.CONNECTED:
             return
-        long_ago = time.monotonic() - WATCHED
+        long_ago = monotonic() - WATCHED
         for place in list(session.held):
             if not place.watched and place.since < long_ago:
                 place.watch()
@@ -279,7 +280,7 @@ class ZooKeeperBackend(Backend):
         with self._guard:
             session, self._session = self._session, None
         if session is not None:
-            self._delete_parents(session, time.monotonic())
+            self._delete_parents(session, monotonic())
             session.end()
             session.client.close(wait=True)
         super().close()

@@ -9,7 +9,6 @@ import os
 import select
 import socket
 import threading
-import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,8 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Create2
 from kazoo.retry import KazooRetry
+
+from django_distlock.clock import monotonic
 
 from .zookeeper_sockets import Bell, Buffered
 
@@ -99,16 +100,16 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
             poll.register(each, select.POLLIN)
         for each in writers:
             poll.register(each, select.POLLOUT)
-        until = math.inf if timeout is None else time.monotonic() + timeout
+        until = math.inf if timeout is None else monotonic() + timeout
         while True:
-            left = min(until, self._look_after()) - time.monotonic()
+            left = min(until, self._look_after()) - monotonic()
             found = {fd for fd, _ in poll.poll(max(left, 0.0) * 1000)}
-            if found or time.monotonic() >= until:
+            if found or monotonic() >= until:
                 return *([each for each in group if each.fileno() in found] for group in (readers, writers)), []
 
     def _look_after(self) -> float:
         """Do what is due while the thread waits; when to look again."""
-        now = time.monotonic()
+        now = monotonic()
         limits = [each for each in (self.answer_by, self.closed_by) if each is not None]
         if limits and now >= min(limits):
             self.drop()
@@ -207,7 +208,7 @@ class Client:
 
     def _connecting(self, *args: Any) -> Any:
         # kazoo would wait for an answer for as long as the session lives; a server that just starts may never give one
-        began = time.monotonic()
+        began = monotonic()
         self.handler.answer_by = began + self._patience
         try:
             read_timeout, connect_timeout = self._connect(*args)
@@ -255,7 +256,7 @@ class Client:
             return
         with self._closing:
             atexit.unregister(self._close)
-            self.handler.closed_by = time.monotonic() + FAREWELL
+            self.handler.closed_by = monotonic() + FAREWELL
             self.kazoo.stop()
             self.kazoo.close()
 

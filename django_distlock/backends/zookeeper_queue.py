@@ -7,12 +7,12 @@ again by its token when the answer to its creation was lost.
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError, ZookeeperError
 from kazoo.protocol.states import EventType
 
+from django_distlock.clock import monotonic
 from django_distlock.parking import Parker
 from django_distlock.tokens import new_token
 from django_distlock.waiting import Call, Flow
@@ -57,11 +57,11 @@ class Place:
         The first answer has time until ``answer_by``. Raises Over, Late, and what ZooKeeper refuses. Whatever happens,
         a node that is not granted is deleted.
         """
-        waits = until > time.monotonic()
+        waits = until > monotonic()
         try:
             nodes = yield from self._join(answer_by)
             while not (yield from self._in_turn(nodes, until)):
-                now = time.monotonic()
+                now = monotonic()
                 if now >= until:
                     if waits and self.session.in_doubt():
                         raise Late
@@ -70,7 +70,7 @@ class Place:
                     return False
                 with contextlib.suppress(Late):  # it was busy when we last heard, and our time is over
                     nodes = yield from self._join(max(until, now + FAREWELL))
-            self.since = time.monotonic()
+            self.since = monotonic()
             self.session.held.add(self)
         except GeneratorExit:
             self.abandon()
@@ -79,7 +79,7 @@ class Place:
             self.abandon()
             raise
         except BaseException:
-            now = time.monotonic()
+            now = monotonic()
             yield from self.leave(min(now + INTERRUPTED, max(until if waits else answer_by, now + FAREWELL)))
             raise
         return True
@@ -95,7 +95,7 @@ class Place:
             if self._limit and place + 1 < len(nodes):
                 self._say_in()
             return True
-        if time.monotonic() < until:
+        if monotonic() < until:
             with contextlib.suppress(Dropped):  # we look again when there is a connection
                 yield from self._changed(behind, until)
         return False
@@ -126,7 +126,7 @@ class Place:
                     raise answer
                 if self._limit and answer[1].version:  # it has gone in already
                     return
-            yield Call(parker, "park", (until - time.monotonic(),))
+            yield Call(parker, "park", (until - monotonic(),))
         except Late:
             pass  # the caller's time is over
         finally:
@@ -225,7 +225,7 @@ class Place:
         parker = Parker()
         self.abandon(parker.wake)
         if self.session.lives():
-            yield Call(parker, "park", (until - time.monotonic(),))
+            yield Call(parker, "park", (until - monotonic(),))
 
     def abandon(self, gone: Callable[[], object] = bool) -> None:
         """Have the node deleted without waiting for it, also one of which we do not know whether it is there; ``gone``
@@ -289,4 +289,4 @@ class Place:
         if self in self.session.held:
             self.session.held.discard(self)
             self.broken = True
-            self.session.wake_at(time.monotonic())
+            self.session.wake_at(monotonic())

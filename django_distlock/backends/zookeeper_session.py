@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kazoo.exceptions import ZookeeperError
 
+from django_distlock.clock import monotonic
 from django_distlock.parking import Parker
 from django_distlock.records import drift
 from django_distlock.waiting import Call, Flow
@@ -82,7 +82,7 @@ class Session:
     def __init__(self, name: str, settings: Mapping[str, Any], path: str, wake_at: Callable[[float], None]) -> None:
         self.path = path
         self.timeout: float = settings["timeout"]
-        self.heard_at = self.used_at = time.monotonic()
+        self.heard_at = self.used_at = monotonic()
         self.state = self.CONNECTING
         self.error: Exception | None = None
         # who uses it now, the flows and the locks held
@@ -116,7 +116,7 @@ class Session:
         self._wake_all()
         for token in list(self._chores):
             self._do(token)
-        self.wake_at(time.monotonic())
+        self.wake_at(monotonic())
 
     def _suspended(self) -> None:
         with self._guard:
@@ -125,7 +125,7 @@ class Session:
             self.state = self.SUSPENDED
         self._watches.clear()  # kazoo has called them all
         self._wake_all()
-        self.wake_at(time.monotonic())
+        self.wake_at(monotonic())
 
     def _refused(self, error: Exception, addresses: int) -> None:
         self._refusals += 1
@@ -140,7 +140,7 @@ class Session:
             self.state, self.error = self.ENDED, error
         self._chores.clear()
         self._wake_all()
-        self.wake_at(time.monotonic())
+        self.wake_at(monotonic())
 
     def _wake_all(self) -> None:
         with self._guard:
@@ -159,21 +159,21 @@ class Session:
         """False once and for all if it has ended, or if nobody can tell that it has not."""
         if self.state is self.ENDED:
             return False
-        if time.monotonic() >= self.lost_at and self.state is not self.CONNECTING:
+        if monotonic() >= self.lost_at and self.state is not self.CONNECTING:
             self.end()
             return False
         return True
 
     def in_doubt(self) -> bool:
         """Is there no connection at present, or has the server been silent for long?"""
-        return self.state is not self.CONNECTED or time.monotonic() >= self.heard_at + self.timeout * DOUBT
+        return self.state is not self.CONNECTED or monotonic() >= self.heard_at + self.timeout * DOUBT
 
     def _tick(self) -> float:
         """In kazoo's thread: ask for a sign of life if there was none of late, and drop a connection that is dead; when
         to come again. Not in the keepalive thread, which may be kept by what others do in it."""
         if self.state is not self.CONNECTED:
             return math.inf
-        now = time.monotonic()
+        now = monotonic()
         if self._asked_at is not None:
             dead = self._asked_at + self.timeout * (DOUBT - ASK)
             if now >= dead:
@@ -192,7 +192,7 @@ class Session:
 
     def send(self, request: Request) -> Any:
         """Send it, or have it sent; kazoo's result."""
-        sent = time.monotonic()
+        sent = monotonic()
         result = request(self.client.kazoo)
 
         def hear(result: Any) -> None:
@@ -217,7 +217,7 @@ class Session:
             raise Over from closed
         # the server answers in order, so that the last answer is the last
         results[-1].rawlink(lambda result: parker.wake())
-        if not (yield Call(parker, "park", (until - time.monotonic(),))):
+        if not (yield Call(parker, "park", (until - monotonic(),))):
             raise Late
         answers = []
         for result in results:
@@ -240,13 +240,13 @@ class Session:
                     self._parked.append(parker)
             if not self.lives():
                 raise Over from self.error
-            left = min(until, self.lost_at if self.state is self.SUSPENDED else until) - time.monotonic()
+            left = min(until, self.lost_at if self.state is self.SUSPENDED else until) - monotonic()
             try:
                 woken = yield Call(parker, "park", (left,))
             finally:
                 with self._guard, contextlib.suppress(ValueError):
                     self._parked.remove(parker)
-            if not woken and time.monotonic() >= until:
+            if not woken and monotonic() >= until:
                 raise Late
 
     def watch(self, path: str) -> Watch:

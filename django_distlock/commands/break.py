@@ -14,7 +14,7 @@ from django_distlock import BackendUnavailable, break_lock, held_locks
 from django_distlock.lookup import held_by_name
 from django_distlock.oneline import one_line
 
-from .base import Subcommand
+from .base import WRONG_ARGUMENTS, Subcommand
 from .listing import described
 from .text import encodable
 
@@ -48,7 +48,7 @@ class Command(Subcommand):
 
     def handle(self, **options: Any) -> int:
         if (options["name"] is None) == (options["key"] is None):
-            raise CommandError("Give the name of the lock, or --key.")
+            raise CommandError("Give the name of the lock, or --key.", returncode=WRONG_ARGUMENTS)
         found = self._found(**options)
         if not found:
             self.stderr.write(f"Nobody holds the lock '{one_line(options['name'] or options['key'])}'.")
@@ -85,14 +85,17 @@ class Command(Subcommand):
         if every or (number is None and len(found) == 1):
             return found
         if number is None:
-            raise CommandError("There are several holders: choose one with --holder N, or --all.")
+            text = "There are several holders: choose one with --holder N, or --all."
+            raise CommandError(text, returncode=WRONG_ARGUMENTS)
         if not 1 <= number <= len(found):
-            raise CommandError(f"--holder must be between 1 and {len(found)}, not {number}.")
+            text = f"--holder must be between 1 and {len(found)}, not {number}."
+            raise CommandError(text, returncode=WRONG_ARGUMENTS)
         return [found[number - 1]]
 
     def _asked(self, count: int) -> bool:
         if not sys.stdin.isatty():
-            raise CommandError("This is no terminal where you could be asked: add --yes.")
+            text = "This is no terminal where you could be asked: add --yes."
+            raise CommandError(text, returncode=WRONG_ARGUMENTS)
         try:
             answer = input(f"Take {'it' if count == 1 else f'all {count}'} away? [y/N] ")
         except (EOFError, KeyboardInterrupt):

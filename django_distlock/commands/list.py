@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import time
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock import held_locks
 
-from .base import EX_UNAVAILABLE, Subcommand
+from .base import EX_UNAVAILABLE, Subcommand, number
 from .listing import as_data, table
 from .text import encodable
 
@@ -21,14 +20,6 @@ if TYPE_CHECKING:
 
 WATCH = 2.0
 HOME_AND_CLEAR = "\x1b[H\x1b[2J"
-
-
-def positive(text: str) -> float:
-    """For argparse, which names the argument."""
-    seconds = float(text)
-    if not 0 < seconds < math.inf:
-        raise ValueError
-    return seconds
 
 
 class Command(Subcommand):
@@ -47,7 +38,7 @@ class Command(Subcommand):
         parser.add_argument(
             "--watch",
             nargs="?",
-            type=positive,
+            type=number(positive=True),
             const=WATCH,
             metavar="SECONDS",
             help=f"again every so many seconds ({WATCH:g}), until Ctrl-C; as JSON one line each time",

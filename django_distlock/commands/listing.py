@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from django_distlock.records import BackendReport, LockInfo
 
-HEADINGS = ("ALIAS", "NAME", "MODE", "HOLDER", "AGE", "TTL", "FENCE", "WAIT")
+HEADINGS = ("ALIAS", "NAME", "MODE", "HOLDER", "AGE", "TTL", "FENCE", "WAIT>=")
 # What is cut where the terminal is too narrow, and what is left of it at least.
 NAME, HOLDER = 1, 3
 LEAST = 12
@@ -47,7 +47,7 @@ def _lock(info: LockInfo) -> dict[str, Any]:
         "acquired_at": info.acquired_at and info.acquired_at.isoformat(),
         "expires_at": info.expires_at and info.expires_at.isoformat(),
         "fence": info.fence,
-        "waiters": info.waiters,
+        "waiters_at_least": info.waiters,
         "waiting": list(info.waiting),
         "details": dict(info.details),
     }
@@ -113,8 +113,8 @@ def described(info: LockInfo, now: datetime) -> list[str]:
     ]
     if info.fence is not None:
         facts.append(f"  fence {info.fence}")
-    if info.waiters:
-        facts.append(f"  {info.waiters} waiting" + (": " if info.waiting else "") + "; ".join(info.waiting))
+    if info.waiters is not None:
+        facts.append(f"  at least {info.waiters} waiting" + (": " if info.waiting else "") + "; ".join(info.waiting))
     if "pid" in info.details or "connection" in info.details:
         also = info.details.get("also_holds")
         facts.append(

@@ -9,14 +9,13 @@ from django.core.management import get_commands, load_command_class
 from django.core.management.base import BaseCommand
 
 from django_distlock import BackendUnavailable, LockLost, held_locks
+from django_distlock.clock import monotonic
 from django_distlock.migrationlock import migration_lock
 from django_distlock.oneline import one_line
 
-from .base import EX_TEMPFAIL, EX_UNAVAILABLE, Subcommand, seconds_or_none
+from .base import EX_TEMPFAIL, EX_UNAVAILABLE, Subcommand, number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from django.core.management.base import CommandParser
 
     from django_distlock import Lease, Lock
@@ -39,8 +38,8 @@ class Command(Subcommand):
     )
 
     @staticmethod
-    def parents() -> Sequence[CommandParser]:
-        return (_migrate().create_parser("manage.py", "migrate"),)
+    def parent() -> CommandParser:
+        return _migrate().create_parser("manage.py", "migrate")
 
     @staticmethod
     def add_arguments(parser: CommandParser) -> None:
@@ -49,7 +48,7 @@ class Command(Subcommand):
         )
         parser.add_argument(
             "--timeout",
-            type=seconds_or_none,
+            type=number(none=True),
             metavar="S",
             help='seconds to wait for the lock (default: "none", no end)',
         )
@@ -78,9 +77,9 @@ class Command(Subcommand):
         self.stderr.write("The lock was lost: another process may migrate at the same time.")
 
     def _acquire(self, lock: Lock, timeout: float | None) -> Lease | None:
-        began = news_at = time.monotonic()
+        began = news_at = monotonic()
         while (lease := self._tried(lock)) is None:
-            now = time.monotonic()
+            now = monotonic()
             if timeout is not None and now - began >= timeout:
                 self.stderr.write(f"Another process still migrates after {timeout:g} s; nothing was done.")
                 return None
@@ -92,7 +91,7 @@ class Command(Subcommand):
 
     @staticmethod
     def _tried(lock: Lock) -> Lease | None:
-        until = time.monotonic() + SILENCE
+        until = monotonic() + SILENCE
         while True:
             try:
                 return lock.try_acquire()
@@ -102,7 +101,7 @@ class Command(Subcommand):
                         f"{error} Before the first migrate there are no leases in tables: leave out --using, or name "
                         "an alias with another backend."
                     ) from error.__cause__
-                if time.monotonic() >= until:
+                if monotonic() >= until:
                     raise
             time.sleep(PAUSE)
 

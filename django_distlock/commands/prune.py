@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock.oneline import one_line
 from django_distlock.pruning import prune_all
 
-from .base import Subcommand
+from .base import Subcommand, number
 
 if TYPE_CHECKING:
     from django.core.management.base import CommandParser
@@ -26,13 +25,12 @@ class Command(Subcommand):
     @staticmethod
     def add_arguments(parser: CommandParser) -> None:
         parser.add_argument("--using", metavar="ALIAS", help="one alias in DISTLOCK instead of all")
-        parser.add_argument("--days", type=float, default=DAYS, help=f"what is older than so many days ({DAYS:g})")
+        parser.add_argument(
+            "--days", type=number("days"), default=DAYS, help=f"what is older than so many days ({DAYS:g})"
+        )
 
     def handle(self, **options: Any) -> int:
-        days = options["days"]
-        if not 0 <= days < math.inf:
-            raise ValueError(f"--days must be a number from zero on, not {days}.")
-        deleted, failed = prune_all(options["using"], days=days)
+        deleted, failed = prune_all(options["using"], days=options["days"])
         for what, count in deleted.items():
             self.stdout.write(f"{what}: {count} deleted")
         for error in failed[1:]:

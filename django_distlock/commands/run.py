@@ -11,8 +11,10 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock import DistlockError, LockNotAcquired, advisory_lock
+from django_distlock.clock import monotonic
+from django_distlock.lookup import show_name
 
-from .base import EX_TEMPFAIL, EX_UNAVAILABLE, Subcommand, seconds_or_none
+from .base import EX_TEMPFAIL, EX_UNAVAILABLE, Subcommand, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,24 +50,24 @@ class Command(Subcommand):
         parser.add_argument("--using", default="default", metavar="ALIAS", help="the alias in DISTLOCK (default)")
         parser.add_argument(
             "--timeout",
-            type=seconds_or_none,
+            type=number(none=True),
             default=0.0,
             metavar="S",
             help='seconds to wait for it, "none": no end (0)',
         )
         parser.add_argument(
-            "--ttl", type=float, metavar="S", help="seconds that the lock outlives this process, where it has a TTL"
+            "--ttl",
+            type=number(positive=True),
+            metavar="S",
+            help="seconds that the lock outlives this process, where it has a TTL",
         )
         parser.add_argument("--shared", action="store_true", help="together with other shared holders")
         parser.add_argument(
-            "--grace", type=float, default=10.0, metavar="S", help="seconds between TERM and KILL after a loss (10)"
+            "--grace", type=number(), default=10.0, metavar="S", help="seconds between TERM and KILL after a loss (10)"
         )
         parser.add_argument("command", nargs="+", help="the program and its arguments")
 
     def handle(self, **options: Any) -> int:
-        grace = options["grace"]
-        if not 0 <= grace < float("inf"):
-            raise ValueError(f"--grace must be a number of seconds from zero on, not {grace}.")
         ttl = {} if options["ttl"] is None else {"ttl": options["ttl"]}
         lock = advisory_lock(
             options["name"], using=options["using"], timeout=options["timeout"], shared=options["shared"], **ttl
@@ -75,8 +77,9 @@ class Command(Subcommand):
         except LockNotAcquired as error:
             self.stderr.write(str(error))
             return EX_TEMPFAIL
+        show_name(lease)
         try:
-            status = self._run(options["command"], lease, grace)
+            status = self._run(options["command"], lease, options["grace"])
         except BaseException:
             lease.release()
             raise
@@ -101,7 +104,7 @@ class Command(Subcommand):
             return self._watch(program, lease, grace)
 
     def _watch(self, program: Program, lease: Lease, grace: float) -> int:
-        margin = 0.0 if lease.valid_until is None else MARGIN * (lease.valid_until - time.monotonic())
+        margin = 0.0 if lease.valid_until is None else MARGIN * (lease.valid_until - monotonic())
         try:
             while (status := program.wait(LOOK)) is None:
                 if not lease.held_for(margin):
@@ -116,7 +119,7 @@ class Command(Subcommand):
         why = "was lost"
         if lease.held and lease.valid_until is not None:
             why = "could not be renewed"
-            grace = min(grace, max(0.0, lease.valid_until - time.monotonic()))
+            grace = min(grace, max(0.0, lease.valid_until - monotonic()))
         self.stderr.write(f"The lock {lease.name!r} {why}: the command is ended.")
         return program.end(grace)
 
@@ -189,8 +192,8 @@ class Program:
     def end(self, grace: float) -> int:
         """TERM, and KILL if that does not help within ``grace`` seconds."""
         self.send(signal.SIGTERM)
-        until = time.monotonic() + grace
-        while not self._gone() and (left := until - time.monotonic()) > 0:
+        until = monotonic() + grace
+        while not self._gone() and (left := until - monotonic()) > 0:
             time.sleep(min(left, LOOK / 4))
         if not self._gone():
             self.send(signal.SIGKILL)

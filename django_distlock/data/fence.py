@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 from django.db import models, router, transaction
 
-from .fence_tokens import FENCE, Fencing, read_token, refuse_later
+from django_distlock.exceptions import UnsupportedOperation
+
+from .fence_tokens import FENCE, Fencing, Token, read_token, refuse_later
 from .fenced_querysets import FencedQuerySet
 
 if TYPE_CHECKING:
@@ -18,16 +20,19 @@ if TYPE_CHECKING:
 
     from django.db.models.base import ModelBase
 
-_MISSING: Any = object()
+_CARRIED = (FENCE, "_fence_given", "_fence_unread")
 
 
 class FencedModel(models.Model):
     """A model whose rows remember the highest fencing token that has written them.
 
     ``Model.objects.fenced(lease)`` and ``save(fence=lease)`` write only where no later token was before. A plain
-    ``save()`` carries the token that the instance was read with, so it cannot undo what was written since by a later
-    holder. A plain ``QuerySet.update()`` is not checked.
+    ``save()`` carries the token of the fenced queryset that has read the instance, else the one that the row had then,
+    so it cannot undo what was written since by a later holder. A plain ``QuerySet.update()`` is not checked.
     """
+
+    _fence_given: Token | None = None  # of the fenced queryset that has read the instance
+    _fence_unread = False  # is the fence missing, or newer than other fields?
 
     fence = models.BigIntegerField(default=0, editable=False)
 
@@ -48,26 +53,25 @@ class FencedModel(models.Model):
         """Save with the fencing token of a lease, or an int; without one with the token that the instance carries.
 
         Raises LockLost if the row was written with a later token, LockLost or LockNotHeld before anything is sent if
-        this process knows that the lease is over, UnsupportedOperation if its engine gives no tokens. ``update_fields``
-        need not name the fence. After a failure the instance carries the token that it carried before.
+        this process knows that the lease is over, UnsupportedOperation if its engine gives no tokens, or if there is
+        none because the instance was read without its fence. ``update_fields`` need not name the fence. After a failure
+        the instance carries the token that it carried before.
         """
         if update_fields is not None:
             update_fields = set(update_fields)
-        before = self.__dict__.get(FENCE, _MISSING)
-        number = before if fence is None else read_token("fence", fence).still_held()
-        if not isinstance(number, int) or update_fields == set():  # deferred or an expression; nothing to save
-            number = None
-        else:
-            self.fence = number
-            update_fields = update_fields and {*update_fields, FENCE}
-        save = partial(
-            super().save,
-            force_insert=force_insert,
-            force_update=force_update,
-            using=using,
-            update_fields=update_fields,
-        )
+        before = {name: self.__dict__[name] for name in _CARRIED if name in self.__dict__}
         try:
+            number = None
+            if update_fields != set():  # else there is nothing to save
+                number = self.fence = self._token(fence)
+                update_fields = update_fields and {*update_fields, FENCE}
+            save = partial(
+                super().save,
+                force_insert=force_insert,
+                force_update=force_update,
+                using=using,
+                update_fields=update_fields,
+            )
             with self._carrying(number):
                 if not self._meta.parents:
                     save()
@@ -76,11 +80,55 @@ class FencedModel(models.Model):
                 with transaction.atomic(using or router.db_for_write(type(self), instance=self)):
                     save()
         except BaseException:
-            if before is _MISSING:
-                self.__dict__.pop(FENCE, None)
-            else:
-                self.fence = before
+            for name in _CARRIED:
+                self.__dict__.pop(name, None)
+            self.__dict__.update(before)
             raise
+
+    def _token(self, fence: Fencing | int | None) -> int:
+        """The number to save with: what is given, else what the instance carries."""
+        if fence is not None:
+            number = read_token("fence", fence).still_held()
+            self._fence_given, self._fence_unread = None, False
+            return number
+        if self._fence_given is not None:
+            return self._fence_given.still_held()
+        if self._fence_unread or FENCE not in self.__dict__:
+            raise UnsupportedOperation(
+                f"save() of a {self._meta.object_name} that was read without its fence, or whose fence was read later "
+                "than the rest, could undo a later holder's write: read the whole row (refresh_from_db()), or say "
+                "save(fence=lease)."
+            )
+        number = self.__dict__[FENCE]
+        if not isinstance(number, int):
+            raise TypeError(
+                f"The fence of a {self._meta.object_name} must be an int to be saved, not {number!r}: leave it as it "
+                "was read, or say save(fence=lease)."
+            )
+        return number
+
+    @classmethod
+    def from_db(cls, *args: Any, **kwargs: Any) -> Self:
+        """Django's; notes a fence that is deferred. Read when it is asked for, it would be newer than the rest."""
+        instance = super().from_db(*args, **kwargs)
+        if FENCE not in instance.__dict__:
+            instance._fence_unread = True
+        return instance
+
+    def refresh_from_db(
+        self,
+        using: str | None = None,
+        fields: Iterable[str] | None = None,
+        from_queryset: models.QuerySet[Any] | None = None,
+    ) -> None:
+        """Django's. A plain ``save()`` is refused after some ``fields`` of a row that was written since: the others are
+        older than the fence."""
+        before = self.__dict__.get(FENCE)
+        super().refresh_from_db(using, fields if fields is None else list(fields), from_queryset)
+        if fields is None:
+            self._fence_unread = FENCE not in self.__dict__
+        elif self.__dict__.get(FENCE) != before:
+            self._fence_unread = True
 
     @contextmanager
     def _carrying(self, number: int | None) -> Iterator[None]:

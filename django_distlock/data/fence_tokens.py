@@ -38,6 +38,10 @@ class Token:
         """A queryset is copied deeply by forms; a lease cannot be."""
         return self
 
+    def __reduce__(self) -> tuple[type[Self], tuple[int]]:
+        """Another process gets the number: the lease belongs to this one."""
+        return type(self), (self.number,)
+
 
 def read_token(argument: str, given: object) -> Token:
     """The token of a lease, or an int as it is.
@@ -57,13 +61,18 @@ def read_token(argument: str, given: object) -> Token:
 
 def fence_owner(model: type[models.Model]) -> type[models.Model]:
     """The model whose table has the fence: itself, or a parent by multi-table inheritance."""
+    field = fence_field(model)
+    if field is None:
+        raise TypeError(f"{model.__name__} has no fence; let it inherit from django_distlock.data.FencedModel.")
+    return field.model
+
+
+def fence_field(model: type[models.Model]) -> models.BigIntegerField[Any, Any] | None:
     try:
         field = model._meta.get_field(FENCE)
     except FieldDoesNotExist:
-        field = None
-    if not isinstance(field, models.BigIntegerField):
-        raise TypeError(f"{model.__name__} has no fence; let it inherit from django_distlock.data.FencedModel.")
-    return field.model
+        return None
+    return field if isinstance(field, models.BigIntegerField) else None
 
 
 def refuse_later(rows: models.QuerySet[Any], number: int) -> None:

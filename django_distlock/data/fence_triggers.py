@@ -15,7 +15,7 @@ from django.core.checks import CheckMessage, Tags, Warning, register
 from django.core.exceptions import FieldDoesNotExist
 from django.db import connections, router
 from django.db.migrations.loader import MigrationLoader
-from django.db.migrations.operations import RenameField, RenameModel
+from django.db.migrations.operations import DeleteModel, RemoveField, RenameField, RenameModel
 from django.db.migrations.state import ProjectState
 
 from django_distlock.checklinks import linked
@@ -112,13 +112,19 @@ def _after(fences: set[Fence], label: str, operation: Operation) -> set[Fence]:
     if isinstance(operation, EnforceFence):
         fence = (label, operation.model_name.lower(), operation.field.lower())
         return fences - {fence} if isinstance(operation, RelaxFence) else fences | {fence}
-    return {fence if fence[0] != label else _renamed(fence, operation) for fence in fences}
+    changed = (fence if fence[0] != label else _changed(fence, operation) for fence in fences)
+    return {fence for fence in changed if fence is not None}
 
 
-def _renamed(fence: Fence, operation: Operation) -> Fence:
+def _changed(fence: Fence, operation: Operation) -> Fence | None:
+    """The fence by its new name; None if it went with its model or field: one of the same name later is another."""
     label, model, field = fence
     if isinstance(operation, RenameModel) and model == operation.old_name_lower:
         return label, operation.new_name_lower, field
     if isinstance(operation, RenameField) and (model, field) == (operation.model_name_lower, operation.old_name_lower):
         return label, model, operation.new_name_lower
+    if isinstance(operation, DeleteModel) and model == operation.name_lower:
+        return None
+    if isinstance(operation, RemoveField) and (model, field) == (operation.model_name_lower, operation.name_lower):
+        return None
     return fence

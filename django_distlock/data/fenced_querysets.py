@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from django.db import models, transaction
 from django.db.models.expressions import Col
 from django.db.models.lookups import Exact, In
+from django.db.models.query import ModelIterable
 from django.db.models.sql import UpdateQuery
 from django.db.models.sql.where import AND, WhereNode
 
 from django_distlock.exceptions import UnsupportedOperation
 
-from .fence_tokens import FENCE, Fencing, Token, fence_owner, read_token, refuse_later
+from .fence_tokens import FENCE, Fencing, Token, fence_field, fence_owner, read_token, refuse_later
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 Row = TypeVar("Row", bound=models.Model, covariant=True)
 
@@ -32,11 +33,23 @@ class FencedQuerySet(models.QuerySet[Row]):
         LockLost. ``update()`` of one row by its primary key is one statement. Raises LockLost or LockNotHeld, and
         sends nothing, if this process knows that the lease is over; UnsupportedOperation if the engine of the lease
         gives no tokens. Source: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
+
+        Instances that it reads carry the token: their ``save()`` writes with it.
         """
         fence_owner(self.model)
         rows = self._clone()
         rows._fence = read_token("fence", fence)
+        if rows._iterable_class is ModelIterable:
+            rows._iterable_class = FencedIterable
         return rows
+
+    def only(self, *fields: Any) -> Self:
+        """As Django's, and with the fence: without it ``save()`` has no condition."""
+        return super().only(*fields)._with_fence()
+
+    def defer(self, *fields: Any) -> Self:
+        """As Django's, but for the fence: without it ``save()`` has no condition."""
+        return super().defer(*fields)._with_fence()
 
     def update(self, **kwargs: Any) -> int:
         """Rows updated. A filter that matches nothing gives 0, as ever; LockLost if it matches a row that was written
@@ -137,6 +150,12 @@ class FencedQuerySet(models.QuerySet[Row]):
             raise TypeError("Combine the querysets first, then call fenced().")
         super()._merge_sanity_check(other)  # type: ignore[misc]
 
+    def _with_fence(self) -> Self:
+        names, deferred = self.query.deferred_loading
+        if names and fence_field(self.model):
+            self.query.deferred_loading = (names - {FENCE}, True) if deferred else (names | {FENCE}, False)
+        return self
+
     def _unfenced(self) -> Self:
         rows = self.using(self.db)
         rows._fence = None
@@ -178,6 +197,17 @@ class FencedQuerySet(models.QuerySet[Row]):
         return list(keys)
 
 
+class FencedIterable(ModelIterable):  # type: ignore[type-arg]  # no subscript at run time
+    """Instances that carry the token of their queryset."""
+
+    def __iter__(self) -> Iterator[Any]:
+        queryset: Any = self.queryset
+        token = queryset._fence
+        for row in super().__iter__():
+            row._fence_given = token
+            yield row
+
+
 def rows_at_most(where: WhereNode) -> int | None:
     """How many rows the filter can match at most, if it gives unique values; else None."""
     if where.connector != AND or where.negated:
@@ -199,7 +229,7 @@ def _child_at_most(child: Any) -> int | None:
 
 def _carry(objs: Iterable[models.Model], number: int) -> None:
     for obj in objs:
-        setattr(obj, FENCE, number)
+        vars(obj).update({FENCE: number, "_fence_given": None, "_fence_unread": False})
 
 
 def _refuse_fence(names: Iterable[str]) -> None:

@@ -114,7 +114,8 @@ def row_lock(
     an engine without them takes the stronger lock. SQLite locks the whole database against writers.
 
     Raises LockNotAcquired or LockTimeout (busy), DeadlockDetected, UnsupportedOperation (a MySQL table without
-    transactions), ValueError for a queryset that cannot be locked. An enclosing ``atomic()`` is to be rolled back then.
+    transactions), ValueError for a queryset that cannot be locked, FieldError for a name in ``of`` that is no relation
+    of it. A row that a join finds several times is given once. An enclosing ``atomic()`` is to be rolled back then.
     """
     options = wish_of(timeout, nowait=nowait, skip_locked=skip_locked, of=of, no_key=no_key)
     for argument, value in (("into", into), ("using", using)):

@@ -101,11 +101,14 @@ def lock_inside(queryset: QuerySet[M], wish: Wish) -> list[M]:
 
 
 def fetch(queryset: QuerySet[M], wish: Wish) -> list[M]:
-    """One statement, and no more than that under the limit: what is prefetched is not locked."""
+    """One statement, and no more than that under the limit: what is prefetched is not locked.
+
+    Each row once: a join finds some twice, and of two instances of one row the second save() would undo the first.
+    """
     connection = connections[queryset.db]
     lookups = queryset._prefetch_related_lookups  # type: ignore[attr-defined]
     with lock_errors(connection, describe(queryset), wish.timeout), _limit(connection, wish):
-        rows = list(queryset.prefetch_related(None))
+        rows = list({row.pk: row for row in queryset.prefetch_related(None)}.values())
     if lookups:
         prefetch_related_objects(rows, *lookups)
     return rows

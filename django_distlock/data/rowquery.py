@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from django.db import connections
 from django.db.models import Manager, Model, QuerySet
 from django.db.models.query import ModelIterable
+from django.db.models.sql.constants import LOUTER
 
 from django_distlock.validation import UNSET, Timeout
 
@@ -101,6 +102,7 @@ def locking(queryset: QuerySet[M], wish: Wish) -> QuerySet[M]:
     A slice keeps its order. Its rows are never waited for, or it is ordered by primary key already.
     """
     refuse_queryset(queryset, wish)
+    refuse_joins(queryset, wish.of)
     locked = queryset.select_for_update()
     features = connections[locked.db].features
     if not features.has_select_for_update:
@@ -113,6 +115,32 @@ def locking(queryset: QuerySet[M], wish: Wish) -> QuerySet[M]:
             no_key=wish.no_key and features.has_select_for_no_key_update,
         )
     )
+
+
+def refuse_joins(queryset: QuerySet[Any], of: tuple[str, ...]) -> None:
+    """On every engine what PostgreSQL cannot lock: a row that an outer join may not find. FieldError for what is no
+    relation of the query. Only a query that may have joins is looked at."""
+    query: Any = queryset.query
+    if not (of or query.select_related or query.is_sliced or len(query.alias_map) > 1):
+        return
+    compiler = query.chain().get_compiler(queryset.db)
+    compiler.pre_sql_setup()
+    query = compiler.query
+    outer = {
+        alias: join.table_name
+        for alias, join in query.alias_map.items()
+        if query.alias_refcount[alias] and getattr(join, "join_type", None) == LOUTER
+    }
+    if of:
+        query.select_for_update_of = of
+        locked, quote = set(compiler.get_select_for_update_of_arguments()), compiler.connection.ops.quote_name
+        outer = {alias: table for alias, table in outer.items() if locked & {alias, quote(alias)}}
+    if outer:
+        raise ValueError(
+            f"row_lock cannot lock the rows of {', '.join(sorted(set(outer.values())))} that this query of "
+            f"{queryset.model._meta.label} may not find (a nullable relation): say which rows to lock, "
+            "of=('self',), or leave the relation out."
+        )
 
 
 def _ordered(queryset: QuerySet[M]) -> QuerySet[M]:

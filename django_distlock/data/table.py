@@ -39,7 +39,7 @@ class table_lock(DataLock[None]):
 
     Raises LockNotAcquired (told not to wait), LockTimeout, DeadlockDetected, UnsupportedOperation (what the engine
     cannot do, and LOCK TABLES inside ``atomic()``), LockLost (the connection was closed inside the block, what it wrote
-    is rolled back), BackendUnavailable. Source: https://www.postgresql.org/docs/current/sql-lock.html,
+    is rolled back; MySQL and MariaDB: a statement of the block has ended its transaction), BackendUnavailable. Source: https://www.postgresql.org/docs/current/sql-lock.html,
     https://dev.mysql.com/doc/refman/8.4/en/lock-tables.html, https://sqlite.org/lang_transaction.html
     """
 

@@ -6,7 +6,6 @@ durable ``atomic()``: Django sends no BEGIN inside it, and an inner ``atomic()``
 
 from __future__ import annotations
 
-import re
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -15,23 +14,16 @@ from django.db import Error, transaction
 from django_distlock.exceptions import UnsupportedOperation
 from django_distlock.opentransactions import in_transaction
 
-from .errors import code_of, ensure_open, lock_errors
+from .errors import ensure_open, lock_errors
 from .modes import READING, WRITING
-from .table_mysql_names import NOT_LOCKED, not_locked
+from .table_mysql_guard import Guard
 from .tables import described
 from .waits import mysql_limits, wait_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from .tables import Table
-
-# What would unlock the tables or end the transaction behind Django's back.
-ENDS = re.compile(
-    r"\s*(?:/\*.*?\*/\s*)*"
-    r"(?:START\s+TRANSACTION|BEGIN(?!\s+NOT)|UNLOCK\s+TABLES?|LOCK\s+TABLES?|COMMIT|ROLLBACK(?!\s+(?:WORK\s+)?TO))\b",
-    re.IGNORECASE | re.DOTALL,
-)
 
 
 @contextmanager
@@ -53,10 +45,15 @@ def locked(connection: Any, tables: Sequence[Table], timeout: float | None) -> I
             transaction.on_commit(unlock, using=connection.alias)  # the first hook: before those of the block
             with lock_errors(connection, described(tables), timeout):
                 _lock(connection, sql, timeout)
-            raw = connection.connection
-            with connection.execute_wrapper(guard):
-                yield
-            ensure_open(connection, raw)
+            guard = Guard(connection)
+            try:
+                with connection.execute_wrapper(guard):
+                    yield
+            except BaseException as error:
+                guard.finish_after(error)
+                raise
+            ensure_open(connection, guard.raw)
+            guard.finish()
     finally:
         unlock()
 
@@ -98,19 +95,3 @@ class _Unlock:
                 cursor.execute("UNLOCK TABLES")
         except Error:
             self.connection.close()
-
-
-def guard(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
-    """Around each statement of the block: refuses what would unlock in silence, and says what the server means by a
-    table that is not locked."""
-    text = sql if isinstance(sql, str) else str(sql)
-    if ENDS.match(text):
-        raise UnsupportedOperation(
-            f"{text.strip()[:40]!r} inside table_lock would unlock the tables or end its transaction."
-        )
-    try:
-        return execute(sql, params, many, context)
-    except Error as error:
-        if code_of(error) in NOT_LOCKED:
-            raise not_locked(error, text) from error
-        raise

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager, nullcontext
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 
+from django_distlock.clock import monotonic
 from django_distlock.opentransactions import in_transaction
 from django_distlock.snapshots import configured_level, warn_of_stale_snapshot
 
@@ -53,14 +53,14 @@ def _lock(connection: Any, tables: Sequence[Table], timeout: float | None) -> No
 
     Without ONLY: writers may name a partition or a descendant of the table, and those are locked with it.
     """
-    until = None if timeout is None else time.monotonic() + timeout
+    until = None if timeout is None else monotonic() + timeout
     for mode, group in groupby(tables, key=_mode):
         names = ", ".join(table.name for table in group)
         sql = f"LOCK TABLE {names} IN {mode.upper()} MODE"
         if timeout == 0:
             _run(connection, f"{sql} NOWAIT")
             continue
-        with wait_limit(connection, None if until is None else until - time.monotonic()):
+        with wait_limit(connection, None if until is None else until - monotonic()):
             _run(connection, sql)
 
 

@@ -65,7 +65,7 @@ class Columns:
     def fence(self, obj: Any) -> str | None:
         return None if obj.row.info.fence is None else str(obj.row.info.fence)
 
-    @admin.display(description=gettext_lazy("waiters"), ordering="lock__waiters")
+    @admin.display(description=gettext_lazy("waiters (at least)"), ordering="lock__waiters")
     def waiters(self, obj: Any) -> str | SafeString | None:
         waiters = obj.row.info.waiters
         return format_html("<strong>{}</strong>", waiters) if waiters else None if waiters is None else "0"

@@ -60,7 +60,7 @@ class WaitersFilter(RowFilter):
     parameter_name = "waiters"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("yes", _("somebody waits")), ("no", _("nobody waits"))]
+        return [("yes", _("somebody waits")), ("no", _("no waiter is seen"))]
 
     def narrowed(self, rows: Rows, value: str) -> Rows:
         return rows.having(awaited=value == "yes")

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from .decorator import idempotency_exempt, idempotent
+from .forgetting import forget_user
 from .middleware import IdempotencyMiddleware
-from .state import Idempotency, Phase
+from .state import Idempotency, IdempotentRequest, Phase
 
-__all__ = ["Idempotency", "IdempotencyMiddleware", "Phase", "idempotency_exempt", "idempotent"]
+__all__ = [
+    "Idempotency",
+    "IdempotencyMiddleware",
+    "IdempotentRequest",
+    "Phase",
+    "forget_user",
+    "idempotency_exempt",
+    "idempotent",
+]

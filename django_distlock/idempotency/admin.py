@@ -13,7 +13,7 @@ from django_distlock.models import IdempotencyRecord
 
 from .conf import config
 from .records import COMPLETED
-from .storage.database import DatabaseStorage
+from .storage import table_in
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -53,7 +53,7 @@ class IdempotencyRecordAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not
         stuck = list(queryset.exclude(state=COMPLETED))
         for record in stuck:
             self.log_change(request, record, f"Released, was {record.state}.")
-        freed = DatabaseStorage(config().database).free([record.scope for record in stuck]) if stuck else 0
+        freed = table_in(config().database).free([record.scope for record in stuck]) if stuck else 0
         text = ngettext("%d key was released.", "%d keys were released.", freed) % freed
         self.message_user(request, text, messages.SUCCESS if freed else messages.WARNING)
 

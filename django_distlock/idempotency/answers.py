@@ -21,6 +21,7 @@ from django.utils.translation import gettext as _
 from . import engine, forms
 from .records import Answer
 from .requests import address_of
+from .secretnames import is_secret
 
 if TYPE_CHECKING:
     from django.contrib.messages.storage.base import Message
@@ -35,8 +36,6 @@ REFRESH = 2  # seconds
 # What a view's decorators write on its response for the middleware that sets X-Frame-Options and
 # Content-Security-Policy (Django 6).
 MARKS = ("xframe_options_exempt", "_csp_config", "_csp_ro_config")
-# Fields that a page does not repeat.
-SECRET_WORDS = ("password", "passwd", "secret", "token", "card", "cvc", "cvv")
 
 
 def problem(status: int, code: str, title: str, detail: str, retry_after: float | None = None) -> HttpResponse:
@@ -82,6 +81,17 @@ def unissued(request: HttpRequest, verified: forms.Verified) -> HttpResponse:
     if verified is forms.Verified.INVENTED:
         return bad_key(request, engine.BadKey(_("The form was not made by this site.")), html=True)
     return page(request, "refused", 409, **_resubmission(request))
+
+
+def session_changed(request: HttpRequest, key: str | None) -> HttpResponse:
+    """For a form of this visitor whose CSRF token is that of the session before; ``key`` if it is still good."""
+    facts = _resubmission(request)
+    if key is not None and facts["action"]:
+        facts["key_field"] = forms.field(key)
+    shown = [(name, value) for name, value in _fields(request) if value and not is_secret(name)]
+    response = page(request, "session_changed", 403, shown=shown, **facts)
+    response["X-Frame-Options"] = "DENY"  # a button that must not be pressed in somebody else's page
+    return response
 
 
 def in_flight(job: Job) -> HttpResponse:
@@ -135,6 +145,15 @@ def held(job: Job) -> HttpResponse:
     return page(job.request, "saved", 409, unknown=True, **_resubmission(job.request))
 
 
+def too_many_keys(job: Job, seconds: float) -> HttpResponse:
+    """For a key beyond the quota of its principal; ``seconds``: until the next of the others ends."""
+    title = _("Too many requests")
+    detail = _("There are too many idempotency keys of this client that still live. Nothing was done.")
+    if job.html:
+        return page(job.request, "refused", 429, seconds, title=title, detail=detail)
+    return problem(429, "too_many_keys", title, detail, retry_after=seconds)
+
+
 def store_down(request: HttpRequest, *, html: bool) -> HttpResponse:
     title = _("Please try again in a moment")
     detail = _("The request was not carried out: it could not be made sure that this happens only once.")
@@ -145,20 +164,24 @@ def store_down(request: HttpRequest, *, html: bool) -> HttpResponse:
 
 def _resubmission(request: HttpRequest) -> dict[str, Any]:
     """What the page needs to send the same data again under a fresh key; nothing if it has files or secrets."""
-    fields = [
-        (name, value)
-        for name, values in request.POST.lists()
-        for value in values
-        if name not in (forms.FIELD, "csrfmiddlewaretoken")
-    ]
-    secret = any(word in name.lower() for name, _value in fields for word in SECRET_WORDS)
-    if request.FILES or secret or request.method != "POST":
+    fields = _fields(request)
+    if request.FILES or request.method != "POST" or any(is_secret(name) for name, _value in fields):
         return {"action": None}
     return {
         "action": address_of(request),
         "fields": fields,
         "key_field": forms.hidden_field(request, [request.path]),
     }
+
+
+def _fields(request: HttpRequest) -> list[tuple[str, str]]:
+    """The fields that the person has filled in, and those of the page."""
+    return [
+        (name, value)
+        for name, values in request.POST.lists()
+        for value in values
+        if name not in (forms.FIELD, "csrfmiddlewaretoken")
+    ]
 
 
 def replay(request: HttpRequest, answer: Answer) -> HttpResponse | None:

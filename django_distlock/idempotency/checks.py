@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from django.core.cache import InvalidCacheBackendError, caches
@@ -43,7 +44,7 @@ def check_idempotency(app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
     used = _position() is not None
     found = _check_order()
     if used or atomic_aliases:
-        found += _check_storage(config)
+        found += [*_check_storage(config), *_check_encryption(config)]
         found += _check_aliases(config)
     return found
 
@@ -82,13 +83,36 @@ def _check_storage(config: conf.Config) -> list[CheckMessage]:
         kind = type(caches[config.cache]).__name__
     except InvalidCacheBackendError as error:
         return [Error(f"DISTLOCK_IDEMPOTENCY: {error}", id="distlock.E031")]
+    found: list[CheckMessage] = []
+    if config.max_keys is not None:
+        found.append(
+            Warning(
+                "MAX_KEYS has no effect on idempotency keys in a cache, which cannot count the keys of a principal.",
+                hint='Use STORAGE = "database", or remove MAX_KEYS.',
+                id="distlock.W064",
+            )
+        )
     if kind not in NOT_SHARED:
-        return []
+        return found
     return [
+        *found,
         Warning(
             f"The idempotency keys are in the cache {config.cache!r}, a {kind}, which other processes do not see.",
             hint="Use the database, or a cache that all processes share.",
             id="distlock.W031",
+        ),
+    ]
+
+
+def _check_encryption(config: conf.Config) -> list[CheckMessage]:
+    if not config.encrypt or find_spec("cryptography") is not None:
+        return []
+    return [
+        Error(
+            'DISTLOCK_IDEMPOTENCY["ENCRYPT"] is set, and the package cryptography is not installed: each request with '
+            "a key would fail.",
+            hint="pip install 'django-distlock[encryption]'",
+            id="distlock.E064",
         )
     ]
 

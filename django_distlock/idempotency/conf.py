@@ -26,16 +26,19 @@ class Config:
     cache: str = "default"
     lock: str = "default"
     ttl: float = 86400.0
+    purge_every: float | None = 300.0
     claim_ttl: float = 30.0
     wait: float = 0.0
     form_wait: float = 2.0
     max_body: int = 256 * 1024
+    max_keys: int | None = None
     on_crash: str = "hold"
     on_store_error: str = "closed"
     credentials: bool = True
     replay_to_credentials: bool = False
     scope: Callable[[Any], str] | None = None
     max_upload: int = 100 * 1024 * 1024
+    encrypt: bool = False
 
 
 KEYS = tuple(field.name.upper() for field in fields(Config))
@@ -64,11 +67,15 @@ def _checked(name: str, value: Any) -> Any:
     key = name.upper()
     if name in ("ttl", "claim_ttl"):
         return seconds(key, value, positive=True)
+    if name == "purge_every":
+        return seconds(key, value, none=True, positive=True)
     if name in ("wait", "form_wait"):
         return seconds(key, value)
-    if name in ("max_body", "max_upload"):
+    if name == "max_keys" and value is None:
+        return None
+    if name in ("max_body", "max_keys", "max_upload"):
         return count(key, value)
-    if name in ("credentials", "replay_to_credentials"):
+    if name in ("credentials", "encrypt", "replay_to_credentials"):
         return flag(key, value)
     if name == "scope":
         return _callable(key, value)
@@ -106,6 +113,16 @@ def login_url() -> str | None:
         return resolve_url(settings.LOGIN_URL)
     except NoReverseMatch:
         return None
+
+
+def secret_keys() -> list[str | bytes]:
+    """What is derived from the first can be checked or read with each of them."""
+    return [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
+
+
+def csrf_cookie() -> str | None:
+    """The name of the cookie with the CSRF secret; None if the session has it."""
+    return None if settings.CSRF_USE_SESSIONS else settings.CSRF_COOKIE_NAME
 
 
 def longest_body() -> int | None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from django.db import Error
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from django_distlock import BackendUnavailable, LockNotAcquired
+from django_distlock.clock import monotonic
 from django_distlock.sitekey import site_key
 
 from . import answers, engine, forms, signals
@@ -33,7 +33,8 @@ from .requests import (
     tenant_of,
     wants_page,
 )
-from .storage import storage_of
+from .storage import TooManyKeys, storage_of
+from .sweeping import sweeper
 
 if TYPE_CHECKING:
     from django.dispatch import Signal
@@ -102,6 +103,8 @@ def _job(
         claim_ttl=settings.claim_ttl if options.claim_ttl is None else options.claim_ttl,
         wait=wait if options.wait is None else options.wait,
         max_body=settings.max_body,
+        # the ids of webhooks are all of one, and those whom nobody knows would use up each other's
+        quota=None if source == "callable" or principal.kind == "anybody" else settings.max_keys,
         on_crash=options.on_crash or settings.on_crash,  # type: ignore[arg-type]
         on_store_error=options.on_store_error or settings.on_store_error,
         replays=options.anonymous or _first(options.replay_to_credentials, settings.replay_to_credentials),
@@ -128,7 +131,7 @@ def _without_store(request: HttpRequest, options: Options, html: bool) -> HttpRe
 def claim(job: Job) -> Flow[Answering | None]:
     """None: run it, the key is ours. Else what makes the answer, to be called in a thread when all have been asked who
     may refuse. In the exactly-once mode, called inside the transaction."""
-    deadline, attempt, late = time.monotonic() + job.wait, 0, job.wait <= 0
+    deadline, attempt, late = monotonic() + job.wait, 0, job.wait <= 0
     try:
         record = yield partial(_ask, job, last=late)
         while record is not None:
@@ -138,11 +141,14 @@ def claim(job: Job) -> Flow[Answering | None]:
             if late:
                 return partial(_in_flight, job)
             yield engine.pause(attempt)
-            attempt, late = attempt + 1, time.monotonic() >= deadline
+            attempt, late = attempt + 1, monotonic() >= deadline
             # in a transaction who only looks may have to wait for another one's end
             record = None if job.alias is not None else (yield partial(job.storage.read, job.scope))
             if record is None:
                 record = yield partial(_ask, job, last=late)
+    except TooManyKeys as error:
+        logger.warning("%s has %d idempotency keys that live: no more are taken.", job.whose, job.quota)
+        return partial(answers.too_many_keys, job, error.seconds)
     except LockNotAcquired as error:
         job.broken = error.__cause__ is not None
         return partial(_in_flight, job)
@@ -302,6 +308,7 @@ def leave(job: Job) -> None:
     """The view has ended, well or not: nothing is renewed any more."""
     job.running = False
     renewal.remove(job)
+    sweeper.look(job.storage)
 
 
 def keep_body_when_rendered(job: Job, response: Any) -> None:

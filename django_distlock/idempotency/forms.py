@@ -64,8 +64,12 @@ def verify(request: HttpRequest, value: str, principal: str) -> Verified:
 
 
 def hidden_field(request: HttpRequest, actions: Iterable[str] = ()) -> SafeString:
+    return field(issue(request, actions))
+
+
+def field(key: str) -> SafeString:
     # autocomplete: a browser that restores a page with its fields would restore a key that is used up
-    return format_html('<input type="hidden" name="{}" value="{}" autocomplete="off">', FIELD, issue(request, actions))
+    return format_html('<input type="hidden" name="{}" value="{}" autocomplete="off">', FIELD, key)
 
 
 def _principal(request: HttpRequest) -> str:

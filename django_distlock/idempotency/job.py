@@ -49,6 +49,7 @@ class Job:
     claim_ttl: float
     wait: float
     max_body: int
+    quota: int | None
     on_crash: OnCrash
     on_store_error: str
     replays: bool  # the stored answer is given to a credential that nothing has checked
@@ -70,10 +71,17 @@ class Job:
             fingerprint=self.fingerprint,
             claim_ttl=self.claim_ttl,
             ttl=self.ttl,
-            principal=self.principal.label,
+            principal=self.whose,
             method=self.request.method or "",
             route=self.route,
+            quota=self.quota,
         )
+
+    @property
+    def whose(self) -> str:
+        """For people, and to count by: only a user has a name that is not secret."""
+        kind = self.principal.kind
+        return self.principal.label if kind in ("user", "anybody") else f"{self.principal.label} {self.mark[:12]}"
 
 
 def drive(flow: Flow[T]) -> T:

@@ -9,7 +9,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.signals import got_request_exception
 from django.http import HttpResponse
 
-from . import answers, engine
+from . import answers, csrf, engine  # noqa: F401 - csrf listens to log-ins
 from .attendance import to_the_end
 from .flow import claim, enter, finish, leave
 from .job import Flow, Job, adrive, drive

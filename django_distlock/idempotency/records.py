@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 CLAIMED, COMPLETED, FAILED, UNKNOWN = "claimed", "completed", "failed", "unknown"
@@ -73,7 +72,8 @@ class Record:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """What is asked of a storage: the right to run ``scope``, for ``claim_ttl`` seconds at first. What is kept
-    afterwards lives for ``ttl`` seconds. ``principal``, ``method`` and ``route`` are for people who look at a list."""
+    afterwards lives for ``ttl`` seconds. ``principal``, ``method`` and ``route`` are for people who look at a list.
+    ``quota``: how many keys of ``principal`` may live; None for any number."""
 
     scope: str
     owner: str
@@ -83,34 +83,29 @@ class Claim:
     principal: str = ""
     method: str = ""
     route: str = ""
+    quota: int | None = None
 
 
-def to_text(record: Record, expires: float, lives_until: float) -> str:
-    """A record as JSON, for storages that keep text. Never pickle."""
-    found = asdict(record)
-    del found["expired"]
-    answer = record.answer
-    found["answer"] = None if answer is None else answer.facts()
-    body = None if answer is None else answer.body
-    found["body"] = None if body is None else base64.b64encode(body).decode("ascii")
-    found["expires"], found["lives_until"] = expires, lives_until
-    return json.dumps(found)
-
-
-def of_text(text: object, now: float) -> tuple[Record, float] | None:
-    """The record that :func:`to_text` wrote and when it ends to live, or None if this is no such text."""
-    try:
-        found: Any = json.loads(text) if isinstance(text, str) else None
-        body = None if found["body"] is None else base64.b64decode(found["body"])
-        record = Record(
-            scope=str(found["scope"]),
-            state=str(found["state"]),
-            owner=str(found["owner"]),
-            fingerprint=str(found["fingerprint"]),
-            expired=float(found["expires"]) <= now,
-            answer=None if found["answer"] is None else Answer.of(found["answer"], body),
-            phases=dict(found["phases"]),
-        )
-        return record, float(found["lives_until"])
-    except (ValueError, KeyError, TypeError):
-        return None
+def record_of(
+    scope: str,
+    state: str,
+    owner: str,
+    fingerprint: str,
+    *,
+    expired: bool,
+    answer: Answer | None,
+    phases: dict[str, Any] | None,
+) -> Record:
+    """A record as it was read. What cannot be read (``phases`` None, a state that is none) must not run again: it
+    counts as done, or as broken off, until its lifetime ends."""
+    if state not in STATES or (phases is None and state != COMPLETED):
+        state, expired = UNKNOWN, False
+    return Record(
+        scope=scope,
+        state=state,
+        owner=owner,
+        fingerprint=fingerprint,
+        expired=expired,
+        answer=answer,
+        phases=phases or {},
+    )

@@ -9,8 +9,9 @@ import logging
 import math
 import os
 import threading
-import time
 from typing import TYPE_CHECKING
+
+from django_distlock.clock import monotonic
 
 if TYPE_CHECKING:
     from .job import Job
@@ -34,7 +35,7 @@ class Renewal:
 
     def add(self, job: Job) -> None:
         with self._changed:
-            due = time.monotonic() + job.claim_ttl / 3
+            due = monotonic() + job.claim_ttl / 3
             first = min((at for at, _job in self._due.values()), default=None)
             self._due[job.owner] = (due, job)
             if self._thread is None:
@@ -58,7 +59,7 @@ class Renewal:
                     if not self._due:
                         self._thread = None
                         return
-                now = time.monotonic()
+                now = monotonic()
                 times = {owner: self._time_of(at, job) for owner, (at, job) in self._due.items()}
                 due = [self._due[owner][1] for owner, at in times.items() if at <= now]
                 if not due:

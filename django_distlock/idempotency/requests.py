@@ -87,15 +87,25 @@ def principal_of(request: HttpRequest) -> Principal:
     user: Any = getattr(request, "user", None)
     # users of the REST framework are of any class; one without a number is like any other of his kind
     if is_authenticated(user) and (number := getattr(user, "pk", None)) is not None:
-        return Principal("user", f"user:{_kind(user)}:{number}", f"user {number}")
+        return Principal("user", f"user:{_kind(user)}:{number}", user_label(number))
     if (credential := request.headers.get("Authorization")) and conf.config().credentials:
         return Principal("credential", f"credential:{credential}", "credential")
     if secret := request.META.get("CSRF_COOKIE"):
-        return Principal("browser", f"csrf:{secret}", "browser")
+        return Principal("browser", browser_text(secret), "browser")
     session: Any = getattr(request, "session", None)
     if session is not None and session.session_key:
         return Principal("browser", f"session:{session.session_key}", "browser")
     return Principal("anybody", "", "anybody")
+
+
+def browser_text(secret: str) -> str:
+    """Of a browser that has this CSRF secret."""
+    return f"csrf:{secret}"
+
+
+def user_label(number: Any) -> str:
+    """What the list of keys calls a user."""
+    return f"user {number}"
 
 
 def is_authenticated(user: Any) -> bool:

@@ -7,6 +7,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, Self
 
 from asgiref.sync import sync_to_async
+from django.http import HttpRequest
 
 from . import engine
 
@@ -61,6 +62,15 @@ class Idempotency:
         """This answer is the last word, though it is the page of a form and no redirect: the key is used up."""
         if self.job is not None:
             self.job.kept = True
+
+
+class IdempotentRequest(HttpRequest):
+    """For annotations: the request of a view below the middleware, or under ``@idempotent``.
+
+    Requests are no instances of it: Django makes them, and the middleware gives them the attribute.
+    """
+
+    idempotency: Idempotency
 
 
 class Phase:

@@ -34,7 +34,8 @@ ENGINES = {
     "leasetable": "lease table",
     "memory": "memory",
 }
-README_LINK = "[{engine}](docs/backends/{module}.md)"
+# The README defines these references at its end.
+README_LINK = "[{engine}][{module}]"
 
 
 def backends() -> list[type[Backend]]:

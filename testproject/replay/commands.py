@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -12,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from django.db.models import Model
+    from django.http import HttpRequest
+
+MANAGE = Path(__file__).resolve().parents[1] / "manage.py"
 
 
 class ReplayCommand(BaseCommand):
@@ -36,7 +43,7 @@ class ReplayCommand(BaseCommand):
     def require_tables(self) -> None:
         if self.model._meta.db_table not in connection.introspection.table_names():
             raise CommandError(
-                f"The {connection.display_name} database has no tables yet: run `python testproject/manage.py migrate`."
+                f"The {connection.display_name} database has no tables yet: run `{command_line('migrate')}`."
             )
 
     def teller(self, quiet: bool) -> Callable[[str], Any]:
@@ -58,3 +65,18 @@ def positive(text: str) -> int:
     if number < 1:
         raise ValueError
     return number
+
+
+def command_line(command: str) -> str:
+    """What to type at the top of the checkout to run this command as this process runs: with the interpreter of its
+    virtual environment, and on its database."""
+    top = MANAGE.parents[1]
+    python = Path(sys.executable)
+    shown = python.relative_to(top) if python.is_relative_to(top) else python
+    database = [f"DB={shlex.quote(engine)}"] if (engine := os.environ.get("DB", "sqlite")) != "sqlite" else []
+    return " ".join([*database, shlex.quote(str(shown)), str(MANAGE.relative_to(top)), command])
+
+
+def how_to_run(request: HttpRequest) -> dict[str, str]:
+    """For the templates, which say how to run a replay: ``{{ manage }} NAME``."""
+    return {"manage": command_line("").rstrip()}

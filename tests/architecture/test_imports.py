@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "django_distlock"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts)
 
 PURE = {"exceptions", "names", "records", "waiting", "parking", "validation", "tokens", "garbage", "oneline"}
-PURE |= {"asker", "lockquery"}
+PURE |= {"asker", "clock", "lockquery"}
 # The session machinery: shared by the engines whose locks belong to a session.
 SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", "threads", "base", "remains"}
 # How servers are reached that may hang.
@@ -59,7 +59,7 @@ def ours(names: set[str]) -> set[str]:
 
 
 # Beside the public names, what operators need and other code does not.
-FOR_OPERATORS = {"diagnosis", "lookup", "migrationlock", "oneline", "pruning", "records"}
+FOR_OPERATORS = {"clock", "diagnosis", "lookup", "migrationlock", "oneline", "pruning", "records"}
 
 
 def engine(module: str) -> str | None:
@@ -104,7 +104,7 @@ def test_commands_know_the_public_names_only(path: Path) -> None:
 def test_helpers_for_tests_know_the_public_names_only() -> None:
     """And ``rehearsal``, which is where they touch the inside."""
     for name in ("testing", "pytest_plugin"):
-        known = {"rehearsal", "testing", *django_distlock.__all__}
+        known = {"clock", "rehearsal", "testing", *django_distlock.__all__}
         assert {module.split(".")[0] for module in ours(imported(PACKAGE / f"{name}.py"))} <= known
 
 
@@ -131,8 +131,8 @@ def test_drivers_and_engines_are_named_by_nobody_else() -> None:
         assert not engines, f"{path.name} imports {engines}"
 
 
-# Of the core beside its public names: the site key, how arguments are checked, and the tables.
-IDEMPOTENCY_MAY_IMPORT = {"idempotency", "sitekey", "validation", "models", *django_distlock.__all__}
+# Of the core beside its public names: the clock, the site key, how arguments are checked, and the tables.
+IDEMPOTENCY_MAY_IMPORT = {"idempotency", "clock", "sitekey", "validation", "models", *django_distlock.__all__}
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "idempotency").rglob("*.py")), ids=lambda path: path.stem)
@@ -183,3 +183,19 @@ def test_the_rest_works_without_idempotency(tmp_path: Path) -> None:
 def test_settings_are_read_in_one_place() -> None:
     readers = [str(path.relative_to(PACKAGE)) for path in MODULES if "django.conf" in imported(path)]
     assert set(readers) - {"idempotency/conf.py"} == {"checks.py", "conf.py"}
+
+
+# Clocks of the standard library that stand still while the host is suspended, and those that may be of another kind.
+OTHER_CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "clock_gettime", "clock_gettime_ns"}
+
+
+def test_there_is_one_monotonic_clock() -> None:
+    """R19: a time of ``time.monotonic()`` says nothing about a lease, and must not be compared with one that does."""
+    for path in MODULES:
+        names = imported(path) | {
+            f"{node.value.id}.{node.attr}"
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        }
+        others = names & {f"time.{clock}" for clock in OTHER_CLOCKS}
+        assert path.name == "clock.py" or not others, f"{path.name} uses {others}: take django_distlock.clock.monotonic"

@@ -6,7 +6,6 @@ import asyncio
 import os
 import sqlite3
 import stat
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +18,7 @@ from django_distlock.backends.leasetable import IDLE, LeaseTableBackend
 from django_distlock.backends.leasetable_file import lease_path
 from django_distlock.backends.leasetable_rows import KEPT
 from django_distlock.backends.remains import GHOSTS, StoreError
+from django_distlock.clock import monotonic
 from tests.backends.leasetable_stores import SERVERS, STORES, Stores
 from tests.conftest import eventually
 
@@ -58,13 +58,13 @@ def test_the_file_is_beside_the_database(name: str, path: str | None) -> None:
 
 
 def test_an_idle_session_is_closed_and_opened_again(stores: Stores, client: Any) -> None:
-    assert client.tick(time.monotonic()) is None, "nothing is open"
+    assert client.tick(monotonic()) is None, "nothing is open"
     grant = client.try_acquire(stores.claim())
     if stores.store == "memory":
-        assert client.tick(time.monotonic() + 60) is None, "nothing to be closed: it would be lost"
+        assert client.tick(monotonic() + 60) is None, "nothing to be closed: it would be lost"
         assert client.verify(grant)
         return
-    now = time.monotonic()
+    now = monotonic()
     assert client.tick(now) <= now + 1
     assert client.store.is_open
     client.tick(now + IDLE + 0.1)
@@ -185,9 +185,9 @@ def test_old_leases_are_pruned_in_the_background(stores: Stores, client: Any, mo
     monkeypatch.setattr(leasetable_prune, "BREATH", 0.0)
     assert client.release(client.try_acquire(stores.claim()))
     stores.shift(KEPT + 60)
-    client._pruning.tick(time.monotonic() + leasetable_prune.EVERY / 3)
+    client._pruning.tick(monotonic() + leasetable_prune.EVERY / 3)
     assert client._pruning._thread is None, "not yet"
-    client._pruning.tick(time.monotonic() + 2 * leasetable_prune.EVERY)
+    client._pruning.tick(monotonic() + 2 * leasetable_prune.EVERY)
     eventually(lambda: stores.kept() == 0, "it is still there")
 
 
@@ -224,7 +224,7 @@ def sweep(client: Any) -> None:
     """What the keepalive thread has done a little later."""
     for remnant in client._remains.left.values():
         remnant.due = 0.0
-    assert client.tick(time.monotonic()) is not None
+    assert client.tick(monotonic()) is not None
     eventually(lambda: client._remains._thread is None, "it sweeps for ever")
 
 

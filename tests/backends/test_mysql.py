@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock, held_locks
+from django_distlock.clock import monotonic
 from django_distlock.records import Claim
 from django_distlock.registry import registry
 from tests.backends.actors import hold, share_and_write
@@ -74,7 +74,7 @@ def test_null_is_not_acquired(name: str) -> None:
         child.say()
         assert child.hear() == "released"
     for session in backend.sessions.all():
-        session.query(b"SET sql_mode = 'PIPES_AS_CONCAT'", time.monotonic() + 2)
+        session.query(b"SET sql_mode = 'PIPES_AS_CONCAT'", monotonic() + 2)
     key.__dict__["text_bytes"] = b"' || NULL || '"
     with pytest.raises(BackendUnavailable, match="NULL"):
         backend.try_acquire(Claim(key=key))
@@ -82,12 +82,12 @@ def test_null_is_not_acquired(name: str) -> None:
         with pytest.raises(BackendUnavailable, match="lock name 'NULL'"):
             backend.try_acquire(Claim(key=key), 2)
         return
-    began = time.monotonic()
+    began = monotonic()
     try:  # known to be busy, so that it is waited for at once
         assert backend.try_acquire(Claim(key=key), 0.2) is None
     except BackendUnavailable as error:
         raise TooSlow("that it is busy was known too long ago") from error
-    within(time.monotonic() - began, 0.25)
+    within(monotonic() - began, 0.25)
 
 
 def a_waiter(name: str) -> int:
@@ -131,11 +131,11 @@ def test_r5_max_statement_time_on_a_wait_keeps_the_deadline(name: str) -> None:
         with pytest.raises(LockTimeout):
             advisory_lock(name, using="mysql").acquire(timeout=0.05)
         for session in registry.entry("mysql").backend.sessions.all():
-            session.query(tight.encode(), time.monotonic() + 2)
-        began = time.monotonic()
+            session.query(tight.encode(), monotonic() + 2)
+        began = monotonic()
         with pytest.raises(LockTimeout):
             advisory_lock(name, using="mysql").acquire(timeout=0.6)
-        within(time.monotonic() - began, 0.65, least=0.6)
+        within(monotonic() - began, 0.65, least=0.6)
         child.say()
         assert child.hear() == "released"
     with advisory_lock(name, using="mysql"):
@@ -150,7 +150,7 @@ def test_max_statement_time_of_the_server_does_not_count(init_command: Callable[
         assert child.hear() == "held"
         threading.Timer(0.4, child.say).start()
         with advisory_lock(name, using="mysql", timeout=5) as lease:
-            assert session_of(lease).execute(f"SELECT @@{variable}".encode(), time.monotonic() + 2) == 0
+            assert session_of(lease).execute(f"SELECT @@{variable}".encode(), monotonic() + 2) == 0
         assert child.hear() == "released"
 
 
@@ -246,10 +246,10 @@ def test_r6_a_wrong_password_is_unavailable_with_the_servers_words(settings: Any
 def test_r6_nobody_listening_is_unavailable_at_once(settings: Any, name: str) -> None:
     with database_alias("nobody", "mariadb", PORT="1"):
         on(settings, "mariadb", session_database="nobody")
-        began = time.monotonic()
+        began = monotonic()
         with pytest.raises(BackendUnavailable, match="connect"):
             advisory_lock(name, using="mysql").acquire(timeout=5)
-        within(time.monotonic() - began, 1)
+        within(monotonic() - began, 1)
 
 
 def test_the_wrong_kind_of_database_is_named(settings: Any, name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import MySQLdb
@@ -12,6 +11,7 @@ from django.db import connections
 from django_distlock import UnsupportedOperation
 from django_distlock.backends.mysql_session import MySQLSession
 from django_distlock.backends.session import ServerError
+from django_distlock.clock import monotonic
 from django_distlock.waiting import drive
 from tests.faults.server import is_mariadb
 
@@ -31,7 +31,7 @@ def conn(databases: None) -> Iterator[Any]:
 
 def prepare(conn: Any) -> MySQLSession:
     session = MySQLSession(conn, waits=False)
-    drive(session.prepare("mysql", time.monotonic() + 5))
+    drive(session.prepare("mysql", monotonic() + 5))
     return session
 
 

@@ -16,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock, held_locks
+from django_distlock.clock import monotonic
 from tests.backends.actors import hold, share_and_write
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias
@@ -103,10 +104,10 @@ def test_r4_a_waiting_writer_is_not_overtaken_by_readers_of_a_reading_session(na
         eventually(lambda: waiters("postgres", name), "the writer does not wait")
         with held_turnstile(session):
             sql = f"SELECT pg_try_advisory_lock_shared({number_of(name)})".encode()
-            assert session.query(sql, time.monotonic() + 2) == [["t"]], "no fault to guard against"
-            session.query(sql.replace(b"try_advisory_lock", b"advisory_unlock"), time.monotonic() + 2)
+            assert session.query(sql, monotonic() + 2) == [["t"]], "no fault to guard against"
+            session.query(sql.replace(b"try_advisory_lock", b"advisory_unlock"), monotonic() + 2)
         assert shared_in_thread(name) is None
-        released = time.monotonic()
+        released = monotonic()
         reader.release()
         within(writer.hear() - released, 1.0)
         assert shared_in_thread(name) is None
@@ -141,7 +142,7 @@ def test_r4_joining_readers_do_not_starve_a_writer_of_another_process(name: str)
     eventually(lambda: len(overlaps) > 20, "nobody reads")
     with Child(share_and_write, "postgres", name) as writer:
         assert writer.hear() == "asking"
-        asked = time.monotonic()
+        asked = monotonic()
         within(writer.hear(timeout=10) - asked, 2.0)
         ended.set()
         writer.say()
@@ -173,10 +174,10 @@ def test_timeouts_of_the_role_do_not_end_the_lock_or_the_wait(impatient_role: st
     with Child(hold, "postgres", name) as child:
         assert child.hear() == "held"
         lease = advisory_lock(name + "-kept", using="postgres").acquire()
-        began = time.monotonic()
+        began = monotonic()
         with pytest.raises(LockTimeout):
             advisory_lock(name, using="postgres").acquire(timeout=0.5)
-        within(time.monotonic() - began, 0.55, least=0.5)
+        within(monotonic() - began, 0.55, least=0.5)
         lease.ensure_held()
         assert holders("postgres", name + "-kept") == [session_of(lease).server_id]
         child.say()
@@ -264,10 +265,10 @@ def test_r6_a_wrong_password_is_unavailable_with_the_servers_words(settings: Any
 def test_r6_nobody_listening_is_unavailable_at_once(settings: Any, name: str) -> None:
     with database_alias("nobody", "postgres", PORT="1"):
         on(settings, "postgres", session_database="nobody")
-        began = time.monotonic()
+        began = monotonic()
         with pytest.raises(BackendUnavailable, match="refused"):
             advisory_lock(name, using="postgres").acquire(timeout=5)
-        within(time.monotonic() - began, 1)
+        within(monotonic() - began, 1)
 
 
 def test_the_wrong_kind_of_database_is_named(settings: Any, name: str) -> None:

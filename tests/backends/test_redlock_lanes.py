@@ -178,7 +178,7 @@ def _open(fd: int) -> bool:
 def test_r4_a_waiter_does_not_leave_its_node_for_a_moments_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     """The node grants it and the others do not, twice: they may only be later to hear of a release."""
     now = 100.0
-    monkeypatch.setattr(redlock_claims, "time", SimpleNamespace(monotonic=lambda: now, time_ns=lambda: 0))
+    monkeypatch.setattr(redlock_claims, "monotonic", lambda: now)
     claim = Claim(key=derive_key("", "pure", "x"), ttl=30.0, token="token")
     ballot = Ballot(claim, b"{}", SimpleNamespace(lines=[None] * 5))  # type: ignore[arg-type]
     for _ in range(3):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
 
 from django_distlock import advisory_lock, held_locks
+from django_distlock.clock import monotonic
 from django_distlock.keepalive import keepalive
 from django_distlock.registry import registry
 from tests.backends.actors import hold
@@ -106,7 +106,7 @@ def test_r23_an_idle_session_is_closed_after_five_seconds(using: str, name: str)
     with advisory_lock(name, using=using) as lease:
         session = session_of(lease)
     backend = registry.entry(using).backend
-    released = time.monotonic()
+    released = monotonic()
     backend.tick(released + IDLE - 0.2)
     assert session_exists(using, session.server_id)
     server_id = session.server_id
@@ -120,7 +120,7 @@ def test_r23_an_idle_session_is_closed_after_five_seconds(using: str, name: str)
 @each_engine
 def test_r23_a_session_that_holds_a_lock_is_not_idle(using: str, name: str) -> None:
     lease = advisory_lock(name, using=using).acquire()
-    registry.entry(using).backend.tick(time.monotonic() + 3600)
+    registry.entry(using).backend.tick(monotonic() + 3600)
     assert holders(using, name) == [session_of(lease).server_id]
     lease.release()
 
@@ -133,7 +133,7 @@ def test_r23_idle_wait_sessions_are_closed_too(using: str, name: str) -> None:
         theirs = lock_sessions(using)
         assert advisory_lock(name, using=using).try_acquire(timeout=0.3) is None
         assert len(lock_sessions(using) - theirs) == 2
-        registry.entry(using).backend.tick(time.monotonic() + IDLE + 0.2)
+        registry.entry(using).backend.tick(monotonic() + IDLE + 0.2)
         eventually(lambda: lock_sessions(using) == theirs, "sessions are left")
         child.say()
         assert child.hear() == "released"
@@ -209,7 +209,7 @@ def test_r18_a_silent_session_is_given_up_within_seven_seconds(
     session = session_of(lease)
     monkeypatch.setattr(keepalive, "backends", ())  # the thread leaves this session to us
     monkeypatch.setattr(type(session), "collect", lambda self: None)  # no reply comes
-    start = time.monotonic() + 1000
+    start = monotonic() + 1000
     assert Clock(session, start).dead_after(start + phase) <= 7.0
     with pytest.raises(Exception, match="lost"):
         lease.release()

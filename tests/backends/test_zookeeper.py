@@ -6,7 +6,6 @@ import asyncio
 import gc
 import queue
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +16,7 @@ from kazoo.security import make_digest_acl
 
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock
 from django_distlock.backends.zookeeper import ZooKeeperBackend
+from django_distlock.clock import monotonic
 from django_distlock.records import Claim
 from django_distlock.registry import registry
 from django_distlock.sitekey import site_key
@@ -110,10 +110,10 @@ def test_r5_one_deadline_however_often_the_one_before_changes(name: str, server:
 
     ended = threading.Event()
     thread = churn([_stand_in_front(server, name, number) for number in range(times)])
-    began = time.monotonic()
+    began = monotonic()
     with pytest.raises(LockTimeout):
         advisory_lock(name, using=USING).acquire(timeout=timeout)
-    within(time.monotonic() - began, timeout + 0.05, least=timeout)
+    within(monotonic() - began, timeout + 0.05, least=timeout)
     ended.set()
     thread.join()
     ended.clear()
@@ -123,9 +123,9 @@ def test_r5_one_deadline_however_often_the_one_before_changes(name: str, server:
         for number in range(times)
     ]
     thread = churn(naive_paths)
-    began = time.monotonic()
+    began = monotonic()
     naive.acquire(timeout=timeout)
-    assert time.monotonic() - began > 2 * timeout, "kazoo keeps its deadline: no fault to guard against"
+    assert monotonic() - began > 2 * timeout, "kazoo keeps its deadline: no fault to guard against"
     thread.join()
     naive.release()
     server.delete(f"{path_of(name)}-kazoo", recursive=True)
@@ -180,7 +180,7 @@ def test_unused_nodes_above_are_deleted(name: str, server: Any, settings: Any) -
                 pass
         backend = registry.entry(USING).backend
         with advisory_lock(f"{name}held", using=USING):
-            backend.tick(time.monotonic() + 5.1)
+            backend.tick(monotonic() + 5.1)
             eventually(lambda: len(server.get_children(path)) == 1, "the unused ones stay")
     finally:
         registry.close()
@@ -283,10 +283,10 @@ def test_wrong_options_are_named_without_their_value(option: str, values: list[A
 def test_tls_options_reach_kazoo(name: str, settings: Any) -> None:
     """The server of the tests speaks no TLS: the handshake fails, and says so, within the deadline."""
     use(settings, use_ssl=True, verify_certs=False)
-    began = time.monotonic()
+    began = monotonic()
     with pytest.raises(BackendUnavailable):
         advisory_lock(name, using=USING).acquire(timeout=0.5)
-    within(time.monotonic() - began, 0.55)
+    within(monotonic() - began, 0.55)
     registry.close()
     gc.collect()  # kazoo leaves its socket to this, which warns
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -14,6 +13,7 @@ from django.db import connections
 
 from django_distlock import DistlockError, LockNotAcquired, advisory_lock, lock_all
 from django_distlock.backends.sessions import IDLE
+from django_distlock.clock import monotonic
 from django_distlock.holdings import holdings
 from django_distlock.registry import registry
 from tests.conformance.actors import PATIENCE, ThreadActor
@@ -94,7 +94,7 @@ def test_r23_idle_sessions_close_after_5_seconds(me: Actor, entry: Entry, using:
 
 
 def _later(seconds: float) -> float:
-    return time.monotonic() + seconds
+    return monotonic() + seconds
 
 
 def test_r23_a_session_that_holds_is_never_idle(me: Actor, using: str, name: str, backend: Any) -> None:

@@ -105,3 +105,16 @@ def test_an_exclusive_one_covers_a_shared_one(me: Actor, other: Actor, using: st
     together = [actor.acquire(lock_all([name], using=using, shared=True), timeout=0) for actor in (me, other)]
     me.release(together[0])
     other.release(together[1])
+
+
+def test_one_name_on_two_aliases(databases: None) -> None:
+    """The leases of lock_all: a name alone does not say which of the two."""
+    both = [advisory_lock("one name", using=alias) for alias in ("memory", "leasetable")]
+    with lock_all([*both, advisory_lock("another", using="memory")]) as leases:
+        with pytest.raises(ValueError, match=r"leases\['leasetable', 'one name'\] or leases\['memory', 'one name'\]"):
+            leases["one name"]
+        assert [leases[alias, "one name"].using for alias in ("memory", "leasetable")] == ["memory", "leasetable"]
+        assert leases["another"] is leases["memory", "another"]
+        for missing in ("one", ("leasetable", "another")):
+            with pytest.raises(KeyError):
+                leases[missing]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from django_distlock import BackendUnavailable, LockNotAcquired, advisory_lock, held_locks
+from django_distlock.clock import monotonic
 from django_distlock.keepalive import keepalive
 from django_distlock.signals import lock_acquired, lock_lost, lock_released, lock_timed_out
 from tests.conformance.watching import waiting_at_the_engine
@@ -168,7 +168,7 @@ def test_a_long_hold_is_warned_of_once(me: Actor, using: str, name: str, setting
     with caplog.at_level(logging.WARNING, "django_distlock"):
         lease = me.acquire(advisory_lock(name, using=using))
         for _ in range(2):
-            keepalive._tick(time.monotonic() + 0.06)
+            keepalive._tick(monotonic() + 0.06)
         me.release(lease)
     assert caplog.text.count("has been held for") == 1
     assert name in caplog.text

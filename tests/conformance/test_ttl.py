@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from django_distlock import LockLost, advisory_lock
+from django_distlock.clock import monotonic
 from django_distlock.records import drift
 from tests.conformance.actors import ThreadActor
 from tests.conformance.conftest import with_ttl
@@ -25,9 +25,9 @@ pytestmark = [pytest.mark.alone, with_ttl]
 
 
 def test_r19_validity_counts_from_before_the_request_less_drift(me: Actor, using: str, name: str) -> None:
-    before = time.monotonic()
+    before = monotonic()
     lease = me.acquire(advisory_lock(name, using=using, ttl=20))
-    after = time.monotonic()
+    after = monotonic()
     assert before + 20 - drift(20) <= lease.valid_until <= after + 20 - drift(20)
     assert drift(20) == pytest.approx(0.202)
     me.release(lease)
@@ -46,7 +46,7 @@ def test_r19_a_grant_that_comes_after_its_own_validity_is_given_back(
     lease = me.acquire(advisory_lock(name, using=using, ttl=0.2), timeout=5)
     assert len({id(grant) for grant in released}) == 1
     assert lease.held
-    assert lease.valid_until > time.monotonic()
+    assert lease.valid_until > monotonic()
     me.release(lease)
     rival.release(rival.acquire(using, name, timeout=1))
 
@@ -92,7 +92,7 @@ def test_r20_it_is_renewed_while_it_is_held(me: Actor, rival: Any, using: str, n
     fenced = backend.supports_fencing
     first, fence = lease.valid_until, fenced and lease.fence
     eventually(lambda: lease.valid_until > first + 0.3, "it is not renewed", 3)
-    assert time.monotonic() > first
+    assert monotonic() > first
     assert (lease.held, fenced and lease.fence) == (True, fence)
     with pytest.raises(RivalError, match="LockNotAcquired"):
         rival.acquire(using, name, timeout=0)
@@ -117,7 +117,7 @@ def test_r20_also_if_it_was_waited_for(me: Actor, rival: Any, using: str, name: 
 def test_r20_many_leases_of_one_process(me: Actor, using: str, name: str) -> None:
     leases = [me.acquire(advisory_lock(f"{name}{number}", using=using, ttl=0.6)) for number in range(20)]
     ends = [lease.valid_until for lease in leases]
-    eventually(lambda: time.monotonic() > max(ends) + 0.05, "", 3)
+    eventually(lambda: monotonic() > max(ends) + 0.05, "", 3)
     assert all(lease.held for lease in leases)
     assert sum(thread.name == "distlock-keepalive" for thread in threading.enumerate()) == 1
     for lease in leases:
@@ -125,19 +125,19 @@ def test_r20_many_leases_of_one_process(me: Actor, using: str, name: str) -> Non
 
 
 def test_r20_renewal_ends_with_max_hold(me: Actor, other: Actor, using: str, name: str) -> None:
-    began = time.monotonic()
+    began = monotonic()
     lease = me.acquire(advisory_lock(name, using=using, ttl=0.2, max_hold=0.35))
     eventually(lambda: lease.lost, "it is held for ever", 3)
-    within(time.monotonic() - began, 0.45, least=0.3)
+    within(monotonic() - began, 0.45, least=0.3)
     other.release(other.acquire(advisory_lock(name, using=using), timeout=1))
     with pytest.raises(LockLost, match=r"\(expired\)"):
         me.release(lease)
 
 
 def test_r20_max_hold_below_the_ttl_shortens_it(me: Actor, using: str, name: str) -> None:
-    began = time.monotonic()
+    began = monotonic()
     lease = me.acquire(advisory_lock(name, using=using, ttl=30, max_hold=0.15))
-    assert lease.valid_until <= time.monotonic() + 0.15
+    assert lease.valid_until <= monotonic() + 0.15
     within(lease.valid_until - began, 0.2)
     eventually(lambda: lease.lost, "it is held for ever", 3)
     with pytest.raises(LockLost):
@@ -186,8 +186,8 @@ def test_r18_lost_at_valid_until_if_it_cannot_be_renewed(
     monkeypatch.setattr(backend, "extend", extend)
     lease = me.acquire(advisory_lock(name, using=using, ttl=0.3))
     end = lease.valid_until
-    while time.monotonic() < end:
-        assert lease.held or time.monotonic() >= end
+    while monotonic() < end:
+        assert lease.held or monotonic() >= end
     assert lease.lost
     with pytest.raises(LockLost, match=r"\(expired\)"):
         lease.ensure_held()
@@ -206,7 +206,7 @@ def test_r18_lease_that_ends_in_the_midst_of_a_look_says_why(
     look = backend.look
 
     def late(grant: Any) -> bool:
-        threading.Event().wait(max(0.0, end + 0.1 - time.monotonic()))
+        threading.Event().wait(max(0.0, end + 0.1 - monotonic()))
         return bool(look(grant))
 
     monkeypatch.setattr(backend, "extend", extend)
@@ -243,9 +243,9 @@ def test_r20_a_renewal_that_comes_too_late_prolongs_nothing(
     original = backend.extend
 
     def extend(grant: Any, ttl: float) -> Any:
-        threading.Event().wait(grant.valid_until - time.monotonic() - 0.03)
+        threading.Event().wait(grant.valid_until - monotonic() - 0.03)
         renewed = original(grant, ttl)
-        threading.Event().wait(grant.valid_until - time.monotonic() + 0.05)
+        threading.Event().wait(grant.valid_until - monotonic() + 0.05)
         return renewed
 
     monkeypatch.setattr(backend, "extend", extend)
@@ -253,6 +253,6 @@ def test_r20_a_renewal_that_comes_too_late_prolongs_nothing(
     end = lease.valid_until
     eventually(lambda: lease.lost, "a late renewal revived it", 3)
     rival.release(rival.acquire(using, name, timeout=5))
-    within(time.monotonic() - end, 0.35, what="that it was given back")
+    within(monotonic() - end, 0.35, what="that it was given back")
     with pytest.raises(LockLost, match=r"\(expired\)"):
         me.release(lease)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from django_distlock import LockLost, advisory_lock
+from django_distlock.clock import monotonic
 from tests.conformance.conftest import with_ttl
 from tests.conftest import PATIENCE, eventually
 
@@ -24,7 +24,7 @@ def held_up(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked of a lease reaches the engine when it is over by the clocks of both sides."""
 
     def over(grant: Any) -> None:
-        eventually(lambda: time.monotonic() > grant.valid_until, "it does not end")
+        eventually(lambda: monotonic() > grant.valid_until, "it does not end")
         eventually(lambda: not backend.verify(grant), "it does not end at the engine")
 
     def late(original: Any) -> Any:

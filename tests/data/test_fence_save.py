@@ -130,19 +130,6 @@ class TestPlainSave:
                 row.save(update_fields=fields)
         assert stored(row) == (100, LATE)
 
-    def test_a_deferred_fence_is_not_asked(self, alias: str) -> None:
-        row = rows(alias).defer("fence").get(pk=register(alias, fence=LATE).pk)
-        row.balance = 4
-        row.save()
-        assert stored(row) == (4, LATE)
-        row = rows(alias).only("balance").get(pk=row.pk)
-        row.save(fence=LATE + 1)
-        assert stored(row) == (4, LATE + 1)
-        row = rows(alias).only("balance").get(pk=row.pk)
-        with pytest.raises(LockLost):
-            row.save(fence=EARLY)
-        assert "fence" not in row.__dict__, "still deferred"
-
     def test_an_expression(self, alias: str) -> None:
         row = register(alias, fence=EARLY, balance=1)
         row.balance = F("balance") + 1  # type: ignore[assignment]

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.management import call_command
-from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db import IntegrityError, OperationalError, connections, migrations, models, transaction
 from django.db.migrations.executor import MigrationExecutor
 from django.test import override_settings
 
-from django_distlock.data.fence_triggers import check_fences, restore
+from django_distlock.data import EnforceFence, RelaxFence
+from django_distlock.data.fence_triggers import _after, check_fences, restore
 from tests.data.fences import EARLY, LATE
 
 if TYPE_CHECKING:
@@ -22,9 +23,9 @@ MODULES = {"dataapp": "tests.data.fence_migrations"}
 
 
 @pytest.fixture
-def migrate(alias: str) -> Iterator[Callable[[str], None]]:
+def migrate(alias: str, request: pytest.FixtureRequest) -> Iterator[Callable[[str], None]]:
     """migrate("0002"): the history of the table up to there, without what the command does besides."""
-    with override_settings(MIGRATION_MODULES=MODULES):
+    with override_settings(MIGRATION_MODULES=getattr(request, "param", MODULES)):
 
         def go(target: str, restoring: bool = True) -> None:
             executor = MigrationExecutor(connections[alias])
@@ -191,3 +192,46 @@ def test_it_outlives_every_change_and_its_way_back(alias: str, migrate: Any) -> 
         assert enforced(alias, table, fence), target
         assert not check_fences(None, [alias])
         assert len(triggers(alias)) == 1
+
+
+@pytest.mark.parametrize("migrate", [{"dataapp": "tests.data.fence_again_migrations"}], indirect=True)
+def test_another_model_of_the_same_name_has_no_trigger(alias: str, migrate: Any) -> None:
+    """EnforceFence, DeleteModel, CreateModel: only the first one asked for it. And all the way back."""
+    for target in ("0001", "0002", "0003", "0002", "0001"):
+        migrate(target)
+        assert not check_fences(None, [alias]), target
+        if target == "0002":
+            continue
+        put(alias)
+        assert enforced(alias) is (target == "0001"), target
+
+
+FENCED = EnforceFence("Vault")
+NUMBER = models.IntegerField(default=0)
+
+
+@pytest.mark.parametrize(
+    ("operations", "expected"),
+    [
+        ([FENCED], {"vault.fence"}),
+        ([FENCED, RelaxFence("vault")], set()),
+        ([FENCED, migrations.DeleteModel("VAULT")], set()),
+        ([FENCED, migrations.DeleteModel("Safe")], {"vault.fence"}),
+        ([FENCED, migrations.DeleteModel("Vault"), FENCED], {"vault.fence"}),
+        ([FENCED, migrations.RemoveField("Vault", "Fence"), migrations.AddField("Vault", "fence", NUMBER)], set()),
+        ([FENCED, migrations.RemoveField("vault", "balance")], {"vault.fence"}),
+        ([FENCED, migrations.RemoveField("safe", "fence")], {"vault.fence"}),
+        ([FENCED, migrations.RenameModel("Vault", "Safe"), migrations.CreateModel("Vault", [])], {"safe.fence"}),
+        ([FENCED, migrations.RenameModel("Vault", "Safe"), migrations.DeleteModel("Safe")], set()),
+        (
+            [FENCED, migrations.RenameField("vault", "fence", "token"), migrations.AddField("vault", "fence", NUMBER)],
+            {"vault.token"},
+        ),
+    ],
+)
+def test_what_is_fenced_after_these_operations(operations: list[Any], expected: set[str]) -> None:
+    fences: set[Any] = {("other", "vault", "fence")}
+    for operation in operations:
+        fences = _after(fences, "dataapp", operation)
+    assert {f"{model}.{field}" for label, model, field in fences if label == "dataapp"} == expected
+    assert ("other", "vault", "fence") in fences, "another app's model of that name"

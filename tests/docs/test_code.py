@@ -38,9 +38,9 @@ def run(block: Block, names: dict[str, Any]) -> None:
 
 
 def configuration(using: str) -> dict[str, Any]:
-    """DISTLOCK of the test project with ``using`` as default, and two more aliases that the pages use."""
+    """DISTLOCK of the test project with ``using`` as default, and the alias that pages define as a lease table."""
     aliases: dict[str, Any] = settings.DISTLOCK
-    return {**aliases, "default": aliases[using], "leases": aliases["leasetable"], "shared": aliases["memory"]}
+    return {**aliases, "default": aliases[using], "leases": aliases["leasetable"]}
 
 
 @pytest.fixture

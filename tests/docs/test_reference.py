@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import django_distlock
 from django_distlock import conf, exceptions, signals
 from django_distlock.backends.base import Backend
 from docs._ext import backend_flags
-from tests.docs.pages import DOCS, PAGES, ROOT, tables
+from tests.docs.pages import DOCS, PAGES, ROOT, blocks, tables
 from tests.matrix import MATRIX
 
 # Flags that mean nothing to who chooses a backend: how it queues its waiters and keeps names, and what all of them can.
@@ -50,6 +51,45 @@ def test_the_table_in_the_readme_is_the_generated_one() -> None:
         "paste what `python docs/_ext/backend_flags.py` prints between the markers"
     )
     assert "```{backend-table}\n```" in PAGES["docs/choosing.md"].read_text()
+
+
+# Sentences that say which engines can do something: page, words around the names, what the classes of the engines say.
+SAID = [
+    ("usage/several.md", "Shared locks exist on (.+?)\\. Elsewhere", lambda backend: backend.supports_shared),
+    ("usage/several.md", "backend\\. (.+?) count the holders themselves", lambda backend: backend.supports_semaphore),
+    ("usage/several.md", "On (.+?) a semaphore is made of", lambda backend: not backend.supports_semaphore),
+    ("usage/waiting.md", "On (.+?) a lock has a TTL", lambda backend: backend.supports_ttl),
+    ("usage/waiting.md", r"(PostgreSQL[^.`]+?) have no TTL", lambda backend: not backend.supports_ttl),
+    ("usage/fencing.md", "(Redis[^.]+?) give fencing tokens", lambda backend: backend.supports_fencing),
+    ("guarantees.md", r"\*\*C, lease\*\* \| (.+?) \|", lambda backend: backend_flags.promise(backend) == "C"),
+    (
+        "choosing.md",
+        "I need a fencing token\\.\\*(.+?) Redlock does not",
+        lambda backend: backend.supports_fencing and backend_flags.promise(backend) == "C",
+    ),
+]
+
+
+@pytest.mark.parametrize(("page", "pattern", "can"), SAID, ids=[f"{page}: {said}" for page, said, _ in SAID])
+def test_what_a_page_says_of_engines_is_what_their_flags_say(page: str, pattern: str, can: Any) -> None:
+    text = " ".join((DOCS / page).read_text().split())
+    found = re.search(pattern, text)
+    assert found, f"{page} does not say it in these words any more: change the words here as well"
+    words = re.sub(r"\]\([^)]*\)|[*\[]", "", next(filter(None, found.groups())))
+    mentioned = {name for name in backend_flags.ENGINES.values() if all(part in words for part in name.split(", "))}
+    assert mentioned == {
+        backend_flags.ENGINES[backend_flags.module_of(backend)] for backend in backend_flags.backends() if can(backend)
+    }
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_an_alias_is_defined_on_the_page_that_uses_it(page: str) -> None:
+    """The first error that a newcomer saw was "There is no lock backend 'leases'"."""
+    code = [block.code for block in blocks(page)]
+    used = {alias for text in code for alias in re.findall(r'using="(\w+)"', text)}
+    defined = {alias for text in code if "DISTLOCK" in text for alias in re.findall(r'^ {4}"(\w+)": \{', text, re.M)}
+    databases = {alias for text in code if "DATABASES" in text for alias in re.findall(r'^ {4}"(\w+)": \{', text, re.M)}
+    assert used <= defined | databases | {"default"}
 
 
 def test_every_backend_has_a_page_in_the_table_of_contents() -> None:
@@ -150,10 +190,26 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+HERE = (
+    f"{PROJECT['urls']['Source']}/blob/main/",
+    "https://raw.githubusercontent.com/django-distlock/django-distlock/main/",
+)
+
+
+def links(page: str) -> list[str]:
+    """The targets of a page's links and pictures; an address of this repository as its path there."""
+    text = PAGES[page].read_text()
+    found = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"^\[[^\]]+\]: (\S+)$", text, re.MULTILINE)
+    for here in HERE:
+        found = [f"{'../' * page.count('/')}{to.removeprefix(here)}" if to.startswith(here) else to for to in found]
+    return found
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     """Sphinx checks those of the documentation too; nothing else checks those of the README."""
-    for target in re.findall(r"\]\(([^)\s]+)\)", PAGES[page].read_text()):
+    for target in links(page):
         if target.startswith("http"):
             continue
         name, _, anchor = target.partition("#")
@@ -161,6 +217,22 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
         assert path.is_file(), f"{page} links to {target}"
         assert path.is_relative_to(ROOT)
         assert not anchor or anchor in anchors(path), f"{page} links to {target}"
+
+
+def test_the_readme_reads_on_pypi_too() -> None:
+    """Nothing is relative there: each link is absolute, and each reference is defined."""
+    text = re.sub(r"^```.*?^```$", "", PAGES["README.md"].read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert all(to.startswith("https://") for to in re.findall(r"\]\(([^)\s]+)\)", text))
+    defined = set(re.findall(r"^\[([^\]]+)\]: https://\S+$", text, re.MULTILINE))
+    shown = re.sub(r"^\[[^\]]+\]: .*$|`[^`]*`", "", text, flags=re.MULTILINE)
+    used = {second or first for first, second in re.findall(r"(?<!!)\[([^\]]+)\](?:\[([^\]]*)\])?(?!\()", shown)}
+    assert {name.lower() for name in used} == defined
+    assert {"Source", "Documentation", "Changelog", "Issues"} <= set(PROJECT["urls"])
+
+
+def test_the_summary_names_what_is_in_the_package() -> None:
+    for word in ("row", "table", "idempotency", "admin", "PostgreSQL", "MariaDB", "SQLite", "Redis", "ZooKeeper"):
+        assert word in PROJECT["description"]
 
 
 def test_the_documentation_says_nothing_of_names_that_do_not_exist() -> None:

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from tests.processes import Child
 
 
-def take_over(child: Child, lock: Lock) -> Lease:
+def take_over(child: Child, lock: Lock, patience: float = 2) -> Lease:
     """Stop the holder, wait for the end of its lease, and be the next holder; :func:`wake` lets it go on."""
     for _ in range(20):
         child.signal(signal.SIGSTOP)
         eventually(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED, "it runs on")
         try:
-            return lock.acquire(timeout=2)
+            return lock.acquire(timeout=patience)
         except DistlockError:
             # SQLite has one write lock for each file, and it was stopped with the lock of the leases in its hand.
             wake(child)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -116,3 +117,14 @@ def expire(alias: str, seconds: float = 0) -> None:
     """All claims have run out."""
     with connections[alias].cursor() as cursor:
         cursor.execute("UPDATE django_distlock_idempotency SET expires_at = 1")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep that happens to be due would be a thread, and statements, of another test; see test_sweeping.py."""
+    from django_distlock.idempotency.storage.database import DatabaseStorage
+    from django_distlock.idempotency.storage.portable import PortableStorage
+    from django_distlock.idempotency.sweeping import sweeper
+
+    never = {kind(alias): math.inf for kind in (DatabaseStorage, PortableStorage) for alias in LOCKS}
+    monkeypatch.setattr(sweeper, "_due", never)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from django_distlock.idempotency import engine
 from django_distlock.idempotency.engine import BadKey, Ending, Verdict
-from django_distlock.idempotency.records import STATES, Answer, Record, of_text, to_text
+from django_distlock.idempotency.records import STATES, Answer, Record
+from django_distlock.idempotency.storage.cache import of_text, to_text
 
 if TYPE_CHECKING:
     import random

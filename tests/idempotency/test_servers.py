@@ -171,7 +171,7 @@ def serve_asgi(link: Link, alias: str, processes: int) -> None:
     from django.test import override_settings
 
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-    site = {"DATABASE": alias, "LOCK": LOCKS[alias]}
+    site = {"DATABASE": alias, "LOCK": LOCKS[alias], "REPLAY_TO_CREDENTIALS": True}
     with override_settings(
         MIDDLEWARE=MIDDLEWARE, ROOT_URLCONF="tests.idempotency.served", DISTLOCK_IDEMPOTENCY=site, ALLOWED_HOSTS=["*"]
     ):

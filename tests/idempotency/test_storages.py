@@ -1,4 +1,5 @@
-"""One contract for every storage: the database on three engines, Redis, and Django's cache in memory."""
+"""One contract for every storage: the database on three engines, each with the statements of its own and with those for
+databases that are not known, Redis, and Django's cache in memory."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from django_distlock import BackendUnavailable
 from django_distlock.idempotency.records import Answer, Claim, Record
 from django_distlock.idempotency.storage.cache import CacheStorage
 from django_distlock.idempotency.storage.database import DatabaseStorage, purge
+from django_distlock.idempotency.storage.portable import PortableStorage
 from tests.idempotency.conftest import Sender, forget_everything
 from tests.idempotency.test_races import at_once
 
@@ -26,6 +28,9 @@ STORAGES = {
     "default": DatabaseStorage,
     "postgres": DatabaseStorage,
     "mariadb": DatabaseStorage,
+    "portable-default": PortableStorage,
+    "portable-postgres": PortableStorage,
+    "portable-mariadb": PortableStorage,
     "redis": CacheStorage,
     "memory": CacheStorage,
 }
@@ -33,13 +38,13 @@ STORAGES = {
 
 @pytest.fixture(params=STORAGES)
 def storage(request: pytest.FixtureRequest, databases: None, tables: None) -> Iterator[Storage]:
-    name = request.param
-    kind = STORAGES[name]
-    yield kind("default" if name == "memory" else name)
-    if kind is DatabaseStorage:
-        forget_everything(name)
+    kind = STORAGES[request.param]
+    alias = "default" if request.param == "memory" else request.param.removeprefix("portable-")
+    yield kind(alias)
+    if issubclass(kind, DatabaseStorage):
+        forget_everything(alias)
     else:
-        caches["default" if name == "memory" else name].clear()
+        caches[alias].clear()
 
 
 def claim_of(key: str, owner: str = "me", claim_ttl: float = 30, ttl: float = 60) -> Claim:
@@ -156,15 +161,17 @@ def test_a_cache_that_keeps_nothing_is_an_error(key: str, settings: Any) -> None
         CacheStorage("default").claim(claim_of(key))
 
 
+@pytest.mark.parametrize("kind", [DatabaseStorage, PortableStorage])
 @pytest.mark.parametrize("alias", ["default", "postgres", "mariadb"])
-def test_purge_in_batches(alias: str, databases: None, tables: None) -> None:
-    storage = DatabaseStorage(alias)
+def test_purge_in_batches(alias: str, kind: type[DatabaseStorage], databases: None, tables: None) -> None:
+    storage = kind(alias)
     for number in range(25):
         storage.claim(claim_of(f"{number:02d}", ttl=0.001 if number < 20 else 1000, claim_ttl=0.001))
     time.sleep(0.005)
     try:
         assert storage.purge(older_than=60) == 0
-        assert storage.purge(batch=7) == 20
+        assert storage.purge(batch=7, batches=1) == 7
+        assert storage.purge(batch=7) == 13
         assert storage.purge() == 0
         assert storage.read("20".ljust(64, "0")) is not None
         assert purge() == 0

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 from django.core.management import CommandError, call_command, execute_from_command_line
 
-from django_distlock import advisory_lock
+from django_distlock import advisory_lock, held_locks
 from tests.conftest import eventually
 from tests.faults.conftest import proxied
 from tests.faults.server import end_session, holders
-from tests.operations.programs import run
+from tests.operations.programs import run, run_unseen
 from tests.processes import Child
 from tests.timing import within
 
@@ -101,6 +101,23 @@ def test_busy_is_a_temporary_failure(name: str, tmp_path: Path) -> None:
         assert status_of(child) == 128 + signal.SIGINT
     assert call(name, "--using", "leasetable", "--timeout", "none", *touch) == 0
     assert marker.exists()
+
+
+@pytest.mark.parametrize("using", ["postgres", "mysql"])
+def test_its_lock_is_listed_by_name_at_once(using: str, name: str) -> None:
+    """Though the engine keeps only a hash, and the process has looked at nothing yet."""
+    with Child(run_unseen, name, "--using", using, "--", *WAITS) as child:
+        child.killed = True
+        assert child.hear() == 1
+
+        def holders_of_name() -> list[str]:
+            (report,) = held_locks(using)
+            return [info.holder or "" for info in report.locks if info.name == name]
+
+        eventually(holders_of_name, "it is listed by its hash")
+        assert f":{child.process.pid}:MainThread" in holders_of_name()[0]
+        child.process.send_signal(signal.SIGTERM)
+        assert status_of(child) == 128 + signal.SIGTERM
 
 
 def test_shared_holders_run_together(name: str) -> None:

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 TTL = 10.0
 TIMED = ("lock", "lease", "loss", "holding", "backends.memory")
+DATED = ("backends.memory",)
 
 
 class Clock:
-    """Stands in for the module ``time``."""
+    """Stands in for ``clock.monotonic``, and for the module ``time`` where that is asked for the date."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -81,7 +82,8 @@ class World:
         self.rights: dict[str, Right] = {}
         self.fences: dict[str, int] = {}
         self.steps = 0
-        targets = {f"django_distlock.{module}.time": self.clock for module in TIMED}
+        targets = {f"django_distlock.{module}.monotonic": self.clock.monotonic for module in TIMED}
+        targets |= {f"django_distlock.{module}.time": self.clock for module in DATED}
         targets |= {f"django_distlock.{module}.keepalive": NoKeepalive() for module in ("lock", "lease")}
         targets["django_distlock.context.current"] = lambda: self.current
         # the thread that other tests have left running goes by another clock

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.core.signals import request_finished, request_started
 from django.db import connections
 from pytest_django.live_server_helper import LiveServer
@@ -210,6 +212,51 @@ def test_the_waiting_page_goes_on_by_itself(
     till.open.set()
     placed(page)
     assert Order.objects.count() == 1
+
+
+@pytest.fixture
+def strict(page: Page, settings: Any) -> Iterator[Page]:
+    """The same browser on a server with a content security policy."""
+    settings.MIDDLEWARE = ["tests.scenarios.strict.strict_policy", *settings.MIDDLEWARE]
+    server = LiveServer("127.0.0.1:0")
+    user = User.objects.create_superuser("smith", password="pass")
+    try:
+        yield Page(page.driver, server.url)
+    finally:
+        page.driver.get("about:blank")
+        server.stop()
+        user.delete()
+
+
+@pytest.mark.parametrize("policy", [False, True])
+def test_a_log_in_in_another_tab(page: Page, strict: Page, till: Till, policy: bool) -> None:
+    """Naive code: Django's page "CSRF verification failed", and the typed text is gone."""
+    till.open.set()
+    if policy:
+        page = strict
+    page.open("/orders/idempotent/")
+    fill(page, item="Kettle", quantity=2, note="as a present")
+    first = page.driver.current_window_handle
+    page.driver.switch_to.new_window("tab")
+    page.open("/admin/login/")
+    fill(page, username="smith", password="pass")
+    page.follow(lambda: page.press("[type=submit]"))
+    page.until(lambda: page.text("h1") == "Site administration", "the log-in did not work")
+    page.driver.close()
+    page.driver.switch_to.window(first)
+    page.press()
+    page.until(lambda: page.text("h1") == "Not saved yet", "the page did not come")
+    assert not Order.objects.exists()
+    if not policy:
+        assert page.faults() == []
+        page.dark(True)
+        assert page.faults("color-contrast") == []
+    assert page.text("form button") == "Save it now"
+    if (path := os.environ.get("DISTLOCK_SCREENSHOTS")) is not None:
+        page.driver.save_screenshot(f"{path}/session_changed_{policy}.png")
+    page.press(times=CLICKS)
+    pk = placed(page)
+    assert list(Order.objects.values_list("pk", "quantity", "note")) == [(pk, 2, "as a present")]
 
 
 def test_axe_finds_nothing_serious(page: Page, till: Till) -> None:

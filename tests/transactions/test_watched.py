@@ -27,7 +27,7 @@ class Clock:
         self.now = 1000.0
         self.slow = 0.0  # how long a look takes
         self.shut: list[float] = []
-        monkeypatch.setattr(postgres_watched, "time", SimpleNamespace(monotonic=lambda: self.now + self.slow))
+        monkeypatch.setattr(postgres_watched, "monotonic", lambda: self.now + self.slow)
         sockets = SimpleNamespace(
             readable=postgres_watched.sockets.readable, shut=lambda fd: self.shut.append(self.now)
         )

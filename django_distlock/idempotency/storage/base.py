@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from django_distlock.idempotency.records import Answer, Claim, Record
 
 
+class TooManyKeys(Exception):
+    """The principal has as many keys that live as it may have; ``seconds`` until the first of them ends."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"Too many keys; the first ends in {seconds:.0f} s.")
+        self.seconds = seconds
+
+
 class Storage(ABC):
     """Rows by scope. Who writes names the owner token of its claim; a row that has another owner stays as it is, and
     the method returns False. Two for the same place are equal."""
@@ -28,7 +36,7 @@ class Storage(ABC):
 
     @abstractmethod
     def claim(self, claim: Claim) -> Record | None:
-        """None: the key was free and is ours now. Else what is there."""
+        """None: the key was free and is ours now. Else what is there. :exc:`TooManyKeys`."""
 
     @abstractmethod
     def read(self, scope: str) -> Record | None:

@@ -9,14 +9,17 @@ kept, which did happen. A cache may also forget: the database is the storage tha
 
 from __future__ import annotations
 
+import base64
 import json
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.core.cache import caches
 
 from django_distlock import BackendUnavailable
+from django_distlock.idempotency import sealing
 from django_distlock.idempotency.records import (
     CLAIMED,
     COMPLETED,
@@ -25,8 +28,7 @@ from django_distlock.idempotency.records import (
     Answer,
     Claim,
     Record,
-    of_text,
-    to_text,
+    record_of,
 )
 
 from .base import Storage
@@ -138,3 +140,45 @@ class CacheStorage(Storage):
 
 def _key(scope: str) -> str:
     return PREFIX + scope
+
+
+def to_text(record: Record, expires: float, lives_until: float) -> str:
+    """A record as JSON. Never pickle."""
+    facts, body = (None, None) if record.answer is None else sealing.to_store(record.scope, record.answer)
+    return json.dumps(
+        {
+            "scope": record.scope,
+            "state": record.state,
+            "owner": record.owner,
+            "fingerprint": record.fingerprint,
+            "answer": facts,
+            "body": None if body is None else base64.b64encode(body).decode("ascii"),
+            "phases": sealing.phases_to_store(record.scope, json.dumps(record.phases)) if record.phases else "{}",
+            "expires": expires,
+            "lives_until": lives_until,
+        }
+    )
+
+
+def of_text(text: object, now: float) -> tuple[Record, float] | None:
+    """The record that :func:`to_text` wrote and when it ends to live, or None if this is no such text."""
+    try:
+        found: Any = json.loads(text) if isinstance(text, str) else None
+        scope, body = str(found["scope"]), None if found["body"] is None else base64.b64decode(found["body"])
+        answer = phases = None
+        with suppress(ValueError):
+            answer = None if found["answer"] is None else sealing.from_store(scope, found["answer"], body)
+        with suppress(ValueError):
+            phases = sealing.phases_from_store(scope, found["phases"])
+        record = record_of(
+            scope,
+            str(found["state"]),
+            str(found["owner"]),
+            str(found["fingerprint"]),
+            expired=float(found["expires"]) <= now,
+            answer=answer,
+            phases=phases,
+        )
+        return record, float(found["lives_until"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import contextmanager
+import math
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error, OperationalError, connections, router
 
 from django_distlock import BackendUnavailable, Lock, LockNotAcquired, advisory_lock
+from django_distlock.idempotency import sealing
 from django_distlock.idempotency.conf import config
-from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, UNKNOWN, Answer, Claim, Record
+from django_distlock.idempotency.records import CLAIMED, FAILED, Answer, Claim, Record, record_of
 
-from .base import Storage
-from .statements import INSERT, LOCKING, NOW, READ, TABLE, TRY_INSERT
+from .base import Storage, TooManyKeys
+from .statements import INSERT, INSERT_IF_ROOM, LIVE, LOCKING, NOW, READ, ROOM, TABLE, TRY_INSERT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -37,11 +38,27 @@ class DatabaseStorage(Storage):
 
     def claim(self, claim: Claim) -> Record | None:
         for _ in range(ATTEMPTS):
-            if self._write(INSERT.get(self.connection.vendor, INSERT["sqlite"]), *_values(claim)):
+            if self._insert(claim):
                 return None
             if (found := self.read(claim.scope)) is not None:
                 return found
+            self._check_quota(claim)
         raise LockNotAcquired("The key is there, and this transaction does not see it.")
+
+    def _insert(self, claim: Claim) -> bool:
+        if claim.quota is None:
+            return self._write(INSERT[self.connection.vendor], *_values(claim))
+        return self._write(INSERT_IF_ROOM[self.connection.vendor], *_values(claim), *_whose(claim), quota=claim.quota)
+
+    def _check_quota(self, claim: Claim) -> None:
+        """Nothing was inserted, and nothing is there: was it for want of room?"""
+        if claim.quota is None:
+            return
+        with self._cursor() as cursor:
+            cursor.execute(self._sql(LIVE, quota=claim.quota), _whose(claim))
+            live, left = cursor.fetchone()
+        if live >= claim.quota:
+            raise TooManyKeys(left / 1_000_000)
 
     def claim_inside(self, claim: Claim, *, last: bool = True) -> Record | None:
         """:meth:`claim` within the caller's transaction, at once: if another transaction is at it, what is there from
@@ -53,7 +70,10 @@ class DatabaseStorage(Storage):
             return self.claim(claim)
         for _ in range(ATTEMPTS):
             with self._cursor() as cursor:
-                cursor.execute(self._sql(TRY_INSERT), [_number(claim.scope), *_values(claim)])
+                room = "" if claim.quota is None else " AND " + self._sql(ROOM, quota=claim.quota)
+                cursor.execute(
+                    self._sql(TRY_INSERT, room=room), [_number(claim.scope), *_values(claim), *_whose(claim)]
+                )
                 got, made = cursor.fetchone()
             if not got:
                 return self._behind(claim)
@@ -61,6 +81,7 @@ class DatabaseStorage(Storage):
                 return None
             if (found := self.read(claim.scope)) is not None:
                 return found
+            self._check_quota(claim)
         raise LockNotAcquired("The key is there, and this transaction does not see it.")
 
     def _behind(self, claim: Claim) -> Record:
@@ -74,7 +95,7 @@ class DatabaseStorage(Storage):
         with self._cursor() as cursor:
             cursor.execute(self._sql(READ) + lock, [scope])
             row = cursor.fetchone()
-        return None if row is None else _record(row)
+        return None if row is None else read_row(row)
 
     def is_running(self, scope: str) -> bool:
         """Does a transaction have the key that no other sees yet?"""
@@ -98,8 +119,8 @@ class DatabaseStorage(Storage):
             claim.fingerprint,
             claim.owner,
             claim.fingerprint,
-            _micros(claim.claim_ttl),
-            _micros(claim.ttl),
+            micros(claim.claim_ttl),
+            micros(claim.ttl),
             record.scope,
             record.owner,
             record.state,
@@ -109,8 +130,8 @@ class DatabaseStorage(Storage):
         return self._write(
             f"UPDATE {TABLE} SET state = 'unknown', expires_at = {{now}} + %s, lives_until = {{now}} + %s "  # noqa: S608
             "WHERE scope = %s AND owner = %s AND state = 'claimed' AND expires_at <= {now}",
-            _micros(ttl),
-            _micros(ttl),
+            micros(ttl),
+            micros(ttl),
             record.scope,
             record.owner,
         )
@@ -120,10 +141,9 @@ class DatabaseStorage(Storage):
             f"UPDATE {TABLE} SET state = 'completed', status = %s, facts = %s, body = %s, expires_at = {{now}} + %s, "  # noqa: S608
             "lives_until = {now} + %s WHERE scope = %s AND owner = %s AND state <> 'completed'",
             answer.status,
-            answer.facts(),
-            answer.body,
-            _micros(claim.ttl),
-            _micros(claim.ttl),
+            *sealing.to_store(claim.scope, answer),
+            micros(claim.ttl),
+            micros(claim.ttl),
             claim.scope,
             claim.owner,
         )
@@ -131,8 +151,7 @@ class DatabaseStorage(Storage):
     def add_body(self, claim: Claim, answer: Answer) -> bool:
         return self._write(
             f"UPDATE {TABLE} SET facts = %s, body = %s WHERE scope = %s AND owner = %s AND state = 'completed'",  # noqa: S608
-            answer.facts(),
-            answer.body,
+            *sealing.to_store(claim.scope, answer),
             claim.scope,
             claim.owner,
         )
@@ -147,7 +166,7 @@ class DatabaseStorage(Storage):
             return found is not None and (found.owner, found.state) == (claim.owner, CLAIMED)
         return self._write(
             f"UPDATE {TABLE} SET expires_at = {{now}} + %s WHERE scope = %s AND owner = %s AND state = 'claimed'",  # noqa: S608
-            _micros(claim.claim_ttl),
+            micros(claim.claim_ttl),
             claim.scope,
             claim.owner,
         )
@@ -164,7 +183,7 @@ class DatabaseStorage(Storage):
     def save_phases(self, claim: Claim, phases: str) -> bool:
         return self._write(
             f"UPDATE {TABLE} SET phases = %s WHERE scope = %s AND owner = %s",  # noqa: S608
-            phases,
+            sealing.phases_to_store(claim.scope, phases),
             claim.scope,
             claim.owner,
         )
@@ -179,32 +198,44 @@ class DatabaseStorage(Storage):
             cursor.execute(f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND state <> 'completed'", list(scopes))  # noqa: S608
             return int(cursor.rowcount)
 
-    def purge(self, older_than: float = 0, batch: int = 1000) -> int:
-        """Delete what ended to live ``older_than`` seconds ago, in batches. How many."""
-        deleted = 0
+    def forget(self, principal: str) -> int:
+        """Delete what is stored of a principal, but for what runs now. How many."""
+        text = f"DELETE FROM {TABLE} WHERE principal = %s AND (state <> 'claimed' OR expires_at <= {{now}})"  # noqa: S608
+        with self._cursor() as cursor:
+            cursor.execute(self._sql(text), [principal])
+            return int(cursor.rowcount)
+
+    def purge(self, older_than: float = 0, batch: int = 1000, batches: float = math.inf) -> int:
+        """Delete what ended to live ``older_than`` seconds ago, in so many batches at most. How many."""
+        deleted = done = 0
+        found = batch
+        while found == batch and done < batches:
+            found, gone = self._purge_batch(older_than, batch)
+            deleted, done = deleted + gone, done + 1
+        return deleted
+
+    def _purge_batch(self, older_than: float, batch: int) -> tuple[int, int]:
+        """How many were found, at most ``batch``, and how many of them deleted."""
         over = (
             "lives_until <= {now} - %s AND (state <> 'claimed' OR expires_at <= {now})"  # a view may outlast its record
         )
         find = f"SELECT scope FROM {TABLE} WHERE {over} ORDER BY lives_until LIMIT {batch:d}"  # noqa: S608
-        while True:
-            with self._cursor() as cursor:
-                cursor.execute(self._sql(find), [_micros(older_than)])
-                scopes = [scope for (scope,) in cursor.fetchall()]
-                if not scopes:
-                    return deleted
-                marks = ", ".join(["%s"] * len(scopes))
-                delete = f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND {over}"  # noqa: S608
-                cursor.execute(self._sql(delete), [*scopes, _micros(older_than)])
-                deleted += int(cursor.rowcount)
-                if len(scopes) < batch:
-                    return deleted
-
-    def _sql(self, text: str) -> str:
-        return text.format(now=NOW.get(self.connection.vendor, NOW["sqlite"]))
-
-    def _write(self, text: str, *parameters: Any) -> bool:
         with self._cursor() as cursor:
-            cursor.execute(self._sql(text), parameters)
+            cursor.execute(self._sql(find), [micros(older_than)])
+            scopes = [scope for (scope,) in cursor.fetchall()]
+            if not scopes:
+                return 0, 0
+            marks = ", ".join(["%s"] * len(scopes))
+            delete = f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND {over}"  # noqa: S608
+            cursor.execute(self._sql(delete), [*scopes, micros(older_than)])
+            return len(scopes), int(cursor.rowcount)
+
+    def _sql(self, text: str, **parts: Any) -> str:
+        return text.format(now=NOW[self.connection.vendor], **parts)
+
+    def _write(self, text: str, *parameters: Any, **parts: Any) -> bool:
+        with self._cursor() as cursor:
+            cursor.execute(self._sql(text, **parts), parameters)
             return bool(cursor.rowcount > 0)
 
     @contextmanager
@@ -213,9 +244,14 @@ class DatabaseStorage(Storage):
             with self.connection.cursor() as cursor:
                 yield cursor
         except Error as error:
-            if _contended(error):
-                raise LockNotAcquired("The table of idempotency keys is busy.") from error
-            raise BackendUnavailable("The table of idempotency keys cannot be used.") from error
+            raise unavailable(error) from error
+
+
+def unavailable(error: Error) -> LockNotAcquired | BackendUnavailable:
+    """What a storage raises for an error of the database."""
+    if _contended(error):
+        return LockNotAcquired("The table of idempotency keys is busy.")
+    return BackendUnavailable("The table of idempotency keys cannot be used.")
 
 
 def _contended(error: Error) -> bool:
@@ -245,8 +281,13 @@ def _locked(scope: str) -> bool:
 def _values(claim: Claim) -> Iterable[Any]:
     return (
         *(claim.scope, claim.owner, claim.fingerprint, claim.principal[:255], claim.method[:10], claim.route[:255]),
-        *(_micros(claim.claim_ttl), _micros(claim.ttl)),
+        *(micros(claim.claim_ttl), micros(claim.ttl)),
     )
+
+
+def _whose(claim: Claim) -> list[str]:
+    """The parameter of ROOM; none without a quota."""
+    return [] if claim.quota is None else [claim.principal[:255]]
 
 
 def _at_work(claim: Claim) -> Record:
@@ -254,29 +295,20 @@ def _at_work(claim: Claim) -> Record:
     return Record(scope=claim.scope, state=CLAIMED, owner="", fingerprint=claim.fingerprint)
 
 
-def _micros(seconds: float) -> int:
+def micros(seconds: float) -> int:
     return int(seconds * 1_000_000)
 
 
-def _record(row: Sequence[Any]) -> Record:
-    """A row that cannot be read counts as answered without its answer: it must not run again."""
+def read_row(row: Sequence[Any]) -> Record:
+    """The record in a row."""
     scope, state, owner, fingerprint, expired, facts, body, phases = row
-    answer = None
-    try:
+    answer = found = None
+    with suppress(ValueError):
         if facts is not None:
-            answer = Answer.of(facts, None if body is None else bytes(body))
-        found = json.loads(phases)
-    except ValueError:
-        found = None
-    return Record(
-        scope=scope,
-        state=state if state in (CLAIMED, COMPLETED, FAILED, UNKNOWN) else UNKNOWN,
-        owner=owner,
-        fingerprint=fingerprint,
-        expired=bool(expired),
-        answer=answer,
-        phases=found if isinstance(found, dict) else {},
-    )
+            answer = sealing.from_store(scope, facts, None if body is None else bytes(body))
+    with suppress(ValueError):
+        found = sealing.phases_from_store(scope, phases)
+    return record_of(scope, state, owner, fingerprint, expired=bool(expired), answer=answer, phases=found)
 
 
 def purge(days: float = 0) -> int:
@@ -293,4 +325,11 @@ def databases() -> list[str]:
 
 def purge_database(alias: str, days: float = 0) -> int:
     """:func:`purge` in one database, which may be without the table."""
-    return DatabaseStorage(alias).purge(days * 86400) if TABLE in connections[alias].introspection.table_names() else 0
+    from . import table_in
+
+    return table_in(alias).purge(days * 86400) if has_table(alias) else 0
+
+
+def has_table(alias: str) -> bool:
+    connection = connections[alias]
+    return connection.introspection.identifier_converter(TABLE) in connection.introspection.table_names()

@@ -16,11 +16,26 @@ INSERT = {
     "mysql": f"INSERT IGNORE INTO {TABLE} ({COLUMNS}) VALUES ({VALUES})",  # noqa: S608
     "sqlite": f"INSERT INTO {TABLE} ({COLUMNS}) VALUES ({VALUES}) ON CONFLICT DO NOTHING",  # noqa: S608
 }
+# With a quota the row is made only while the principal has fewer keys that live. Of more no more are counted.
+ROOM = (
+    f"(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {TABLE} WHERE principal = %s AND lives_until > {{now}} "  # noqa: S608
+    "LIMIT {quota}) live) < {quota}"
+)
+INSERT_IF_ROOM = {
+    "postgresql": f"INSERT INTO {TABLE} ({COLUMNS}) SELECT {VALUES} WHERE {ROOM} ON CONFLICT DO NOTHING",
+    "mysql": f"INSERT IGNORE INTO {TABLE} ({COLUMNS}) SELECT {VALUES} FROM DUAL WHERE {ROOM}",  # noqa: S608
+    "sqlite": f"INSERT INTO {TABLE} ({COLUMNS}) SELECT {VALUES} WHERE {ROOM} ON CONFLICT DO NOTHING",
+}
+LIVE = f"""
+SELECT COUNT(*), MIN(lives_until) - {{now}} FROM (
+    SELECT lives_until FROM {TABLE} WHERE principal = %s AND lives_until > {{now}} ORDER BY lives_until LIMIT {{quota}}
+) live
+"""  # noqa: S608
 # An INSERT that meets an uncommitted row of the same key waits for that transaction. The lock answers at once, and is
 # freed by the end of the transaction whatever that is; both in one statement.
 TRY_INSERT = f"""
 WITH lock AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(%s) AS got),
-made AS (INSERT INTO {TABLE} ({COLUMNS}) SELECT {VALUES} FROM lock WHERE got ON CONFLICT DO NOTHING RETURNING 1)
+made AS (INSERT INTO {TABLE} ({COLUMNS}) SELECT {VALUES} FROM lock WHERE got{{room}} ON CONFLICT DO NOTHING RETURNING 1)
 SELECT got, EXISTS (SELECT 1 FROM made) FROM lock
 """  # noqa: S608
 READ = (

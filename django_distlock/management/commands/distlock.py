@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, DjangoHelpFormatter
 
 from django_distlock.commands.base import subcommands
 
@@ -20,14 +21,19 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parsers = parser.add_subparsers(dest="subcommand", required=True, metavar="subcommand")
+        common = {action.dest for action in parser._actions}
         for name, command in subcommands():
-            parents = command.parents()
+            parent = command.parent()
+            for action in parent._actions:
+                if action.dest in common:  # what stands before the subcommand counts if it is not said again
+                    action.default = argparse.SUPPRESS
             parser = parsers.add_parser(
                 name,
                 help=command.help,
                 description=f"{command.help} {command.description}".strip(),
-                parents=parents,
-                conflict_handler="resolve" if parents else "error",  # each has a --help
+                formatter_class=DjangoHelpFormatter,
+                parents=[parent],
+                conflict_handler="resolve",  # each has a --help
             )
             command.add_arguments(parser)
 

@@ -115,6 +115,11 @@ class Register(FencedModel):
         return self.owner
 
 
+class RegisterProxy(Register):
+    class Meta:
+        proxy = True
+
+
 class CashRegister(Register):
     """Multi-table inheritance: the fence is in the parent's table."""
 

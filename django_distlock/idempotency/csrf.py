@@ -1,0 +1,86 @@
+"""A form that was opened before its visitor logged in, in another tab: Django's CSRF check refuses it, and what was
+typed would be lost.
+
+``CSRF_FAILURE_VIEW = "django_distlock.idempotency.csrf.csrf_failure"`` shows a page with the data and a button instead.
+It lets no request pass: the button sends a new request, which the CSRF check looks at like any other. The page appears
+only to a browser that has sent its own form from this site, so that another site cannot have a visitor look at data of
+its choice: the ``Origin`` is this host, and the key of the form was signed for this visitor, or for this browser before
+the log-in. Else Django's own page is shown.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from django.contrib.auth.signals import user_logged_in
+from django.db import Error
+from django.middleware.csrf import CSRF_SESSION_KEY, REASON_NO_CSRF_COOKIE
+from django.views.csrf import csrf_failure as django_failure
+
+from . import answers, forms
+from .conf import csrf_cookie
+from .requests import browser_text, principal_of
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest, HttpResponse
+
+logger = logging.getLogger("django_distlock.idempotency")
+# What the middleware says of a token that belongs to another session of the same visitor.
+REASONS = ("CSRF token from POST incorrect.", REASON_NO_CSRF_COOKIE)
+BEFORE = "_distlock_before_login"  # in the session: as whom this browser was known
+MOST_BEFORE = 3
+
+
+def csrf_failure(request: HttpRequest, reason: str = "", **kwargs: Any) -> HttpResponse:
+    """For the setting ``CSRF_FAILURE_VIEW``: the page that keeps the form, else Django's own."""
+    return keep_form(request, reason) or django_failure(request, reason=reason, **kwargs)
+
+
+def keep_form(request: HttpRequest, reason: str = "") -> HttpResponse | None:
+    """The page that keeps the data of a form, for a failure view of your own; None if this is no such form."""
+    if request.method != "POST" or reason not in REASONS or not _is_sent_by_this_site(request):
+        return None
+    values = request.POST.getlist(forms.FIELD)
+    if len(values) != 1:
+        return None
+    try:
+        is_mine = forms.verify(request, values[0], principal_of(request).text) is forms.Verified.GOOD
+        if not is_mine and not _was_mine(request, values[0]):
+            return None
+    except Error:  # the database that knows who asks is down
+        logger.exception("It could not be seen whose form was sent to %s.", ascii(request.path))
+        return None
+    # the same key as long as it is good: if the form was saved before, its answer comes back
+    return answers.session_changed(request, values[0] if is_mine else None)
+
+
+def _is_sent_by_this_site(request: HttpRequest) -> bool:
+    """Every browser says with a POST where it comes from. Django has looked at the scheme, and lets other sites in too
+    that CSRF_TRUSTED_ORIGINS names."""
+    try:
+        origin: str = urlsplit(request.headers.get("Origin", "")).netloc
+        return origin == request.get_host()
+    except ValueError:
+        return False
+
+
+def _was_mine(request: HttpRequest, key: str) -> bool:
+    session: Any = getattr(request, "session", None)
+    before = [] if session is None else session.get(BEFORE, [])
+    return any(forms.verify(request, key, text) is forms.Verified.GOOD for text in before)
+
+
+def remember(sender: object, request: Any, **kwargs: Any) -> None:
+    """A log-in gives the browser another CSRF cookie, by which it was known so far: note it in the new session."""
+    session = getattr(request, "session", None)
+    if session is None:
+        return
+    cookie = csrf_cookie()
+    secret = session.get(CSRF_SESSION_KEY) if cookie is None else getattr(request, "COOKIES", {}).get(cookie)
+    if secret:
+        session[BEFORE] = [*session.get(BEFORE, []), browser_text(secret)][-MOST_BEFORE:]
+
+
+user_logged_in.connect(remember, dispatch_uid="django_distlock.idempotency.csrf")

@@ -1,0 +1,228 @@
+"""The page that keeps a form whose visitor has logged in meanwhile; and to whom it must not appear."""
+
+from __future__ import annotations
+
+from html import unescape
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.contrib.auth.views import LoginView, LogoutView
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+
+from django_distlock.idempotency.csrf import keep_form
+from tests.idempotency import views
+from tests.idempotency.conftest import MIDDLEWARE
+from tests.idempotency.test_forms import hidden_fields
+from tests.idempotency.views import redirect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.idempotency.views import Stage
+
+urlpatterns = [*views.urlpatterns, path("in/", LoginView.as_view()), path("out/", LogoutView.as_view())]
+ORIGIN = "http://testserver"
+
+
+class Person:
+    """A browser with a form open in one tab, and a log-in in another."""
+
+    def __init__(self) -> None:
+        self.client = Client(enforce_csrf_checks=True, headers={"Origin": ORIGIN})
+
+    def open(self, address: str = "/form/") -> dict[str, str]:
+        return hidden_fields(self.client.get(address).content.decode().split("<form")[1])
+
+    def log_in(self, name: str = "smith") -> None:
+        data = {"username": name, "password": "pass", "csrfmiddlewaretoken": self.open()["csrfmiddlewaretoken"]}
+        assert self.client.post("/in/?next=/form/", data).status_code == 302
+
+    def log_out(self) -> None:
+        assert self.client.post("/out/", {"csrfmiddlewaretoken": self.open()["csrfmiddlewaretoken"]}).status_code == 302
+
+    def send(self, fields: dict[str, Any], address: str = "/form/", **more: Any) -> Any:
+        return self.client.post(address, fields, **more)
+
+
+@pytest.fixture(params=[False, True], ids=["cookie", "session"])
+def person(request: pytest.FixtureRequest, site: Stage, settings: Any) -> Iterator[Person]:
+    settings.ROOT_URLCONF = "tests.idempotency.test_csrf"
+    settings.CSRF_USE_SESSIONS = request.param
+    settings.LOGOUT_REDIRECT_URL = "/form/"
+    settings.CSRF_FAILURE_VIEW = "django_distlock.idempotency.csrf.csrf_failure"
+    settings.MIDDLEWARE = [*MIDDLEWARE, "django.middleware.clickjacking.XFrameOptionsMiddleware"]
+    site.answer = redirect
+    users = [User.objects.create_user(name, password="pass") for name in ("smith", "miller")]
+    yield Person()
+    for user in users:
+        user.delete()
+
+
+def is_djangos(response: Any) -> bool:
+    return response.status_code == 403 and b"CSRF verification failed" in response.content
+
+
+def saves_what_was_typed(person: Person, site: Stage, response: Any) -> None:
+    html = response.content.decode()
+    assert response.status_code == 403
+    assert "Not saved yet" in html
+    assert response["X-Frame-Options"] == "DENY"
+    assert response["Cache-Control"] == "no-store"
+    assert 'action="/form/"' in html
+    assert site.effects == 0
+    again = hidden_fields(html)
+    assert again["note"] == "what I typed"
+    assert person.send(again).status_code == 302
+    assert site.effects == 1
+    assert site.runs[-1].POST["note"] == "what I typed"
+
+
+def test_a_log_in_in_another_tab(person: Person, site: Stage) -> None:
+    """Naive code lets Django's page answer, and the text is gone."""
+    fields = person.open() | {"note": "what I typed"}
+    person.log_in()
+    saves_what_was_typed(person, site, person.send(fields))
+
+
+def test_a_log_in_as_the_same_user_once_more(person: Person, site: Stage) -> None:
+    """The session has ended in between."""
+    person.log_in()
+    fields = person.open() | {"note": "what I typed"}
+    del person.client.cookies["sessionid"]
+    person.log_in()
+    saves_what_was_typed(person, site, person.send(fields))
+
+
+def test_it_is_not_saved_twice(person: Person, site: Stage) -> None:
+    """The first press was saved and its answer got lost; the key is still good, so the page sends it again."""
+    person.log_in()
+    fields = person.open() | {"note": "what I typed"}
+    assert person.send(fields).status_code == 302
+    person.log_in()
+    again = hidden_fields(person.send(fields).content.decode())
+    assert again["_idempotency_key"] == fields["_idempotency_key"]
+    assert person.send(again)["Idempotency-Replayed"] == "true"
+    assert site.effects == 1
+
+
+def test_a_cookie_that_is_gone(person: Person, site: Stage, settings: Any) -> None:
+    if settings.CSRF_USE_SESSIONS:
+        return  # the session is gone with it, and nothing says who asks
+    person.log_in()
+    fields = person.open() | {"note": "what I typed"}
+    del person.client.cookies["csrftoken"]
+    saves_what_was_typed(person, site, person.send(fields))
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://testserver.evil.example", "http://other.example", None]
+)
+def test_another_site_sees_djangos_page(person: Person, site: Stage, settings: Any, origin: str | None) -> None:
+    """Also one that may send forms, and one that does not say where it comes from: it could have a visitor press a
+    button under data of its choice."""
+    settings.CSRF_TRUSTED_ORIGINS = ["http://other.example"]
+    fields = person.open() | {"note": "what I typed"}
+    person.log_in()
+    victim = Client(enforce_csrf_checks=True, headers={} if origin is None else {"Origin": origin})
+    victim.cookies.update(person.client.cookies)
+    assert is_djangos(victim.post("/form/", fields))
+    assert site.effects == 0
+
+
+@pytest.mark.parametrize("whose", ["another browser", "another user", "another page", "nobody", "none", "two"])
+def test_a_key_that_is_not_the_visitors_own(person: Person, site: Stage, whose: str) -> None:
+    """A form that somebody has smuggled into a page of this site has a key of theirs."""
+    if whose == "another user":
+        person.log_in("miller")
+    fields: dict[str, Any] = person.open("/named/a/" if whose == "another page" else "/form/") | {"note": "not mine"}
+    if whose == "another browser":
+        fields["_idempotency_key"] = Person().open()["_idempotency_key"]
+    elif whose == "nobody":
+        fields["_idempotency_key"] = "x" * 22 + "." + "y" * 43 + "." + "z" * 43
+    elif whose == "none":
+        del fields["_idempotency_key"]
+    elif whose == "two":
+        fields["_idempotency_key"] = [fields["_idempotency_key"], "another"]
+    if whose == "another user":
+        person.log_out()
+    person.log_in()
+    response = person.send(fields)
+    assert is_djangos(response)
+    assert b"not mine" not in response.content
+    assert site.effects == 0
+
+
+def test_the_failure_page_lets_nothing_pass(person: Person, site: Stage) -> None:
+    """What the page sends is checked like any other form: without its token it is refused again."""
+    fields = person.open() | {"note": "what I typed"}
+    person.log_in()
+    again = hidden_fields(person.send(fields).content.decode())
+    again["csrfmiddlewaretoken"] = fields["csrfmiddlewaretoken"]
+    assert person.send(again).status_code == 403
+    del again["csrfmiddlewaretoken"]
+    assert is_djangos(person.send(again))
+    assert site.effects == 0
+
+
+@pytest.mark.parametrize("more", [{"new_pass": "hunter2"}, {"photo": SimpleUploadedFile("a.txt", b"hunter2")}])
+def test_secrets_and_files_are_not_kept(person: Person, site: Stage, more: Any) -> None:
+    """The rest can be read, and copied."""
+    fields = person.open() | {"note": "what I typed"}
+    person.log_in()
+    response = person.send(fields | more)
+    html = response.content.decode()
+    assert response.status_code == 403
+    assert "<form" not in html
+    assert "hunter2" not in html
+    assert "what I typed" in html
+
+
+def test_what_was_typed_is_text(person: Person, site: Stage) -> None:
+    typed = "<script>alert(1)</script>\"'"
+    fields = person.open() | {"note": typed, "<b>": "name"}
+    person.log_in()
+    html = person.send(fields).content.decode()
+    assert "<script" not in html
+    assert "<b>" not in html
+    again = {name: unescape(value) for name, value in hidden_fields(html).items()}
+    assert again["note"] == typed
+
+
+def test_the_button_leads_to_no_other_site(person: Person, site: Stage) -> None:
+    """Two slashes would be another host."""
+    page = person.client.get("/", PATH_INFO="//evil.example/form/").content.decode()
+    fields = hidden_fields(page.split("<form")[1])
+    person.log_in()
+    html = person.client.post("/", fields, PATH_INFO="//evil.example/form/").content.decode()
+    assert "Not saved yet" in html
+    assert 'action="//' not in html
+
+
+def test_a_log_out_asks_too(person: Person, site: Stage) -> None:
+    """Django lets that pass, and the middleware asks."""
+    person.log_in()
+    fields = person.open() | {"note": "what I typed"}
+    person.log_out()
+    response = person.send(fields)
+    if response.status_code == 403:  # with the CSRF secret in the session, which has ended
+        assert is_djangos(response)
+        return
+    assert response.status_code == 409
+    assert hidden_fields(response.content.decode())["note"] == "what I typed"
+
+
+def test_a_failure_view_of_your_own(person: Person, site: Stage, settings: Any) -> None:
+    settings.CSRF_FAILURE_VIEW = "tests.idempotency.test_csrf.own_failure"
+    fields = person.open() | {"note": "what I typed"}
+    person.log_in()
+    saves_what_was_typed(person, site, person.send(fields))
+    del fields["_idempotency_key"]
+    assert person.send(fields).content == b"CSRF token from POST incorrect."
+
+
+def own_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
+    return keep_form(request, reason) or HttpResponse(reason, status=403)

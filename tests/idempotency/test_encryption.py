@@ -1,0 +1,217 @@
+"""What is stored can be encrypted, and what cannot be read any more never runs a second time."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.cache import caches
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from django.http import HttpResponse, JsonResponse
+
+from django_distlock.idempotency import sealing
+from django_distlock.idempotency.storage import storage_of
+from tests.idempotency.conftest import Sender, every_database, expire, states
+from tests.idempotency.test_forms import Browser
+from tests.idempotency.test_storages import ANSWER, claim_of, read, storage
+from tests.idempotency.views import redirect
+
+if TYPE_CHECKING:
+    from django_distlock.idempotency.storage import Storage
+    from tests.idempotency.views import Stage
+
+__all__ = ["storage"]  # a fixture
+
+SECRET = "Smith-4-Privet-Drive"
+
+
+@pytest.fixture
+def encrypted(settings: Any) -> None:
+    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "the first key of this site", []
+    settings.DISTLOCK_IDEMPOTENCY = {**getattr(settings, "DISTLOCK_IDEMPOTENCY", {}), "ENCRYPT": True}
+
+
+def rotate(settings: Any, *fallbacks: str) -> None:
+    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "the second key of this site", list(fallbacks)
+
+
+def private(request: Any) -> HttpResponse:
+    """An answer with personal data in its body and in a header."""
+    return JsonResponse({"address": SECRET}, status=201, headers={"Location": f"/{SECRET}/"})
+
+
+def charge(request: Any) -> None:
+    with request.idempotency.phase("charge") as step:
+        step.result = step.result or SECRET
+
+
+def at_rest(alias: str) -> bytes:
+    """Everything that the rows have."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT * FROM django_distlock_idempotency")
+        values = [value for row in cursor.fetchall() for value in row]
+    return b" ".join(bytes(v) if isinstance(v, bytes | memoryview) else str(v).encode() for v in values)
+
+
+@every_database
+@pytest.mark.parametrize("shape", ["plain", "atomic"])
+def test_nothing_of_an_answer_can_be_read_in_the_table(
+    site: Stage, sender: Sender, encrypted: None, shape: str
+) -> None:
+    """Body, headers and the results of phases; naive code keeps them in plain text."""
+    site.answer, site.during = private, charge
+    first, again = sender.post(shape), sender.post(shape)
+    assert again["Idempotency-Replayed"] == "true"
+    assert (again.content, again["Location"]) == (first.content, first["Location"])
+    found = at_rest(site.alias)
+    assert b"completed" in found
+    assert SECRET.encode() not in found
+    assert b"charge" not in found
+
+
+def test_nothing_can_be_read_in_a_cache(site: Stage, sender: Sender, encrypted: None, settings: Any) -> None:
+    settings.DISTLOCK_IDEMPOTENCY = {"STORAGE": "cache", "ENCRYPT": True, "REPLAY_TO_CREDENTIALS": True}
+    site.answer, site.during = private, charge
+    first, again = sender.post(), sender.post()
+    assert again["Idempotency-Replayed"] == "true"
+    assert again.content == first.content
+    found: Any = caches["default"]
+    assert found._cache
+    assert not [value for value in found._cache.values() if SECRET.encode() in value or b"charge" in value]
+    caches["default"].clear()
+
+
+def test_every_storage_gives_back_what_it_was_given(storage: Storage, key: str, encrypted: None, settings: Any) -> None:
+    claim = claim_of(key)
+    storage.claim(claim)
+    assert storage.save_phases(claim, '{"charge": 7}')
+    assert read(storage, claim).phases == {"charge": 7}
+    assert storage.complete(claim, ANSWER.without_body())
+    assert storage.add_body(claim, ANSWER)
+    assert read(storage, claim).answer == ANSWER
+    rotate(settings)
+    found = read(storage, claim)
+    assert (found.state, found.answer) == ("completed", None)
+
+
+def test_keys_are_rotated_by_fallbacks(site: Stage, sender: Sender, encrypted: None, settings: Any) -> None:
+    sender.post()
+    rotate(settings, "the first key of this site")
+    assert sender.post()["Idempotency-Replayed"] == "true"
+    Sender("new").post()
+    rotate(settings)  # the old key is retired
+    assert Sender("new").post()["Idempotency-Replayed"] == "true"
+
+
+@every_database
+@pytest.mark.parametrize("shape", ["plain", "atomic"])
+def test_an_answer_whose_key_is_retired_is_a_tombstone(
+    site: Stage, sender: Sender, encrypted: None, settings: Any, shape: str
+) -> None:
+    """It is done: never a second run, and never a server error."""
+    site.answer = private
+    sender.post(shape)
+    rotate(settings)
+    again = sender.post(shape)
+    assert (again.status_code, again.json()["code"]) == (409, "already_completed")
+    assert site.effects == 1
+
+
+def test_a_person_is_told_that_it_was_saved(site: Stage, encrypted: None, settings: Any) -> None:
+    """The form is sent again after the answer's key was retired, and not that of the form's signature."""
+    site.answer = redirect
+    browser = Browser()
+    fields = browser.open()
+    browser.send(fields)
+    with connections[site.alias].cursor() as cursor:
+        cursor.execute("UPDATE django_distlock_idempotency SET facts = 'sealed:AAAA'")
+    again = browser.send(fields)
+    assert again.status_code == 409
+    assert "Already saved" in again.content.decode()
+    assert site.effects == 1
+
+
+@pytest.mark.parametrize("shape", ["retry", "plain"])
+@pytest.mark.parametrize("died", [True, False])
+def test_phases_whose_key_is_retired_are_not_forgotten(
+    site: Stage, sender: Sender, encrypted: None, settings: Any, shape: str, died: bool
+) -> None:
+    """The first attempt has charged, and ended there. Without the result of that phase nothing may run again: it would
+    charge twice."""
+
+    def charge_and_fail(request: Any) -> None:
+        charge(request)
+        raise OSError("the mail server is away")
+
+    site.during = charge_and_fail
+    assert sender.post(shape).status_code == 500
+    if died:
+        with connections[site.alias].cursor() as cursor:
+            cursor.execute("UPDATE django_distlock_idempotency SET state = 'claimed'")
+        expire(site.alias)
+    rotate(settings)
+    site.during = charge
+    again = sender.post(shape)
+    assert (again.status_code, again.json()["code"]) == (409, "outcome_unknown")
+    assert len(site.runs) == 1
+    rotate(settings, "the first key of this site")
+    if shape == "retry" or not died:
+        assert sender.post(shape).status_code == 201
+        assert states(site.alias) == ["completed"]
+
+
+def test_what_stands_in_another_row_cannot_be_read(site: Stage, sender: Sender, encrypted: None) -> None:
+    """Who can write to the table cannot have one client's answer given to another."""
+    site.answer = private
+    sender.post()
+    site.answer = lambda request: HttpResponse("harmless", status=201)
+    Sender("other").post()
+    with connections[site.alias].cursor() as cursor:
+        cursor.execute("SELECT facts, body FROM django_distlock_idempotency ORDER BY claimed_at")
+        facts, body = cursor.fetchone()
+        cursor.execute("UPDATE django_distlock_idempotency SET facts = %s, body = %s", [facts, body])
+    assert Sender("other").post().status_code == 409
+    assert sender.post().status_code == 201
+
+
+@pytest.mark.parametrize("facts", ["sealed:", "sealed:AAAA", "sealed:%%%", "sealed:é", "sealed:" + "A" * 200])
+def test_what_is_torn_is_a_tombstone(site: Stage, sender: Sender, encrypted: None, facts: str) -> None:
+    sender.post()
+    with connections[site.alias].cursor() as cursor:
+        cursor.execute("UPDATE django_distlock_idempotency SET facts = %s", [facts])
+    assert sender.post().status_code == 409
+    assert site.effects == 1
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_it_can_be_switched_on_and_off(site: Stage, sender: Sender, settings: Any, first: bool) -> None:
+    """What was stored before is read after."""
+    for encrypt in (first, not first):
+        settings.DISTLOCK_IDEMPOTENCY = {"ENCRYPT": encrypt, "REPLAY_TO_CREDENTIALS": True}
+        response = sender.post()
+    assert response["Idempotency-Replayed"] == "true"
+
+
+def test_without_the_package(
+    site: Stage, sender: Sender, encrypted: None, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check tells; a request fails before its view has acted; and what was sealed is a tombstone without it."""
+    sender.post()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert [message.id for message in run_checks(tags=["distlock"])] == ["distlock.E064"]
+    with pytest.raises(ImproperlyConfigured, match="encryption"):
+        storage_of()
+    assert Sender("new").post().status_code == 500
+    assert site.effects == 1
+    settings.DISTLOCK_IDEMPOTENCY = {"ENCRYPT": False}
+    assert sender.post().json()["code"] == "already_completed"
+
+
+def test_no_two_are_sealed_alike(encrypted: None) -> None:
+    assert sealing.to_store("0" * 64, ANSWER) != sealing.to_store("0" * 64, ANSWER)
+    with pytest.raises(sealing.Unreadable):
+        sealing.phases_from_store("0" * 64, sealing.to_store("0" * 64, ANSWER)[0])

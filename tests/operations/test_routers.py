@@ -1,0 +1,91 @@
+"""A router that keeps our tables out of a database is told by a check, by the doctor and at the first lock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.db import connections
+
+from django_distlock import BackendUnavailable, advisory_lock
+from django_distlock.diagnosis import diagnose
+from django_distlock.sitekey import TABLE, read_row
+
+pytestmark = pytest.mark.usefixtures("databases")
+
+LEASES = "django_distlock.backends.leasetable.LeaseTableBackend"
+MEMORY = "django_distlock.backends.memory.MemoryBackend"
+ROUTER = "A router in DATABASE_ROUTERS keeps"
+
+
+class KeepsOut:
+    """As where each app has its database, and this one has none; of idempotency keys there is distlock.E034."""
+
+    def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
+        return False if app_label == "django_distlock" and model_name != "idempotencyrecord" else None
+
+
+@pytest.fixture
+def routed(settings: Any) -> Any:
+    settings.DATABASE_ROUTERS = [f"{__name__}.KeepsOut"]
+    settings.DISTLOCK_SITE_KEY = None
+    settings.DISTLOCK = {"default": {}}
+    return settings
+
+
+def told() -> dict[str | None, str]:
+    return {message.id: f"{message.msg} {message.hint}" for message in run_checks(tags=["distlock"])}
+
+
+@pytest.fixture
+def no_row(routed: Any) -> Any:
+    """As `migrate` leaves it."""
+    with connections["default"].cursor() as cursor:
+        cursor.execute(f"SELECT site_key FROM {TABLE}")
+        ((key,),) = cursor.fetchall()
+        cursor.execute(f"DELETE FROM {TABLE}")
+    yield
+    with connections["default"].cursor() as cursor:
+        cursor.execute(f"INSERT INTO {TABLE} (id, site_key) VALUES (1, %s)", [key])
+
+
+def test_the_site_key_has_no_place(routed: Any) -> None:
+    ((identity, text),) = told().items()
+    assert identity == "distlock.E068"
+    assert f"There will be no site key. {ROUTER} the app django_distlock out of the 'default' database" in text
+    assert "Or set DISTLOCK_SITE_KEY." in text
+    routed.DISTLOCK_SITE_KEY = "k" * 40
+    assert told() == {}
+
+
+def test_nothing_is_needed_for_locks_in_memory(routed: Any) -> None:
+    routed.DISTLOCK = {"default": {"BACKEND": MEMORY}}
+    assert told() == {}
+
+
+@pytest.mark.parametrize(
+    ("alias", "identity", "level"),
+    [
+        ("postgres", "distlock.W068", "warning"),
+        ("mysql", "distlock.W068", "warning"),
+        ("leasetable_postgres", "distlock.E069", "error"),
+        ("leasetable_mariadb", "distlock.E069", "error"),
+    ],
+)
+def test_tables_of_an_alias_have_no_place(settings: Any, alias: str, identity: str, level: str) -> None:
+    settings.DATABASE_ROUTERS = [f"{__name__}.KeepsOut"]
+    settings.DISTLOCK_SITE_KEY = "k" * 40
+    settings.DISTLOCK = {"default": {"BACKEND": MEMORY}, alias: settings.DISTLOCK[alias]}
+    assert set(told()) == {identity}
+    assert f"DISTLOCK[{alias!r}]: {ROUTER} the tables of " in told()[identity]
+    found = [finding for finding in diagnose(alias) if finding.text.startswith(ROUTER)]
+    assert [(finding.level, finding.alias) for finding in found] == [(level, alias)]
+
+
+def test_the_doctor_and_the_first_lock_do_not_send_to_migrate_for_ever(routed: Any, no_row: Any) -> None:
+    with pytest.raises(BackendUnavailable, match=f"{ROUTER} the app django_distlock out"):
+        advisory_lock("x").acquire()
+    with pytest.raises(BackendUnavailable, match=ROUTER):
+        read_row()
+    assert [finding.level for finding in diagnose() if ROUTER in finding.text and not finding.alias] == ["error"]
