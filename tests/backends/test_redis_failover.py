@@ -37,10 +37,10 @@ def replica(own: Own, tmp_path: Path) -> Iterator[Own]:
 
 def of_the_page() -> Any:
     """The function that waits for the end of a fail-over."""
-    (block,) = (each for each in blocks("docs/backends/redis.md") if "acquire_through_a_failover" in each.code)
+    (block,) = (each for each in blocks("docs/usage/waiting.md") if "acquire_when_back" in each.code)
     names: dict[str, Any] = {}
     exec(block.code.partition("\n\n\nwith ")[0], names)  # noqa: S102
-    return names["acquire_through_a_failover"]
+    return names["acquire_when_back"]
 
 
 def test_r6_a_failover_is_an_error_at_once_and_can_be_waited_for(own: Own, name: str) -> None:
