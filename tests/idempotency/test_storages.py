@@ -183,7 +183,7 @@ def test_purge_in_batches(alias: str, kind: type[DatabaseStorage], databases: No
 @pytest.mark.parametrize("cache", ["redis", "default"])
 @pytest.mark.parametrize("shape", ["plain", "async", "decorated"])
 def test_a_site_on_a_cache(site: Stage, key: str, settings: Any, cache: str, shape: str) -> None:
-    settings.DISTLOCK_IDEMPOTENCY = {"STORAGE": "cache", "CACHE": cache}
+    settings.DISTLOCK_IDEMPOTENCY = {**settings.DISTLOCK_IDEMPOTENCY, "STORAGE": "cache", "CACHE": cache}
     answers = at_once(lambda: Sender(key).post(shape))
     assert {answer.status_code for answer in answers} <= {201, 409}
     assert Sender(key).post(shape)["Idempotency-Replayed"] == "true"
