@@ -121,16 +121,30 @@ class FencedModel(models.Model):
         fields: Iterable[str] | None = None,
         from_queryset: models.QuerySet[Any] | None = None,
     ) -> None:
-        """Django's. A plain ``save()`` is refused after some ``fields`` of a row that was written since: the others are
-        older than the fence."""
+        """Django's, and with the fence. A plain ``save()`` is refused after a part of a row that was written since (some
+        ``fields``, a ``from_queryset`` that defers some): what was left is older than the fence."""
         before = self.__dict__.get(FENCE)
-        super().refresh_from_db(using, fields if fields is None else list(fields), from_queryset)
+        whole = fields is None and self._reads_all(from_queryset)
         if fields is None:
+            self.__dict__.setdefault(FENCE, None)  # else Django leaves it deferred
+        try:
+            super().refresh_from_db(using, fields if fields is None else list(fields), from_queryset)
+        finally:
+            if self.__dict__.get(FENCE, 0) is None:
+                del self.__dict__[FENCE]
+        if whole:
             self._fence_unread = FENCE not in self.__dict__
         elif self.__dict__.get(FENCE) != before:
             self._fence_unread = True
         if (token := getattr(from_queryset, "_fence", None)) is not None:
             self._fence_given = token
+
+    def _reads_all(self, from_queryset: Any) -> bool:
+        """Does the queryset, or the base manager, read all fields that this instance has?"""
+        rows = type(self)._base_manager.all() if from_queryset is None else from_queryset
+        mask = rows.query.get_select_mask()
+        here = {field for field in self._meta.concrete_fields if field.attname in self.__dict__}
+        return not mask or here <= {*mask}
 
     @contextmanager
     def _carrying(self, number: int | None) -> Iterator[None]:

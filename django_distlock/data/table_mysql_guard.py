@@ -25,8 +25,10 @@ BLOCK, STATEMENT = "distlock_block", "distlock_statement"
 NO_SAVEPOINT = 1305  # ER_SP_DOES_NOT_EXIST
 OUT_OF_SYNC = 2014  # CR_COMMANDS_OUT_OF_SYNC: the caller has not read all results of the statement yet
 
-# What may stand before the first word. /*! and /*M! begin a comment that the server executes.
-LEAD = r"(?:[\s;(]|--(?=\s|$)[^\n]*+|\#[^\n]*+|/\*(?!M?!).*?\*/|/\*M?!\d*)*+"
+# What may stand before the first word.
+SKIPPED = r"[\s;(]|--(?=\s|$)[^\n]*+|\#[^\n]*+|/\*(?!M?!).*?\*/"
+# /*! and /*M! begin a comment that the server executes, unless the number says that it is too old.
+LEAD = rf"(?:{SKIPPED}|/\*M?!\d*)*+"
 # Refused before it is sent: it would unlock the tables or commit.
 ENDS = re.compile(
     LEAD
@@ -37,9 +39,10 @@ ENDS = re.compile(
     re.IGNORECASE | re.DOTALL | re.VERBOSE,
 )
 # One statement that cannot commit, nor can the functions and triggers that it calls (error 1422). All that the ORM
-# sends; for any other the server is asked.
+# sends; for any other the server is asked: /*!999999 SELECT */ COMMIT is a COMMIT.
 HARMLESS = re.compile(
-    LEAD + r"(?:SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|SAVEPOINT|RELEASE|ROLLBACK|SHOW|EXPLAIN)\b[^;]*;?\s*",
+    rf"(?:{SKIPPED})*+"
+    r"(?:SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|SAVEPOINT|RELEASE|ROLLBACK|SHOW|EXPLAIN)\b[^;]*;?\s*",
     re.IGNORECASE | re.DOTALL,
 )
 

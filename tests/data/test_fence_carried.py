@@ -116,6 +116,42 @@ def test_a_part_of_the_row_that_is_read_again(alias: str) -> None:
     assert stored(row) == (100, LATE)
 
 
+@SQLITE
+def test_a_queryset_that_leaves_out_what_was_read(alias: str) -> None:
+    """refresh_from_db() gives the later fence then, and keeps the old balance."""
+    for queryset in (rows(alias).defer("balance"), rows(alias).only("owner"), base(alias).defer("balance")):
+        row = register(alias, fence=EARLY)
+        written_later(alias, row)
+        row.refresh_from_db(from_queryset=queryset)
+        assert (row.balance, row.fence) == (0, LATE)
+        with pytest.raises(UnsupportedOperation):
+            row.save()
+        assert stored(row) == (100, LATE)
+    row = rows(alias).defer("balance").get(pk=register(alias, fence=EARLY).pk)
+    written_later(alias, row)
+    row.refresh_from_db(from_queryset=rows(alias).defer("balance"))
+    row.save()  # its balance was never read
+    assert stored(row) == (100, LATE)
+
+
+@pytest.mark.parametrize("way", UNREAD)
+@SQLITE
+def test_the_whole_row_is_read_with_its_fence(alias: str, way: str) -> None:
+    """What the message of save() advises, also for a fence that is still deferred."""
+    row = UNREAD[way](alias, register(alias, fence=EARLY).pk)
+    written_later(alias, row)
+    with sent(alias) as texts:
+        row.refresh_from_db()
+    assert len(texts) == 1
+    row.save()
+    assert stored(row) == (100, LATE)
+    row = UNREAD[way](alias, row.pk)
+    rows(alias).filter(pk=row.pk).delete()
+    with pytest.raises(Register.DoesNotExist):
+        row.refresh_from_db()
+    assert "fence" in row.get_deferred_fields()
+
+
 def test_an_expression_is_no_token(alias: str) -> None:
     row = register(alias, fence=EARLY)
     written_later(alias, row)
