@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
-from django.db import models, router, transaction
+from django.db import connections, models, router, transaction
 
-from django_distlock.exceptions import UnsupportedOperation
+from django_distlock.exceptions import LockLost, UnsupportedOperation
 
 from .fence_tokens import FENCE, Fencing, Token, read_token, refuse_later
 from .fenced_querysets import FencedQuerySet
@@ -21,6 +21,18 @@ if TYPE_CHECKING:
     from django.db.models.base import ModelBase
 
 _CARRIED = (FENCE, "_fence_given", "_fence_unread")
+
+
+@contextmanager
+def _unbroken(using: str) -> Iterator[None]:
+    """Django marks a transaction for rollback after any error of ``save()``; a refused UPDATE has changed nothing."""
+    try:
+        yield
+    except LockLost as lost:
+        connection: Any = connections[using]
+        if connection.rollback_exc is lost:
+            connection.needs_rollback, connection.rollback_exc = False, None
+        raise
 
 
 class FencedModel(models.Model):
@@ -73,11 +85,9 @@ class FencedModel(models.Model):
                 update_fields=update_fields,
             )
             with self._carrying(number):
-                if not self._meta.parents:
-                    save()
-                    return
-                # Several tables. With a savepoint, which Django does without, a caller inside atomic() can go on.
-                with transaction.atomic(using or router.db_for_write(type(self), instance=self)):
+                database = using or router.db_for_write(type(self), instance=self)
+                # A caller inside atomic() can go on: with several tables by a savepoint, which Django does without.
+                with transaction.atomic(database) if self._meta.parents else _unbroken(database):
                     save()
         except BaseException:
             for name in _CARRIED:
@@ -121,7 +131,7 @@ class FencedModel(models.Model):
         fields: Iterable[str] | None = None,
         from_queryset: models.QuerySet[Any] | None = None,
     ) -> None:
-        """Django's, and with the fence. A plain ``save()`` is refused after a part of a row that was written since (some
+        """Django's, and with the fence. A plain ``save()`` is refused after a part of a row written since (some
         ``fields``, a ``from_queryset`` that defers some): what was left is older than the fence."""
         before = self.__dict__.get(FENCE)
         whole = fields is None and self._reads_all(from_queryset)

@@ -155,6 +155,24 @@ def handled() -> Iterator[list[int]]:
         signal.disconnect(again, sender=Register)
 
 
+def test_a_transaction_goes_on_after_a_refused_save(alias: str) -> None:
+    """Django marks it for rollback after any error of save(), and this one has changed nothing."""
+    row, child = register(alias), till(alias)
+    with transaction.atomic(using=alias):
+        write_later(row)
+        write_later(child)
+        for stale in (row, child):
+            with pytest.raises(LockLost):
+                stale.save()
+        other = register(alias, owner="bob")
+    assert stored(row) == (100, LATE)
+    assert stored(other) == (0, 0)
+    with transaction.atomic(using=alias):
+        with pytest.raises(IntegrityError):
+            row.save(force_insert=True)
+        assert transaction.get_rollback(using=alias), "any other error is as Django has it"
+
+
 def test_a_handler_that_saves(alias: str, handled: list[int]) -> None:
     row = rows(alias).model(owner="ann", fence=LATE)
     rows(alias).bulk_create([row])
