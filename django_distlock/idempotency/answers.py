@@ -16,6 +16,8 @@ from django.utils.http import escape_leading_slashes
 from django.utils.safestring import SafeData, mark_safe
 from django.utils.translation import gettext as _
 
+from django_distlock.language import language_of_texts, text_language
+
 from . import engine, forms
 from .records import Answer
 from .secretnames import is_secret
@@ -36,6 +38,7 @@ def problem(status: int, code: str, title: str, detail: str, retry_after: float 
     """An error for a program; ``code`` is what it may rely on."""
     facts = {"type": PROBLEM.format(code), "title": title, "status": status, "detail": detail, "code": code}
     response = JsonResponse(facts, status=status, content_type="application/problem+json")
+    response["Content-Language"] = text_language()
     if code == "missing_key":
         response["Link"] = f'<{PROBLEM.format("section-2.1")}>; rel="help"'
     return _never_stored(response, retry_after)
@@ -45,8 +48,11 @@ def page(
     request: HttpRequest, name: str, status: int, retry_after: float | None = None, **context: Any
 ) -> HttpResponse:
     """A page for a person, from the template ``django_distlock/idempotency/<name>.html``."""
+    context["language"] = language_of_texts()
     text = render_to_string(f"django_distlock/idempotency/{name}.html", context, request)
-    return _never_stored(HttpResponse(text, status=status), retry_after)
+    response = HttpResponse(text, status=status)
+    response["Content-Language"] = text_language()
+    return _never_stored(response, retry_after)
 
 
 def _never_stored(response: HttpResponse, retry_after: float | None = None) -> HttpResponse:
