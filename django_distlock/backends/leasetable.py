@@ -16,7 +16,7 @@ from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Grant, LockInfo, drift
 from django_distlock.waiting import Flow, adrive, drive
 
-from . import leasetable_doctor
+from . import leasetable_doctor, leasetable_path
 from .base import Backend
 from .leasetable_prune import Pruning
 from .leasetable_queue import ASKING, Waiter
@@ -27,6 +27,8 @@ from .remains import Remains, Store, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from django.core.checks import CheckMessage
 
 # A caller that does not wait still grants the database this long to answer; seconds.
 LEAST_PATIENCE = 0.5
@@ -232,6 +234,9 @@ class LeaseTableBackend(Backend):
         return Grant(claim=grant.claim, fence=grant.fence, acquired_at=grant.acquired_at, valid_until=valid_until)
 
     diagnose = leasetable_doctor.findings
+
+    def check(self) -> list[CheckMessage]:
+        return leasetable_path.check(self) if self._embedded is not None else []
 
     def inspect(self) -> Iterable[LockInfo]:
         return [row.info(self.alias) for row in drive(self._asked("rows"))]

@@ -8,8 +8,8 @@ import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Self, TypeVar
-from urllib.parse import unquote, urlsplit
 
+from .leasetable_path import database_path
 from .leasetable_sqlite_sql import ADD_HOLDER, HAS_HOLDER, SCHEMA, VERSION
 from .remains import StoreError
 
@@ -139,14 +139,9 @@ _paused: list[LeaseFile] = []
 
 
 def lease_path(name: str) -> str | None:
-    """Where the leases of a SQLite database are; None: in memory. Its name may be a URI, as for Django."""
-    if name == ":memory:" or "mode=memory" in name:
-        return None
-    if name.startswith("file:"):
-        name = unquote(urlsplit(name).path)
-        if name == ":memory:":
-            return None
-    return os.path.abspath(name) + "-distlock"
+    """Where the leases of a SQLite database are; None: in memory."""
+    path = database_path(name)
+    return None if path is None else f"{path}-distlock"
 
 
 def open_lease_file(name: object) -> LeaseFile:

@@ -107,7 +107,6 @@ class ZooKeeperBackend(Backend):
         answer_by = max(until, claim.answer_by or asked + LEAST_PATIENCE)
         while True:
             session = self._enter()
-            began = session.state
             try:
                 place = Place(session, claim, self._facts.data(claim, time.time()), self._settings.acl)
                 if not (yield from place.take(until, answer_by)):
@@ -115,8 +114,9 @@ class ZooKeeperBackend(Backend):
                 self._parents[place.parent] = monotonic()
                 return Grant(claim=claim, acquired_at=asked, fence=place.czxid, session=place)
             except Over as over:
-                # one that ended under us, by an idle time or a restart of the server, is followed by a new one
-                if began is Session.CONNECTING or monotonic() >= answer_by:
+                # one that ended under us, by an idle time, a pause of this process or a restart of the server, is
+                # followed by a new one
+                if not session.reached or monotonic() >= answer_by:
                     raise self._unavailable(over.__cause__) from over.__cause__
             except Late as late:
                 if wait > 0 and answer_by - asked < CHANCE and not session.in_doubt():
@@ -217,13 +217,12 @@ class ZooKeeperBackend(Backend):
         until = monotonic() + PATIENCE
         while True:
             session = self._enter()
-            began = session.state
             try:
                 return (yield from question(session, until))
             except Dropped:
                 continue
             except Over as over:
-                if began is Session.CONNECTING or monotonic() >= until:
+                if not session.reached or monotonic() >= until:
                     raise self._unavailable(over.__cause__) from over.__cause__
             except Late as late:
                 raise self._unavailable(None) from late

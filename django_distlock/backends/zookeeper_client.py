@@ -17,8 +17,10 @@ from kazoo.exceptions import (
     AuthFailedError,
     ConnectionClosedError,
     ConnectionLoss,
+    SASLException,
     SessionExpiredError,
     SessionMovedError,
+    ZookeeperError,
 )
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Create2
@@ -214,6 +216,9 @@ class Client:
             read_timeout, connect_timeout = self._connect(*args)
         except SessionExpiredError:
             raise
+        except (ZookeeperError, SASLException) as error:  # the credentials are refused, by the server or by pure-sasl
+            self._on_refused(error, 0)
+            raise AuthFailedError(str(error)) from error  # of the others kazoo's thread dies, with a traceback
         except Exception as error:
             self._on_refused(error, self._addresses)
             raise

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from kazoo.hosts import collect_hosts
@@ -11,19 +12,20 @@ from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from django_distlock.validation import seconds
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+try:
+    from puresasl import SASLError
+    from puresasl.client import SASLClient
+except ImportError:  # it is needed for SASL alone
+    SASLClient = None
 
 DEFAULT_PATH = "/distlock"
 DEFAULT_SESSION_TIMEOUT = 10.0
 # Passed to kazoo as they are: https://kazoo.readthedocs.io/en/latest/api/client.html
-FOR_KAZOO = frozenset(
-    {"use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname", "sasl_options"}
-)
+FOR_KAZOO = frozenset({"use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname"})
 HOSTS = (
     'a str like "zk1:2181,zk2:2181", or a list of such, with an absolute path after the last one if there is a chroot'
 )
-NAMES = frozenset({"hosts", "path", "session_timeout", "auth_data", "acl"}) | FOR_KAZOO
+NAMES = frozenset({"hosts", "path", "session_timeout", "auth_data", "acl", "sasl_options"}) | FOR_KAZOO
 
 
 class Settings:
@@ -33,11 +35,13 @@ class Settings:
         self._where = f"DISTLOCK[{alias!r}]: OPTIONS"
         self.path = self._path(options.get("path", DEFAULT_PATH))
         auth = self._auth(options.get("auth_data"))
-        self.acl = self._acl(options.get("acl"), bool(auth))
+        sasl = self._sasl(options.get("sasl_options"))
+        self.acl = self._acl(options.get("acl"), bool(auth or sasl))
         self.kazoo: dict[str, Any] = {
             "hosts": self._hosts(options.get("hosts")),
             "timeout": self._timeout(options.get("session_timeout", DEFAULT_SESSION_TIMEOUT)),
             "auth_data": auth,
+            "sasl_options": sasl,
             **{name: options[name] for name in FOR_KAZOO if name in options},
         }
 
@@ -79,7 +83,27 @@ class Settings:
             for each in value
         ):
             raise self._wrong("auth_data", 'a list of pairs (scheme, credential) like ("digest", "user:password")')
+        if any(scheme == "sasl" for scheme, _ in value):
+            raise self._wrong("auth_data", "without the scheme sasl: put the account into sasl_options")
         return [(scheme, credential) for scheme, credential in value]
+
+    def _sasl(self, value: Any) -> dict[str, Any] | None:
+        """Whatever can be refused is refused here: kazoo meets it in its thread, which then ends with a traceback."""
+        if value is None:
+            return None
+        if not isinstance(value, Mapping) or not isinstance(value.get("mechanism"), str):
+            raise self._wrong("sasl_options", 'a dict with the mechanism, like {"mechanism": "DIGEST-MD5", ...}')
+        if SASLClient is None:
+            install = 'pip install "django-distlock[zookeeper-sasl]"'
+            raise ImproperlyConfigured(f"{self._where}['sasl_options'] needs pure-sasl: {install}")
+        account = [value.get(part) for part in ("username", "password")]
+        if value["mechanism"] == "DIGEST-MD5" and not all(isinstance(part, str) for part in account):
+            raise self._wrong("sasl_options", "a dict with username and password, for the mechanism DIGEST-MD5")
+        try:
+            SASLClient("zookeeper", mechanism=value["mechanism"])
+        except SASLError as error:
+            raise ImproperlyConfigured(f"{self._where}['sasl_options']: {error}") from error
+        return dict(value)  # kazoo adds to it
 
     def _acl(self, value: Any, authenticated: bool) -> list[ACL]:
         if value is None:

@@ -84,6 +84,8 @@ class Session:
         self.timeout: float = settings["timeout"]
         self.heard_at = self.used_at = monotonic()
         self.state = self.CONNECTING
+        # was there ever a connection? If not, its end means that no server could be reached
+        self.reached = False
         self.error: Exception | None = None
         # who uses it now, the flows and the locks held
         self.flows = 0
@@ -112,6 +114,7 @@ class Session:
             if self.state is self.ENDED:
                 return
             self.timeout, self.state, self._asked_at = timeout, self.CONNECTED, None
+            self.reached = True
             self.heard_at = max(self.heard_at, began)
         self._wake_all()
         for token in list(self._chores):

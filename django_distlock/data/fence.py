@@ -129,6 +129,8 @@ class FencedModel(models.Model):
             self._fence_unread = FENCE not in self.__dict__
         elif self.__dict__.get(FENCE) != before:
             self._fence_unread = True
+        if (token := getattr(from_queryset, "_fence", None)) is not None:
+            self._fence_given = token
 
     @contextmanager
     def _carrying(self, number: int | None) -> Iterator[None]:

@@ -28,14 +28,14 @@ SESSIONS |= {"notes", "texts", "poolers"}
 ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis", "redlock", "zookeeper"}
 # The one sideways edge: Redlock speaks to each of its nodes as the Redis engine does.
 SIDEWAYS = {"redlock": {"redis"}}
-DRIVERS = {"psycopg", "psycopg_pool", "MySQLdb", "redis", "kazoo", "sqlite3"}
+DRIVERS = {"psycopg", "psycopg_pool", "MySQLdb", "redis", "kazoo", "puresasl", "sqlite3"}
 DRIVER_OF = {
     "postgres": {"psycopg"},
     "mysql": {"MySQLdb"},
     "leasetable": {"sqlite3"},
     "memory": set(),
     "redis": {"redis"},
-    "zookeeper": {"kazoo"},
+    "zookeeper": {"kazoo", "puresasl"},
     "redlock": set(),
 }
 

@@ -1,5 +1,5 @@
 """Servers of one test's own, of a kind that the shared ones are not: a standby of PostgreSQL, a node of Galera,
-a member of a group of MySQL servers."""
+a member of a group of MySQL servers, a ZooKeeper that asks for a password."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
@@ -15,6 +15,7 @@ from tests import services
 from tests.conftest import eventually
 from tests.services_databases import MariaDB, Postgres
 from tests.services_engine import program_path
+from tests.services_leases import ZooKeeper
 from tests.services_mysql import MySQL
 from tests.services_process import (
     ServicesError,
@@ -96,6 +97,28 @@ class Member(MySQL):
         }
         kept = [part for part in super().command() if part != "--skip-log-bin"]
         return [*kept, *(f"--{key}={value}" for key, value in options.items())]
+
+
+class SaslZooKeeper(ZooKeeper):
+    """One that talks to clients only if they have logged in with DIGEST-MD5."""
+
+    accounts: ClassVar = {"bob": "a-password", "ops": "another-password"}
+
+    def configure(self) -> None:
+        super().configure()
+        users = "\n".join(f'  user_{name}="{password}"' for name, password in self.accounts.items())
+        self.write_secret(
+            "jaas.conf", f"Server {{\n  org.apache.zookeeper.server.auth.DigestLoginModule required\n{users};\n}};\n"
+        )
+
+    def command(self) -> list[str]:
+        options = {
+            "java.security.auth.login.config": self.directory / "jaas.conf",
+            "zookeeper.authProvider.1": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+            "zookeeper.sessionRequireClientSASLAuth": "true",
+        }
+        java, *rest = super().command()
+        return [java, *(f"-D{key}={value}" for key, value in options.items()), *rest]
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
@@ -13,6 +12,7 @@ from redis.exceptions import RedisError
 
 from django_distlock import held_locks
 from django_distlock.backends.redis import RedisBackend
+from django_distlock.clock import monotonic
 from django_distlock.records import Claim
 from django_distlock.registry import registry
 from django_distlock.sitekey import site_key
@@ -58,7 +58,7 @@ def keys(using: str, name: str) -> dict[str, str]:
 def claim_of(name: str, ttl: float = 30.0, **facts: Any) -> Claim:
     """What a backend is asked for a lock of the alias "redis"."""
     key = registry.entry("redis").key(name)
-    return Claim(key=key, ttl=ttl, token=new_token(), answer_by=time.monotonic() + 5, **facts)
+    return Claim(key=key, ttl=ttl, token=new_token(), answer_by=monotonic() + 5, **facts)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from django_distlock import advisory_lock, held_locks, semaphore
 from django_distlock.backends import redis as engine
 from django_distlock.backends.redis_protocol import PENDING, Garbled, Push, ReplyError, pack, parse
 from django_distlock.backends.redis_scripts import keys_of
+from django_distlock.clock import monotonic
 from django_distlock.records import Claim
 from django_distlock.registry import registry
 from django_distlock.tokens import new_token
@@ -59,15 +60,15 @@ def test_a_hand_over_costs_a_waiter_no_second_command(own: Own, name: str) -> No
     """It is told what it needs to know: the fence, and when its lease began."""
     held, found = own.hold(name), []
     backend = registry.entry(USING).backend
-    claim = Claim(key=held.claim.key, ttl=30.0, token=new_token(), answer_by=time.monotonic() + 5)
+    claim = Claim(key=held.claim.key, ttl=30.0, token=new_token(), answer_by=monotonic() + 5)
     with counted(own.client) as commands:
         thread = threading.Thread(target=lambda: found.append(backend.try_acquire(claim, 5)))
         thread.start()
         eventually(lambda: _queued(own, held) == 1, "nobody waits", pause=0.001)
-        before = time.monotonic()
+        before = monotonic()
         assert own.holder.release(held)
         thread.join(5)
-        after = time.monotonic()
+        after = monotonic()
     assert commands["evalsha"] == 1 + 1  # to queue, and the holder's release
     (grant,) = found
     assert grant.fence > held.fence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends import redis_connection
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.backends.redis_scripts import keys_of
+from django_distlock.clock import monotonic
 from django_distlock.registry import registry
 from django_distlock.waiting import adrive
 from tests.backends.redis_server import Own, claim_of
@@ -34,7 +34,7 @@ def refuse(thread: threading.Thread) -> None:
 
 def swept(backend: RedisBackend, own: Own, held: bytes) -> bool:
     """Tick as the keepalive thread would."""
-    backend.tick(time.monotonic())
+    backend.tick(monotonic())
     return not own.client.exists(held)
 
 
@@ -135,8 +135,8 @@ def test_a_task_that_goes_away_passes_its_connection_on(own: Own, monkeypatch: A
     pool = RedisBackend("r", {"url": own.url}).pool
 
     async def main() -> None:
-        link = await adrive(pool.link(time.monotonic() + 5))
-        first, second = (asyncio.create_task(adrive(pool.link(time.monotonic() + 1))) for _ in range(2))
+        link = await adrive(pool.link(monotonic() + 5))
+        first, second = (asyncio.create_task(adrive(pool.link(monotonic() + 1))) for _ in range(2))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         pool.give(link)  # wakes the first
@@ -153,8 +153,8 @@ def test_tasks_that_take_connections_all_the_time_do_not_starve_others(own: Own,
     backend = RedisBackend("r", {"url": own.url})
 
     async def work(number: int) -> None:
-        end = time.monotonic() + 1.0
-        while time.monotonic() < end:
+        end = monotonic() + 1.0
+        while monotonic() < end:
             grant = await backend.atry_acquire(claim_of(f"{name}{number}"))
             assert grant is not None
             assert await backend.arelease(grant)

@@ -18,6 +18,7 @@ from django_distlock.backends.redis_target import Target
 from django_distlock.backends.redlock_claims import Ballot
 from django_distlock.backends.redlock_lanes import Lane
 from django_distlock.backends.redlock_pool import LANES, Lanes
+from django_distlock.clock import monotonic
 from django_distlock.names import derive_key
 from django_distlock.records import Claim
 from django_distlock.registry import registry
@@ -56,14 +57,14 @@ def test_r23_connecting_threads_do_not_pile_up(resolver: threading.Event, monkey
         for _ in range(2 * LANES):
             time.sleep(0.01)
             lanes.nodes[0].hurry()
-        lanes.tick(time.monotonic() + 3600)
+        lanes.tick(monotonic() + 3600)
         assert not lanes._lanes
     threads = list(lanes._connectors._since)
     assert len(threads) == 2 * LANES
     assert [len(node._connecting) for node in lanes.nodes] == [LANES, LANES]
-    began = time.monotonic()
+    began = monotonic()
     lanes.close()
-    within(time.monotonic() - began, 0.3)
+    within(monotonic() - began, 0.3)
     resolver.set()
     for thread in threads:
         thread.join(5)
@@ -85,7 +86,7 @@ def test_a_descriptor_that_an_event_loop_watches_is_not_closed_under_it() -> Non
             open_still.append(_open(first))
 
     async def main() -> None:
-        listening = asyncio.create_task(lane.alisten(time.monotonic() + 5))
+        listening = asyncio.create_task(lane.alisten(monotonic() + 5))
         await asyncio.sleep(0)
         await asyncio.to_thread(replace)
         await listening  # told at once: the connection has ended
@@ -126,7 +127,7 @@ def test_who_has_the_turn_when_a_lane_is_closed_gives_its_descriptors_back(
         lanes.close()
     else:
         monkeypatch.setattr(lane, "tend", lambda now: lanes.close())
-        lanes.tick(time.monotonic())
+        lanes.tick(monotonic())
     assert lane.closed
     assert [each.fileno() for each in (lane._ear, lane._mouth)] == [-1, -1]
 
@@ -144,7 +145,7 @@ def test_a_lane_that_is_closed_while_another_takes_its_place_leaves_it_there(
         return True
 
     monkeypatch.setattr(lane, "idle", idle)
-    lanes.tick(time.monotonic())
+    lanes.tick(monotonic())
     assert new != [lane]
     assert lanes.lane(0) is new[0]
     assert not new[0].closed

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock.backends.redlock import RedlockBackend
+from django_distlock.clock import monotonic
 from django_distlock.records import Claim
 from django_distlock.registry import registry
 from django_distlock.tokens import new_token
@@ -57,7 +58,7 @@ class Stranger:
         self.key = key
 
     def acquire(self, ttl: float = 30.0) -> Grant:
-        claim = Claim(key=self.key, ttl=ttl, token=new_token(), answer_by=time.monotonic() + 5)
+        claim = Claim(key=self.key, ttl=ttl, token=new_token(), answer_by=monotonic() + 5)
         grant = self.backend.try_acquire(claim)
         assert grant is not None
         return grant
@@ -76,11 +77,11 @@ def wait(request: pytest.FixtureRequest, nodes: Nodes, name: str) -> Iterator[Ca
 
     def thread(timeout: float) -> float:
         with nodes.lock(name, timeout=timeout):
-            return time.monotonic()
+            return monotonic()
 
     async def task(timeout: float) -> float:
         async with nodes.lock(name, timeout=timeout):
-            return time.monotonic()
+            return monotonic()
 
     with ThreadPoolExecutor() as pool:
         if request.param == "sync":
@@ -123,7 +124,7 @@ def test_who_is_called_has_it_at_once(nodes: Nodes, wait: Any, stranger: Strange
         listening(nodes, lead, waiting)
         before = sum(nodes.calls("evalsha"))
         stranger.backend.release(grant)
-        released = time.monotonic()
+        released = monotonic()
         within(waiting.result(10) - released, CALLED)
         eventually(lambda: nodes.keys() == [0] * 5, "keys are left")
         asked.append(sum(nodes.calls("evalsha")) - before)
@@ -151,7 +152,7 @@ def test_an_operator_who_breaks_it_calls_the_next(nodes: Nodes, wait: Any, stran
     listening(nodes, lead, waiting, looks=3)  # the next one is a while away
     (info,) = stranger.backend.inspect()
     assert stranger.backend.break_lock(info)
-    broken = time.monotonic()
+    broken = monotonic()
     within(waiting.result(10) - broken, CALLED)
 
 
@@ -170,7 +171,7 @@ def test_who_waits_is_listed_if_it_is_there(
     assert info.waiters == 1
     assert [who.split(":")[:2] for who in info.waiting] == [[socket.gethostname(), str(os.getpid())]]
     stranger.backend.release(grant)
-    released = time.monotonic()
+    released = monotonic()
     within(waiting.result(10) - released, CALLED, what="the one behind the dead")
 
 
@@ -188,7 +189,7 @@ def test_a_call_that_is_lost(nodes: Nodes, wait: Any, stranger: Stranger, lead: 
     for stored in nodes.clients[lead].scan_iter("redlock:*:*"):
         nodes.clients[lead].delete(stored)
     stranger.backend.release(grant)
-    released = time.monotonic()
+    released = monotonic()
     within(waiting.result(10) - released, LOOK + CALLED)
 
 
@@ -206,7 +207,7 @@ def test_connections_that_are_cut_while_one_listens(
     eventually(lambda: not {*channels} & {*nodes.clients[lead].pubsub_channels("distlock:*")}, "they were not cut")
     listening(nodes, lead, waiting)
     stranger.backend.release(grant)
-    released = time.monotonic()
+    released = monotonic()
     within(waiting.result(10) - released, CALLED)
 
 
@@ -217,7 +218,7 @@ def test_the_node_that_keeps_the_line_falls_silent(nodes: Nodes, wait: Any, stra
     listening(nodes, lead, waiting)
     nodes.proxies[lead].blackhole()
     stranger.backend.release(grant)
-    released = time.monotonic()
+    released = monotonic()
     within(waiting.result(10) - released, LOOK + NODE_TIMEOUT + CALLED)
     nodes.proxies[lead].heal()
     eventually(lambda: nodes.keys() == [0] * 5, "keys are left", 5)
@@ -233,7 +234,7 @@ def test_who_gives_up_is_not_called(nodes: Nodes, wait: Any, stranger: Stranger,
     waiting = wait()
     listening(nodes, lead, waiting)
     stranger.backend.release(grant)
-    released = time.monotonic()
+    released = monotonic()
     within(waiting.result(10) - released, CALLED)
 
 

@@ -12,7 +12,7 @@ from django.core import serializers
 from django.db import models
 from django.db.models import F
 
-from django_distlock import LockLost, LockNotHeld, UnsupportedOperation, advisory_lock
+from django_distlock import LockLost, LockNotHeld, UnsupportedOperation, advisory_lock, row_lock
 from tests.data.app.models import CashRegister, Register, RegisterProxy
 from tests.data.fences import EARLY, LATE, register, rows, sent, stored, till, tills
 
@@ -227,6 +227,23 @@ class TestFencedRead:
         pk = register(alias).pk
         row = read(rows(alias).filter(pk=pk).fenced(EARLY))
         row.save()
+        assert stored(row) == (0, EARLY)
+
+    @SQLITE
+    def test_read_again(self, alias: str) -> None:
+        row = register(alias)
+        written_later(alias, row)
+        row.refresh_from_db(from_queryset=rows(alias).fenced(EARLY))
+        assert row.fence == LATE
+        with pytest.raises(LockLost):
+            row.save()
+        assert stored(row) == (100, LATE)
+
+    @SQLITE
+    def test_locked(self, alias: str) -> None:
+        pk = register(alias).pk
+        with row_lock(rows(alias).filter(pk=pk).fenced(EARLY)) as (row,):
+            row.save()
         assert stored(row) == (0, EARLY)
 
     @SQLITE

@@ -273,3 +273,17 @@ def test_r22_a_child_has_a_session_of_its_own(name: str, server: Any) -> None:
     assert lease.held
     assert len(nodes(server, name)) == 1
     lease.release()
+
+
+def test_r7_a_first_waiter_whose_session_ends_queues_again(name: str, server: Any) -> None:
+    """Its session began with this very acquire and ran out while the process was stopped. The server is there."""
+    lease = advisory_lock(name, using=USING).acquire()
+    with Child(get, name) as sleeper:
+        assert sleeper.hear() == "asking"
+        eventually(lambda: len(nodes(server, name)) == 2, "it does not wait")
+        sleeper.signal(signal.SIGSTOP)
+        eventually(lambda: len(nodes(server, name)) == 1, "its session does not end")
+        sleeper.signal(signal.SIGCONT)
+        eventually(lambda: len(nodes(server, name)) == 2, "it does not wait again")
+        lease.release()
+        assert sleeper.hear() > 0
