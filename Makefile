@@ -28,11 +28,11 @@ $(error DB=$(DB) is not one of: sqlite postgres mariadb)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test chaos bench services services-down services-status packages browser chromium gettext lint format messages docs screenshots wheel clean
+.PHONY: help venv demo test debian13 chaos bench services services-down services-status packages browser chromium gettext lint format messages docs screenshots wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
-	@sed -nE 's/^([a-z-]+):.*  ## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -nE 's/^([a-z0-9-]+):.*  ## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: $(VENV)/group-demo-$(DB).stamp  ## replay and serve the demo: DB=sqlite|postgres|mariadb, SERVE=0 ends after the replay
 	@DB=$(DB) $(if $(filter sqlite,$(DB)),,DISTLOCK_SERVERS=$(DB) $(SERVICES) run) \
@@ -43,6 +43,9 @@ test: $(VENV)/group-test.stamp  ## the whole suite on private servers; ARGS="-k 
 
 chaos: $(VENV)/group-test.stamp  ## faults at random, for an hour or more
 	@$(SERVICES) run $(BIN)/python -m pytest -m chaos --timeout 7200 $(ARGS)
+
+debian13:  ## before a release, as root: the last commit's demo and suite on a newcomer's Debian 13, made by debootstrap
+	@bash .ci/debian13 'make demo SERVE=0' 'make test ARGS="$(ARGS)"'
 
 bench: $(VENV)/group-bench.stamp  ## side by side with the peers and the bare drivers; ARGS="--group postgres"
 	@$(SERVICES) run $(BIN)/python -m benchmarks $(ARGS)

@@ -84,7 +84,7 @@ def measure(group: str, rounds: int) -> list[Request]:
     call_command("migrate", "django_distlock", database=server.alias, verbosity=0)
     with connections[server.alias].cursor() as cursor:
         cursor.execute("CREATE TABLE IF NOT EXISTS distlock_bench_orders (number integer)")
-    site = {"DATABASE": server.alias, "LOCK": server.lock_alias}
+    site = {"DATABASE": server.alias, "LOCK": server.lock_alias, "REPLAY_TO_CREDENTIALS": True}
     try:
         with (
             override_settings(

@@ -47,6 +47,9 @@ _WRAPPERS = frozenset({"coroutine_wrapper", "async_generator_asend", "async_gene
 # Looks, a tenth of a millisecond apart, for a task that is just about to wait for its worker.
 _PATIENCE = 2000
 
+# What a task of a closed event loop may want to await on its way out.
+_AWAITS = 100
+
 _last = threading.local()
 
 
@@ -212,8 +215,11 @@ def abandoned(owner: object) -> bool:
 def end(owner: object) -> None:
     """Have an abandoned task clean up where it was stopped, as the garbage collector would some day."""
     coroutine: Any = owner.get_coro() if isinstance(owner, asyncio.Task) else None
-    if coroutine is not None:
+    for _ in range(_AWAITS):
+        if coroutine is None:
+            return
         try:
             coroutine.close()
-        except Exception as error:  # it wanted to await something
-            logger.warning("A task of a closed event loop could not be ended: %s", one_line(error))
+            return
+        except Exception as error:  # of its own, or it wanted to await something: then it goes on from there
+            logger.warning("A task of a closed event loop could not clean up: %s", one_line(error))

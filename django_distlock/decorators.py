@@ -19,6 +19,7 @@ from django.views import View
 from . import context, garbage
 from .asker import request_of_rest, serving
 from .nametemplates import Template
+from .unfinished import finished, makes_manager, refuse_unfinished
 
 if TYPE_CHECKING:
     from .faces import Face
@@ -80,8 +81,10 @@ class LockedView(set[str]):
 def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
     """Wrap ``function`` so that each call holds ``face``."""
     refuse(function)
-    if face.cancel_on_loss and not (is_async(function) or getattr(function, "__name__", "") == "dispatch"):
-        refuse_cancel_on_loss()
+    if not (is_async(function) or _may_be_async(function)):
+        if face.cancel_on_loss:
+            refuse_cancel_on_loss()
+        _refuse_async_on_busy(function, on_busy)
     template = Template(face.templates(), function)
     face = face.formatted({})  # one that remembers the name as it is written here
     if is_async(function):
@@ -100,16 +103,20 @@ def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
 
     def held(request: HttpRequest | None, /, *args: Any, **kwargs: Any) -> Any:
         excluded: LockedView = locked._non_atomic_requests  # type: ignore[attr-defined]
-        call = functools.partial(call_view, function, request if innermost else None, excluded)
+        run = functools.partial(finished, function)
+        call = functools.partial(call_view, run, request if innermost else None, excluded)
         if dispatches and request is not None and _is_async_dispatch(function, args):
-            return _held_async(_recipe(face, template, args, kwargs), call, args, kwargs, on_busy)
+            recipe = _recipe(face, template, args, kwargs)
+            return _held_async(recipe, function, call, args, kwargs, on_busy)
+        if dispatches:
+            _refuse_async_on_busy(function, on_busy)
         recipe = _recipe(face, template, args, kwargs)
         if context.on_event_loop():
             _refuse_event_loop(function)
         lease = recipe._try_acquire(recipe.timeout) if on_busy != "raise" else recipe._acquire()
         if lease is None:
             return call_view(on_busy, request, excluded, *args, **kwargs) if callable(on_busy) else None
-        return _run(lease, call, args, kwargs)
+        return _run(lease, function, call, args, kwargs)
 
     locked._non_atomic_requests = LockedView(inner)  # type: ignore[attr-defined]
     _note_template(locked, template)
@@ -122,6 +129,23 @@ def refuse_cancel_on_loss() -> None:
         "cancel_on_loss belongs to `async with` and to the decorator of an `async def`: only a task can be cancelled. "
         "Ask lease.ensure_held(), or register lease.on_lost()."
     )
+
+
+def _refuse_async_on_busy(function: Callable[..., Any], on_busy: OnBusy) -> None:
+    if callable(on_busy) and is_async(on_busy):
+        name = getattr(function, "__qualname__", repr(function))
+        raise TypeError(
+            f"on_busy is async and {name} is not: nothing would await what on_busy returns. Make on_busy a plain "
+            "function, or the decorated one an `async def`."
+        )
+
+
+def _may_be_async(function: Any) -> bool:
+    """Is that known only at the call? A ``dispatch`` may give either, and ``method_decorator`` tries a decorator out
+    on a function of Django's before there is a method."""
+    if getattr(function, "__name__", "") == "dispatch":
+        return True
+    return getattr(function, "__module__", "") == "django.utils.decorators"
 
 
 def is_async(function: Any) -> bool:
@@ -142,21 +166,23 @@ def _refuse_event_loop(function: Callable[..., Any]) -> None:
         )
 
 
-def _run(lease: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(
+    lease: Any, function: Callable[..., Any], call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     try:
         result = call(*args, **kwargs)
     except BaseException:
         lease._release(False)  # lets the exception of the body pass
         raise
     if inspect.isawaitable(result):
-        return _Awaited(lease, result)
+        return _Awaited(lease, function, result)
     lease._release(True)  # the call may come from an except block, whose exception is none of ours
     return result
 
 
-async def _awaited(lease: Any, result: Awaitable[Any]) -> Any:
+async def _awaited(lease: Any, function: Callable[..., Any], result: Awaitable[Any]) -> Any:
     async with lease:
-        return await result
+        return refuse_unfinished(function, await result)
 
 
 class _Awaited(Coroutine[Any, Any, Any]):
@@ -166,13 +192,13 @@ class _Awaited(Coroutine[Any, Any, Any]):
     that the lock is given back even then (R7).
     """
 
-    def __init__(self, lease: Any, result: Awaitable[Any]) -> None:
+    def __init__(self, lease: Any, function: Callable[..., Any], result: Awaitable[Any]) -> None:
         self._result = result
-        self._steps = self._run(lease, result)
+        self._steps = self._run(lease, function, result)
         next(self._steps)
 
     @staticmethod
-    def _run(lease: Any, result: Awaitable[Any]) -> Generator[Any, Any, Any]:
+    def _run(lease: Any, function: Callable[..., Any], result: Awaitable[Any]) -> Generator[Any, Any, Any]:
         try:
             yield
         except BaseException as error:
@@ -181,7 +207,7 @@ class _Awaited(Coroutine[Any, Any, Any]):
             if not isinstance(error, GeneratorExit) and inspect.iscoroutine(result):
                 result.close()
             raise
-        return (yield from _awaited(lease, result).__await__())
+        return (yield from _awaited(lease, function, result).__await__())
 
     def send(self, value: Any) -> Any:
         return self._steps.send(value)
@@ -199,7 +225,12 @@ class _Awaited(Coroutine[Any, Any, Any]):
 
 
 async def _held_async(
-    recipe: Face[Any], call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], on_busy: OnBusy
+    recipe: Face[Any],
+    function: Callable[..., Any],
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    on_busy: OnBusy,
 ) -> Any:
     with serving(request_of(args)):
         lease = await recipe.aacquire() if on_busy == "raise" else await recipe.atry_acquire(recipe.timeout)
@@ -208,14 +239,14 @@ async def _held_async(
             return await result if inspect.isawaitable(result) else result
         async with lease:
             result = call(*args, **kwargs)
-            return await result if inspect.isawaitable(result) else result
+            return refuse_unfinished(function, await result if inspect.isawaitable(result) else result)
 
 
 def _decorate_async(face: Face[Any], function: F, template: Template, on_busy: OnBusy) -> F:
     @functools.wraps(function)
     async def locked(*args: Any, **kwargs: Any) -> Any:
         recipe = _recipe(face, template, args, kwargs)
-        return await _held_async(recipe, function, args, kwargs, on_busy)
+        return await _held_async(recipe, function, function, args, kwargs, on_busy)
 
     _note_template(locked, template)
     return markcoroutinefunction(locked)  # type: ignore[return-value]
@@ -296,3 +327,7 @@ def refuse(function: object, lock: str = "advisory_lock") -> None:
     called = (function, type(function).__call__)
     if any(inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body) for body in called):
         raise TypeError(f"{name} is a generator: it would run after the lock is released. Use `with` inside it.")
+    if makes_manager(function):
+        raise TypeError(
+            f"{name} makes a context manager: it would run after the lock is released. Use `with` inside it."
+        )

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Self, TypeVar
 
-from . import context, decorators, garbage
+from . import context, decorators, garbage, schedulers
 from .clock import monotonic
 from .exceptions import LockNotAcquired, LockNotHeld, LockTimeout
 from .registry import registry
@@ -104,6 +104,7 @@ class Face(Generic[L]):
         raise NotImplementedError
 
     def _resolve(self, timeout: Timeout) -> float | None:
+        schedulers.refuse_trio()
         timeout = self.timeout if timeout is UNSET else optional_seconds("timeout", timeout, none=True)
         # made before the caller's time begins: the first one may have to import a driver
         entry = registry.entry(self.using)
@@ -195,6 +196,9 @@ class Face(Generic[L]):
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if garbage.collecting():
             garbage.later(self._exit, kind, context.current())
+            return
+        if not context.on_event_loop():  # the coroutine is being closed: nothing can be awaited
+            self._exit(kind)
             return
         lease = self._entered(kind)
         if lease is not None:

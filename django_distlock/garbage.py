@@ -8,6 +8,7 @@ a collection is done by another thread, a moment later; nobody waits for it.
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
 import gc
 import logging
@@ -28,7 +29,17 @@ logger = logging.getLogger("django_distlock.garbage")
 # The phase that came last is the last key; whoever has its ``facts`` in _here is the thread that collects.
 _phases: dict[str, object] = {}
 _here = threading.local()
-gc.callbacks += [_phases.pop, _phases.__setitem__, _here.__setattr__]
+_callbacks: list[Any] = [_phases.pop, _phases.__setitem__, _here.__setattr__]
+gc.callbacks += _callbacks
+
+
+@atexit.register
+def _stop_listening() -> None:
+    """At the exit of the interpreter gevent's thread-locals raise, and each collection would print that."""
+    for callback in _callbacks:
+        if callback in gc.callbacks:
+            gc.callbacks.remove(callback)
+
 
 # re-entrant by design, unlike every mutex
 _jobs: queue.SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]] = queue.SimpleQueue()

@@ -11,7 +11,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from . import context
+from . import closedloops, context
 from .clock import monotonic
 from .holdings import holdings
 from .loss import lose, lose_dead
@@ -99,11 +99,8 @@ class Keepalive:
                 wanted = now + TICK
             if wanted is not None:
                 due.append(wanted)
-        for holding in holdings.unfinished():
-            if context.abandoned(holding.owner):
-                context.end(holding.owner)
-                holdings.end(holding)
         held = holdings.held()
+        closedloops.look([*holdings.unfinished(), *held])
         self._warned.intersection_update(held)
         for holding in held:
             due.append(self._look_after(holding, now))

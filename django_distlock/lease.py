@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from . import context
 from .clock import monotonic
-from .exceptions import DistlockError, LockLost, LockNotHeld
+from .exceptions import DistlockError, LockLost, LockNotHeld, UnsupportedOperation
 from .holding import FORKED, Holding, State
 from .holdings import holdings
 from .keepalive import RENEWALS_PER_TTL, keepalive
 from .loss import lose, lose_dead
+from .opentransactions import begun_by_sql
 from .releasable import Releasable
 from .release import freed_now, give_back
 from .transactions import defer
@@ -22,6 +23,8 @@ from .waiting import Call, Flow, adrive, drive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
     from .records import Grant
     from .taskguard import TaskGuard
@@ -199,14 +202,17 @@ class Lease(Releasable):
         raise LockLost(self._lost_message()) from error
 
     def _release(self, raising: bool) -> None:
-        holding = self._holding
-        if not self._leaves(raising) or freed_now(holding):
+        if not self._leaves(raising):
             return
-        if context.on_event_loop():
-            # a task of this very loop may be in the middle of a statement, which ends only if the loop goes on
-            threading.Thread(target=self._give_back, args=(False,), name="distlock-release", daemon=True).start()
-        else:
-            self._give_back(raising)
+        begun = begun_by_sql()
+        if not freed_now(self._holding):
+            if context.on_event_loop():
+                # a task of this very loop may be in the middle of a statement, which ends only if the loop goes on
+                threading.Thread(target=self._give_back, args=(False,), name="distlock-release", daemon=True).start()
+            else:
+                self._give_back(raising)
+        if begun:
+            self._report(_uncommitted(self, begun), raising)
 
     def _give_back(self, raising: bool) -> None:
         error = drive(give_back(self._holding))
@@ -215,7 +221,10 @@ class Lease(Releasable):
 
     def _release_flow(self, raising: bool) -> Flow[None]:
         if self._leaves(raising):
+            begun = begun_by_sql()
             error = yield from give_back(self._holding)
+            if error is None and begun:
+                error = _uncommitted(self, begun)
             if error is not None:
                 self._report(error, raising)
 
@@ -235,6 +244,14 @@ class Lease(Releasable):
         if raising:
             raise error
         logger.warning("%s Not raised, because another exception is on its way.", error)
+
+
+def _uncommitted(lease: Lease, begun: list[BaseDatabaseWrapper]) -> UnsupportedOperation:
+    aliases = ", ".join(repr(connection.alias) for connection in begun)
+    return UnsupportedOperation(
+        f"The lock {lease.name!r} was released while a transaction begun by SQL is open on {aliases}: what it writes "
+        "is committed after the next holder has the lock. Use transaction.atomic(), or COMMIT before the release."
+    )
 
 
 class LeaseSet(Releasable):

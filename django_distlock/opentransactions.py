@@ -41,6 +41,9 @@ _all: weakref.WeakSet[BaseDatabaseWrapper] = weakref.WeakSet()
 _connected = itertools.count(1)
 _latest = 0
 
+# What libpq calls INTRANS and INERROR: https://www.postgresql.org/docs/current/libpq-status.html
+_PG_INSIDE = (2, 3)
+
 # Set to False by testing.override_locks(): the transactions that TestCase puts around its tests keep no locks.
 testcases_count = True
 
@@ -94,6 +97,42 @@ def in_testcase(connection: BaseDatabaseWrapper) -> bool:
     return not testcases_count and bool(blocks) and bool(blocks[0]._from_testcase)
 
 
+def of_thread(thread: threading.Thread) -> list[BaseDatabaseWrapper]:
+    """The connections of another thread that are inside a transaction."""
+    return _of_ident(thread.ident) if thread.is_alive() else []
+
+
+def _of_ident(ident: int | None) -> list[BaseDatabaseWrapper]:
+    with _guard:
+        found = [connection for connection in _all if getattr(connection, "_thread_ident", None) == ident]
+    return _without_testcases([connection for connection in found if in_transaction(connection)])
+
+
+def begun_by_sql() -> list[BaseDatabaseWrapper]:
+    """The connections of this thread in a transaction that Django knows nothing of, begun by ``BEGIN`` in a cursor.
+
+    Their drivers tell, without asking the server; mysqlclient does not.
+    """
+    if asyncio._get_running_loop() is not None:
+        return []
+    found = [connection for connection in _connections.known if driver_inside(connection)]
+    return [connection for connection in found if not in_transaction(connection)]
+
+
+def driver_inside(connection: BaseDatabaseWrapper) -> bool:
+    """Does the driver know of an open transaction? That costs no statement."""
+    raw: Any = connection.connection
+    try:
+        if connection.vendor == "sqlite":
+            return raw is not None and raw.in_transaction
+        if connection.vendor == "postgresql":
+            # asked at each release: psycopg's own info is thirty times slower than what it asks; psycopg2 has only that
+            return raw is not None and (getattr(raw, "pgconn", None) or raw.info).transaction_status in _PG_INSIDE
+    except Exception:  # any of the driver's: the connection is closed, so nothing is open
+        return False
+    return False
+
+
 def _around_task() -> list[BaseDatabaseWrapper]:
     """A task has no connections of its own. What it does with the ORM runs, if some thread waits for it in
     ``async_to_sync``, in that thread and in its transactions.
@@ -102,10 +141,7 @@ def _around_task() -> list[BaseDatabaseWrapper]:
     """
     executor = getattr(AsyncToSync.executors, "current", None)
     if executor is not None and not executor._broken:
-        thread = executor._work_thread.ident
-        with _guard:
-            found = [connection for connection in _all if getattr(connection, "_thread_ident", None) == thread]
-        return _without_testcases([connection for connection in found if in_transaction(connection)])
+        return _of_ident(executor._work_thread.ident)
     if os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):  # Django keeps other connections for the async code of a thread
         found = list(connections.all(initialized_only=True))
         return _without_testcases([connection for connection in found if in_transaction(connection)])

@@ -21,6 +21,7 @@ from .keepalive import keepalive
 from .namebook import namebook
 from .names import LockKey, derive_key
 from .records import Claim
+from .schedulers import refuse_patches
 from .sitekey import site_key
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ class Registry:
         self._entries: dict[str, Entry] = {}
 
     def entry(self, alias: str) -> Entry:
-        """ImproperlyConfigured if the alias is not in ``DISTLOCK`` or its backend cannot be imported."""
+        """ImproperlyConfigured if the alias is not in ``DISTLOCK`` or its backend cannot be imported;
+        UnsupportedOperation under a scheduler that locks do not work with."""
         entry = self._entries.get(alias)
         if entry is None:
             with self._guard:
@@ -101,6 +103,7 @@ class Registry:
 
     def _add(self, name: str, config: AliasConfig, kind: type[Entry]) -> Entry:
         alias = config.alias
+        refuse_patches()
         try:
             factory = import_string(config.backend)
         except ImportError as error:

@@ -42,6 +42,8 @@ class Releasable:
         """:meth:`release` for a task."""
         if garbage.collecting():
             garbage.later(self._release, False)
+        elif not context.on_event_loop():  # the coroutine is being closed: nothing can be awaited
+            self._release(False)
         else:
             await adrive(self._release_flow(sys.exc_info()[0] is None))
 
@@ -62,5 +64,7 @@ class Releasable:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if garbage.collecting():
             garbage.later(self._release, False)
+        elif not context.on_event_loop():
+            self._release(False)
         else:
             await self._aleave(error)

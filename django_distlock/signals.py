@@ -7,7 +7,8 @@ name as it is written in a decorator (``"account:{pk}"``), None where the name w
 * ``lock_released``: ``hold``, ``fence``
 * ``lock_timed_out``: ``wait``
 * ``lock_failed``: ``wait``, ``error`` (the exception: deadlock, backend unavailable, cancelled, ...)
-* ``lock_lost``: ``hold``, ``fence``, ``reason`` ("expired", "session", "savepoint", "stolen", "unreachable", ...)
+* ``lock_lost``: ``hold``, ``fence``, ``reason`` ("expired", "session", "savepoint", "transaction", "stolen",
+  "unreachable", ...)
 * ``lock_broken``: ``reason``; sent by whoever breaks a lock
 
 A receiver that fails is logged and changes nothing. Re-entries send nothing: the engine is not asked.

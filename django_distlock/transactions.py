@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 
 from . import garbage, opentransactions, signals
+from .holding import State
 from .holdings import holdings
 from .loss import lose
 from .loss import tell as tell_of_loss
-from .opentransactions import in_testcase, in_transaction, only_testcases, open_transactions
+from .opentransactions import in_testcase, in_transaction, of_thread, only_testcases, open_transactions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -92,6 +93,8 @@ class TransactionWatch:
             if watch not in holding.transactions:
                 holding.transactions.add(watch)
                 watch.holdings.append(holding)
+                if holding.scope == "transaction":
+                    watch.listen()
         if not in_transaction(connection):  # it is another thread's, and has ended meanwhile
             watch.finish()
 
@@ -130,8 +133,7 @@ class TransactionWatch:
 
     def _wrap_savepoint_rollback(self, original: Callable[[str], Any]) -> Callable[[str], Any]:
         def savepoint_rollback(sid: str) -> None:
-            original(sid)
-            self.recheck()
+            original(sid)  # a statement, which is listened to
             self._end_in_testcase()
 
         return savepoint_rollback
@@ -142,6 +144,19 @@ class TransactionWatch:
             self._end_in_testcase()
 
         return savepoint_commit
+
+    def listen(self) -> None:
+        """Look at each statement of the transaction, for locks that live and die with a part of it."""
+        wrappers = self.connection.execute_wrappers
+        if self._listen not in wrappers:
+            wrappers.insert(0, self._listen)  # whoever wraps for a block takes away the last one
+
+    def _listen(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
+        result = execute(sql, params, many, context)
+        # what the server says it has done, ROLLBACK TO a savepoint included, however it was spelt
+        if getattr(context["cursor"], "statusmessage", None) in ("ROLLBACK", "COMMIT"):
+            self.recheck()
+        return result
 
     def _end_in_testcase(self) -> None:
         if in_testcase(self.connection) and only_testcases(self.connection):
@@ -163,7 +178,14 @@ class TransactionWatch:
 
     def _let_go(self, holding: Holding, news: News) -> None:
         holding.transactions.discard(self)
-        if not holding.transactions:
+        if holding.transactions:
+            return
+        others = [connection for connection in open_transactions() if connection is not self.connection]
+        if others and holding.scope == "session" and holding.state is not State.ENDED:
+            bind(holding, others)  # begun under the lock, and what they have written is not committed
+        elif others and holdings.lose(holding, "transaction"):  # the server has freed it with this one
+            news.append(partial(tell_of_loss, holding, "transaction"))
+        else:
             _give_back(holding, news)
 
     def _tell(self, news: News) -> None:
@@ -193,6 +215,8 @@ class TransactionWatch:
 
     def _uninstall(self) -> None:
         attributes = self.connection.__dict__
+        if self._listen in self.connection.execute_wrappers:
+            self.connection.execute_wrappers.remove(self._listen)
         if attributes.get("_distlock_watch") is self:
             del attributes["_distlock_watch"]
         for name, wrapper in self.wrappers.items():
@@ -204,7 +228,9 @@ class TransactionWatch:
                     del attributes[name]
 
     def recheck(self) -> None:
-        """ROLLBACK TO a savepoint freed the transaction-scoped locks taken after it (R15): ask which are left."""
+        """ROLLBACK TO a savepoint freed the transaction-scoped locks taken after it (R15), a COMMIT by SQL all of them:
+        ask which are left."""
+        inside = opentransactions.driver_inside(self.connection)
         scoped = [holding for holding in self.holdings if holding.scope == "transaction"]
         if not scoped:
             return
@@ -217,8 +243,10 @@ class TransactionWatch:
             if holding.key not in left:
                 self.holdings.remove(holding)
                 holding.transactions.discard(self)
-                if holding.leases:
+                if holding.leases and inside:
                     lose(holding, "savepoint")
+                elif holding.leases:
+                    lose(holding, "transaction")
                 else:  # everybody has released it: nothing is lost by its end
                     holdings.end(holding)
                     signals.send_held(signals.lock_released, holding)
@@ -264,6 +292,9 @@ def defer(holding: Holding) -> bool:
     if holding.abandoned:
         return False
     opened = open_transactions()
+    owner = holding.owner
+    if isinstance(owner, threading.Thread) and owner is not threading.current_thread():
+        opened = [*opened, *of_thread(owner)]  # released by another thread, while its owner writes
     if not opened and not holding.transactions:
         return False
     if holding.scope == "session":

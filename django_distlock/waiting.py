@@ -27,8 +27,9 @@ logger = logging.getLogger("django_distlock.waiting")
 
 T = TypeVar("T")
 
-# Seconds that an engine has for its answer at least, counted from the beginning of the call.
-LEAST_PATIENCE = 0.5
+# Seconds that an engine has for its answer at least, counted from the beginning of the call: if the caller does not
+# wait, and if it does. The call ends at most 50 ms after its timeout.
+LEAST_PATIENCE, LEAST_ANSWER = 0.5, 0.03
 
 
 class Call(NamedTuple):
@@ -164,8 +165,8 @@ async def finished(awaitable: Any) -> Any:
 class Deadline:
     """A point on the monotonic clock: ``timeout`` seconds after ``start`` (now); None never ends.
 
-    ``answer_by`` is when an engine must have answered: a caller who waits for less than LEAST_PATIENCE, or not at all,
-    still gives it that long to connect and to say whether the lock is busy.
+    ``answer_by`` is when an engine must have answered. That is the deadline; but a caller that does not wait still
+    gives it LEAST_PATIENCE to connect and to say whether the lock is busy.
     """
 
     __slots__ = ("_clock", "_waits", "answer_by", "at")
@@ -175,7 +176,7 @@ class Deadline:
         self._clock = clock
         self._waits = timeout != 0
         self.at = math.inf if timeout is None else start + timeout
-        self.answer_by = max(self.at, start + LEAST_PATIENCE)
+        self.answer_by = max(self.at, start + (LEAST_ANSWER if self._waits else LEAST_PATIENCE))
 
     def over(self) -> bool:
         """Has the time of a caller who waits run out, so that nobody need be asked any more?"""

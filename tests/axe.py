@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from selenium import webdriver
 
 # docs/admin.md names it.
 VERSION = "4.14.1"
 SCRIPT = Path(sys.prefix) / "axe" / "node_modules" / "axe-core" / "axe.min.js"
-RUN = "const done = arguments[1]; axe.run(document, arguments[0]).then(found => done(found.violations))"
+RUN = (
+    "const [options, include, exclude, done] = arguments;"
+    "const context = include.length ? {include, exclude} : document;"
+    "axe.run(context, options).then(found => done(found.violations))"
+)
 
 
 @cache
@@ -24,15 +30,16 @@ def script() -> str:
         raise RuntimeError(f"axe-core is not at {SCRIPT}: run `make browser`.") from error
 
 
-def faults(driver: webdriver.Chrome, *only: str) -> list[str]:
-    """What axe calls serious or critical; of all rules, or of some."""
+def faults(driver: webdriver.Chrome, *only: str, within: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
+    """What axe calls serious or critical; of all rules, or of some; on the whole page, or in what ``within`` finds."""
     if not driver.execute_script("return 'axe' in window"):
         driver.execute_script(script())
         assert driver.execute_script("return axe.version") == VERSION
     options: dict[str, Any] = {"resultTypes": ["violations"]} | ({"runOnly": list(only)} if only else {})
+    context = [[selector] for selector in within], [[selector] for selector in without]
     return [
         f"{fault['id']}: {node['html'][:300]} {node['failureSummary'][:300]}"
-        for fault in driver.execute_async_script(RUN, options)
+        for fault in driver.execute_async_script(RUN, options, *context)
         if fault["impact"] in ("serious", "critical")
         for node in fault["nodes"]
     ]

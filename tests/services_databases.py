@@ -85,6 +85,7 @@ class Pgbouncer(Engine):
     needs: ClassVar = {"pgbouncer": "pgbouncer", "psql": "postgresql-client"}
     runs_as = "postgres"
     stop_signal = signal.SIGKILL  # it has no state, and what each other signal waits for differs between versions
+    ours: ClassVar[dict[str, object]] = {"pool_mode": "transaction"}
 
     def configure(self) -> None:
         behind = self.servers["postgres"]
@@ -93,7 +94,6 @@ class Pgbouncer(Engine):
             "listen_addr": "127.0.0.1",
             "listen_port": self.server["port"],
             "unix_socket_dir": "",
-            "pool_mode": "transaction",
             "auth_type": "scram-sha-256",
             "auth_file": users,
             "admin_users": self.server["user"],
@@ -102,6 +102,7 @@ class Pgbouncer(Engine):
             "ignore_startup_parameters": "extra_float_digits",
             "server_idle_timeout": 1,  # DROP DATABASE waits 5 s at most for other sessions to leave
             "server_login_retry": 1,  # default 15 s: that long it would refuse after a restart of PostgreSQL
+            **self.ours,
         }
         lines = [f"{key} = {value}" for key, value in settings.items()]
         databases = f"[databases]\n* = host={behind['host']} port={behind['port']}\n"

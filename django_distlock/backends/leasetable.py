@@ -14,7 +14,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django_distlock.clock import monotonic
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Grant, LockInfo, drift
-from django_distlock.waiting import Flow, adrive, drive
+from django_distlock.waiting import LEAST_ANSWER, Flow, adrive, drive
 
 from . import leasetable_doctor, leasetable_path
 from .base import Backend
@@ -103,7 +103,7 @@ class LeaseTableBackend(Backend):
                 if not self._remains.discard(claim):
                     return None
                 self._claims[claim.token] = ASKING
-                until = asked + max(wait, LEAST_PATIENCE)
+                until = asked + self._patience(wait)
                 entered = yield from store.run(until, "enter", claim, self._holder.text(), wait > 0)
                 return self._entered(claim, asked, wait, *entered)
             if wait < LAST_LOOK:
@@ -131,10 +131,15 @@ class LeaseTableBackend(Backend):
         if fence is not None:
             return self._granted(claim, fence, asked)
         if ticket is not None:
-            self._claims[claim.token] = Waiter(ticket, asked + wait, asked + max(wait, LEAST_PATIENCE))
+            self._claims[claim.token] = Waiter(ticket, asked + wait, asked + self._patience(wait))
         else:
             del self._claims[claim.token]
         return None
+
+    def _patience(self, wait: float) -> float:
+        """Seconds for the first answer. A file has no server that could be silent, only others that write to it."""
+        server = wait > 0 and self._embedded is None
+        return max(wait, LEAST_ANSWER if server else LEAST_PATIENCE)
 
     def _granted(self, claim: Claim, fence: int, asked: float) -> Grant:
         ttl = claim.ttl or 0.0

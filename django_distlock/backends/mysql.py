@@ -60,7 +60,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         super().__init__(alias, options)
         self._known: dict[str, str] = {}
 
-    def _connect(self, waits: bool, until: float) -> Flow[MySQLSession]:
+    def _open(self, waits: bool, until: float) -> Flow[MySQLSession]:
         connection = connections[self.session_database]
         if connection.vendor != "mysql":
             raise ImproperlyConfigured(

@@ -126,15 +126,15 @@ class MySQLSession(MySQLLine):
                 until,
             ),
         )
-        facts = yield Call(
-            self, "query", (b"SELECT CONNECTION_ID(), %s" % (b"@@wsrep_on" if self.mariadb else b"0"), until)
-        )
-        if facts[0][0] != self.server_id:
+        connection = yield Call(self, "execute", (b"SELECT CONNECTION_ID()", until))
+        if connection != self.server_id:
             raise UnsupportedOperation(
                 f"The lock sessions of alias {alias!r} go through a proxy that hands a server session to several "
                 "clients. Set OPTIONS['session_database'] to a database alias that connects directly."
             )
-        if facts[0][1]:
+        # not @@wsrep_on, which Oracle's MySQL does not know, and Percona XtraDB Cluster does
+        wsrep = yield Call(self, "query", (b"SHOW VARIABLES LIKE 'wsrep_on'", until))
+        if wsrep and wsrep[0][1] in ("ON", b"ON"):
             raise UnsupportedOperation(
                 f"The server of alias {alias!r} is a Galera node (wsrep_on), which does not share GET_LOCK with its "
                 "cluster. Use leasetable.LeaseTableBackend there."

@@ -21,10 +21,10 @@ from django_distlock.lockquery import LockQuery
 from django_distlock.records import Claim, Grant
 from django_distlock.waiting import LEAST_PATIENCE, Call, Flow, adrive, drive
 
-from . import postgres_doctor, postgres_listing, postgres_select
+from . import exclusion, postgres_doctor, postgres_listing, postgres_select
 from .postgres_listing import OURS, PostgresNotes
 from .postgres_select import NUMBER
-from .session import GRACE, STATEMENT_LIMIT, ServerError, SessionDead
+from .session import GRACE, STATEMENT_LIMIT, ServerError, SessionDead, StatementTimeout
 from .sessionlocks import SessionLockBackend
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ try:
         LOCK_NOT_AVAILABLE,
         QUERY_CANCELED,
         PostgresSession,
+        connect,
         lock_timeout,
         open_session,
     )
@@ -98,8 +99,9 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         super().__init__(alias, options)
         self._guard = threading.Lock()
         self._watched: dict[int, Watched] = {}
+        self._transactions_exclude = False  # proven, as self._excludes is for lock sessions
 
-    def _connect(self, waits: bool, until: float) -> Flow[PostgresSession]:
+    def _open(self, waits: bool, until: float) -> Flow[PostgresSession]:
         connection = connections[self.session_database]
         if connection.vendor != "postgresql":
             raise ImproperlyConfigured(
@@ -165,7 +167,10 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
                 if wait <= 0 or not self._is_hot(claim.key.digest, asked):
                     isolation = self._try_in_transaction(cursor, claim)
                     if isolation is None:
+                        self._transactions_exclude = True  # the server has just kept this one out
                         self._heat(claim.key.digest, asked)
+                    elif not self._transactions_exclude:
+                        drive(self._prove_in_transaction(claim, until))
                 if isolation is None and wait > 0:
                     isolation = self._wait_in_transaction(connection, cursor, claim, asked + wait)
         except DatabaseError as error:
@@ -178,6 +183,23 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         if isolation is None:
             return None
         return Grant(claim=claim, acquired_at=asked, session=TransactionSession(connection, isolation))
+
+    def _prove_in_transaction(self, claim: Claim, until: float) -> Flow[None]:
+        """The server must refuse another session the lock that the caller's transaction has just got (R22b). One
+        statement without a transaction: behind a pooler it needs a server session for no longer than that."""
+        until = exclusion.limit(until)
+        parameters = connections[self.database].get_connection_params()
+        try:
+            second = PostgresSession((yield from connect(self.alias, parameters, until)), False)
+            try:
+                sql = b"SELECT pg_try_advisory_xact_lock(%s)" % claim.key.number_bytes
+                if (yield Call(second, "query", (sql, until))) != [["f"]]:
+                    yield from exclusion.refuse(self.alias, second, until)
+            finally:
+                second.close()
+        except (ServerError, SessionDead, StatementTimeout) as error:
+            raise exclusion.unproven(self.alias, error) from error
+        self._transactions_exclude = True
 
     @staticmethod
     def _try_in_transaction(cursor: Any, claim: Claim) -> str | None:

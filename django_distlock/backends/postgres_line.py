@@ -45,6 +45,8 @@ class PostgresLine(Session):
     def __init__(self, conn: Any, waits: bool) -> None:
         super().__init__(waits)
         self.conn = conn
+        self._server_id = int(conn.backend_pid)
+        self.pooled = False
         self._prepared: set[bytes] = set()
         self._preparing = False
         self._undo: tuple[bytes, bytes] | None = None
@@ -59,7 +61,12 @@ class PostgresLine(Session):
 
     @property
     def server_id(self) -> int:
-        return int(self.conn.backend_pid)
+        return self._server_id
+
+    def told(self, pid: int) -> None:
+        """``pid`` is what the server calls this session. Another number in the greeting is that of a pooler."""
+        self.pooled = pid != self._server_id
+        self._server_id = pid
 
     def disconnect(self) -> None:
         self.conn.finish()
@@ -87,7 +94,7 @@ class PostgresLine(Session):
                 return result.get_value(0, 0) or b""
             return self._read(result)
         except OperationalError as error:
-            raise self._died(error) from error
+            raise self.died(error) from error
         finally:
             self.started = None
 
@@ -105,7 +112,7 @@ class PostgresLine(Session):
             else:
                 self.conn.send_query_params(STATEMENTS[statement], (value,) if value else None)
         except OperationalError as error:
-            raise self._died(error) from error
+            raise self.died(error) from error
         return self._read((yield from self._reply(until, undo)))
 
     def query(self, sql: bytes, until: float) -> list[list[str | None]]:
@@ -122,7 +129,7 @@ class PostgresLine(Session):
         try:
             self.conn.send_query(sql)
         except OperationalError as error:
-            raise self._died(error) from error
+            raise self.died(error) from error
         result = yield from self._reply(until, None)
         self._read(result)
         return [
@@ -158,7 +165,7 @@ class PostgresLine(Session):
                     self._received = result
             return False
         except OperationalError as error:
-            raise self._died(error) from error
+            raise self.died(error) from error
 
     def _results(self) -> Any:
         """The first result of a reply that is complete, apart from those of settings."""
@@ -175,10 +182,10 @@ class PostgresLine(Session):
         message = self.conn.get_error_message() if result is None else result.get_error_message()
         code = result.error_field(pq.DiagnosticField.SQLSTATE) if result is not None else None
         if code is None or code[:3] in (b"57P", b"08P", b"25P") or self.conn.status == pq.ConnStatus.BAD:
-            raise self._died(SessionDead(message))
+            raise self.died(SessionDead(message))
         raise ServerError(code.decode(), message)
 
-    def _died(self, error: Exception) -> SessionDead:
+    def died(self, error: Exception) -> SessionDead:
         self.kill("the server ended the session")
         return error if isinstance(error, SessionDead) else SessionDead(str(error))
 

@@ -16,6 +16,7 @@ from django_distlock.clock import monotonic
 from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
 from django_distlock.waiting import Call, Flow, drive
 
+from . import postgres_pooler
 from .postgres_hosts import with_addresses
 from .postgres_line import STATEMENTS, PostgresLine
 from .session import GRACE, STATEMENT_LIMIT, TICK, ServerError, Session, SessionDead, StatementTimeout
@@ -24,6 +25,8 @@ from .sockets import READY
 if TYPE_CHECKING:
     from django_distlock.names import LockKey
 
+# Feature not supported, syntax error or undefined object: a server that only speaks the protocol of PostgreSQL.
+REFUSALS = frozenset({"0A", "42"})
 LOCK_NOT_AVAILABLE, QUERY_CANCELED, DEADLOCK_DETECTED = "55P03", "57014", "40P01"
 # The session is ours: a timeout that an administrator set for applications would end it, or a wait.
 SETTINGS = {
@@ -77,25 +80,33 @@ def conninfo(parameters: dict[str, Any]) -> str:
 
 def open_session(alias: str, parameters: dict[str, Any], waits: bool, until: float) -> Flow[PostgresSession]:
     """Connect by the monotonic time ``until``. SessionDead with the server's message, StatementTimeout,
-    UnsupportedOperation behind a pooler that hands a session to several clients."""
+    UnsupportedOperation for a server that is no PostgreSQL."""
+    session = PostgresSession((yield from connect(alias, parameters, until)), waits)
+    try:
+        yield from _prepare(session, alias, until)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def connect(alias: str, parameters: dict[str, Any], until: float) -> Flow[Any]:
+    """A bare connection of libpq."""
     parameters = yield from with_addresses(alias, parameters, until)
     conn = pq.PGconn.connect_start(conninfo(parameters).encode())
     try:
         while True:
             status = conn.connect_poll()
             if status == pq.PollingStatus.OK:
-                break
+                return conn
             if status == pq.PollingStatus.FAILED:
                 raise SessionDead(conn.get_error_message())
             writing = status == pq.PollingStatus.WRITING
             if not (yield Call(READY, "poll", (conn.socket, writing, until))):
                 raise StatementTimeout
-        session = PostgresSession(conn, waits)
-        yield from _prepare(session, alias, until)
     except BaseException:
         conn.finish()
         raise
-    return session
 
 
 def _prepare(session: PostgresSession, alias: str, until: float) -> Flow[None]:
@@ -105,14 +116,18 @@ def _prepare(session: PostgresSession, alias: str, until: float) -> Flow[None]:
         # such a server does not know what its bytes mean, and refuses those of others in UTF-8
         wanted = wanted | {"client_encoding": "SQL_ASCII"}
     columns = ["pg_backend_pid()", *(f"set_config('{name}', '{value}', false)" for name, value in wanted.items())]
-    pid = yield Call(session, "query", (f"SELECT {', '.join(columns)}".encode(), until))
-    if int(pid[0][0]) != session.conn.backend_pid:
+    try:
+        facts = yield Call(session, "query", (f"SELECT {', '.join(columns)}".encode(), until))
+    except ServerError as error:
+        if str(error.code)[:2] not in REFUSALS:
+            raise
+        rows = yield Call(session, "query", (b"SELECT version()", until))
         raise UnsupportedOperation(
-            f"The lock sessions of alias {alias!r} go through a pooler that gives each transaction another server "
-            "session (pgbouncer in transaction mode), where session locks leak and exclude nobody. Set "
-            "OPTIONS['session_database'] to a database alias that connects directly, or take the lock inside "
-            "atomic(), where it belongs to the transaction."
-        )
+            f"The server of alias {alias!r} ({rows[0][0]}) refuses what a lock session of PostgreSQL needs: "
+            f"{str(error).strip()} Take another backend there, such as leasetable.LeaseTableBackend or "
+            "redis.RedisBackend."
+        ) from error
+    session.told(int(facts[0][0]))
     if session.waits and version >= 140000:
         # not on every platform; there a dead waiter leaves the queue when its turn comes
         with contextlib.suppress(ServerError):
@@ -125,6 +140,8 @@ class PostgresSession(PostgresLine):
     def __init__(self, conn: Any, waits: bool) -> None:
         super().__init__(conn, waits)
         self._timeout = 0  # lock_timeout of the session in milliseconds
+
+    ensure_bound = postgres_pooler.ensure_bound
 
     def _lock(self, key: LockKey, shared: bool) -> tuple[bytes, bytes, tuple[bytes, bytes]]:
         """The statement, its value, and what takes it back."""
@@ -191,7 +208,7 @@ class PostgresSession(PostgresLine):
             self.orphaned_at = None
             self._read(self._results())
         except OperationalError as error:
-            raise self._died(error) from error
+            raise self.died(error) from error
         except ServerError:  # lock_timeout, which can fire after the grant
             drive(self.clear(max(until, monotonic()) + GRACE))
             return False

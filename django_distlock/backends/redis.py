@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock.clock import monotonic
-from django_distlock.exceptions import BackendUnavailable
+from django_distlock.exceptions import BackendUnavailable, DistlockError, UnsupportedOperation
 from django_distlock.lockquery import Chosen, LockQuery, Mine, chosen
 from django_distlock.records import Claim, Grant, LockInfo, drift
 from django_distlock.waiting import Flow, adrive, drive
@@ -25,7 +25,7 @@ from .redis_connection import LinkError, Pool
 from .redis_listing import Teller, broken, listed
 from .redis_places import Places
 from .redis_scripts import EXTEND, HOLDS, LEAVE, RELEASE, keys_of
-from .redis_target import Target
+from .redis_target import ClusterNode, Target
 from .remains import GHOSTS, Remains
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class RedisBackend(Backend):
             grant = yield from self._queued(attempt, deadline) if wait > 0 else self._asked(attempt)
         except LinkError as error:
             self._forsake(attempt, claim, error.uncertain)
-            raise self._unavailable(error) from (error.__cause__ or error)
+            raise self._refused(error) from (error.__cause__ or error)
         except BaseException as error:
             try:
                 if attempt.sent and isinstance(error, asyncio.CancelledError):
@@ -279,6 +279,12 @@ class RedisBackend(Backend):
             raise self._unavailable(error) from (error.__cause__ or error)
         finally:
             self.wake_at(monotonic() + TICK)  # who only looks at locks leaves no connection open either
+
+    def _refused(self, error: LinkError) -> DistlockError:
+        """What an acquire raises."""
+        if isinstance(error.__cause__, ClusterNode):
+            return UnsupportedOperation(f"The Redis server of alias {self.alias!r}: {error.__cause__}")
+        return self._unavailable(error)
 
     def _unavailable(self, error: LinkError) -> BackendUnavailable:
         return BackendUnavailable(f"The Redis server of alias {self.alias!r}: {error}")

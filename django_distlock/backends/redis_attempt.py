@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from .redis_protocol import Push
 
-# A waiter looks after a holder whose lease has ended, the next one this much later, and so on; seconds.
-LATER, LATEST = 0.25, 10.0
+# A waiter looks after a holder whose lease has ended, the next one this much later, and so on; at most. Seconds.
+LATER, LATEST = 0.25, 1.0
 LEAST_WAIT = 0.01
 # A waiter whose time is over leaves the queue within this time, or it is done behind its back; seconds.
 FAREWELL = 0.02
@@ -93,7 +93,10 @@ class Attempt:
         return Grant(claim=self._claim, fence=fence, acquired_at=start, valid_until=valid_until)
 
     def hear(self, until: float) -> Flow[Grant | None]:
-        """Wait to be handed the lock; None if there is reason to ask again, or at the deadline."""
+        """Wait to be handed the lock; None if there is reason to ask again, or at the deadline.
+
+        What is heard is believed only if the server cannot have meant anything else; asking again settles the rest.
+        """
         link = self._link
         if link is None:
             return None
@@ -102,30 +105,39 @@ class Attempt:
                 push: Push | None = yield Call(link, "listen", (min(until, self._deadline),))
                 if push is None:
                     return None
-                grant = self._woken(push)
-                if grant is not None:
-                    if self._worn(grant):
-                        return None
-                    self.give_link()
-                    return grant
+                if (said := self._said(push)) is None:
+                    continue
+                grant = self._handed(*said)
+                if grant is None or self._worn(grant):
+                    return None
+                self.give_link()
+                return grant
         except LinkError:
             self.drop_link()
             return None
 
-    def _woken(self, push: Push) -> Grant | None:
-        """The lease began when the lock was handed over, which the server dates by the clock that it told us when we
-        asked: it was not before ``_asked`` plus the difference of the two. Who sleeps over the message knows it."""
+    def _said(self, push: Push) -> tuple[int, int] | None:
+        """The fence and the server's clock (µs) of a message to this waiter; None if it is for another."""
         if push[0] != b"message":
             return None
         who, _, told = push[2].partition(b" ")
         try:
             fence, clock = map(int, told.split())
-        except ValueError:  # somebody else's
+        except ValueError:  # not from our scripts
             return None
-        if who != self._who:
+        return (fence, clock) if who == self._who else None
+
+    def _handed(self, fence: int, clock: int) -> Grant | None:
+        """The grant of a hand-over; None if the message is none, or belongs to an earlier grant.
+
+        The lease began when the lock was handed over, which the server dates by the clock that it told us when we
+        asked: it was not before ``_asked`` plus the difference of the two. A process that sleeps over the message knows
+        it. A message from before that reply says nothing of the time after it.
+        """
+        if not fence or clock < self._server:
             return None
         waited = (clock - self._server) / 1e6
-        return self._grant(fence, min(self._asked + waited, monotonic()), max(waited, 0.0))
+        return self._grant(fence, min(self._asked + waited, monotonic()), waited)
 
     def _worn(self, grant: Grant) -> bool:
         """Has the allowance for the drift of the clocks during a long wait eaten up more than that for the lease? Then

@@ -12,6 +12,7 @@ from django_distlock.waiting import Call
 from .redis_connection import Link, LinkError, Pool
 from .redis_protocol import ReplyError, unknown_script
 from .redis_scripts import LEAVE, keys_of
+from .redis_target import ClusterNode
 from .remains import StoreError
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ REPLY = 0.5
 PATIENCE = 2.0
 # A link that was idle may be dead, and so may the one after it; a server that hangs up each time does not stop.
 LOST_LINKS = 2
+# What a node of a Redis Cluster says of the names of others, or of all while it cannot tell.
+MOVED = {"MOVED", "ASK", "CLUSTERDOWN", "CROSSSLOT"}
 # A task that is cancelled while a reply is on its way waits for it this long; seconds.
 LAST_REPLY = 0.5
 
@@ -59,7 +62,7 @@ def converse(link: Link, script: Script, keys: tuple[bytes, ...], args: tuple[An
     if isinstance(reply, ReplyError):
         if "READONLY" in str(reply):  # not always the first word, before Redis 7
             raise Demoted(f"Redis refused: {reply}") from reply
-        raise Refused(f"Redis refused: {reply}") from reply
+        raise Refused(f"Redis refused: {reply}") from (ClusterNode() if reply.code in MOVED else reply)
     return reply
 
 

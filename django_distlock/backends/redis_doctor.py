@@ -12,7 +12,7 @@ from django_distlock.records import Finding
 
 from .redis_connection import Link
 from .redis_protocol import ReplyError, pack
-from .redis_target import WrongTarget
+from .redis_target import ClusterNode, WrongTarget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,6 +74,8 @@ def _parsed(told: Any) -> dict[str, str]:
 def findings(backend: RedisBackend) -> Iterator[Finding]:
     try:
         found = facts(backend.target)
+    except ClusterNode:  # which the lock has said already
+        return
     except Exception as error:  # of the socket or of redis-py; whether locks work was said already
         yield Finding("warning", f"The server did not answer to INFO: {type(error).__name__}.")
         return
@@ -84,6 +86,13 @@ def findings(backend: RedisBackend) -> Iterator[Finding]:
             "The server is replicated, which is asynchronous: a fail-over may forget the latest locks.",
             "Use the fencing token (lease.fence), or Redlock on independent servers.",
         )
+        if "min_slaves_good_slaves" not in found.info:  # told only where there is a limit
+            yield Finding(
+                "warning",
+                "min-replicas-to-write is 0: a primary that hangs, and wakes after a fail-over, goes on granting locks "
+                "that the new one may grant too.",
+                "Set min-replicas-to-write 1 and min-replicas-max-lag to a few seconds on each server.",
+            )
 
 
 def of_server(found: Facts, where: str = "") -> Iterator[Finding]:
@@ -93,6 +102,8 @@ def of_server(found: Facts, where: str = "") -> Iterator[Finding]:
         yield Finding("info", f"{where}The account may not call INFO: nothing is known of the server.")
         return
     yield Finding("info", f"{where}Redis {info.get('redis_version', 'of unknown version')}.")
+    if info.get("cluster_enabled") == "1":
+        yield Finding("error", f"{where}{ClusterNode()}")
     policy, limit = info.get("maxmemory_policy", "noeviction"), info.get("maxmemory", "0")
     if policy != "noeviction":
         yield Finding(
@@ -116,6 +127,7 @@ def of_server(found: Facts, where: str = "") -> Iterator[Finding]:
         yield Finding(
             "warning",
             f"{where}The server's clock is {abs(found.skew):.1f} s {direction} this host's: times in lists do not "
-            "agree, and a clock that is set forward ends leases too early.",
+            "agree, a clock that is set forward ends leases too early, and one that is set back ends those of dead "
+            "holders as much too late.",
             "Let both follow the same time servers.",
         )

@@ -5,12 +5,16 @@ Four keys per lock, in one hash slot (https://redis.io/docs/latest/operate/oss_a
 held      hash: holder -> the millisecond at which its lease ends, and JSON with its fence, since when (µs), when it
           last asked for more time (its own clock), and what it told of itself
 queue     sorted set: waiter -> its ticket
-waiters   hash: waiter -> "limit ttl channel told"
+waiters   hash: waiter -> "limit ttl channel look told"; look: the millisecond at which it will ask again
 fence     the highest fencing token drawn
 
 A holder or waiter is a token with its mode before it: "x" holds alone, "s" with all other "s", "n" with at most
-``limit`` - 1 other "n". A waiter listens on a channel of its connection; who publishes a hand-over there is told by
-Redis how many heard it, so a waiter whose process or connection has gone is passed over at once, without a heartbeat.
+``limit`` - 1 other "n". A waiter listens on a channel of its connection. PUBSUB NUMSUB tells whether it is connected to
+*this* server, so a waiter whose process or connection has gone is passed over at once, without a heartbeat.
+
+The message of a hand-over is published by the script that has made the grant, and by nothing else. The reply of PUBLISH
+decides nothing: Redis carries a message on to its replicas and over the bus of a cluster, and counts patterns too. So a
+waiter that is connected elsewhere is handed nothing, and hears nothing that it could take for a grant.
 
 All times are the server's. Scripts replicate their effects, so reading the clock in them is sound; SET with GET and PX
 makes Redis 6.2 the oldest that can run them. What most calls need comes first, before anything else is even defined.
@@ -30,6 +34,8 @@ HELD: Final = b"}:held"
 # How long the fencing token of a lock that nobody holds is kept, and tickets of a queue that nobody looks at; ms. The
 # clock alone keeps the fence rising afterwards.
 KEPT: Final = 86_400_000
+# A waiter that would look this much later than the lease before it ends is told so; ms.
+LATE: Final = 1000
 
 
 def keys_of(key: LockKey) -> tuple[bytes, ...]:
@@ -131,26 +137,52 @@ local function forget(waiter)
   call('HDEL', waiters, waiter)
 end
 
--- hand the lock to those whose turn it is and that are still there; "prompt": is one that must wait on there?
+-- when a waiter must ask again, though nothing is handed to it
+local function look_at(who)
+  local soonest, latest
+  for _, at in pairs(ends) do
+    soonest, latest = math.min(soonest or at, at), math.max(latest or at, at)
+  end
+  return string.sub(who, 1, 1) == 'n' and soonest or latest or now
+end
+
+local function note(waiter, limit, ttl, channel, look, told)
+  local text = limit .. ' ' .. ttl .. ' ' .. channel .. ' ' .. string.format('%.0f', look) .. ' ' .. told
+  call('HSET', waiters, waiter, text)
+end
+
+local function say(channel, waiter, drawn)
+  call('PUBLISH', channel, waiter .. ' ' .. drawn .. ' ' .. string.format('%.0f', us))
+end
+
+-- hand the lock to those whose turn it is and that are connected here; "prompt": is one that must wait on connected?
 local function advance(prompt)
   local head = call('ZRANGE', queue, 0, 0)[1]
   while head do
-    local limit, ttl, channel, told = string.match(call('HGET', waiters, head) or '', '^(%d+) (%d+) (%S+) (.*)$')
-    if limit and not admits(head, tonumber(limit)) then
-      if not prompt or call('PUBSUB', 'NUMSUB', channel)[2] > 0 then return end
-      limit = nil
+    local limit, ttl, channel, look, told =
+      string.match(call('HGET', waiters, head) or '', '^(%d+) (%d+) (%S+) (%d+) (.*)$')
+    local turn = limit and admits(head, tonumber(limit))
+    local sooner = limit and not turn and look_at(head)
+    local late = sooner and tonumber(look) > sooner + LATE
+    if sooner and not late and not prompt then return end
+    local here = limit and call('PUBSUB', 'NUMSUB', channel)[2] > 0
+    if here and not turn then
+      if late then  -- fence 0: it asks again now
+        note(head, limit, ttl, channel, sooner, told)
+        say(channel, head, '0')
+      end
+      return
     end
     forget(head)
-    if limit then
+    if here then
       local drawn = draw()
-      if call('PUBLISH', channel, head .. ' ' .. drawn .. ' ' .. string.format('%.0f', us)) > 0 then
-        grant(head, tonumber(ttl), told, drawn)
-      end
+      grant(head, tonumber(ttl), told, drawn)
+      say(channel, head, drawn)
     end
     head = call('ZRANGE', queue, 0, 0)[1]
   end
 end
-"""
+""".replace("LATE", str(LATE))
 
 # ARGV: who, limit, ttl (ms), channel (empty: do not queue), what it tells. Returns the fence (0: busy), the clock (µs),
 # how long it is surely taken (ms), how many wait before us.
@@ -188,9 +220,9 @@ if call('EXISTS', queue) == 0 and admits(who, limit) then
   grant(who, ttl, told, drawn)
   return {tonumber(drawn), us}
 end
-local place = 0
+local place, look = 0, look_at(who)
 if channel ~= '' then
-  call('HSET', waiters, who, limit .. ' ' .. ttl .. ' ' .. channel .. ' ' .. told)
+  note(who, ARGV[2], ARGV[3], channel, look, told)
   local last = tonumber(call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2] or 0)
   call('ZADD', queue, 'NX', string.format('%.0f', math.max(last + 1, us)), who)
   place = call('ZRANK', queue, who) or 0
@@ -199,12 +231,7 @@ if channel ~= '' then
     call('PEXPIRE', waiters, KEPT)
   end
 end
-local soonest, latest
-for _, at in pairs(ends) do
-  soonest, latest = math.min(soonest or at, at), math.max(latest or at, at)
-end
-local edge = string.sub(who, 1, 1) == 'n' and soonest or latest or now
-return {0, us, edge - now, place}
+return {0, us, look - now, place}
 """.replace("KEPT", str(KEPT))
 )
 
@@ -250,7 +277,11 @@ EXTEND: Final = Script(
     + f"""
 if not ends[ARGV[1]] then return 0 end
 local asked = tonumber(string.match(call('HGET', held, ARGV[1]), '"asked":(%d+)') or 0)
-if asked <= tonumber(ARGV[3]) then extend(ARGV[1], now + tonumber(ARGV[2]), ARGV[3]) end
+local before, after = ends[ARGV[1]], now + tonumber(ARGV[2])
+if asked <= tonumber(ARGV[3]) then
+  extend(ARGV[1], after, ARGV[3])
+  if before > after + {LATE} then advance() end
+end
 call('PEXPIRE', fence, {KEPT})
 return 1
 """
@@ -288,7 +319,7 @@ LOOK: Final = Script(
     + """
 local there, told = 0, {}
 for _, waiter in ipairs(call('ZRANGE', queue, 0, -1)) do
-  local channel, facts = string.match(call('HGET', waiters, waiter) or '', '^%d+ %d+ (%S+) (.*)$')
+  local channel, facts = string.match(call('HGET', waiters, waiter) or '', '^%d+ %d+ (%S+) %d+ (.*)$')
   if channel and call('PUBSUB', 'NUMSUB', channel)[2] > 0 then
     there, told[#told + 1] = there + 1, #told < tonumber(ARGV[1]) and facts or nil
   else forget(waiter) end

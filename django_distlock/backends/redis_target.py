@@ -38,6 +38,22 @@ class WrongTarget(Exception):
     """The settings name no server that can be used; the message says why."""
 
 
+class ClusterNode(WrongTarget):
+    """The server is a node of a Redis Cluster: it has the names of its slots, and refuses all others."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "A node of a Redis Cluster has only a part of the names, and refuses the others. Use a server without "
+            "cluster mode: one, with Sentinel if it has replicas, or several independent ones with Redlock."
+        )
+
+
+def _clustered(connection: Any) -> bool:
+    """What the server said in its first reply; redis-py keeps it from 5.1 on. It costs no request."""
+    told = getattr(connection, "handshake_metadata", None) or {}
+    return told.get(b"mode", told.get("mode")) in (b"cluster", "cluster")
+
+
 def _shown(alias: object) -> str:
     """A cache alias for a message; not what may be a misspelt URL with a password."""
     return "(not shown, it looks like a URL)" if {":", "@"} & set(str(alias)) else repr(alias)
@@ -115,7 +131,7 @@ class Target:
 
     def connect(self, timeout: float) -> socket.socket:
         """A socket on which the server has accepted us. Each step has ``timeout`` seconds. Raises what redis-py
-        raises."""
+        raises, and ClusterNode."""
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
@@ -125,8 +141,13 @@ class Target:
         )
         try:
             connection.connect()
-        except BaseException:
+            if _clustered(connection):
+                raise ClusterNode
+        except BaseException as error:
+            clustered = isinstance(error, Exception) and _clustered(connection)
             connection.disconnect()
+            if clustered:  # it also refuses to select a database
+                raise ClusterNode from error.__cause__
             raise
         sock: socket.socket = connection._sock
         connection._sock = None  # from here on it is ours: redis-py would close it with the object

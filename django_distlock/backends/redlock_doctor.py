@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from django_distlock.records import Finding
 
 from .redis_doctor import Facts, facts, of_server
+from .redis_target import ClusterNode
 from .redlock_quorum import majority
 
 if TYPE_CHECKING:
@@ -30,20 +31,24 @@ def findings(backend: RedlockBackend) -> Iterator[Finding]:
         f"{len(reached)} of {len(targets)} nodes answer, {needed} are needed.",
     )
     for number, error in answers.items():
-        if not isinstance(error, Facts):
+        if isinstance(error, ClusterNode):
+            yield Finding("error", f"Node {number}: {error}")
+        elif not isinstance(error, Facts):
             yield Finding(
-                "warning", f"Node {number} does not answer: {error}.", "With one more, locks may not be had any more."
+                "warning",
+                f"Node {number} does not answer: {type(error).__name__}.",
+                "If one more node fails, no lock can be acquired.",
             )
     yield from _same(reached)
     for number, found in reached.items():
         yield from of_server(found, f"Node {number}: ")
 
 
-def _asked(target: Target) -> Facts | str:
+def _asked(target: Target) -> Facts | Exception:
     try:
         return facts(target)
     except Exception as error:  # of the socket or of redis-py
-        return type(error).__name__
+        return error
 
 
 def _same(reached: dict[int, Facts]) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from django_distlock.clock import monotonic
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.waiting import Call
 
-from .redis_target import timed_out
+from .redis_target import ClusterNode, timed_out
 from .redlock_lanes import Lane
 from .redlock_nodes import CONNECT_TIMEOUT, MOST_CONNECTING, Connectors, Node
 from .redlock_quorum import Answer, majority
@@ -98,7 +98,8 @@ class Lanes:
             cause = TimeoutError("There was no answer in time.")
         else:  # however long the others had been waited for
             said = f"{len(failed)} {of}{failures}" + (f"; no answer yet: {_numbers(late)}" if late else "")
-        error = BackendUnavailable(f"{said}.")
+        clustered = [str(error) for error in errors if isinstance(error, ClusterNode)]
+        error = BackendUnavailable(". ".join([said, *clustered[:1]]).removesuffix(".") + ".")
         error.__cause__ = cause
         return error
 

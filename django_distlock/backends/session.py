@@ -131,6 +131,11 @@ class Session(ABC):
     def ping(self, until: float) -> Flow[None]:
         """Prove that the session lives."""
 
+    def ensure_bound(self, alias: str, second: Session, until: float) -> Flow[None]:
+        """UnsupportedOperation if a pooler gives this connection another server session from time to time. ``second``
+        is another connection by the same way."""
+        yield from ()
+
     def kill(self, reason: str) -> None:
         """Declare the session dead and end whatever hangs on it; from any thread."""
         with self._end:

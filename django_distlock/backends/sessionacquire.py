@@ -16,6 +16,7 @@ from django_distlock.records import Grant
 from django_distlock.validation import count
 from django_distlock.waiting import LEAST_PATIENCE, Call, Flow, drive
 
+from . import exclusion
 from .base import Backend
 from .session import GRACE, STATEMENT_LIMIT, TICK, ServerError, Session, SessionDead, StatementTimeout
 from .sessions import Sessions
@@ -56,9 +57,24 @@ class SessionAcquire(Backend, Generic[S]):
             lambda: self.wake_at(monotonic() + TICK),
         )
         self._hot: dict[bytes, float] = {}
+        self._excludes = False  # proven for this process, and for its children: it is a fact about the server
 
     def _connect(self, waits: bool, until: float) -> Flow[S]:
-        """Open a session by the monotonic time ``until``; BackendUnavailable, StatementTimeout."""
+        """Open a session by the monotonic time ``until``; BackendUnavailable, StatementTimeout. The first one proves
+        that the server excludes (R22b): UnsupportedOperation."""
+        session = yield from self._open(waits, until)
+        if not self._excludes:
+            try:
+                yield from exclusion.prove(
+                    self.alias, session, lambda until: self._open(False, until), self.supports_shared, until
+                )
+            except BaseException:
+                session.close()
+                raise
+            self._excludes = True
+        return session
+
+    def _open(self, waits: bool, until: float) -> Flow[S]:
         raise NotImplementedError
 
     def take_now(self, claim: Claim, wait: float) -> Grant | None:

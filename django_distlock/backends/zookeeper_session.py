@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # doubtful. kazoo waits as long for an answer; and a follower that died with the last words of ours untold had told
 # older ones.
 ASK, DOUBT = 1 / 6, 2 / 3
+# What a server answers to a client that has to log in; kazoo has a class for it since 2.11.
+WANTS_SASL = -124
 
 
 class Dropped(Exception):
@@ -225,6 +227,8 @@ class Session:
         answers = []
         for result in results:
             error = result.exception
+            if getattr(error, "code", None) == WANTS_SASL:
+                raise error  # the last answer, and it will be the same each time
             if isinstance(error, NOT_ANSWERED):
                 raise Dropped from error
             if error is not None and not isinstance(error, ZookeeperError):

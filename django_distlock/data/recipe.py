@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from django_distlock import decorators
 from django_distlock.exceptions import LockNotHeld
+from django_distlock.schedulers import refuse_trio
+from django_distlock.unfinished import finished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,6 +51,7 @@ class DataLock(Generic[T]):
         raise NotImplementedError
 
     def __enter__(self) -> T:
+        refuse_trio()
         block = self.hold()
         value = block.__enter__()
         _open.blocks.append((self, block))
@@ -86,13 +89,14 @@ def wrap(
         refuse_async(f"@{name}")
     inner = getattr(function, "_non_atomic_requests", ())
     innermost = not isinstance(inner, decorators.LockedView)
+    run = functools.partial(finished, function)
 
     @functools.wraps(function)
     def locked(*args: Any, **kwargs: Any) -> Any:
         request = decorators.request_of(args) if innermost else None
         excluded: decorators.LockedView = locked._non_atomic_requests  # type: ignore[attr-defined]
         with hold(args, kwargs) as more:
-            result = decorators.call_view(function, request, excluded, *args, **kwargs, **more)
+            result = decorators.call_view(run, request, excluded, *args, **kwargs, **more)
             if inspect.isawaitable(result):  # it would run after the lock has ended
                 if inspect.iscoroutine(result):
                     result.close()

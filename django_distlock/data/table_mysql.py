@@ -6,6 +6,7 @@ durable ``atomic()``: Django sends no BEGIN inside it, and an inner ``atomic()``
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 
     from .tables import Table
 
+# Their LOCK TABLES does nothing, as they say in their greeting: https://vitess.io/docs/reference/compatibility/,
+# https://docs.pingcap.com/tidb/stable/sql-statement-lock-tables-and-unlock-tables/
+WITHOUT = re.compile("vitess|tidb", re.IGNORECASE)
+# Database aliases whose server was asked, in this process, whether it is a node of Galera; True if it is.
+_galera: dict[tuple[str, str, str], bool] = {}
+
 
 @contextmanager
 def locked(connection: Any, tables: Sequence[Table], timeout: float | None) -> Iterator[None]:
@@ -38,6 +45,7 @@ def locked(connection: Any, tables: Sequence[Table], timeout: float | None) -> I
             "it around atomic(), around a view under ATOMIC_REQUESTS as its decorator, in tests under "
             "TransactionTestCase."
         )
+    refuse_server(connection)
     sql = statement(connection, tables)
     unlock = _Unlock(connection)
     try:
@@ -56,6 +64,25 @@ def locked(connection: Any, tables: Sequence[Table], timeout: float | None) -> I
             guard.finish()
     finally:
         unlock()
+
+
+def refuse_server(connection: Any) -> None:
+    """UnsupportedOperation where LOCK TABLES excludes nobody, or nobody on another node."""
+    connection.ensure_connection()
+    version = str(connection.connection.get_server_info())
+    settings = connection.settings_dict
+    server = (connection.alias, str(settings["HOST"]), str(settings["PORT"]))
+    if server not in _galera:
+        # on the driver's own cursor: it is no query of the caller's, for assertNumQueries above all
+        with connection.wrap_database_errors, connection.connection.cursor() as cursor:
+            cursor.execute("SHOW VARIABLES LIKE 'wsrep_on'")
+            _galera[server] = ("wsrep_on", "ON") in cursor.fetchall()
+    if _galera[server] or WITHOUT.search(version):
+        why = "is a Galera node (wsrep_on): other nodes know nothing of" if _galera[server] else "does nothing on"
+        raise UnsupportedOperation(
+            f"The server of the database {connection.alias!r} ({version}) {why} LOCK TABLES. Take an advisory_lock of "
+            "leasetable.LeaseTableBackend around every writer instead."
+        )
 
 
 def statement(connection: Any, tables: Sequence[Table]) -> str:

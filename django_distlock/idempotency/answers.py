@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import math
+import zlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -11,15 +14,15 @@ from django.core import signing
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.template.loader import render_to_string
 from django.utils.cache import patch_cache_control, patch_vary_headers
-from django.utils.encoding import escape_uri_path
-from django.utils.http import escape_leading_slashes
 from django.utils.safestring import SafeData, mark_safe
+from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
 from django_distlock.language import language_of_texts, text_language
 
 from . import engine, forms
 from .records import Answer
+from .requests import address_of
 from .secretnames import is_secret
 
 if TYPE_CHECKING:
@@ -32,6 +35,9 @@ PROBLEM = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-h
 WAIT_PARAMETER = "_idempotency_wait"
 WAIT_SALT = "django_distlock.idempotency.wait"
 REFRESH = 2  # seconds
+# What a view's decorators write on its response for the middleware that sets X-Frame-Options and
+# Content-Security-Policy (Django 6).
+MARKS = ("xframe_options_exempt", "_csp_config", "_csp_ro_config")
 
 
 def problem(status: int, code: str, title: str, detail: str, retry_after: float | None = None) -> HttpResponse:
@@ -50,7 +56,8 @@ def page(
     """A page for a person, from the template ``django_distlock/idempotency/<name>.html``."""
     context["language"] = language_of_texts()
     text = render_to_string(f"django_distlock/idempotency/{name}.html", context, request)
-    response = HttpResponse(text, status=status)
+    # what a client has typed may have lone surrogates: its charset is what it says
+    response = HttpResponse(text.encode("utf-8", "replace"), status=status)
     response["Content-Language"] = text_language()
     return _never_stored(response, retry_after)
 
@@ -62,10 +69,11 @@ def _never_stored(response: HttpResponse, retry_after: float | None = None) -> H
     return response
 
 
-def bad_key(request: HttpRequest, why: str, *, html: bool) -> HttpResponse:
+def bad_key(request: HttpRequest, why: engine.BadKey, *, html: bool) -> HttpResponse:
+    detail = _(why.text) % why.values if why.values else _(why.text)
     if html:
-        return page(request, "refused", 400, detail=why)
-    return problem(400, "bad_key", _("This idempotency key cannot be used"), why)
+        return page(request, "refused", why.status, detail=detail)
+    return problem(why.status, why.code, _("This idempotency key cannot be used"), detail)
 
 
 def missing_key(request: HttpRequest, *, html: bool) -> HttpResponse:
@@ -78,7 +86,7 @@ def missing_key(request: HttpRequest, *, html: bool) -> HttpResponse:
 def unissued(request: HttpRequest, verified: forms.Verified) -> HttpResponse:
     """For the key of a form that was not issued to whoever sends it: nothing has been done."""
     if verified is forms.Verified.INVENTED:
-        return bad_key(request, _("The form was not made by this site."), html=True)
+        return bad_key(request, engine.BadKey(engine.gettext_noop("The form was not made by this site.")), html=True)
     return page(request, "refused", 409, **_resubmission(request))
 
 
@@ -110,25 +118,28 @@ def working(request: HttpRequest, url: str) -> HttpResponse:
 def waiting_url(job: Job) -> str:
     """Where the outcome can be looked at, by the same principal only."""
     facts = {"scope": job.scope, "mark": job.mark, "alias": job.alias or "", "fingerprint": job.fingerprint}
-    token = signing.dumps(facts, salt=WAIT_SALT)
-    path = escape_leading_slashes(escape_uri_path(job.request.path))  # two would be another host
-    return f"{path}?{urlencode({WAIT_PARAMETER: token})}"
+    facts |= {"method": job.request.method or ""} | ({"replays": "1"} if job.replays else {})
+    return address_of(job.request, urlencode({WAIT_PARAMETER: signing.dumps(facts, salt=WAIT_SALT)}))
 
 
-def mismatch(job: Job, answer: Answer | None) -> HttpResponse:
+def mismatch(job: Job, answer: Answer | None, *, running: bool = False) -> HttpResponse:
+    """Other data with the same key; ``running``: the first request still is, and may yet fail."""
     if not job.html:
         detail = _("This idempotency key belongs to an earlier request with other data. Take a new key.")
         return problem(422, "mismatch", _("The request has changed"), detail)
     location = answer.location if answer else None
-    return page(job.request, "saved", 422, location=location, changed=True, **_resubmission(job.request))
+    again = _resubmission(job.request)
+    return page(job.request, "saved", 422, location=location, changed=True, running=running, **again)
 
 
-def tombstone(job: Job, answer: Answer | None) -> HttpResponse:
-    """It has been done, and the answer is not there any more: never a second run."""
+def tombstone(job: Job, answer: Answer | None, *, withheld: bool = False) -> HttpResponse:
+    """It has been done, and the answer is not there any more, or not for this client: never a second run."""
     if answer is not None and answer.location:
-        return replay(job.request, Answer(status=303, headers=answer.headers, body=b"", messages=answer.messages))
+        return _again(job.request, Answer(status=303, headers=answer.headers, body=b"", messages=answer.messages))
     if not job.html:
         detail = _("This request has been carried out. Its answer was not kept.")
+        if withheld:
+            detail = _("This request has been carried out. Its answer is not repeated to an unchecked credential.")
         return problem(409, "already_completed", _("Already done"), detail)
     return page(job.request, "saved", 409, changed=False, **_resubmission(job.request))
 
@@ -164,7 +175,7 @@ def _resubmission(request: HttpRequest) -> dict[str, Any]:
     if request.FILES or request.method != "POST" or any(is_secret(name) for name, _value in fields):
         return {"action": None}
     return {
-        "action": escape_leading_slashes(request.get_full_path()),  # two would be another host
+        "action": address_of(request),
         "fields": fields,
         "key_field": forms.hidden_field(request, [request.path]),
     }
@@ -180,8 +191,27 @@ def _fields(request: HttpRequest) -> list[tuple[str, str]]:
     ]
 
 
-def replay(request: HttpRequest, answer: Answer) -> HttpResponse:
-    """The stored answer: same status, headers and body."""
+def replay(request: HttpRequest, answer: Answer) -> HttpResponse | None:
+    """The stored answer: same status, headers and body. None if it is compressed in a way that this client does not
+    take."""
+    encoding = _header(answer, "content-encoding")
+    if encoding is None or engine.accepts(request.headers.get("Accept-Encoding", ""), encoding):
+        return _again(request, answer)
+    if encoding.strip().lower() != "gzip":
+        return None
+    try:
+        body = gzip.decompress(answer.body or b"")
+    except (OSError, EOFError, zlib.error):  # the view has called something gzip that is not
+        return None
+    headers = tuple((name, value) for name, value in answer.headers if name.lower() != "content-encoding")
+    return _again(request, replace(answer, headers=headers, body=body))
+
+
+def _header(answer: Answer, wanted: str) -> str | None:
+    return next((value for name, value in answer.headers if name.lower() == wanted), None)
+
+
+def _again(request: HttpRequest, answer: Answer) -> HttpResponse:
     response = HttpResponse(answer.body or b"", status=answer.status)
     del response["Content-Type"]
     for name, value in answer.headers:
@@ -189,6 +219,10 @@ def replay(request: HttpRequest, answer: Answer) -> HttpResponse:
     if 300 <= answer.status < 400 and answer.location:
         # as a redirect of Django's has it: the test client follows that
         response.url = answer.location  # type: ignore[attr-defined]
+    if response.has_header("Content-Encoding"):
+        patch_vary_headers(response, ["Accept-Encoding"])
+    for name, value in answer.marks.items():
+        setattr(response, name, value)
     response["Idempotency-Replayed"] = "true"
     show_again(request, answer)
     return _never_stored(response)
@@ -216,7 +250,12 @@ def answer_of(request: HttpRequest, response: HttpResponseBase, max_body: int) -
     """What is kept of a response. Not its body as long as it is not rendered, nor if it is streamed or too large."""
     whole = not response.streaming and getattr(response, "is_rendered", True)
     body = response.content if whole and isinstance(response, HttpResponse) else None
-    return engine.answer_of(response.status_code, response.items(), body, messages_of(request), max_body)
+    headers = list(response.items())
+    if hasattr(request, "LANGUAGE_CODE") and not response.has_header("Content-Language") and (said := get_language()):
+        # LocaleMiddleware writes it after us, by the language of whoever asks
+        headers.append(("Content-Language", said))
+    marks = {name: value for name in MARKS if (value := getattr(response, name, None)) is not None}
+    return engine.answer_of(response.status_code, headers, body, messages_of(request), max_body, marks)
 
 
 def mark_as_private(request: HttpRequest, response: HttpResponseBase) -> None:

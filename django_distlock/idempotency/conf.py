@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
@@ -12,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.shortcuts import resolve_url
 from django.urls import NoReverseMatch
+from django.utils.module_loading import import_string
 
 from django_distlock.validation import count, flag, seconds
 
@@ -34,6 +35,9 @@ class Config:
     on_crash: str = "hold"
     on_store_error: str = "closed"
     credentials: bool = True
+    replay_to_credentials: bool = False
+    scope: Callable[[Any], str] | None = None
+    max_upload: int = 100 * 1024 * 1024
     encrypt: bool = False
 
 
@@ -69,15 +73,28 @@ def _checked(name: str, value: Any) -> Any:
         return seconds(key, value)
     if name == "max_keys" and value is None:
         return None
-    if name in ("max_body", "max_keys"):
+    if name in ("max_body", "max_keys", "max_upload"):
         return count(key, value)
-    if name in ("credentials", "encrypt"):
+    if name in ("credentials", "encrypt", "replay_to_credentials"):
         return flag(key, value)
+    if name == "scope":
+        return _callable(key, value)
     if not isinstance(value, str):
         raise TypeError(f"{key} must be a str, not {type(value).__name__}.")
     if name in _CHOICES and value not in _CHOICES[name]:
         raise ValueError(f"{key} must be one of {', '.join(_CHOICES[name])}, not {value!r}.")
     return value
+
+
+def _callable(key: str, value: Any) -> Any:
+    """A function, or where it stands; None for none."""
+    try:
+        found = import_string(value) if isinstance(value, str) else value
+    except ImportError as error:
+        raise ValueError(f"{key}: {error}") from error
+    if found is not None and not callable(found):
+        raise TypeError(f"{key} must be a callable that takes the request, or the dotted path of one.")
+    return found
 
 
 def middleware() -> list[str]:
@@ -111,6 +128,16 @@ def csrf_cookie() -> str | None:
 def longest_body() -> int | None:
     """The longest body that Django reads into memory."""
     return settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+
+
+def upload_files() -> dict[str, Any]:
+    """Where a body is kept while a request is answered, as Django does with uploaded files: arguments of a
+    SpooledTemporaryFile."""
+    return {"max_size": settings.FILE_UPLOAD_MAX_MEMORY_SIZE, "dir": settings.FILE_UPLOAD_TEMP_DIR}
+
+
+def charset() -> str:
+    return settings.DEFAULT_CHARSET
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:

@@ -61,7 +61,7 @@ def _is_sent_by_this_site(request: HttpRequest) -> bool:
     that CSRF_TRUSTED_ORIGINS names."""
     try:
         origin: str = urlsplit(request.headers.get("Origin", "")).netloc
-        return origin == request.get_host()
+        return bool(origin) and origin == request.get_host()
     except ValueError:
         return False
 

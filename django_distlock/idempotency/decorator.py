@@ -5,25 +5,27 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar, overload
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.http import HttpRequest
 
-from . import answers
 from .attendance import to_the_end
 from .conf import atomic_requests, config
 from .engine import SAFE_METHODS
 from .exactly_once import exactly_once, in_transaction
 from .flow import enter, finish, free, leave
 from .job import Job, adrive, drive
-from .middleware import begin
+from .middleware import attempt
 from .options import ATTRIBUTE, EXEMPT, NAMES, OnCrash, OnStoreError, Options
 from .state import Idempotency
-from .waitingpage import look
+from .waitingpage import is_asked, look
+
+if TYPE_CHECKING:
+    from .flow import Answering
 
 F = TypeVar("F", bound=Callable[..., Any])
 # The aliases of exactly-once views, for the system check.
@@ -61,6 +63,9 @@ def idempotent(
     on_store_error: OnStoreError | None = ...,
     key: Callable[[Any], str | None] | None = ...,
     anonymous: bool = ...,
+    scope: Callable[[Any], str] | None = ...,
+    fingerprint: Callable[[Any], str | bytes] | None = ...,
+    replay_to_credentials: bool | None = ...,
 ) -> Callable[[F], F]: ...
 def idempotent(view: Any = None, /, **options: Any) -> Any:
     """Requests of this view with the same key act once. Works with and without arguments, on functions, ``async def``,
@@ -81,6 +86,14 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
     :param key: a callable that takes the request and returns its key, or None; for webhooks that have an id of their
         own.
     :param anonymous: take the header from clients that nobody knows too.
+    :param scope: a callable that takes the request and returns the name of the tenant, in place of the host: keys of
+        two tenants never meet.
+    :param fingerprint: a callable that takes the request and returns what stands for its body (str or bytes), where
+        the body is too large to be compared, or has been read by then.
+    :param replay_to_credentials: give stored answers to an ``Authorization`` that nothing has checked before this
+        decorator. False, as it is without, answers 409 instead: the credential may be revoked by now.
+
+    What stands above this decorator is asked before anything is told of an earlier request.
 
     Raises TypeError or ValueError for a wrong option, and TypeError for ``atomic`` on an async view.
     """
@@ -108,6 +121,8 @@ def _decorate(options: Options, view: Any) -> Any:
 
 def _mark(wrapper: Any, options: Options) -> Any:
     setattr(wrapper, ATTRIBUTE, options)
+    with suppress(Exception):  # django-ninja looks up names of annotations in the module of the wrapper
+        wrapper.__signature__ = inspect.signature(wrapper, eval_str=True)
     return wrapper
 
 
@@ -122,7 +137,7 @@ def request_of(args: tuple[Any, ...]) -> HttpRequest:
 
 
 def _is_handled(request: HttpRequest, options: Options) -> bool:
-    """Has the middleware done it already? ImproperlyConfigured if it could not see the options."""
+    """Has the middleware claimed the key, or found its answer? ImproperlyConfigured if it could not see the options."""
     state: Idempotency | None = getattr(request, "idempotency", None)
     if state is None:
         request.idempotency = Idempotency()  # type: ignore[attr-defined]
@@ -134,17 +149,33 @@ def _is_handled(request: HttpRequest, options: Options) -> bool:
             "The IdempotencyMiddleware did not see the options of @idempotent: a decorator above it hides them. Put "
             "@idempotent on top, or use functools.wraps in that decorator."
         )
+    if state.job is not None:
+        state.job.reached = True
     return True
+
+
+def _answering(request: HttpRequest) -> Answering | None:
+    """What makes the answer that the middleware has found."""
+    state: Idempotency = request.idempotency  # type: ignore[attr-defined]
+    found, state.answering = state.answering, None
+    return found
 
 
 def _sync_wrapper(options: Options, view: Any) -> Any:
     @functools.wraps(view)
     def idempotent_view(*args: Any, **kwargs: Any) -> Any:
         request = request_of(args)
-        if request.method in SAFE_METHODS or _is_handled(request, options):
-            return _without_half_commit(view, args, kwargs)
+        if is_asked(request):
+            return _now_or_awaited(request, functools.partial(_outcome, request, view, args, kwargs))
+        if request.method in SAFE_METHODS:
+            return view(*args, **kwargs)
+        if _is_handled(request, options):
+            answering = _answering(request)
+            return (
+                _without_half_commit(view, args, kwargs) if answering is None else _now_or_awaited(request, answering)
+            )
         _refuse_open_transaction()
-        if (answer := drive(begin(request, options, view))) is not None:
+        if (answer := drive(attempt(request, options, view))) is not None:
             return answer
         job: Job | None = request.idempotency.job  # type: ignore[attr-defined]
         if job is None:
@@ -157,6 +188,23 @@ def _sync_wrapper(options: Options, view: Any) -> Any:
         return response
 
     return idempotent_view
+
+
+def _now_or_awaited(request: HttpRequest, step: Callable[[], Any]) -> Any:
+    """What blocks, from a function whose result may be awaited: ``dispatch`` of an async class."""
+    match = request.resolver_match
+    return _awaited(step) if match is not None and iscoroutinefunction(match.func) else step()
+
+
+async def _awaited(step: Callable[[], Any]) -> Any:
+    found = await sync_to_async(step)()
+    return await found if inspect.isawaitable(found) else found
+
+
+def _outcome(request: HttpRequest, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the waiting page asks for, else what the view says."""
+    seen = drive(look(request))
+    return view(*args, **kwargs) if seen is None else seen
 
 
 @contextmanager
@@ -189,8 +237,13 @@ def _async_wrapper(options: Options, view: Any) -> Any:
     @functools.wraps(view)
     async def idempotent_view(*args: Any, **kwargs: Any) -> Any:
         request = request_of(args)
-        if request.method in SAFE_METHODS or _is_handled(request, options):
+        if is_asked(request) and (seen := await adrive(look(request))) is not None:
+            return seen
+        if request.method in SAFE_METHODS:
             return await view(*args, **kwargs)
+        if _is_handled(request, options):
+            answering = _answering(request)
+            return await (view(*args, **kwargs) if answering is None else sync_to_async(answering)())
         return await to_the_end(_answer(request, options, view, args, kwargs), lambda: request.idempotency.begun)  # type: ignore[attr-defined]
 
     return idempotent_view
@@ -199,7 +252,7 @@ def _async_wrapper(options: Options, view: Any) -> Any:
 async def _answer(
     request: HttpRequest, options: Options, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    if (answer := await adrive(begin(request, options, view))) is not None:
+    if (answer := await adrive(attempt(request, options, view))) is not None:
         return answer
     job: Job | None = request.idempotency.job  # type: ignore[attr-defined]
     return await (view(*args, **kwargs) if job is None else _afinish(job, view(*args, **kwargs)))
@@ -236,7 +289,7 @@ def _atomic_wrapper(options: Options, view: Any) -> Any:
                 "hides it. Put @idempotent on top, or use functools.wraps in that decorator."
             )
         if request.method in SAFE_METHODS:
-            waiting = drive(look(request)) if answers.WAIT_PARAMETER in request.GET else None
+            waiting = drive(look(request)) if is_asked(request) else None
             return view(*args, **kwargs) if waiting is None else waiting
         job = drive(enter(request, options, view))
         if job is None:

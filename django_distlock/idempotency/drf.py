@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import transaction
 
+from .bodies import may_be_read
 from .conf import config
 from .decorator import atomic_aliases, freeing
 from .engine import SAFE_METHODS
@@ -15,7 +16,9 @@ from .exactly_once import exactly_once, in_transaction
 from .flow import claim, enter, finish
 from .job import Job, drive
 from .options import EXEMPT, Options
+from .requests import HEADER
 from .state import Idempotency
+from .waitingpage import is_asked, look
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,11 +44,21 @@ class IdempotentMixin:
             atomic_aliases.add(options.atomic)
 
     def initial(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        plain: HttpRequest = request._request
+        if HEADER in plain.META and may_be_read(plain):
+            _ = plain.body  # a permission may parse the request, and then it could not be compared
         super().initial(request, *args, **kwargs)  # type: ignore[misc]
         name = request.method.lower()
         handler = getattr(self, name, None)
+        if is_asked(plain):
+            setattr(self, name, partial(self._seen, handler or self.http_method_not_allowed))  # type: ignore[attr-defined]
         if request.method not in SAFE_METHODS and handler is not None and not getattr(handler, EXEMPT, False):
             setattr(self, name, partial(self._once, handler))
+
+    def _seen(self, handler: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
+        """The outcome that the waiting page asks for."""
+        seen = drive(look(request._request))
+        return handler(request, *args, **kwargs) if seen is None else seen
 
     def _options(self) -> Options:
         """In the transaction of the request (ATOMIC_REQUESTS) it is the exactly-once mode: for any other claim the
@@ -67,8 +80,8 @@ class IdempotentMixin:
         job.vouched = request.successful_authenticator is not None
         if job.alias is not None:
             return exactly_once(job, state, call)
-        if (answer := drive(claim(job))) is not None:
-            return answer
+        if (answering := drive(claim(job))) is not None:
+            return answering()
         state.job = job
         with freeing(job):
             response = call()

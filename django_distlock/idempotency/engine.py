@@ -23,9 +23,15 @@ MAX_KEY_LENGTH = 255
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 # The client may have done nothing wrong, or will be let in later: these answers are not the last word.
 PASSING = frozenset({401, 403, 408, 409, 423, 425, 429})
-# content-encoding: the body of a view that compresses it itself cannot be read without.
 KEPT_HEADERS = frozenset(
-    {"content-type", "content-encoding", "location", "etag", "link", "content-disposition", "content-language"}
+    {
+        # content-encoding: the body of a view that compresses it itself cannot be read without.
+        *("content-type", "content-encoding", "location", "etag", "link", "content-disposition", "content-language"),
+        # What a view forbids the browser to do with its answer, it forbids for the replay too.
+        *("content-security-policy", "content-security-policy-report-only", "permissions-policy", "referrer-policy"),
+        *("cross-origin-opener-policy", "cross-origin-embedder-policy", "cross-origin-resource-policy"),
+        *("x-frame-options", "x-content-type-options"),
+    }
 )
 KEPT_PREFIX = "hx-"
 _BARE = re.compile(r"[!-~]+")
@@ -33,35 +39,48 @@ _QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
 
 
 class BadKey(ValueError):
-    """The key is not one that is taken; the message says why."""
+    """The key is not one that is taken; the message says why, ``status`` and ``code`` are those of the answer.
+
+    ``text`` and ``values`` are the parts of the message, for an answer in the language of the client.
+    """
+
+    def __init__(self, text: str, *values: object, status: int = 400, code: str = "bad_key") -> None:
+        super().__init__(text % values if values else text)
+        self.text, self.values = text, values
+        self.status, self.code = status, code
+
+
+def gettext_noop(text: str) -> str:
+    """Marks a text for ``makemessages``, as Django's function of that name does; ``answers`` translates it."""
+    return text
 
 
 def parse_header(raw: str) -> str:
     """The key in the value of an ``Idempotency-Key`` header, bare or quoted (RFC 8941 string). :exc:`BadKey` if it is
     empty, has more than 255 characters or other than visible ASCII, or is more than one value."""
     if len(raw) > 2 * MAX_KEY_LENGTH + 2:  # before anything looks at each character
-        raise BadKey(f"The key is longer than {MAX_KEY_LENGTH} characters.")
+        raise BadKey(gettext_noop("The key is longer than %d characters."), MAX_KEY_LENGTH)
     value = raw.strip(" \t")
     if value.startswith('"'):
         match = _QUOTED.fullmatch(value)
         if match is None:
-            raise BadKey("The key is not one quoted string.")
+            raise BadKey(gettext_noop("The key is not one quoted string."))
         value = re.sub(r'\\(["\\])', r"\1", match[1])
     elif "," in value or '"' in value:
-        raise BadKey("There is more than one key.")
+        raise BadKey(gettext_noop("There is more than one key."))
     return validate_key(value)
 
 
 def validate_key(key: object) -> str:
     """``key`` if it is a str of 1 to 255 visible ASCII characters; else :exc:`BadKey`."""
     if not isinstance(key, str):
-        raise BadKey(f"The key must be a str, not {type(key).__name__}.")
+        raise BadKey(gettext_noop("The key must be a str, not %s."), type(key).__name__)
     if not key:
-        raise BadKey("The key is empty.")
+        raise BadKey(gettext_noop("The key is empty."))
     if len(key) > MAX_KEY_LENGTH:
-        raise BadKey(f"The key is longer than {MAX_KEY_LENGTH} characters.")
+        raise BadKey(gettext_noop("The key is longer than %d characters."), MAX_KEY_LENGTH)
     if _BARE.fullmatch(key) is None:
-        raise BadKey("The key has other characters than visible ASCII.")
+        raise BadKey(gettext_noop("The key has other characters than visible ASCII."))
     return key
 
 
@@ -76,9 +95,9 @@ def keyed(site_key: str, purpose: str, *parts: str | bytes) -> str:
     return state.hexdigest()
 
 
-def scope_of(site_key: str, principal: str, method: str, route: str, key: str) -> str:
-    """Where a key counts: one site, one principal, one method, one route."""
-    return keyed(site_key, "scope", principal, method, route, key)
+def scope_of(site_key: str, tenant: str, principal: str, method: str, route: str, key: str) -> str:
+    """Where a key counts: one site, one host or tenant, one principal, one method, one route."""
+    return keyed(site_key, "scope", tenant, principal, method, route, key)
 
 
 def derived_key(site_key: str, scope: str, name: str) -> str:
@@ -115,7 +134,7 @@ def json_body(raw: bytes, exclude: Collection[str] = ()) -> bytes:
     none on which all parsers agree."""
     try:
         found = json.loads(raw, parse_float=Decimal, parse_constant=_refused, object_pairs_hook=_members)
-    except (ValueError, RecursionError):
+    except (ValueError, ArithmeticError, RecursionError):  # arithmetic: an exponent that Decimal does not take
         return raw
     if isinstance(found, dict):
         found = {name: value for name, value in found.items() if name not in exclude}
@@ -142,9 +161,9 @@ def form_body(fields: Mapping[str, list[str]], exclude: Collection[str] = ()) ->
     return canonical_json(pairs).encode("utf-8", "surrogatepass")
 
 
-def file_part(field: str, name: str, size: int, digest: str) -> bytes:
-    """An uploaded file."""
-    return canonical_json([field, name, size, digest]).encode("utf-8", "surrogatepass")
+def file_part(field: str, name: str, kind: str, size: int, digest: str) -> bytes:
+    """An uploaded file; ``kind`` is its content type."""
+    return canonical_json([field, name, kind, size, digest]).encode("utf-8", "surrogatepass")
 
 
 class Verdict(Enum):
@@ -216,11 +235,34 @@ def answer_of(
     body: bytes | None,
     messages: Iterable[tuple[int, str, str, bool]] = (),
     max_body: int = 256 * 1024,
+    marks: Mapping[str, Any] | None = None,
 ) -> Answer:
-    """What is kept of a response; of a body that is streamed (None) or too large, a tombstone."""
+    """What is kept of a response; of a body that is streamed (None) or too large, a tombstone. ``marks`` are other
+    facts that a replay needs, which JSON has to carry: without them it may say less than the view did, so a tombstone
+    is left."""
     if body is not None and len(body) > max_body:
         body = None
-    return Answer(status=status, headers=kept_headers(headers), body=body, messages=tuple(messages))
+    try:
+        carried = json.loads(json.dumps(marks or {}, default=_listed))
+    except (TypeError, ValueError):
+        carried, body = {}, None
+    return Answer(status=status, headers=kept_headers(headers), body=body, messages=tuple(messages), marks=carried)
+
+
+def _listed(value: Any) -> list[Any]:
+    if isinstance(value, (set, frozenset, tuple)):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} cannot be kept.")
+
+
+def accepts(header: str, encoding: str) -> bool:
+    """Does ``Accept-Encoding`` allow this content encoding? RFC 9110, 12.5.3; None that is given means identity."""
+    weights: dict[str, str] = {}
+    for part in header.lower().split(","):
+        name, _, parameter = part.partition(";")
+        weights[name.strip()] = parameter.replace(" ", "")
+    weight = weights.get(encoding.strip().lower(), weights.get("*"))
+    return weight is not None and re.fullmatch(r"q=0(\.0*)?", weight) is None
 
 
 def pause(attempt: int) -> float:

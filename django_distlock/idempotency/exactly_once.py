@@ -6,7 +6,8 @@ import inspect
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections, transaction
+from django.db import Error, connections, transaction
+from django.http import HttpResponseBase
 
 from django_distlock import BackendUnavailable, LockNotAcquired
 
@@ -31,11 +32,16 @@ def exactly_once(job: Job, state: Idempotency, call: Callable[[], Any]) -> Any:
     """Claim, view and stored answer in one transaction; whatever breaks it off leaves nothing of the three."""
     assert job.alias is not None  # noqa: S101 - for the type checker
     try:
+        connections[job.alias].ensure_connection()
+    except Error:
+        logger.exception("The store of idempotency keys does not answer.")
+        return call() if job.on_store_error == "open" else answers.store_down(job.request, html=job.html)
+    try:
         # Inside a transaction (ATOMIC_REQUESTS) that one counts, without a savepoint; but never that of a TestCase.
         with transaction.atomic(using=job.alias, savepoint=not in_transaction(job.alias)):
-            answer = _claim_inside(job)
-            if answer is not None:
-                return answer
+            answering = _claim_inside(job)
+            if answering is not None:
+                return answering()
             state.job = job
             return _finish_inside(job, call())
     except NotKept:
@@ -49,10 +55,10 @@ def _claim_inside(job: Job) -> Any:
     # a savepoint only for who wants the view to run although the claim has failed
     optional = job.on_store_error == "open"
     with transaction.atomic(using=job.alias) if optional else nullcontext():
-        answer = drive(claim(job))
+        answering = drive(claim(job))
         if job.broken:  # after a failed statement PostgreSQL takes no other
             transaction.set_rollback(True, using=job.alias)
-    return answer
+    return answering
 
 
 class NotKept(Exception):
@@ -64,6 +70,11 @@ def _finish_inside(job: Job, response: Any) -> Any:
         if inspect.iscoroutine(response):
             response.close()
         raise TypeError("atomic=True needs a sync view: Django's transactions are not for async code.")
+    if not isinstance(response, HttpResponseBase):
+        raise TypeError(
+            f"@idempotent(atomic=True) keeps the response of a view, not {type(response).__name__}. In django-ninja "
+            "put it around the operation: @decorate_view(idempotent(atomic=True)) below @api.post."
+        )
     # the store was down, and on_store_error is "open"; or the view itself has chosen to roll back
     if not job.running or connections[job.alias].needs_rollback:  # type: ignore[index]
         return response

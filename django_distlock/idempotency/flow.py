@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from django.db import Error
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from django_distlock import BackendUnavailable, LockNotAcquired
@@ -21,7 +23,16 @@ from .engine import BadKey, Ending, Verdict
 from .job import Flow, Job
 from .records import CLAIMED, COMPLETED, Record
 from .renewal import renewal
-from .requests import Principal, find_key, fingerprint_of, is_authenticated, principal_of, route_of, wants_page
+from .requests import (
+    Principal,
+    find_key,
+    fingerprint_of,
+    is_authenticated,
+    principal_of,
+    route_of,
+    tenant_of,
+    wants_page,
+)
 from .storage import TooManyKeys, storage_of
 from .sweeping import sweeper
 
@@ -31,6 +42,7 @@ if TYPE_CHECKING:
     from .options import Options
 
 logger = logging.getLogger("django_distlock.idempotency")
+Answering = Callable[[], HttpResponse]
 
 
 def enter(request: HttpRequest, options: Options, view: Any = None) -> Flow[Job | HttpResponse | None]:
@@ -38,10 +50,13 @@ def enter(request: HttpRequest, options: Options, view: Any = None) -> Flow[Job 
     try:
         found = find_key(request, options, view)
     except BadKey as error:
-        return (yield partial(answers.bad_key, request, str(error), html=wants_page(request, None)))
+        return (yield partial(answers.bad_key, request, error, html=wants_page(request, None)))
     if found is not None:
         source, key = found
-        principal = yield partial(principal_of, request)
+        try:
+            principal = yield partial(principal_of, request)
+        except Error:  # the session, or the user, is in a database that is down
+            return (yield partial(_without_store, request, options, wants_page(request, source)))
         if source == "header" and not (principal.known or options.anonymous):
             found = None
     if found is None:
@@ -59,7 +74,10 @@ def enter(request: HttpRequest, options: Options, view: Any = None) -> Flow[Job 
         secret = yield site_key.load
     except BackendUnavailable:
         return (yield partial(_without_store, request, options, html))
-    return _job(request, options, source, key, principal, secret, html)
+    try:
+        return (yield partial(_job, request, options, source, key, principal, secret, html))
+    except BadKey as error:
+        return (yield partial(answers.bad_key, request, error, html=html))
 
 
 def _job(
@@ -73,8 +91,8 @@ def _job(
         source=source,
         key=key,
         principal=principal,
-        scope=engine.scope_of(secret, principal.text, request.method or "", route, key),
-        mark=engine.keyed(secret, "mark", principal.text),
+        scope=engine.scope_of(secret, tenant_of(request, options), principal.text, request.method or "", route, key),
+        mark=mark_of(request, secret, principal),
         fingerprint=fingerprint_of(request, secret, options),
         route=route,
         html=html,
@@ -89,7 +107,17 @@ def _job(
         quota=None if source == "callable" or principal.kind == "anybody" else settings.max_keys,
         on_crash=options.on_crash or settings.on_crash,  # type: ignore[arg-type]
         on_store_error=options.on_store_error or settings.on_store_error,
+        replays=options.anonymous or _first(options.replay_to_credentials, settings.replay_to_credentials),
     )
+
+
+def mark_of(request: HttpRequest, secret: str, principal: Principal) -> str:
+    """Who may look at the outcome on the waiting page: this principal, at this host."""
+    return engine.keyed(secret, "mark", request.get_host().lower(), principal.text)
+
+
+def _first(given: bool | None, default: bool) -> bool:
+    return default if given is None else given
 
 
 def _without_store(request: HttpRequest, options: Options, html: bool) -> HttpResponse | None:
@@ -100,8 +128,9 @@ def _without_store(request: HttpRequest, options: Options, html: bool) -> HttpRe
     return answers.store_down(request, html=html)
 
 
-def claim(job: Job) -> Flow[HttpResponse | None]:
-    """None: run it, the key is ours. Else the answer. In the exactly-once mode, called inside the transaction."""
+def claim(job: Job) -> Flow[Answering | None]:
+    """None: run it, the key is ours. Else what makes the answer, to be called in a thread when all have been asked who
+    may refuse. In the exactly-once mode, called inside the transaction."""
     deadline, attempt, late = monotonic() + job.wait, 0, job.wait <= 0
     try:
         record = yield partial(_ask, job, last=late)
@@ -110,7 +139,7 @@ def claim(job: Job) -> Flow[HttpResponse | None]:
             if answer is not None or job.running:
                 return answer
             if late:
-                return (yield from _in_flight(job))
+                return partial(_in_flight, job)
             yield engine.pause(attempt)
             attempt, late = attempt + 1, monotonic() >= deadline
             # in a transaction who only looks may have to wait for another one's end
@@ -119,14 +148,14 @@ def claim(job: Job) -> Flow[HttpResponse | None]:
                 record = yield partial(_ask, job, last=late)
     except TooManyKeys as error:
         logger.warning("%s has %d idempotency keys that live: no more are taken.", job.whose, job.quota)
-        return (yield partial(answers.too_many_keys, job, error.seconds))
+        return partial(answers.too_many_keys, job, error.seconds)
     except LockNotAcquired as error:
         job.broken = error.__cause__ is not None
-        return (yield from _in_flight(job))
+        return partial(_in_flight, job)
     except BackendUnavailable:
         job.broken = True
         logger.exception("The store of idempotency keys does not answer.")
-        return None if job.on_store_error == "open" else answers.store_down(job.request, html=job.html)
+        return None if job.on_store_error == "open" else partial(answers.store_down, job.request, html=job.html)
     _run(job)
     return None
 
@@ -137,9 +166,9 @@ def _ask(job: Job, *, last: bool) -> Record | None:
     return job.storage.claim_inside(job.claim, last=last)  # type: ignore[attr-defined]
 
 
-def _in_flight(job: Job) -> Flow[HttpResponse]:
+def _in_flight(job: Job) -> HttpResponse:
     _send(signals.key_conflict, job)
-    return (yield partial(answers.in_flight, job))
+    return answers.in_flight(job)
 
 
 def _run(job: Job) -> None:
@@ -149,21 +178,15 @@ def _run(job: Job) -> None:
     _send(signals.key_claimed, job)
 
 
-def _settle(job: Job, record: Record, *, late: bool) -> Flow[HttpResponse | None]:
+def _settle(job: Job, record: Record, *, late: bool) -> Flow[Answering | None]:
     """The answer for a key that is there already. None: it is ours now (``job.running``), or wait and look again."""
     verdict = engine.judge(record, job.fingerprint)
-    answer = record.answer
-    if verdict is Verdict.REPLAY and answer is not None:
-        _send(signals.key_replayed, job)
-        return (yield partial(answers.replay, job.request, answer))
-    if verdict is Verdict.TOMBSTONE:
-        _send(signals.key_tombstone, job)
-        return (yield partial(answers.tombstone, job, answer))
+    if verdict in (Verdict.REPLAY, Verdict.TOMBSTONE):
+        return partial(_again, job, record)
     if verdict is Verdict.MISMATCH and (record.state != CLAIMED or not job.html or late):
-        _send(signals.key_mismatch, job)
-        return (yield partial(answers.mismatch, job, answer))
+        return partial(_other_data, job, record)
     if verdict is Verdict.HELD:
-        return (yield partial(answers.held, job))
+        return partial(answers.held, job)
     if verdict is Verdict.CRASHED:
         return (yield from _crashed(job, record))
     if verdict is Verdict.TAKE_OVER:
@@ -171,7 +194,35 @@ def _settle(job: Job, record: Record, *, late: bool) -> Flow[HttpResponse | None
     return None
 
 
-def _crashed(job: Job, record: Record) -> Flow[HttpResponse | None]:
+def _again(job: Job, record: Record) -> HttpResponse:
+    """The stored answer, or that there was one."""
+    answer = record.answer if _may_see(job) else None
+    if answer is not None and answer.body is not None and (found := answers.replay(job.request, answer)) is not None:
+        _send(signals.key_replayed, job)
+        return found
+    _send(signals.key_tombstone, job)
+    return answers.tombstone(job, answer, withheld=record.answer is not None and answer is None)
+
+
+def _other_data(job: Job, record: Record) -> HttpResponse:
+    _send(signals.key_mismatch, job)
+    answer = record.answer if _may_see(job) else None
+    return answers.mismatch(job, answer, running=record.state == CLAIMED)
+
+
+def _may_see(job: Job) -> bool:
+    """May a stored answer be given? Not to a credential that only the view checks: it may be revoked by now."""
+    if job.principal.kind != "credential" or job.replays or _is_trusted(job):
+        return True
+    logger.info(
+        "The stored answer of %s was not given to a credential that nothing has checked before the view: see "
+        "replay_to_credentials.",
+        ascii(job.route),
+    )
+    return False
+
+
+def _crashed(job: Job, record: Record) -> Flow[Answering | None]:
     _send(signals.key_expired, job)
     policy: Any = job.on_crash
     if callable(policy):
@@ -180,11 +231,11 @@ def _crashed(job: Job, record: Record) -> Flow[HttpResponse | None]:
         raise TypeError(f'on_crash must return "retry", "hold" or an HttpResponse, not {type(policy).__name__}.')
     if policy == "hold":
         yield partial(job.storage.hold, record, job.ttl)
-        return (yield partial(answers.held, job))
+        return partial(answers.held, job)
     yield from _take_over(job, record)
     if isinstance(policy, HttpResponse) and job.running:
         yield from finish(job, policy)
-        return policy
+        return lambda: policy
     return None
 
 
@@ -208,7 +259,9 @@ def ending_of(job: Job, response: HttpResponseBase) -> Ending:
 
 def _is_trusted(job: Job) -> bool:
     """Has anybody checked who asks? Before the view, or by now: a view may have found the user of a token."""
-    return job.principal.kind == "user" or job.vouched or is_authenticated(getattr(job.request, "user", None))
+    if job.principal.kind == "user" or job.vouched or is_authenticated(getattr(job.request, "user", None)):
+        return True
+    return bool(getattr(job.request, "auth", None))  # django-ninja: what its authentication has found
 
 
 def finish(job: Job, response: HttpResponseBase) -> Flow[None]:
@@ -216,6 +269,9 @@ def finish(job: Job, response: HttpResponseBase) -> Flow[None]:
     if not job.running:
         return
     leave(job)
+    if not job.reached:
+        yield from _release(job)  # a decorator above has answered: the view has done nothing
+        return
     if job.doubtful and response.status_code >= 500:
         logger.warning(
             "Another middleware failed after %s: its claim runs out, as if the process had died.", ascii(job.route)
@@ -238,6 +294,10 @@ def free(job: Job) -> Flow[None]:
     if not job.running:
         return
     leave(job)
+    yield from _release(job)
+
+
+def _release(job: Job) -> Flow[None]:
     try:
         yield partial(job.storage.release, job.claim, failed=bool(job.phases))
     except (BackendUnavailable, LockNotAcquired):

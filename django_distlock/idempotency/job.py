@@ -52,6 +52,8 @@ class Job:
     quota: int | None
     on_crash: OnCrash
     on_store_error: str
+    replays: bool  # the stored answer is given to a credential that nothing has checked
+    reached: bool = True  # False until the decorator is, if the middleware has claimed for it
     owner: str = field(default_factory=lambda: secrets.token_hex(16))
     running: bool = False
     broken: bool = False  # the store failed in the caller's transaction

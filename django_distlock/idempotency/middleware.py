@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.signals import got_request_exception
+from django.http import HttpResponse
 
 from . import answers, csrf, engine  # noqa: F401 - csrf listens to log-ins
 from .attendance import to_the_end
@@ -15,20 +16,24 @@ from .job import Flow, Job, adrive, drive
 from .options import PLAIN, Options, is_exempt, options_of, view_class
 from .requests import has_none
 from .state import Idempotency
-from .waitingpage import look
+from .waitingpage import is_asked, is_told_by_view, look
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from django.http import HttpRequest, HttpResponse, HttpResponseBase
+    from django.http import HttpRequest, HttpResponseBase
+
+    from .flow import Answering
 
 
 class IdempotencyMiddleware:
     """Put it below the middleware of sessions, CSRF, authentication, messages and locale.
 
-    It acts in ``process_view``, where those have had their say: a stored answer is given only to a request that would
-    have reached the view. Views with ``@idempotent(atomic=True)`` and those of the REST framework's mixin do the work
-    themselves. Each request gets ``request.idempotency`` (:class:`~django_distlock.idempotency.state.Idempotency`).
+    It claims the key in ``process_view``, before the transaction of ATOMIC_REQUESTS begins, and keeps the answer when
+    that has ended. What was kept is given where ``@idempotent`` stands, so that the decorators above it are asked
+    first; only a view without it is answered from here. Views with ``@idempotent(atomic=True)`` and those of the REST
+    framework's mixin do all of the work themselves. Each request gets ``request.idempotency``
+    (:class:`~django_distlock.idempotency.state.Idempotency`).
     """
 
     sync_capable = True
@@ -53,6 +58,8 @@ class IdempotencyMiddleware:
             raise
         if (job := _job_of(request)) is not None:
             drive(finish(job, response))
+        if _is_not_allowed(request, response):
+            response = drive(look(request, bare=True)) or response
         answers.mark_as_private(request, response)
         return response
 
@@ -67,6 +74,9 @@ class IdempotencyMiddleware:
             raise
         if (job := _job_of(request)) is not None:
             await adrive(finish(job, response))
+        if _is_not_allowed(request, response):
+            seen: HttpResponse | None = await adrive(look(request, bare=True))
+            response = seen or response
         answers.mark_as_private(request, response)
         return response
 
@@ -100,16 +110,29 @@ def _is_for_nobody(request: HttpRequest, view: Any) -> bool:
     """Most requests: they have no key and need none."""
     method = request.method or ""
     if method in engine.SAFE_METHODS:
-        return answers.WAIT_PARAMETER not in request.META.get("QUERY_STRING", "")
+        return not is_asked(request) or is_told_by_view(view, method)
     options = request.idempotency.options = _acting(view, method)  # type: ignore[attr-defined]
     return options is None or has_none(request, options)
 
 
 def _before(request: HttpRequest, view: Any) -> Flow[HttpResponse | None]:
     if request.method in engine.SAFE_METHODS:
-        return (yield from look(request))
-    options: Options = request.idempotency.options  # type: ignore[attr-defined]
-    return (yield from begin(request, options, view))
+        return (yield from look(request, view))
+    state: Idempotency = request.idempotency  # type: ignore[attr-defined]
+    options: Any = state.options
+    answer = yield from begin(request, options, view)
+    if options is not PLAIN:  # the decorator gives the answer, or lets the view run
+        if state.job is not None:
+            state.job.reached = False
+        if answer is not None and not isinstance(answer, HttpResponse):
+            state.answering = answer
+            return None
+    return (yield from _given(answer))
+
+
+def _is_not_allowed(request: HttpRequest, response: HttpResponseBase) -> bool:
+    """Has a decorator above ``@idempotent`` refused the GET of the waiting page, as ``require_POST`` does?"""
+    return response.status_code == 405 and is_asked(request)
 
 
 def _acting(view: Any, method: str) -> Options | None:
@@ -128,16 +151,28 @@ def _acting_once(view: Any, method: str) -> Options | None:
     return None if options.atomic else options
 
 
-def begin(request: HttpRequest, options: Any, view: Any = None) -> Flow[HttpResponse | None]:
-    """None: run the view. Else the answer."""
+def begin(request: HttpRequest, options: Any, view: Any = None) -> Flow[HttpResponse | Answering | None]:
+    """None: run the view. Else the answer, or, if it tells of an earlier request, what makes it."""
     found = yield from enter(request, options, view)
     if not isinstance(found, Job):
         return found
     request.idempotency.begun = True  # type: ignore[attr-defined]
-    answer = yield from claim(found)
-    if answer is None:
+    answering = yield from claim(found)
+    if answering is None:
         request.idempotency.job = found  # type: ignore[attr-defined]
-    return answer
+    return answering
+
+
+def attempt(request: HttpRequest, options: Any, view: Any) -> Flow[HttpResponse | None]:
+    """None: run the view. Else the answer."""
+    return (yield from _given((yield from begin(request, options, view))))
+
+
+def _given(answer: HttpResponse | Answering | None) -> Flow[HttpResponse | None]:
+    if answer is None or isinstance(answer, HttpResponse):
+        return answer
+    found: HttpResponse = yield answer
+    return found
 
 
 def _leave(request: HttpRequest) -> None:

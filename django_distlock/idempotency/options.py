@@ -30,10 +30,15 @@ class Options:
     on_store_error: OnStoreError | None = None
     key: Callable[[Any], str | None] | None = None
     anonymous: bool = False
+    scope: Callable[[Any], str] | None = None
+    fingerprint: Callable[[Any], str | bytes] | None = None
+    replay_to_credentials: bool | None = None
 
     def __post_init__(self) -> None:
         flag("required", self.required)
         flag("anonymous", self.anonymous)
+        if self.replay_to_credentials is not None:
+            flag("replay_to_credentials", self.replay_to_credentials)
         if not isinstance(self.atomic, (bool, str)) or self.atomic == "":
             raise TypeError("atomic must be a bool or an alias in DATABASES.")
         for name in ("ttl", "claim_ttl"):
@@ -45,9 +50,10 @@ class Options:
             raise ValueError('on_crash must be "retry", "hold" or a callable.')
         if self.on_store_error not in (None, "closed", "open"):
             raise ValueError('on_store_error must be "closed" or "open".')
-        if self.key is not None and not callable(self.key):
-            raise TypeError("key must be a callable that takes the request.")
-        for name in ("on_crash", "key"):
+        for name in ("key", "scope", "fingerprint"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise TypeError(f"{name} must be a callable that takes the request.")
+        for name in ("on_crash", "key", "scope", "fingerprint"):
             if iscoroutinefunction(getattr(self, name)):
                 raise TypeError(f"{name} must be a plain function, of async views too: it is called in a thread.")
 
@@ -90,7 +96,20 @@ def view_class(view: Any) -> Any:
 def _parts(view: Any, method: str) -> list[Any]:
     kind = view_class(view)
     if kind is None:
-        return [view]
+        return [view, *_operation(view, method)]
     actions = getattr(view, "actions", None) or {}
     handler = actions.get(method.lower(), method.lower())
     return [view, getattr(kind, handler, None), getattr(kind, "dispatch", None)]
+
+
+def _operation(view: Any, method: str) -> list[Any]:
+    """Of django-ninja's view of a path: how the operation of this method is run, and its function. The view is a method
+    of the path, or a function that closes over it."""
+    path = getattr(view, "__self__", None)
+    if path is None:
+        names = getattr(getattr(view, "__code__", None), "co_freevars", ())
+        path = view.__closure__[names.index("self")].cell_contents if "self" in names else None
+    for operation in getattr(path, "operations", ()):
+        if method in getattr(operation, "methods", ()):
+            return [getattr(operation, "run", None), getattr(operation, "view_func", None)]
+    return []

@@ -20,6 +20,8 @@ class Answer:
     body: bytes | None = None
     # level, text, extra tags, whether the text is safe as HTML
     messages: tuple[tuple[int, str, str, bool], ...] = ()
+    # attributes of the response that other middleware looks at
+    marks: dict[str, Any] = field(default_factory=dict)
 
     @property
     def location(self) -> str | None:
@@ -30,7 +32,8 @@ class Answer:
 
     def facts(self) -> str:
         """Everything but the body, as JSON."""
-        return json.dumps({"status": self.status, "headers": self.headers, "messages": self.messages})
+        marks = {"marks": self.marks} if self.marks else {}
+        return json.dumps({"status": self.status, "headers": self.headers, "messages": self.messages, **marks})
 
     @classmethod
     def of(cls, facts: str, body: bytes | None) -> Answer:
@@ -42,6 +45,7 @@ class Answer:
                 headers=tuple((str(name), str(value)) for name, value in found["headers"]),
                 body=body,
                 messages=tuple((int(a), str(b), str(c), bool(d)) for a, b, c, d in found["messages"]),
+                marks=dict(found.get("marks", {})),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError("This is no stored answer.") from error

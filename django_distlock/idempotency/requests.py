@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import parse_qsl
 
-from django.core.exceptions import SuspiciousOperation
+from django.utils.encoding import escape_uri_path, iri_to_uri
+from django.utils.http import escape_leading_slashes
 
 from . import conf, engine, forms
-from .engine import BadKey
+from .bodies import FORM_TYPES, body_of, is_parsed
+from .engine import BadKey, gettext_noop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from django.http import HttpRequest
+    from django.http import HttpRequest, QueryDict
 
     from .options import Options
 
 HEADER = "HTTP_IDEMPOTENCY_KEY"  # in META, which costs less to ask than request.headers
 Source = Literal["form", "header", "callable"]
-FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
-JSON_TYPES = ("application/json",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +62,20 @@ def has_none(request: HttpRequest, options: Options) -> bool:
 def _form_field(request: HttpRequest, view: Any) -> str | None:
     if request.content_type not in FORM_TYPES or not (request.method == "POST" or hasattr(request, "_post")):
         return None
-    if getattr(view, "csrf_exempt", False) and not _is_parsed(request):
+    if getattr(view, "csrf_exempt", False) and not is_parsed(request):
         # A view without CSRF may want to read the stream, or choose the upload handlers, itself.
         return None
-    values = request.POST.getlist(forms.FIELD)
+    values = _fields(request).getlist(forms.FIELD)
     if len(set(values)) > 1:
-        raise BadKey("The form has more than one key.")
+        raise BadKey(gettext_noop("The form has more than one key."))
     return values[0] if values else None
+
+
+def _fields(request: HttpRequest) -> QueryDict:
+    try:
+        return request.POST
+    except (LookupError, ValueError, OSError) as error:  # a charset or a length that is none, a client that has gone
+        raise BadKey(gettext_noop("The form cannot be read.")) from error
 
 
 def principal_of(request: HttpRequest) -> Principal:
@@ -125,79 +129,40 @@ def route_of(request: HttpRequest) -> tuple[str, dict[str, Any]]:
     return match.route or request.path, kwargs
 
 
+def tenant_of(request: HttpRequest, options: Options) -> str:
+    """What separates the keys of the sites that one project serves: the host, or what ``scope`` returns."""
+    scope = options.scope or conf.config().scope
+    if scope is None:
+        return request.get_host().lower()
+    found = scope(request)
+    if not isinstance(found, str):
+        raise TypeError(f"scope must return a str, not {type(found).__name__}.")
+    return found
+
+
 def fingerprint_of(request: HttpRequest, site_key: str, options: Options) -> str:
     route, kwargs = route_of(request)
-    query = [(name, value) for name, values in request.GET.lists() for value in values]
     return engine.fingerprint_of(
         site_key,
         method=request.method or "",
         route=route,
         kwargs=kwargs,
-        query=query,
-        body=_body(request, options),
+        query=query_of(request),
+        body=body_of(request, options),
     )
 
 
-def _body(request: HttpRequest, options: Options) -> Iterator[bytes]:
-    """The body in a form that is the same for the same data. That of a multipart form is never read as such: once it is
-    parsed, ``request.body`` raises."""
-    exclude = {*options.fingerprint_exclude, forms.FIELD, "csrfmiddlewaretoken"}
-    kind = request.content_type or ""
-    if kind in FORM_TYPES and _is_parsed(request):
-        yield engine.form_body({name: list(values) for name, values in request.POST.lists()}, exclude)
-        for field, files in request.FILES.lists():
-            for file in files:
-                if field not in exclude:
-                    yield engine.file_part(field, str(file.name), file.size or 0, _digest(file))
-        return
-    if hasattr(request, "_body") or _may_be_read(request):
-        raw = request.body
-        is_json = kind in JSON_TYPES or kind.endswith("+json")
-        yield engine.json_body(raw, options.fingerprint_exclude) if is_json else raw
-        return
-    # Somebody else reads the stream: all that is known is how long it is.
-    yield f"unread:{_length(request)}".encode()
+def query_of(request: HttpRequest) -> list[tuple[str, str]]:
+    """The parameters of the address, byte for byte. ``request.GET`` takes their charset from Content-Type, which names
+    whatever the client likes."""
+    return parse_qsl(request.META.get("QUERY_STRING", ""), keep_blank_values=True, encoding="latin-1")
 
 
-def _is_parsed(request: HttpRequest) -> bool:
-    """Has a form been parsed, or could it be without harm? A method that was overridden does not matter."""
-    if not hasattr(request, "_post") and request.method == "POST" and _may_be_read(request):
-        try:
-            _ = request.POST
-        except SuspiciousOperation:  # more fields than are allowed: the view may not look at them
-            return False
-    return hasattr(request, "_post")
-
-
-def _may_be_read(request: HttpRequest) -> bool:
-    if getattr(request, "_read_started", False) or request.content_type == "multipart/form-data":
-        return False
-    limit, length = conf.longest_body(), _length(request)
-    return limit is None or (length is not None and length <= limit)
-
-
-def _length(request: HttpRequest) -> int | None:
-    """Of the body, in bytes; None if it is said and is no number."""
-    try:
-        said = int(request.META.get("CONTENT_LENGTH") or 0)
-    except ValueError:
-        return None
-    stream: Any = getattr(request, "_stream", None)
-    if said or stream is None or not stream.seekable():
-        return said
-    # in chunks, under ASGI: it is in a file, however long
-    at = stream.tell()
-    length = stream.seek(0, os.SEEK_END)
-    stream.seek(at)
-    return int(length)
-
-
-def _digest(file: Any) -> str:
-    state = hashlib.blake2b(digest_size=32)
-    for chunk in file.chunks():
-        state.update(chunk)
-    file.seek(0)
-    return state.hexdigest()
+def address_of(request: HttpRequest, query: str | None = None) -> str:
+    """The address of the request for a page or a header. Two slashes at its beginning would name another host."""
+    if query is None:
+        query = iri_to_uri(request.META.get("QUERY_STRING", "")) or ""
+    return escape_leading_slashes(escape_uri_path(request.path)) + (f"?{query}" if query else "")
 
 
 def wants_page(request: HttpRequest, source: str | None) -> bool:

@@ -12,6 +12,7 @@ from django.http import HttpRequest
 from . import engine
 
 if TYPE_CHECKING:
+    from .flow import Answering
     from .job import Job
     from .options import Options
 
@@ -27,6 +28,7 @@ class Idempotency:
         self.job: Job | None = None
         self.options: Options | None = None  # those that the middleware has acted upon
         self.begun = False  # a claim has been asked for
+        self.answering: Answering | None = None  # what the decorator answers, when those above it have been asked
 
     def __bool__(self) -> bool:
         return self.key is not None

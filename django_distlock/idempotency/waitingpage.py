@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.core import signing
 
 from django_distlock import BackendUnavailable, LockNotAcquired
 from django_distlock.sitekey import site_key
 
-from . import answers, engine
+from . import answers
+from .engine import SAFE_METHODS
+from .flow import mark_of
+from .options import options_of, view_class
 from .records import CLAIMED, COMPLETED, FAILED, Record
-from .requests import principal_of
+from .requests import address_of, principal_of, query_of
 from .storage import storage_of
 
 if TYPE_CHECKING:
@@ -24,36 +27,53 @@ if TYPE_CHECKING:
     from .job import Flow
 
 
-def look(request: HttpRequest) -> Flow[HttpResponse | None]:
-    """The outcome that the waiting page asks for; None if this is no such request."""
-    token = request.GET.get(answers.WAIT_PARAMETER)
+def is_asked(request: HttpRequest) -> bool:
+    """Does the request ask for an outcome, as far as can be told at a glance?"""
+    return request.method in SAFE_METHODS and answers.WAIT_PARAMETER in request.META.get("QUERY_STRING", "")
+
+
+def is_told_by_view(view: Any, method: str) -> bool:
+    """Does ``@idempotent`` or the mixin of this view answer such a request? Then what stands above is asked first."""
+    return options_of(view, method) is not None or getattr(view_class(view), "idempotency_in_view", False)
+
+
+def look(request: HttpRequest, view: Any = None, *, bare: bool = False) -> Flow[HttpResponse | None]:
+    """The outcome that the waiting page asks for; None if this is no such request. ``bare``, or if ``view`` has
+    decorators above its ``@idempotent`` that this request does not pass: without anything of the stored answer."""
+    token = dict(query_of(request)).get(answers.WAIT_PARAMETER)
     if not token or len(token) > 2048:
         return None
     try:
         facts = signing.loads(token, salt=answers.WAIT_SALT, max_age=86400)
         secret = yield site_key.load
         principal = yield partial(principal_of, request)
-        if facts["mark"] != engine.keyed(secret, "mark", principal.text):
+        if facts["mark"] != mark_of(request, secret, principal):
             return None
+        bare = bare or (view is not None and is_told_by_view(view, facts["method"]))
+        bare = bare or (principal.kind == "credential" and not facts.get("replays"))
         storage = storage_of(facts["alias"] or None)
         record = yield partial(storage.read, facts["scope"])
         if record is None and facts["alias"] and (yield partial(storage.is_running, facts["scope"])):  # type: ignore[attr-defined]
-            return (yield partial(answers.working, request, request.get_full_path()))
+            return (yield partial(answers.working, request, address_of(request)))
     except signing.BadSignature:
         return None
     except (BackendUnavailable, LockNotAcquired):
-        return (yield partial(answers.working, request, request.get_full_path()))
-    return (yield partial(_seen, request, record, facts["fingerprint"]))
+        return (yield partial(answers.working, request, address_of(request)))
+    return (yield partial(_seen, request, record, facts["fingerprint"], bare))
 
 
-def _seen(request: HttpRequest, record: Record | None, fingerprint: str) -> HttpResponse:
+def _seen(request: HttpRequest, record: Record | None, fingerprint: str, bare: bool) -> HttpResponse:
     if record is not None and record.state == CLAIMED and not record.expired:
-        return answers.working(request, request.get_full_path())
+        return answers.working(request, address_of(request))
     if record is None or record.state == FAILED:
         return answers.page(request, "working", 200, url=None)
     if record.state == COMPLETED and record.fingerprint != fingerprint:
-        location = None if record.answer is None else record.answer.location
+        location = None if record.answer is None or bare else record.answer.location
         return answers.page(request, "saved", 200, changed=True, location=location, action=None)
-    if record.answer is not None and (record.answer.body is not None or record.answer.location):
-        return answers.replay(request, record.answer)
+    answer = None if bare else record.answer
+    found = None
+    if answer is not None and (answer.body is not None or answer.location):
+        found = answers.replay(request, answer)
+    if found is not None:
+        return found
     return answers.page(request, "saved", 200, unknown=record.state != COMPLETED, action=None)

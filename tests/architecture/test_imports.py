@@ -25,6 +25,8 @@ SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", 
 SESSIONS |= {"direct", "stragglers"}
 # What several engines write down, and how.
 SESSIONS |= {"notes", "texts", "poolers"}
+# What is asked of each server before its locks are believed.
+SESSIONS |= {"exclusion"}
 ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis", "redlock", "zookeeper"}
 # The one sideways edge: Redlock speaks to each of its nodes as the Redis engine does.
 SIDEWAYS = {"redlock": {"redis"}}

@@ -1,5 +1,5 @@
-"""Servers of one test's own, of a kind that the shared ones are not: a standby of PostgreSQL, a node of Galera,
-a member of a group of MySQL servers, a ZooKeeper that asks for a password."""
+"""Servers of one test's own, of a kind that the shared ones are not: a standby of PostgreSQL, other modes of
+pgbouncer, a node of Galera, a member of a group of MySQL servers, a ZooKeeper that asks for a password."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests import services
 from tests.conftest import eventually
-from tests.services_databases import MariaDB, Postgres
+from tests.services_databases import MariaDB, Pgbouncer, Postgres
 from tests.services_engine import program_path
 from tests.services_leases import ZooKeeper
 from tests.services_mysql import MySQL
@@ -52,6 +52,24 @@ class Standby(Postgres):
 
     def prepare(self) -> None:
         """It has everything from its primary, and takes nothing else."""
+
+
+class SessionPooler(Pgbouncer):
+    """pgbouncer in session mode."""
+
+    ours: ClassVar = {"pool_mode": "session"}
+
+
+class SmallSessionPooler(Pgbouncer):
+    """pgbouncer in session mode with one server session for all its clients."""
+
+    ours: ClassVar = {"pool_mode": "session", "default_pool_size": 1}
+
+
+class TurningPooler(Pgbouncer):
+    """pgbouncer in transaction mode that gives away its longest idle session first."""
+
+    ours: ClassVar = {"pool_mode": "transaction", "server_round_robin": 1, "server_idle_timeout": 60}
 
 
 class Galera(MariaDB):

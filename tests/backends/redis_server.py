@@ -128,6 +128,14 @@ class Own:
         assert self._process is not None
         self._process.send_signal(number)
 
+    def follow(self, primary: Own) -> None:
+        """Become a replica of ``primary``, in step with it."""
+        primary.client.config_set("repl-diskless-sync-delay", 0)
+        self.client.replicaof("127.0.0.1", primary.port)
+        eventually(lambda: primary.client.wait(1, 100) == 1, "no replica", patience=10)
+        # Redis does not end while it writes its first file
+        eventually(lambda: not self.client.info("persistence")["aof_rewrite_in_progress"], "it writes on", patience=10)
+
     def hold(self, name: str) -> Grant:
         site_key.load()
         grant = self.holder.try_acquire(claim_of(name), 5)

@@ -82,7 +82,12 @@ except ImportError as error:
         (POSTGRES, {"PORT": "6432"}, "its port is 6432"),
         (POSTGRES, {"PORT": 6432}, "its port is 6432"),
         (POSTGRES, {"DISABLE_SERVER_SIDE_CURSORS": True}, "DISABLE_SERVER_SIDE_CURSORS"),
+        (POSTGRES, {"PORT": "6543"}, "its port is 6543"),
+        (POSTGRES, {"HOST": "ep-cool-name-123456-pooler.us-east-2.aws.neon.tech"}, "-pooler."),
+        (POSTGRES, {"HOST": "aws-0-eu-central-1.pooler.supabase.com"}, ".pooler.supabase.com"),
+        (POSTGRES, {"HOST": "shop.proxy-abcdefghijkl.eu-central-1.rds.amazonaws.com"}, ".proxy-"),
         (MYSQL, {"PORT": "6033"}, "its port is 6033"),
+        (MYSQL, {"HOST": "shop.proxy-abcdefghijkl.cn-north-1.rds.amazonaws.com.cn"}, ".proxy-"),
     ],
 )
 def test_lock_sessions_through_what_looks_like_a_pooler(
@@ -98,6 +103,15 @@ def test_lock_sessions_through_what_looks_like_a_pooler(
     assert why in text
     options = {"database": database, "session_database": "direct"}
     settings.DISTLOCK = {"default": {**alias, "OPTIONS": options}}
+    assert found() == []
+
+
+@pytest.mark.parametrize(
+    "host", ["db.supabase.com", "ep-cool-name.aws.neon.tech", "shop.cluster-abc.eu-central-1.rds.amazonaws.com", None]
+)
+def test_hosts_that_are_no_poolers(settings: Any, monkeypatch: pytest.MonkeyPatch, host: str | None) -> None:
+    monkeypatch.setitem(connections.settings["postgres"], "HOST", host)
+    settings.DISTLOCK = {"default": POSTGRES}
     assert found() == []
 
 

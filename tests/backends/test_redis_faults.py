@@ -14,6 +14,7 @@ import pytest
 from redis.exceptions import ConnectionError as DriverError
 
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock, held_locks
+from django_distlock.clock import monotonic
 from django_distlock.registry import registry
 from tests import services
 from tests.backends.redis_server import BACKEND, free, url, waiters
@@ -91,16 +92,24 @@ def test_r7_a_reply_that_is_lost_for_good(proxy: Proxy, name: str, cut: bool) ->
 def test_r5_a_server_that_never_answers(proxy: Proxy, name: str) -> None:
     lock = advisory_lock(name, using=USING)
     lock.acquire().release()
-    for timeout in (0, 0.7):
+    for timeout in (0, 0.1, 0.3, 0.7):
         proxy.blackhole()
-        within(timed(partial(lock.acquire, timeout=timeout), BackendUnavailable), max(timeout, 0.5) + SLACK)
+        within(timed(partial(lock.acquire, timeout=timeout), BackendUnavailable), (timeout or 0.5) + SLACK)
         proxy.heal()
         eventually(lambda: free(USING, name), "still held")
     proxy.blackhole()
-    within(timed(lambda: asyncio.run(lock.aacquire(timeout=0.6)), BackendUnavailable), 0.6 + SLACK)
+    within(timed(lambda: asyncio.run(lock.aacquire(timeout=0.3)), BackendUnavailable), 0.3 + SLACK)
     proxy.heal()
     eventually(lambda: free(USING, name), "still held")
     lock.acquire(timeout=5).release()
+
+
+def test_r5_a_connection_that_is_not_to_be_had(proxy: Proxy, name: str) -> None:
+    """There is none yet, and the server accepts one and says nothing on it."""
+    registry.entry(USING).backend.pool._target.resolve()  # type: ignore[attr-defined]  # imports the driver
+    proxy.blackhole()
+    eventually(lambda: monotonic() - registry.entry(USING).backend.pool.ready_at > 0.5, "too early")  # type: ignore[attr-defined]
+    within(timed(partial(advisory_lock(name, using=USING).acquire, timeout=0.2), BackendUnavailable), 0.2 + SLACK)
 
 
 def test_r6_nobody_listens(name: str, settings: Any) -> None:

@@ -47,24 +47,6 @@ def test_an_account_that_may_not_listen_gets_no_wrong_replies(own: Own, name: st
     backend.close()
 
 
-def test_the_documented_account_is_enough(own: Own, name: str) -> None:
-    commands = "+hello +subscribe +eval +evalsha +scan +@hash +@sortedset +@string +@keyspace +publish +pubsub +time"
-    rules = ["reset", "on", "nopass", "~distlock:*", "&distlock:*", *commands.split()]
-    own.client.execute_command("ACL", "SETUSER", "app", *rules)
-    backend = RedisBackend("app", {"url": own.url.replace("redis://", "redis://app:x@")})
-    with own.holding(name):
-        assert backend.try_acquire(claim_of(name), 0.1) is None
-        assert len(list(backend.inspect())) == 1
-        thread = threading.Timer(0.2, own.let_go)
-        thread.start()
-        grant = backend.try_acquire(claim_of(name), 5)
-        thread.join()
-    assert grant is not None
-    assert backend.extend(grant, 20) is not None
-    assert all(backend.break_lock(info) for info in backend.inspect())
-    backend.close()
-
-
 def test_a_demoted_server_is_left(own: Own, name: str, tmp_path: Path) -> None:
     """Behind one address that moves on to its replica. Connections to the old one stay open and refuse to write."""
     (tmp_path / "other").mkdir()

@@ -238,6 +238,22 @@ def test_who_gives_up_is_not_called(nodes: Nodes, wait: Any, stranger: Stranger,
     within(waiting.result(10) - released, CALLED)
 
 
+def test_r22a_a_call_is_no_grant(nodes: Nodes, wait: Any, stranger: Stranger, lead: int, key: LockKey) -> None:
+    """Redis carries messages on, so any node may say it, at any time: a waiter that is called asks all nodes."""
+    grant = stranger.acquire()
+    waiting = wait()
+    listening(nodes, lead, waiting)
+    node, asked = nodes.clients[lead], nodes.calls("evalsha")
+    ((member, row),) = node.hgetall(f"redlock:{{{key.text}}}:waiters").items()
+    for _ in range(3):
+        assert node.publish(row.split(b" ")[1], member) == 1
+    eventually(lambda: all(a > b for a, b in zip(nodes.calls("evalsha"), asked, strict=True)), "it does not ask")
+    assert not waiting.done()
+    assert nodes.keys() == [1] * 5
+    stranger.backend.release(grant)
+    waiting.result(10)
+
+
 def test_a_node_that_lets_nobody_listen(settings: Any, nodes: Nodes, name: str, stranger: Stranger) -> None:
     """A user with the keys of the locks and no channel: waiters look again and again, and releases go on."""
     user, password = "nochannels", "secret-of-a-test"

@@ -71,9 +71,12 @@ def test_an_acl_may_name_accounts(server: Any, name: str) -> None:
 
 
 @needs_programs
-def test_r6_a_wrong_password_is_said_at_once(server: Any, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("options", [{"sasl_options": {**BOB, "password": "wrong"}}, {}], ids=["wrong", "none"])
+def test_r6_without_the_password_it_is_said_at_once(
+    server: Any, name: str, options: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
     """And no thread says so on stderr."""
-    server(sasl_options={**BOB, "password": "wrong"})
+    server(**options)
     began = time.monotonic()
     with pytest.raises(BackendUnavailable, match=r"Sasl|AuthFailed"):
         advisory_lock(name, using=USING).acquire(timeout=10)

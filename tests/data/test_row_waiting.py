@@ -14,7 +14,7 @@ from django_distlock.data.row import row_lock
 from tests.data.app.models import Account
 from tests.data.asking import table_wait
 from tests.data.rows import ENGINES, SERVERS, SLACK, Rival, accounts, ask, balances, pair, rows_of, took
-from tests.faults.server import statement_limit
+from tests.faults.server import is_mariadb, statement_limit
 from tests.timing import within
 
 if TYPE_CHECKING:
@@ -211,3 +211,29 @@ def test_a_deadlock_on_mysql_leaves_no_half_of_a_transaction(rival: Rival) -> No
             rows_of("mariadb", [mine]).update(balance=10)
     assert rival.hear() == "done"
     assert balances("mariadb") == [1, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("using", SERVERS)
+def test_a_row_that_was_written_after_the_snapshot(rival: Rival, using: str) -> None:
+    """The server refuses the lock, MariaDB by innodb_snapshot_isolation (error 1020), and ends the transaction with it:
+    the block may write nothing more, not even what MariaDB would commit by itself."""
+    if using == "mariadb" and not is_mariadb():
+        pytest.skip("Oracle's MySQL locks what is there now")
+    first, second = accounts(using, 0, 0)
+    if using == "mariadb":
+        ask(using, "SET SESSION innodb_snapshot_isolation = ON")
+        ask(using, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    else:
+        ask(using, "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    try:
+        with transaction.atomic(using=using):
+            rows_of(using, [second]).update(balance=7)
+            balances(using)
+            rival.do("add", using, first, 1, True)
+            with pytest.raises(LockNotAcquired, match="written since this transaction first read"):
+                row_lock(rows_of(using, [first])).__enter__()
+            with pytest.raises(TransactionManagementError):
+                rows_of(using, [second]).update(balance=8)
+    finally:
+        connections[using].close()
+    assert balances(using) == [1, 0]

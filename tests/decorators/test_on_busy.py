@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.utils.decorators import method_decorator
+from django.views import View
 
 from django_distlock import (
     BackendUnavailable,
@@ -269,4 +272,36 @@ def test_on_busy_in_a_with_block_is_refused(on_busy: Any, name: str) -> None:
         pass
     with pytest.raises(TypeError, match=r"use try_acquire\(\)"):
         asyncio.run(enter())
+    assert is_free(name)
+
+
+async def abusy(*args: Any) -> str:
+    return "busy"
+
+
+def test_async_callable_above_a_sync_function_is_refused_where_it_is_decorated() -> None:
+    """Nothing would await what it returns."""
+    for recipe in (advisory_lock("x", on_busy=abusy), advisory_lock("x", on_busy=functools.partial(abusy))):
+        with pytest.raises(TypeError, match=r"^on_busy is async and .*<lambda> is not: nothing would await"):
+            recipe(lambda: None)
+
+
+def test_async_callable_on_a_class_based_view_follows_its_handlers(name: str, rf: Any) -> None:
+    """Whether the view is async is known at the call only; so is that of ``method_decorator``."""
+    decorator = method_decorator(advisory_lock(name, using="memory", timeout=0, on_busy=abusy), name="dispatch")
+
+    @decorator
+    class Async(View):
+        async def get(self, request: Any) -> Any:
+            return "worked"
+
+    @decorator
+    class Plain(View):
+        def get(self, request: Any) -> Any:
+            raise AssertionError("entered")
+
+    with held_elsewhere(name):
+        assert asyncio.run(Async.as_view()(rf.get("/"))) == "busy"
+    with pytest.raises(TypeError, match=r"^on_busy is async and .* is not"):
+        Plain.as_view()(rf.get("/"))
     assert is_free(name)

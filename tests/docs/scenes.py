@@ -9,8 +9,11 @@ import asyncio
 import contextlib
 import threading
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +58,11 @@ def held_by_another_thread(name: str, using: str = "default") -> Iterator[None]:
     thread.join()
     with found[0]:
         yield
+
+
+def in_another_thread(function: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
 
 
 ADDRESS = "scene@docs.example"
@@ -113,6 +121,14 @@ def decorators(names: Names) -> None:
     assert names["refund"](RequestFactory().get("/")).status_code == 405
     with held_by_another_thread("settings-page"):
         assert names["save_settings"](request).status_code == 409
+    exported = names["export"](request)
+    assert in_another_thread(lambda: advisory_lock("export").try_acquire()) is None
+    assert exported.getvalue() == b"name,total\r\n"
+    advisory_lock("export", timeout=0).acquire().release()
+    with TemporaryDirectory() as reports:
+        names["REPORTS"] = Path(reports)
+        with contextlib.closing(names["report"](request, 2026)) as sent:
+            assert sent.getvalue() == b"name,total\n"
     assert asyncio.run(names["import_view"](request)).content == b"imported"
     assert names["read_rates"]() == "read"
     assert names["write_rates"]() == "written"

@@ -18,6 +18,7 @@ from django_distlock.backends import (
     sessions,
 )
 from django_distlock.backends.leasetable_rows import GRACE, KEPT
+from django_distlock.backends.redis_scripts import LATE
 from django_distlock.backends.remains import GHOSTS
 from django_distlock.middleware import LockBusyMiddleware
 from tests.docs.pages import PAGES
@@ -52,6 +53,7 @@ CLAIMS = [
     ("usage/waiting", {3: "every third of that"}[keepalive.RENEWALS_PER_TTL]),
     ("usage/waiting", {10 * 366 * 86400.0: "more than ten years"}[validation.LONGEST]),
     ("usage/waiting", {0.5: "grants the server half a second"}[sessionacquire.LEAST_PATIENCE]),
+    ("backends/redis", {1000: "a difference of up to a second is not told"}[LATE]),
     ("usage/decorators", f"`Retry-After` is {LockBusyMiddleware.retry_after:g} seconds"),
     ("operations", f"1 for up to {LOCKS} of them"),
     ("operations", f"at most `wait_sessions` ({WAITS})"),

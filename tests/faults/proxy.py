@@ -57,6 +57,7 @@ class Proxy:
         self._then_cut = False
         self._passing = 0
         self._detain_in: int | None = None
+        self._rewritten: list[tuple[bytes, bytes]] = []
         self.on_request: Callable[[int], None] = lambda number: None
         self.requests = 0
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
@@ -119,6 +120,11 @@ class Proxy:
     def delay(self, seconds: float) -> None:
         """Every further piece of data is held up for that long, one after the other."""
         self._delay = seconds
+
+    def rewrite(self, old: bytes, new: bytes) -> None:
+        """Put ``new`` in the place of ``old`` in all that passes, both ways. Of one length, for those of packets."""
+        assert len(old) == len(new)
+        self._rewritten.append((old, new))
 
     def cut(self, *, reset: bool = False) -> None:
         """Close every connection on both sides; new ones are accepted."""
@@ -222,6 +228,8 @@ class Proxy:
             data = b""
         if not data:
             self._close(pair)
+        for old, new in self._rewritten:
+            data = data.replace(old, new)
         return data
 
     def _write(self, pair: Pair, end: socket.socket, data: bytes) -> None:

@@ -59,7 +59,9 @@ def site(databases: None, tables: None, alias: str, key: str, settings: Any) -> 
     """The views of tests.idempotency.views behind the middleware, with their keys and rows in ``alias``."""
     settings.MIDDLEWARE = MIDDLEWARE
     settings.ROOT_URLCONF = "tests.idempotency.views"
-    settings.DISTLOCK_IDEMPOTENCY = {"DATABASE": alias, "LOCK": LOCKS[alias], "FORM_WAIT": 0}
+    # Sender's credential stands for a client that something above the view has checked
+    here = {"DATABASE": alias, "LOCK": LOCKS[alias], "FORM_WAIT": 0, "REPLAY_TO_CREDENTIALS": True}
+    settings.DISTLOCK_IDEMPOTENCY = here
     clear_url_caches()
     stage.reset(alias, f"effect-{key}")
     yield stage

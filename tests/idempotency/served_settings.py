@@ -15,3 +15,5 @@ MIDDLEWARE = [
     "tests.idempotency.served.Inside",
 ]
 ROOT_URLCONF = "tests.idempotency.served"
+# The credential of the requests stands for one that something above the view has checked.
+DISTLOCK_IDEMPOTENCY = {**globals().get("DISTLOCK_IDEMPOTENCY", {}), "REPLAY_TO_CREDENTIALS": True}

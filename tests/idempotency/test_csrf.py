@@ -52,6 +52,7 @@ class Person:
 def person(request: pytest.FixtureRequest, site: Stage, settings: Any) -> Iterator[Person]:
     settings.ROOT_URLCONF = "tests.idempotency.test_csrf"
     settings.CSRF_USE_SESSIONS = request.param
+    settings.X_FRAME_OPTIONS = "SAMEORIGIN"
     settings.LOGOUT_REDIRECT_URL = "/form/"
     settings.CSRF_FAILURE_VIEW = "django_distlock.idempotency.csrf.csrf_failure"
     settings.MIDDLEWARE = [*MIDDLEWARE, "django.middleware.clickjacking.XFrameOptionsMiddleware"]

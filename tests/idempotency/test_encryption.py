@@ -73,7 +73,7 @@ def test_nothing_of_an_answer_can_be_read_in_the_table(
 
 
 def test_nothing_can_be_read_in_a_cache(site: Stage, sender: Sender, encrypted: None, settings: Any) -> None:
-    settings.DISTLOCK_IDEMPOTENCY = {"STORAGE": "cache", "ENCRYPT": True}
+    settings.DISTLOCK_IDEMPOTENCY = {"STORAGE": "cache", "ENCRYPT": True, "REPLAY_TO_CREDENTIALS": True}
     site.answer, site.during = private, charge
     first, again = sender.post(), sender.post()
     assert again["Idempotency-Replayed"] == "true"
@@ -190,7 +190,7 @@ def test_what_is_torn_is_a_tombstone(site: Stage, sender: Sender, encrypted: Non
 def test_it_can_be_switched_on_and_off(site: Stage, sender: Sender, settings: Any, first: bool) -> None:
     """What was stored before is read after."""
     for encrypt in (first, not first):
-        settings.DISTLOCK_IDEMPOTENCY = {"ENCRYPT": encrypt}
+        settings.DISTLOCK_IDEMPOTENCY = {"ENCRYPT": encrypt, "REPLAY_TO_CREDENTIALS": True}
         response = sender.post()
     assert response["Idempotency-Replayed"] == "true"
 

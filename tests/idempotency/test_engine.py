@@ -61,7 +61,7 @@ def test_a_header_is_a_key_or_an_error(raw: str) -> None:
         assert all("!" <= character <= "~" for character in key)
 
 
-@given(st.lists(st.text(), min_size=4, max_size=4), st.lists(st.text(), min_size=4, max_size=4))
+@given(st.lists(st.text(), min_size=5, max_size=5), st.lists(st.text(), min_size=5, max_size=5))
 def test_scopes_meet_only_if_everything_is_the_same(first: list[str], second: list[str]) -> None:
     a, b = (engine.scope_of("site", *parts) for parts in (first, second))
     assert (a == b) == (first == second)

@@ -138,7 +138,7 @@ def scope_of(key: str) -> str:
     from django_distlock.idempotency import engine
     from tests.conftest import SITE_KEY
 
-    return engine.scope_of(SITE_KEY, "credential:Bearer a", "POST", "atomic/", key)
+    return engine.scope_of(SITE_KEY, "testserver", "credential:Bearer a", "POST", "atomic/", key)
 
 
 @servers

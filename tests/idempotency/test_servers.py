@@ -171,7 +171,7 @@ def serve_asgi(link: Link, alias: str, processes: int) -> None:
     from django.test import override_settings
 
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-    site = {"DATABASE": alias, "LOCK": LOCKS[alias]}
+    site = {"DATABASE": alias, "LOCK": LOCKS[alias], "REPLAY_TO_CREDENTIALS": True}
     with override_settings(
         MIDDLEWARE=MIDDLEWARE, ROOT_URLCONF="tests.idempotency.served", DISTLOCK_IDEMPOTENCY=site, ALLOWED_HOSTS=["*"]
     ):
@@ -226,8 +226,8 @@ def test_a_client_that_goes_after_the_effect(asgi: int, alias: str) -> None:
     name = uuid.uuid4().hex
     body = json.dumps({"name": name}).encode()
     head = (
-        "POST /async/ HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAuthorization: Bearer a\r\n"
-        f"Idempotency-Key: {name}\r\nX-Slow: 0.3\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"POST /async/ HTTP/1.1\r\nHost: 127.0.0.1:{asgi}\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer a\r\nIdempotency-Key: {name}\r\nX-Slow: 0.3\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     with socket.create_connection(("127.0.0.1", asgi)) as client:
         client.sendall(head.encode() + body)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.cache import caches
+from django.db import connections, transaction
 
 from django_distlock import BackendUnavailable
 from django_distlock.idempotency.records import Answer, Claim, Record
@@ -182,7 +183,7 @@ def test_purge_in_batches(alias: str, kind: type[DatabaseStorage], databases: No
 @pytest.mark.parametrize("cache", ["redis", "default"])
 @pytest.mark.parametrize("shape", ["plain", "async", "decorated"])
 def test_a_site_on_a_cache(site: Stage, key: str, settings: Any, cache: str, shape: str) -> None:
-    settings.DISTLOCK_IDEMPOTENCY = {"STORAGE": "cache", "CACHE": cache}
+    settings.DISTLOCK_IDEMPOTENCY = {**settings.DISTLOCK_IDEMPOTENCY, "STORAGE": "cache", "CACHE": cache}
     answers = at_once(lambda: Sender(key).post(shape))
     assert {answer.status_code for answer in answers} <= {201, 409}
     assert Sender(key).post(shape)["Idempotency-Replayed"] == "true"
@@ -208,8 +209,6 @@ def test_a_store_that_is_down(site: Stage, sender: Sender, settings: Any, shape:
 
 
 def test_a_store_that_is_down_for_the_exactly_once_mode(site: Stage, sender: Sender) -> None:
-    from django.db import connections
-
     with connections[site.alias].cursor() as cursor:
         cursor.execute("ALTER TABLE django_distlock_idempotency RENAME TO distlock_away")
     try:
@@ -234,7 +233,6 @@ def test_the_lock_in_front_may_be_away(site: Stage, sender: Sender, settings: An
 @pytest.mark.parametrize("alias", ["default", "postgres", "mariadb"])
 def test_a_store_that_fails_after_the_view(site: Stage, sender: Sender) -> None:
     """In the exactly-once mode nothing is committed then; else the view's answer is given, and the log tells."""
-    from django.db import connections
 
     def forget(request: Any) -> None:
         with connections[site.alias].cursor() as cursor:
@@ -259,3 +257,22 @@ def test_who_comes_late_takes_over_nothing(storage: Storage, key: str) -> None:
     time.sleep(0.02)
     assert not storage.take_over(found, claim_of(key, "third"))
     assert read(storage, other).answer == ANSWER
+
+
+def test_the_winner_is_seen_in_a_snapshot_that_is_older(key: str, databases: None, tables: None) -> None:
+    """REPEATABLE READ on MariaDB: naive code reads from its snapshot, and finds nothing to answer with."""
+    connection, storage = connections["mariadb"], PortableStorage("mariadb")
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    try:
+        with transaction.atomic("mariadb"):
+            assert storage.read("none") is None
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT COUNT(*) FROM django_distlock_idempotency")  # the snapshot is taken
+            assert at_once(lambda: storage.claim(claim_of(key, "winner")), 1) == [None]
+            found = storage.claim(claim_of(key, "late"))
+        assert found is not None
+        assert found.owner == "winner"
+    finally:
+        connection.close()
+        forget_everything("mariadb")

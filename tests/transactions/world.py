@@ -107,6 +107,7 @@ class World:
         for connection in connections.all(initialized_only=True):
             left = {"_distlock_watch", *WRAPPED} & set(connection.__dict__)
             assert not left, f"left on {connection.alias}: {left}"
+            assert not connection.execute_wrappers, f"left on {connection.alias}: {connection.execute_wrappers}"
 
     def check_rival_keeps_it(self) -> None:
         """What this connection does next takes nothing away from the rival."""

@@ -14,7 +14,7 @@ from django_distlock.idempotency.conf import config
 from django_distlock.idempotency.records import CLAIMED, FAILED, Answer, Claim, Record, record_of
 
 from .base import Storage, TooManyKeys
-from .statements import INSERT, INSERT_IF_ROOM, LIVE, LOCKING, NOW, READ, ROOM, TABLE, TRY_INSERT
+from .statements import INSERT, INSERT_IF_ROOM, LIVE, LOCKING, NOW, READ, ROOM, TABLE, TRY_INSERT, committed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 # SQLSTATE and error numbers of PostgreSQL and MySQL for: somebody else was first, try again.
-CONTENTION = {"40001", "40P01", "55P03", 1205, 1213}
+CONTENTION = {"40001", "40P01", "55P03", 1020, 1205, 1213}
 
 
 # A key that is freed between the INSERT and the look is tried for again; one that stays invisible is not.
@@ -195,7 +195,8 @@ class DatabaseStorage(Storage):
         """Forget keys whose request has not been answered: an operator knows that nothing runs. How many."""
         marks = ", ".join(["%s"] * len(scopes))
         with self._cursor() as cursor:
-            cursor.execute(f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND state <> 'completed'", list(scopes))  # noqa: S608
+            delete = f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND state <> 'completed'"  # noqa: S608
+            cursor.execute(self._sql(delete), list(scopes))
             return int(cursor.rowcount)
 
     def forget(self, principal: str) -> int:
@@ -231,7 +232,7 @@ class DatabaseStorage(Storage):
             return len(scopes), int(cursor.rowcount)
 
     def _sql(self, text: str, **parts: Any) -> str:
-        return text.format(now=NOW[self.connection.vendor], **parts)
+        return committed(self.connection) + text.format(now=NOW[self.connection.vendor], **parts)
 
     def _write(self, text: str, *parameters: Any, **parts: Any) -> bool:
         with self._cursor() as cursor:

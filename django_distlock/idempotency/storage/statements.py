@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
 TABLE = "django_distlock_idempotency"
 # Microseconds since 1970, so that no time zone matters; in a long transaction too the time of now, not of its start.
 NOW = {
@@ -43,3 +48,19 @@ READ = (
 )
 # A snapshot that is older than the winner's commit does not show it: MySQL and MariaDB at REPEATABLE READ.
 LOCKING = {"mysql": " LOCK IN SHARE MODE"}
+# Where innodb_snapshot_isolation is on (the default from MariaDB 11.6.2), a row that another transaction has written
+# after the snapshot of this one ends it with error 1020, and all that the view has written. Keys are compared with what
+# is committed: https://mariadb.com/docs/server/server-usage/storage-engines/innodb/innodb-system-variables
+COMMITTED = "SET STATEMENT innodb_snapshot_isolation = OFF FOR "
+# The releases that have the setting, by series; all series from the last one on.
+HAVE_SETTING = {(10, 6): 18, (10, 11): 8, (11, 0): 6, (11, 1): 5, (11, 2): 4, (11, 4): 2}
+
+
+def committed(connection: BaseDatabaseWrapper) -> str:
+    """What goes before a statement on keys inside a transaction; empty where nothing has to."""
+    mysql: Any = connection
+    if not connection.in_atomic_block or connection.vendor != "mysql" or not mysql.mysql_is_mariadb:
+        return ""
+    series, release = mysql.mysql_version[:2], mysql.mysql_version[2]
+    has = series > max(HAVE_SETTING) or release >= HAVE_SETTING.get(series, release + 1)
+    return COMMITTED if has else ""

@@ -1,0 +1,127 @@
+"""R22b: a server that grants one lock to every session is refused, by its name. It is the real PostgreSQL, where
+functions that always say yes stand in the search path before the server's own."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connections, transaction
+
+from django_distlock import BackendUnavailable, UnsupportedOperation, advisory_lock
+from django_distlock.diagnosis import diagnose
+from django_distlock.registry import registry
+from tests.faults.server import ask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.usefixtures("databases")
+
+COCKROACH = "CockroachDB CCL v24.1.0 (x86_64-pc-linux-gnu)"
+FUNCTIONS = (
+    "pg_try_advisory_lock",
+    "pg_try_advisory_lock_shared",
+    "pg_try_advisory_xact_lock",
+    "pg_try_advisory_xact_lock_shared",
+)
+
+
+@pytest.fixture
+def pretends() -> Iterator[Callable[..., None]]:
+    """Let these functions of the server grant everything, to sessions that begin from now on."""
+    database = connections["postgres"].settings_dict["NAME"]
+
+    def start(*functions: str) -> None:
+        ask("postgres", "CREATE SCHEMA pretending")
+        bodies = {f"{function}(bigint) RETURNS boolean": "true" for function in functions}
+        for head, value in {**bodies, "version() RETURNS text": f"'{COCKROACH}'"}.items():
+            ask("postgres", f"CREATE FUNCTION pretending.{head} LANGUAGE sql AS $$ SELECT {value} $$")
+        ask("postgres", f'ALTER DATABASE "{database}" SET search_path = pretending, pg_catalog, public')
+        connections["postgres"].close()
+        registry.reset()  # as in a new process
+
+    yield start
+    ask("postgres", f'ALTER DATABASE "{database}" RESET search_path')
+    ask("postgres", "DROP SCHEMA IF EXISTS pretending CASCADE")
+    connections["postgres"].close()
+    registry.reset()
+
+
+def refused(attempt: Callable[[], object]) -> str:
+    with pytest.raises(UnsupportedOperation) as caught:
+        attempt()
+    assert COCKROACH in str(caught.value)
+    assert "'postgres'" in str(caught.value)
+    return str(caught.value)
+
+
+def test_r22b_session_locks(pretends: Any, name: str) -> None:
+    """Each time, sync and async, shared too; and nothing is kept."""
+    pretends(*FUNCTIONS)
+    lock = advisory_lock(name, using="postgres")
+    for attempt in (lock.acquire, lock.try_acquire, advisory_lock(name, using="postgres", shared=True).acquire):
+        refused(attempt)
+    refused(async_to_sync(lock.aacquire))
+    assert not ask("postgres", "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'distlock %%'")
+
+
+@pytest.mark.parametrize("function", FUNCTIONS[:2])
+def test_r22b_shared_and_exclusive_are_asked_for(pretends: Any, name: str, function: str) -> None:
+    """One of the two that excludes nobody is enough."""
+    pretends(function)
+    refused(advisory_lock(name, using="postgres").acquire)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_r22b_locks_of_a_transaction(pretends: Any, name: str, shared: bool) -> None:
+    pretends(*FUNCTIONS)
+    lock = advisory_lock(name, using="postgres", shared=shared)
+    with transaction.atomic("postgres"):
+        refused(lock.acquire)
+
+
+def test_r22b_the_doctor_says_so(pretends: Any) -> None:
+    pretends(*FUNCTIONS)
+    errors = [finding.text for finding in diagnose("postgres") if finding.level == "error"]
+    assert any(COCKROACH in error for error in errors)
+
+
+def test_r22b_a_server_that_refuses_the_settings_of_a_session(pretends: Any, name: str) -> None:
+    """CockroachDB does not get as far as the lock: it knows no tcp_keepalives_idle."""
+    body = "RAISE 'unrecognized configuration parameter' USING ERRCODE = 'undefined_object'; END"
+    head = "pretending.set_config(text, text, boolean) RETURNS text"
+    pretends(*FUNCTIONS)
+    ask("postgres", f"CREATE FUNCTION {head} LANGUAGE plpgsql AS $$ BEGIN {body} $$")
+    assert "unrecognized configuration parameter" in refused(advisory_lock(name, using="postgres").acquire)
+
+
+def test_r22b_in_a_transaction_without_room_for_a_second_session(name: str) -> None:
+    """An error within the caller's time, and the next lock asks again."""
+    needed = pytest.raises(BackendUnavailable, match=r"second session asks whether the server excludes it.*too many")
+    with limited_role(1), transaction.atomic("postgres"), needed:
+        advisory_lock(name, using="postgres").acquire()
+    registry.reset()
+    with transaction.atomic("postgres"), advisory_lock(name, using="postgres"):
+        pass
+
+
+@contextmanager
+def limited_role(most: int) -> Iterator[None]:
+    """The alias connects as a role that may have so many sessions."""
+    role, password = f"few_{secrets.token_hex(4)}", secrets.token_hex(16)
+    ask("postgres", f"CREATE ROLE {role} LOGIN PASSWORD '{password}' CONNECTION LIMIT {most}")
+    connection = connections["postgres"]
+    before = dict(connection.settings_dict)
+    connection.close()
+    connection.settings_dict.update(USER=role, PASSWORD=password)
+    registry.reset()
+    try:
+        yield
+    finally:
+        connection.close()
+        connection.settings_dict.update(before)
+        ask("postgres", f"DROP ROLE {role}")

@@ -1,0 +1,194 @@
+"""R7 and R16: a task that is stopped for ever, because its event loop was closed, holds nothing any more."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock import advisory_lock, lock_all, semaphore
+from django_distlock.keepalive import TICK
+from django_distlock.registry import registry
+from tests.conformance.actors import PATIENCE
+from tests.conftest import eventually
+from tests.matrix import MATRIX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# What is decided in this process is the same for all engines: one without a TTL, one with, one with an async client.
+SOME = [entry for entry in MATRIX if entry.using in ("memory", "leasetable", "postgres")]
+in_process = pytest.mark.parametrize("entry", SOME, ids=lambda entry: entry.using, indirect=True)
+LONG = 300  # seconds: no lease of these tests ends by itself
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    if not loop.is_closed():
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+            loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+    loop.close()
+    gc.collect()  # asyncio tells of tasks that were destroyed while pending: here, and not in a later test
+
+
+def stopped_inside(loop: asyncio.AbstractEventLoop, block: Callable[[asyncio.Event], Any]) -> asyncio.Task[Any]:
+    """A task of ``loop``, stopped where ``block`` has set its event."""
+
+    async def begin() -> asyncio.Task[Any]:
+        entered = asyncio.Event()
+        task = asyncio.create_task(block(entered))
+        waiting = asyncio.create_task(entered.wait())
+        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE)
+        assert entered.is_set() or task.result()
+        return task
+
+    return loop.run_until_complete(begin())
+
+
+def gets(lock: Any) -> None:
+    """Another context gets the lock, long before it could end by itself."""
+    lock.acquire(timeout=PATIENCE).release()
+
+
+def locks(using: str, name: str) -> dict[str, Any]:
+    ttl = {"ttl": LONG} if registry.entry(using).backend.supports_ttl else {}
+    return {
+        "lock": lambda: advisory_lock(name, using=using, **ttl),
+        "set": lambda: lock_all([name, f"{name}2"], using=using, **ttl),
+        "semaphore": lambda: semaphore(name, 1, using=using, **ttl),
+    }
+
+
+def ends_with_its_loop(using: str, name: str, loop: asyncio.AbstractEventLoop, kind: str) -> None:
+    lock = locks(using, name)[kind]
+    cleaned: list[bool] = []
+
+    async def block(entered: asyncio.Event) -> None:
+        async with lock():
+            try:
+                entered.set()
+                await asyncio.Event().wait()
+            finally:
+                cleaned.append(lock().try_acquire(0) is None)
+
+    task = stopped_inside(loop, block)
+    loop.close()
+    gets(lock())
+    assert cleaned == [kind == "semaphore"], (
+        "the clean-up of the task belongs to the holder, and is done under the lock"
+    )
+    del task
+
+
+def test_r7_hold_of_a_task_ends_with_its_event_loop(using: str, name: str, loop: asyncio.AbstractEventLoop) -> None:
+    ends_with_its_loop(using, name, loop, "lock")
+
+
+@in_process
+@pytest.mark.parametrize("kind", ["set", "semaphore"])
+def test_r7_sets_and_semaphores_end_with_it_too(
+    using: str, name: str, loop: asyncio.AbstractEventLoop, kind: str
+) -> None:
+    ends_with_its_loop(using, name, loop, kind)
+
+
+def test_r7_whatever_the_task_wants_to_await_on_its_way_out(
+    using: str, name: str, loop: asyncio.AbstractEventLoop
+) -> None:
+    lock = locks(using, name)["lock"]
+
+    async def block(entered: asyncio.Event) -> None:
+        lease = await lock().aacquire()
+        try:
+            async with advisory_lock(f"{name}inner", using=using):
+                try:
+                    entered.set()
+                    await asyncio.Event().wait()
+                finally:
+                    await asyncio.sleep(0)
+        finally:
+            await lease.arelease()
+
+    task = stopped_inside(loop, block)
+    loop.close()
+    gets(lock())
+    gets(advisory_lock(f"{name}inner", using=using))
+    del task
+
+
+@in_process
+def test_r24_one_recipe_in_many_tasks(using: str, name: str, loop: asyncio.AbstractEventLoop) -> None:
+    """The exit of the task that is ended is its own, not that of another task in the same ``with``."""
+    lock = semaphore(name, 2, using=using)
+
+    async def block(entered: asyncio.Event) -> None:
+        async with lock:
+            entered.set()
+            await asyncio.Event().wait()
+
+    other = asyncio.new_event_loop()
+    task = stopped_inside(loop, block)
+    second = stopped_inside(other, block)
+    try:
+        loop.close()
+        with semaphore(name, 2, using=using, timeout=PATIENCE):
+            assert semaphore(name, 2, using=using).try_acquire() is None, "the second task has lost its slot"
+    finally:
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            other.run_until_complete(second)
+        other.close()
+    del task
+
+
+@in_process
+def test_r16_event_loop_that_has_only_stopped_keeps_its_locks(
+    using: str, name: str, loop: asyncio.AbstractEventLoop
+) -> None:
+    """It may run again."""
+
+    go_on = asyncio.Event()
+
+    async def block(entered: asyncio.Event) -> bool:
+        async with advisory_lock(name, using=using) as lease:
+            entered.set()
+            await go_on.wait()
+            return lease.held
+
+    task = stopped_inside(loop, block)
+    assert advisory_lock(name, using=using).try_acquire(3 * TICK) is None
+    go_on.set()
+    assert loop.run_until_complete(task)
+    gets(advisory_lock(name, using=using))
+
+
+@in_process
+def test_r16_lease_that_somebody_else_has_outlives_the_loop(
+    using: str, name: str, loop: asyncio.AbstractEventLoop
+) -> None:
+    """The Lease owns the lock: it was handed on, or a thread of the task is still at work."""
+    handed: list[Any] = []
+
+    async def block(entered: asyncio.Event) -> None:
+        handed.append(await locks(using, name)["lock"]().aacquire())
+        entered.set()
+        await asyncio.Event().wait()
+
+    task = stopped_inside(loop, block)
+    loop.close()
+    eventually(lambda: task.get_coro().cr_frame is None, "the task is not ended")  # type: ignore[union-attr]
+    eventually(lambda: not threads("distlock-release"), "the task is not ended")
+    handed[0].ensure_held()
+    assert advisory_lock(name, using=using).try_acquire() is None
+    handed.pop().release()
+    gets(advisory_lock(name, using=using))
+
+
+def threads(prefix: str) -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(prefix)]

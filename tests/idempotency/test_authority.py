@@ -1,0 +1,307 @@
+"""Whom a stored answer is given: what stands above ``@idempotent`` is asked first, in every mode, and a credential that
+only the view checks gets none."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+from asgiref.sync import iscoroutinefunction
+from django.contrib.auth.models import User
+from django.http import HttpResponse
+from django.test import AsyncClient, Client
+from django.urls import clear_url_caches, path
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.http import require_POST
+from rest_framework.authentication import BasicAuthentication
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_distlock.idempotency import idempotent
+from django_distlock.idempotency.drf import IdempotentMixin
+from tests.idempotency.conftest import Sender, states
+from tests.idempotency.test_forms import hidden_fields
+from tests.idempotency.test_people import Pressed
+from tests.idempotency.views import aact, act, copy_of, redirect, show, stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.idempotency.views import Stage
+
+allowed = {"yes": True}
+
+
+def asks(view: Any) -> Any:
+    """A decorator such as permission_required or a check of tokens."""
+
+    @wraps(view)
+    def above(request: Any, *args: Any, **kwargs: Any) -> Any:
+        return view(request, *args, **kwargs) if allowed["yes"] else HttpResponse("no", status=403)
+
+    @wraps(view)
+    async def above_async(request: Any, *args: Any, **kwargs: Any) -> Any:
+        return await view(request, *args, **kwargs) if allowed["yes"] else HttpResponse("no", status=403)
+
+    return above_async if iscoroutinefunction(view) else above
+
+
+def finds_the_user(view: Any) -> Any:
+    """A decorator that checks the token and says whose it is."""
+
+    @wraps(view)
+    def above(request: Any, *args: Any, **kwargs: Any) -> Any:
+        request.user = User(pk=77)
+        return view(request, *args, **kwargs)
+
+    return above
+
+
+class Handler(View):
+    @method_decorator([asks, idempotent])
+    def post(self, request: Any) -> Any:
+        return act(request)
+
+    def get(self, request: Any) -> Any:
+        return HttpResponse("an empty form")
+
+
+class Basic(APIView):
+    authentication_classes: ClassVar[Any] = (BasicAuthentication,)
+    permission_classes: ClassVar[Any] = (IsAuthenticated,)
+
+    def post(self, request: Any) -> Any:
+        act(request._request)
+        return Response({"secret": "of carol"}, status=201)
+
+
+class MixedBasic(IdempotentMixin, Basic):
+    pass
+
+
+class DecoratedBasic(Basic):
+    @method_decorator(idempotent)
+    def post(self, request: Any) -> Any:
+        return super().post(request)
+
+
+def checks_itself(request: Any) -> Any:
+    if not allowed["yes"]:
+        return HttpResponse(status=401)
+    return act(request)
+
+
+urlpatterns = [
+    path("plain/", asks(idempotent(copy_of(act)))),
+    path("atomic/", asks(idempotent(atomic=True)(copy_of(act)))),
+    path("async/", asks(idempotent(aact))),
+    path("handler/", Handler.as_view()),
+    path("form/", asks(idempotent(copy_of(show)))),
+    path("atomic_form/", asks(idempotent(atomic=True)(copy_of(show)))),
+    path("post_only/", require_POST(idempotent(copy_of(act)))),
+    path("found/", finds_the_user(idempotent(copy_of(act)))),
+    path("basic/", Basic.as_view()),
+    path("mixed/", MixedBasic.as_view()),
+    path("basic_decorated/", DecoratedBasic.as_view()),
+    path("itself/", copy_of(checks_itself)),
+    path("itself_decorated/", idempotent(copy_of(checks_itself))),
+    path("itself_atomic/", idempotent(atomic=True)(copy_of(checks_itself))),
+    path("itself_said/", idempotent(replay_to_credentials=True)(copy_of(checks_itself))),
+    path("nobody/", idempotent(anonymous=True)(copy_of(act))),
+]
+SHAPES = pytest.mark.parametrize("shape", ["plain", "atomic", "async", "handler"])
+
+
+@pytest.fixture(autouse=True)
+def here(site: Stage, settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.DISTLOCK_IDEMPOTENCY = {**settings.DISTLOCK_IDEMPOTENCY, "REPLAY_TO_CREDENTIALS": False}
+    clear_url_caches()
+    allowed["yes"] = True
+
+
+# -- decorators above
+
+
+@SHAPES
+def test_decorators_above_are_asked_before_a_replay(site: Stage, user: Sender, shape: str) -> None:
+    """Naive code answers in the middleware: whose permission was taken away still gets the stored answer."""
+    assert user.post(shape).status_code == 201
+    allowed["yes"] = False
+    refused = user.post(shape)
+    assert (refused.status_code, refused.content) == (403, b"no")
+    allowed["yes"] = True
+    assert user.post(shape)["Idempotency-Replayed"] == "true"
+    assert site.effects == 1
+
+
+@SHAPES
+def test_nothing_is_told_of_the_first_request_either(site: Stage, user: Sender, shape: str) -> None:
+    """Neither that its data differed nor that it has been done."""
+    user.post(shape)
+    allowed["yes"] = False
+    assert user.post(shape, {"other": "data"}).status_code == 403
+
+
+@SHAPES
+def test_what_a_decorator_above_refuses_leaves_the_key_free(site: Stage, user: Sender, shape: str) -> None:
+    """Naive code keeps the redirect to the log-in, or a 404, as the view's own answer."""
+    allowed["yes"] = False
+    assert user.post(shape).status_code == 403
+    assert states(site.alias) == []
+    allowed["yes"] = True
+    assert user.post(shape).status_code == 201
+
+
+def test_a_redirect_of_a_decorator_above_is_not_kept(site: Stage, user: Sender, monkeypatch: Any) -> None:
+    monkeypatch.setattr(f"{__name__}.HttpResponse", lambda *a, **k: redirect(user_request))
+    user_request = user.client.get("/form/").wsgi_request
+    allowed["yes"] = False
+    assert user.post("plain").status_code == 302
+    assert states(site.alias) == []
+
+
+def test_messages_of_the_first_answer_are_not_shown_by_a_refusal(site: Stage, user: Sender) -> None:
+    site.answer = redirect
+    user.post("plain")
+    user.client.cookies.pop("messages")
+    allowed["yes"] = False
+    assert "messages" not in user.post("plain").cookies
+
+
+@pytest.mark.parametrize(("alias", "shape"), [("default", "form"), ("postgres", "atomic_form")], indirect=["alias"])
+def test_the_waiting_page_asks_them_too(site: Stage, shape: str) -> None:
+    """Its GET would replay what the POST may not."""
+    site.answer = redirect
+    tab = waiting(site, shape, shape)
+    allowed["yes"] = False
+    assert tab().status_code == 403
+    allowed["yes"] = True
+    assert tab()["Location"] == "/made/1/"
+
+
+@pytest.mark.parametrize("shape", ["handler", "post_only"])
+def test_the_waiting_page_where_its_get_passes_them_not(site: Stage, shape: str) -> None:
+    """Decorators of ``post()`` are not asked by a GET, and ``require_POST`` refuses it: it is saved, and no more is
+    said. Naive code shows an empty form, or 405."""
+    site.answer = redirect
+    seen = waiting(site, "form", shape)()
+    assert seen.status_code == 200
+    assert "Already saved" in seen.content.decode()
+    assert "/made/1/" not in seen.content.decode()
+
+
+def waiting(site: Stage, page: str, shape: str) -> Any:
+    """Asks for the outcome of a form that was sent twice, by the address of the waiting page."""
+    client, other = Client(), Client()
+    fields = hidden_fields(client.get(f"/{page}/").content.decode().split("<form")[1])
+    if page != shape:
+        fields = {"_idempotency_key": issued_for(client, f"/{shape}/")}
+    other.cookies.update(client.cookies)
+
+    class Twin:
+        def send(self, fields: Any, shape: str) -> Any:
+            return client.post(f"/{shape}/", fields)
+
+    with Pressed(site, Twin(), fields, shape):  # type: ignore[arg-type]
+        url = other.post(f"/{shape}/", fields)["Refresh"].partition("url=")[2]
+    return lambda: other.get(url)
+
+
+def issued_for(client: Client, address: str) -> str:
+    from django_distlock.idempotency.forms import issue
+
+    return issue(client.get("/form/").wsgi_request, [address])
+
+
+# -- credentials that only the view checks
+
+
+@pytest.fixture
+def carol(site: Stage) -> Iterator[Any]:
+    user = User.objects.create_user("carol", password="of-carol")
+    yield user
+    user.delete()
+
+
+def basic(shape: str, key: str = "key") -> Any:
+    who = base64.b64encode(b"carol:of-carol").decode()
+    client = Client(raise_request_exception=False)
+    headers = {"Authorization": f"Basic {who}", "Idempotency-Key": key}
+    return client.post(f"/{shape}/", {"a": 1}, content_type="application/json", headers=headers)
+
+
+@pytest.mark.parametrize("shape", ["basic", "mixed", "basic_decorated"])
+def test_a_user_who_was_deactivated_gets_no_stored_answer(site: Stage, carol: Any, shape: str) -> None:
+    """Naive code, in front of the framework, takes a credential for good that was good once."""
+    first = basic(shape)
+    assert (first.status_code, first.json()) == (201, {"secret": "of carol"})
+    again = basic(shape)
+    if shape == "basic":  # nothing has checked it: it is told that it was done, and no more
+        assert (again.status_code, again.json()["code"]) == (409, "already_completed")
+    else:  # the framework has, right now
+        assert (again.status_code, again["Idempotency-Replayed"]) == (201, "true")
+    carol.is_active = False
+    carol.save()
+    refused = basic(shape)
+    assert refused.status_code in (401, 409)
+    assert "secret" not in refused.content.decode()
+    assert site.effects == 1
+
+
+@pytest.mark.parametrize("shape", ["itself", "itself_decorated", "itself_atomic"])
+def test_a_credential_that_only_the_view_checks(site: Stage, key: str, shape: str) -> None:
+    """It acts once, and the answer is given once."""
+    sender = Sender(key)
+    site.answer = lambda request: HttpResponse("secret", status=201, headers={"Location": "/secret/"})
+    assert sender.post(shape).content == b"secret"
+    for yes in (True, False):
+        allowed["yes"] = yes
+        again = sender.post(shape)
+        assert (again.status_code, again.json()["code"]) == (409, "already_completed")
+        assert "Location" not in again
+        assert sender.post(shape, {"other": 1}).json()["code"] == "mismatch"
+    assert site.effects == 1
+
+
+def test_a_page_for_such_a_credential_says_no_more(site: Stage, key: str) -> None:
+    site.answer = redirect
+    sender = Sender(key)
+    page = {"headers": {"Accept": "text/html"}}
+    assert sender.post("itself", **page).status_code == 302
+    for data in ({"name": "x"}, {"name": "y"}):
+        again = sender.post("itself", data, **page)
+        assert again.status_code in (409, 422)
+        assert "/made/1/" not in again.content.decode()
+        assert "Location" not in again
+
+
+@pytest.mark.parametrize("shape", ["itself_said", "found", "nobody"])
+def test_unless_the_view_said_so_or_knows_the_user(site: Stage, key: str, shape: str) -> None:
+    sender = Sender(key)
+    assert sender.post(shape).status_code == 201
+    assert sender.post(shape)["Idempotency-Replayed"] == "true"
+
+
+def test_a_site_may_say_so_for_all_its_views(site: Stage, key: str, settings: Any) -> None:
+    settings.DISTLOCK_IDEMPOTENCY = {**settings.DISTLOCK_IDEMPOTENCY, "REPLAY_TO_CREDENTIALS": True}
+    sender = Sender(key)
+    sender.post("itself")
+    assert sender.post("itself")["Idempotency-Replayed"] == "true"
+
+
+def test_under_asgi_they_are_asked_in_the_same_order(site: Stage, key: str) -> None:
+    async def post(who: str) -> Any:
+        headers = {"Authorization": who, "Idempotency-Key": key}
+        return await AsyncClient().post("/async/", {"a": 1}, content_type="application/json", headers=headers)
+
+    assert asyncio.run(post("a")).status_code == 201
+    assert asyncio.run(post("a")).status_code == 409
+    allowed["yes"] = False
+    assert asyncio.run(post("a")).status_code == 403
+    assert stage.effects == 1

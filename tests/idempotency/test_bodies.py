@@ -1,0 +1,251 @@
+"""The same key with other data is refused, however the body comes; and the view gets its body whole."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.http import HttpResponse
+from django.test import AsyncClient, Client
+from django.urls import clear_url_caches, path
+from django.views.decorators.csrf import csrf_exempt
+from rest_framework.permissions import BasePermission
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_distlock.idempotency import idempotent
+from django_distlock.idempotency.drf import IdempotentMixin
+from tests.idempotency.views import aact, act, copy_of
+
+if TYPE_CHECKING:
+    from tests.idempotency.conftest import Sender
+    from tests.idempotency.views import Stage
+
+
+class Framework(APIView):
+    authentication_classes: ClassVar[Any] = ()
+
+    def post(self, request: Any) -> Any:
+        act(request._request)
+        return Response({"amount": request.data.get("amount")}, status=201)
+
+
+class Looks(BasePermission):
+    """Reads the body before the mixin does."""
+
+    def has_permission(self, request: Any, view: Any) -> bool:
+        return "amount" in request.data
+
+
+class Mixed(IdempotentMixin, Framework):
+    permission_classes: ClassVar[Any] = (Looks,)
+
+
+urlpatterns = [
+    path("exempt/", csrf_exempt(copy_of(act))),
+    path("atomic/", csrf_exempt(idempotent(atomic=True)(copy_of(act)))),
+    path("async/", csrf_exempt(aact)),
+    path("framework/", Framework.as_view()),
+    path("mixed/", Mixed.as_view()),
+    path("own/", csrf_exempt(idempotent(fingerprint=lambda r: r.headers["Content-Digest"])(copy_of(act)))),
+    path("wrong/", csrf_exempt(idempotent(fingerprint=lambda r: 7)(copy_of(act)))),  # type: ignore[arg-type,return-value]
+]
+SHAPES = pytest.mark.parametrize("shape", ["exempt", "atomic", "async", "framework", "mixed"])
+
+
+@pytest.fixture(autouse=True)
+def here(site: Stage, settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    clear_url_caches()
+
+
+def post(shape: str, body: Any, key: str, kind: str | None = None, **headers: str) -> Any:
+    """A form as multipart, or the bytes as they are."""
+    client = Client(raise_request_exception=False)
+    more = {} if kind is None else {"content_type": kind}
+    known = {"Authorization": "a", "Idempotency-Key": key}
+    return client.post(f"/{shape}/", body, headers=known | headers, **more)
+
+
+def form(boundary: str, amount: str, photo: bytes = b"p" * 100, name: str = "a.png", kind: str = "image/png") -> Any:
+    lines = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="amount"\r\n\r\n{amount}',
+        f'--{boundary}\r\nContent-Disposition: form-data; name="photo"; filename="{name}"\r\nContent-Type: {kind}\r\n',
+    ]
+    body = "\r\n".join(lines).encode() + b"\r\n" + photo + f"\r\n--{boundary}--\r\n".encode()
+    return body, f"multipart/form-data; boundary={boundary}"
+
+
+@SHAPES
+def test_a_multipart_form_that_nothing_has_parsed(site: Stage, key: str, shape: str) -> None:
+    """Naive code compares its length: amount=100 and amount=900 are the same, and so are two photos of a size."""
+    assert post(shape, *ordered(form("xx", "100"), key)).status_code == 201
+    for other in (
+        form("xx", "900"),
+        form("xx", "100", b"q" * 100),
+        form("xx", "100", name="b.png"),
+        form("xx", "100", kind="image/gif"),
+    ):
+        assert post(shape, *ordered(other, key)).status_code == 422
+    again = post(shape, *ordered(form("yyyy", "100"), key))
+    assert (again.status_code, again["Idempotency-Replayed"]) == (201, "true"), "a boundary is no data"
+    assert site.effects == 1
+
+
+def ordered(body_and_kind: Any, key: str) -> tuple[Any, str, str]:
+    return body_and_kind[0], key, body_and_kind[1]
+
+
+@pytest.mark.parametrize("shape", ["exempt", "atomic", "async"])
+def test_a_body_too_long_for_memory(site: Stage, key: str, settings: Any, shape: str) -> None:
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 100
+    bodies = [json.dumps({"amount": fill * 300}) for fill in ("z", "z", "y")]
+    assert [post(shape, body, key, "application/json").status_code for body in bodies] == [201, 201, 422]
+    assert site.effects == 1
+
+
+@SHAPES
+def test_the_same_bytes_of_another_type(site: Stage, key: str, shape: str) -> None:
+    body, kind = b'{"amount": 1}', "application/json"
+    assert post(shape, body, key, kind).status_code == 201
+    others = ["application/json; charset=utf-16", "text/plain", "application/vnd.api+json"]
+    assert {post(shape, body, key, other).status_code for other in others} <= {415, 422}
+    assert post(shape, body, key, kind, **{"Content-Encoding": "gzip"}).status_code == 422
+    assert post(shape, body, key, "application/json; charset=UTF-8")["Idempotency-Replayed"] == "true"
+    assert site.effects == 1
+
+
+@pytest.mark.parametrize("shape", ["exempt", "atomic"])
+def test_the_view_reads_its_body_as_it_came(site: Stage, key: str, settings: Any, shape: str) -> None:
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 100
+    read: list[Any] = []
+    body = b"line\n" * 1000
+    ways = [
+        lambda request: request.read(),
+        lambda request: b"".join(request),
+        lambda request: b"".join(iter(lambda: request.read(7), b"")),
+        lambda request: request.readline() + request.read(),
+    ]
+    for number, way in enumerate(ways):
+        site.during = lambda request, way=way: read.append(way(request))
+        assert post(shape, body, f"{key}{number}", "text/plain").status_code == 201
+    assert read == [body] * len(ways)
+
+
+@pytest.mark.parametrize("shape", ["exempt", "async"])
+def test_the_view_parses_the_form_itself(site: Stage, key: str, shape: str) -> None:
+    """With upload handlers of its own, which it may choose only before anything has been parsed."""
+    got: list[Any] = []
+
+    def during(request: Any) -> None:
+        request.upload_handlers = request.upload_handlers[:1]
+        got.append((request.POST["amount"], request.FILES["photo"].read()))
+
+    site.during = during
+    assert post(shape, *ordered(form("xx", "100"), key)).status_code == 201
+    assert got == [("100", b"p" * 100)]
+
+
+def test_what_is_copied_is_closed(site: Stage, key: str, settings: Any) -> None:
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 100
+    streams: list[Any] = []
+    site.during = lambda request: streams.append(request._stream)
+    for _ in range(2):
+        assert post("exempt", b"x" * 1000, key, "text/plain").status_code == 201
+    assert [stream.closed for stream in streams] == [True]
+
+
+@pytest.mark.parametrize("shape", ["exempt", "atomic", "async"])
+def test_a_body_that_is_too_long_to_be_compared(site: Stage, key: str, settings: Any, shape: str) -> None:
+    """Refused before the view, instead of a key that protects from nothing."""
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
+    settings.DISTLOCK_IDEMPOTENCY = {**settings.DISTLOCK_IDEMPOTENCY, "MAX_UPLOAD": 100}
+    assert post(shape, b"x" * 100, key, "text/plain").status_code == 201
+    refused = post(shape, b"x" * 101, f"{key}2", "text/plain")
+    assert (refused.status_code, refused.json()["code"]) == (413, "body_too_large")
+    without = Client().post(f"/{shape}/", b"x" * 101, content_type="text/plain")
+    assert without.status_code == 201
+
+
+def test_a_body_that_something_else_has_read(site: Stage, key: str, settings: Any) -> None:
+    settings.MIDDLEWARE = [f"{__name__}.reading", *settings.MIDDLEWARE]
+    refused = post("exempt", b"some text", key, "text/plain")
+    assert (refused.status_code, refused.json()["code"]) == (400, "body_unread")
+    assert "fingerprint" in refused.json()["detail"]
+    assert not site.runs
+    digest = {"Content-Digest": "sha-256=:abc=:"}
+    assert [post("own", b"some text", key, "text/plain", **digest).status_code for _ in range(2)] == [201, 201]
+    digest = {"Content-Digest": "sha-256=:xyz=:"}
+    assert post("own", b"some text", key, "text/plain", **digest).status_code == 422
+
+
+def reading(get_response: Any) -> Any:
+    def middleware(request: Any) -> Any:
+        request.read(4)
+        return get_response(request)
+
+    return middleware
+
+
+def test_a_fingerprint_that_is_no_text_is_an_error(site: Stage, key: str) -> None:
+    assert post("wrong", b"x", key, "text/plain").status_code == 500
+    assert not site.runs
+
+
+def test_a_client_that_goes_in_the_midst_of_its_body(site: Stage, key: str, settings: Any) -> None:
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
+
+    class Gone(io.BytesIO):
+        def read(self, *args: Any) -> bytes:
+            raise OSError("the client has gone")
+
+    client = Client(raise_request_exception=False)
+    headers = {"Authorization": "a", "Idempotency-Key": key}
+    more = {"wsgi.input": Gone(), "CONTENT_LENGTH": "100"}
+    response = client.generic("POST", "/exempt/", b"", "text/plain", headers=headers, **more)
+    assert response.status_code == 400
+    assert not site.runs
+
+
+def test_phases_of_other_data_are_forgotten_where_the_body_is_a_stream(site: Stage, key: str) -> None:
+    """The length alone would take the charge of one upload for that of another."""
+    done: list[bool] = []
+
+    def pay(request: Any) -> None:
+        with request.idempotency.phase("charge") as charge:
+            done.append(charge.done)
+
+    site.during, site.answer = pay, lambda request: HttpResponse(status=500)
+    for amount in ("100", "100", "900"):
+        post("exempt", *ordered(form("xx", amount), key))
+    assert done == [False, True, False]
+
+
+def test_under_asgi_the_body_is_in_a_file_already(site: Stage, key: str, settings: Any) -> None:
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
+    read: list[bytes] = []
+    site.during = lambda request: read.append(request.read())
+    headers = {"Authorization": "a", "Idempotency-Key": key}
+
+    async def send(body: bytes) -> int:
+        answer = await AsyncClient().post("/async/", body, content_type="text/plain", headers=headers)
+        return int(answer.status_code)
+
+    assert [asyncio.run(send(body)) for body in (b"x" * 100, b"x" * 100, b"y" * 100)] == [201, 201, 422]
+    assert read == [b"x" * 100]
+
+
+def test_a_file_of_a_form_that_is_parsed_before(site: Stage, settings: Any, sender: Sender) -> None:
+    settings.ROOT_URLCONF = "tests.idempotency.views"
+    clear_url_caches()
+
+    def send(content: bytes, kind: str = "text/plain") -> int:
+        data = {"photo": SimpleUploadedFile("a.txt", content, kind)}
+        headers = {"Idempotency-Key": sender.key or ""}
+        return int(sender.client.post("/plain/", data, headers=headers).status_code)
+
+    assert [send(b"one"), send(b"one"), send(b"two"), send(b"one", "text/html")] == [201, 201, 422, 422]

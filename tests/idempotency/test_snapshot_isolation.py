@@ -1,0 +1,123 @@
+"""MariaDB with innodb_snapshot_isolation, which is on from 11.6.2 (Debian 13): a statement that meets a row from after
+the snapshot of its REPEATABLE READ transaction ends in error 1020, and the whole transaction with it. Keys are compared
+with what is committed, not with a snapshot, so the statements on them must go through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import OperationalError, connections, transaction
+
+from django_distlock.idempotency.storage.database import DatabaseStorage
+from tests.faults.server import is_mariadb
+from tests.idempotency.conftest import forget_everything
+from tests.idempotency.test_storages import ANSWER, claim_of, read
+from tests.transactions import rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from django_distlock.idempotency.records import Claim
+
+DB = "mariadb"
+STRICT = ("SET SESSION innodb_snapshot_isolation = ON", "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+STORAGE = DatabaseStorage(DB)
+
+
+@pytest.fixture(autouse=True)
+def strict(databases: None, tables: None) -> Iterator[None]:
+    if not is_mariadb():
+        pytest.skip("a setting of MariaDB")
+    with connections[DB].cursor() as cursor:
+        for setting in STRICT:
+            cursor.execute(setting)
+    yield
+    connections[DB].close()
+    forget_everything(DB)
+
+
+def elsewhere(work: Callable[[DatabaseStorage], object]) -> None:
+    """Do it on a connection of its own, and commit."""
+    other = connections[DB].copy()
+
+    class Elsewhere(DatabaseStorage):
+        connection: Any = other
+
+    try:
+        work(Elsewhere(DB))
+    finally:
+        other.close()
+
+
+def changed(claim: Claim) -> None:
+    """What the thread that renews claims does while a view runs."""
+    elsewhere(lambda storage: storage.renew(claim))
+
+
+def snapshot(name: str) -> None:
+    """Write a row, which the transaction must not lose, and read keys."""
+    rows.write(DB, name)
+    with connections[DB].cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM django_distlock_idempotency")
+
+
+def test_fault_error_1020_ends_the_transaction(key: str) -> None:
+    """What the tests below guard against."""
+    claim = claim_of(key)
+    STORAGE.claim(claim)
+    with transaction.atomic(DB):
+        snapshot(key)
+        changed(claim)
+        with connections[DB].cursor() as cursor:
+            with pytest.raises(OperationalError) as caught:
+                cursor.execute("UPDATE django_distlock_idempotency SET phases = '{}' WHERE scope = %s", [claim.scope])
+            cursor.execute("SELECT @@in_transaction")
+            assert cursor.fetchone() == (0,)
+    assert caught.value.args[0] == 1020
+    assert rows.count(DB, key) == 0
+
+
+WRITES: dict[str, Callable[[Claim], object]] = {
+    "save_phases": lambda claim: STORAGE.save_phases(claim, '{"charge": 7}'),
+    "complete": lambda claim: STORAGE.complete(claim, ANSWER),
+    "release": STORAGE.release,
+    "renew": STORAGE.renew,
+    "read": lambda claim: read(STORAGE, claim),
+    "claim": lambda claim: STORAGE.claim(claim_of(claim.scope, "other")),
+    "free": lambda claim: STORAGE.free([claim.scope]),
+}
+
+
+@pytest.mark.parametrize("what", WRITES)
+def test_a_key_that_was_renewed_after_the_snapshot(key: str, what: str) -> None:
+    """The view's transaction has read, and goes on."""
+    claim = claim_of(key)
+    STORAGE.claim(claim)
+    with transaction.atomic(DB):
+        snapshot(key)
+        changed(claim)
+        assert WRITES[what](claim)
+    assert rows.count(DB, key) == 1
+
+
+def test_a_key_that_was_claimed_after_the_snapshot(key: str) -> None:
+    """The other request is seen, as on a server without the setting."""
+    claim = claim_of(key)
+    with transaction.atomic(DB):
+        snapshot(key)
+        elsewhere(lambda storage: (storage.claim(claim), storage.complete(claim, ANSWER)))
+        found = STORAGE.claim(claim_of(key, "other"))
+    assert found is not None
+    assert (found.owner, found.answer) == ("me", ANSWER)
+    assert rows.count(DB, key) == 1
+
+
+def test_a_key_that_ran_out_after_the_snapshot(key: str) -> None:
+    claim = claim_of(key, claim_ttl=0)
+    with transaction.atomic(DB):
+        snapshot(key)
+        elsewhere(lambda storage: storage.claim(claim))
+        assert STORAGE.take_over(read(STORAGE, claim), claim_of(key, "other"))
+    assert rows.count(DB, key) == 1
+    assert read(STORAGE, claim).owner == "other"
