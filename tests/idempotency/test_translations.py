@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +21,7 @@ from tests.idempotency.views import redirect, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from django.http import HttpRequest
 
@@ -103,6 +105,30 @@ def test_a_variant_takes_the_texts_of_its_language(language: str, text: str) -> 
     assert words(response) == words(rendered("busy", text))
 
 
+PROJECT = """
+msgid ""
+msgstr "Content-Type: text/plain; charset=UTF-8\\n"
+msgctxt "code of the language of these translations"
+msgid "en"
+msgstr "{language}"
+msgid "Busy"
+msgstr "{busy}"
+"""
+
+
+@pytest.mark.parametrize(("language", "busy"), [("de", "Gerade besetzt"), ("it", "Occupato")])
+def test_a_project_changes_a_text_or_adds_a_language(language: str, busy: str, tmp_path: Path, settings: Any) -> None:
+    folder = tmp_path / language / "LC_MESSAGES"
+    folder.mkdir(parents=True)
+    text = PROJECT.format(language=language, busy=busy)
+    subprocess.run(["msgfmt", "-o", folder / "django.mo", "-"], input=text, check=True, timeout=60, encoding="utf-8")
+    settings.LOCALE_PATHS = [tmp_path]
+    response = rendered("busy", language)
+    assert f"<h1>{busy}</h1>" in response.content.decode()
+    assert f'<html lang="{language}">' in response.content.decode()
+    assert response["Content-Language"] == language
+
+
 @languages
 def test_a_problem_is_told_in_one_language(language: str) -> None:
     """Also where the decision is made by code that knows no language."""
@@ -128,7 +154,7 @@ def visited(site: Stage, settings: Any) -> Iterator[Stage]:
     [
         ("de-AT,de;q=0.8", 'lang="de">', "Zurzeit belegt", "Bereits gespeichert"),
         ("pt-BR", 'lang="pt">', "Ocupado", "Já gravado"),
-        ("fa", 'lang="fa" dir="rtl">', "مشغول", "پیش‌تر ذخیره شده است"),
+        ("fa", 'lang="fa" dir="rtl">', "اکنون مشغول است", "پیش‌تر ذخیره شده است"),
         ("it", 'lang="en">', "Busy", "Already saved"),
     ],
 )
