@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error, connections, transaction
@@ -32,13 +32,14 @@ def exactly_once(job: Job, state: Idempotency, call: Callable[[], Any]) -> Any:
     """Claim, view and stored answer in one transaction; whatever breaks it off leaves nothing of the three."""
     assert job.alias is not None  # noqa: S101 - for the type checker
     try:
-        connections[job.alias].ensure_connection()
-    except Error:
-        logger.exception("The store of idempotency keys does not answer.")
-        return call() if job.on_store_error == "open" else answers.store_down(job.request, html=job.html)
-    try:
-        # Inside a transaction (ATOMIC_REQUESTS) that one counts, without a savepoint; but never that of a TestCase.
-        with transaction.atomic(using=job.alias, savepoint=not in_transaction(job.alias)):
+        with ExitStack() as stack:
+            try:
+                # Inside a transaction (ATOMIC_REQUESTS) that one counts, without a savepoint; but never a TestCase's.
+                outer = in_transaction(job.alias)
+                stack.enter_context(transaction.atomic(using=job.alias, savepoint=not outer))
+            except Error:  # nothing has begun
+                logger.exception("The store of idempotency keys does not answer.")
+                return call() if job.on_store_error == "open" else answers.store_down(job.request, html=job.html)
             answering = _claim_inside(job)
             if answering is not None:
                 return answering()

@@ -241,3 +241,22 @@ def test_language_and_policies_under_asgi(site: Stage, key: str, settings: Any) 
     answers = [asyncio.run(post(language)) for language in ("de", "en")]
     assert [answer["Content-Language"] for answer in answers] == ["de", "de"]
     assert [answer["Content-Security-Policy"] for answer in answers] == ["sandbox", "sandbox"]
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_a_session_that_the_server_has_ended(site: Stage, sender: Sender) -> None:
+    """A connection that is kept for later requests (CONN_MAX_AGE), and is dead by the next one."""
+    connection = connections[site.alias]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()" if site.alias == "postgres" else "SELECT CONNECTION_ID()")
+        (number,) = cursor.fetchone()
+    other = connection.copy()
+    kill = "SELECT pg_terminate_backend(%s)" if site.alias == "postgres" else "KILL %s"
+    with other.cursor() as cursor:
+        cursor.execute(kill, [number])
+    other.close()
+    response = sender.post("atomic")
+    connection.close()
+    assert (response.status_code, response.json()["code"]) == (503, "store_unavailable")
+    assert not site.runs
+    assert sender.post("atomic").status_code == 201
