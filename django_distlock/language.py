@@ -19,4 +19,5 @@ def text_language() -> str:
 
 def language_of_texts() -> dict[str, Any]:
     """Facts about it for a template: ``code``, ``bidi`` and the names that Django knows."""
-    return get_language_info(text_language())
+    facts: dict[str, Any] = get_language_info(text_language())
+    return facts
