@@ -39,39 +39,48 @@ _QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
 
 
 class BadKey(ValueError):
-    """The key is not one that is taken; the message says why, ``status`` and ``code`` are those of the answer."""
+    """The key is not one that is taken; the message says why, ``status`` and ``code`` are those of the answer.
 
-    def __init__(self, message: str, *, status: int = 400, code: str = "bad_key") -> None:
-        super().__init__(message)
+    ``text`` and ``values`` are the parts of the message, for an answer in the language of the client.
+    """
+
+    def __init__(self, text: str, *values: object, status: int = 400, code: str = "bad_key") -> None:
+        super().__init__(text % values if values else text)
+        self.text, self.values = text, values
         self.status, self.code = status, code
+
+
+def gettext_noop(text: str) -> str:
+    """Marks a text for ``makemessages``, as Django's function of that name does; ``answers`` translates it."""
+    return text
 
 
 def parse_header(raw: str) -> str:
     """The key in the value of an ``Idempotency-Key`` header, bare or quoted (RFC 8941 string). :exc:`BadKey` if it is
     empty, has more than 255 characters or other than visible ASCII, or is more than one value."""
     if len(raw) > 2 * MAX_KEY_LENGTH + 2:  # before anything looks at each character
-        raise BadKey(f"The key is longer than {MAX_KEY_LENGTH} characters.")
+        raise BadKey(gettext_noop("The key is longer than %d characters."), MAX_KEY_LENGTH)
     value = raw.strip(" \t")
     if value.startswith('"'):
         match = _QUOTED.fullmatch(value)
         if match is None:
-            raise BadKey("The key is not one quoted string.")
+            raise BadKey(gettext_noop("The key is not one quoted string."))
         value = re.sub(r'\\(["\\])', r"\1", match[1])
     elif "," in value or '"' in value:
-        raise BadKey("There is more than one key.")
+        raise BadKey(gettext_noop("There is more than one key."))
     return validate_key(value)
 
 
 def validate_key(key: object) -> str:
     """``key`` if it is a str of 1 to 255 visible ASCII characters; else :exc:`BadKey`."""
     if not isinstance(key, str):
-        raise BadKey(f"The key must be a str, not {type(key).__name__}.")
+        raise BadKey(gettext_noop("The key must be a str, not %s."), type(key).__name__)
     if not key:
-        raise BadKey("The key is empty.")
+        raise BadKey(gettext_noop("The key is empty."))
     if len(key) > MAX_KEY_LENGTH:
-        raise BadKey(f"The key is longer than {MAX_KEY_LENGTH} characters.")
+        raise BadKey(gettext_noop("The key is longer than %d characters."), MAX_KEY_LENGTH)
     if _BARE.fullmatch(key) is None:
-        raise BadKey("The key has other characters than visible ASCII.")
+        raise BadKey(gettext_noop("The key has other characters than visible ASCII."))
     return key
 
 

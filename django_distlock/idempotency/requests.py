@@ -11,7 +11,7 @@ from django.utils.http import escape_leading_slashes
 
 from . import conf, engine, forms
 from .bodies import FORM_TYPES, body_of, is_parsed
-from .engine import BadKey
+from .engine import BadKey, gettext_noop
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, QueryDict
@@ -67,7 +67,7 @@ def _form_field(request: HttpRequest, view: Any) -> str | None:
         return None
     values = form_fields(request).getlist(forms.FIELD)
     if len(set(values)) > 1:
-        raise BadKey("The form has more than one key.")
+        raise BadKey(gettext_noop("The form has more than one key."))
     return values[0] if values else None
 
 
@@ -76,7 +76,7 @@ def form_fields(request: HttpRequest) -> QueryDict:
     try:
         return request.POST
     except (LookupError, ValueError, OSError) as error:  # a charset or a length that is none, a client that has gone
-        raise BadKey("The form cannot be read.") from error
+        raise BadKey(gettext_noop("The form cannot be read.")) from error
 
 
 def principal_of(request: HttpRequest) -> Principal:
