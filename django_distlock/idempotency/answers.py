@@ -21,7 +21,7 @@ from django.utils.translation import gettext as _
 from django_distlock.language import language_of_texts, text_language
 
 from . import engine, forms
-from .records import Answer
+from .records import CLAIMED, COMPLETED, Answer, Record
 from .requests import address_of
 from .secretnames import is_secret
 
@@ -98,6 +98,15 @@ def session_changed(request: HttpRequest, key: str | None) -> HttpResponse:
     shown = [(name, value) for name, value in _fields(request) if value and not is_secret(name)]
     response = page(request, "session_changed", 403, shown=shown, **facts)
     response["X-Frame-Options"] = "DENY"  # a button that must not be pressed in somebody else's page
+    return response
+
+
+def sent_before(request: HttpRequest, record: Record, *, changed: bool) -> HttpResponse:
+    """For such a form that has been sent before, under the token of that session."""
+    running = record.state == CLAIMED and not record.expired
+    facts = {"running": running, "unknown": record.state != COMPLETED, "changed": changed}
+    response = page(request, "saved", 403, **facts, **_resubmission(request))
+    response["X-Frame-Options"] = "DENY"
     return response
 
 
