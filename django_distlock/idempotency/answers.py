@@ -115,11 +115,16 @@ def working(request: HttpRequest, url: str) -> HttpResponse:
     return response
 
 
+def wait_salt(request: HttpRequest) -> str:
+    """The outcome can be looked at where the request was sent, and nowhere else: other checks may stand elsewhere."""
+    return f"{WAIT_SALT}:{request.path}"
+
+
 def waiting_url(job: Job) -> str:
     """Where the outcome can be looked at, by the same principal only."""
     facts = {"scope": job.scope, "mark": job.mark, "alias": job.alias or "", "fingerprint": job.fingerprint}
     facts |= {"method": job.request.method or ""} | ({"replays": "1"} if job.replays else {})
-    return address_of(job.request, urlencode({WAIT_PARAMETER: signing.dumps(facts, salt=WAIT_SALT)}))
+    return address_of(job.request, urlencode({WAIT_PARAMETER: signing.dumps(facts, salt=wait_salt(job.request))}))
 
 
 def mismatch(job: Job, answer: Answer | None, *, running: bool = False) -> HttpResponse:

@@ -100,8 +100,10 @@ def _length(request: HttpRequest) -> int | None:
 
 
 def _content_type(request: HttpRequest) -> bytes:
-    """The same bytes of another type are other data. The boundary is another one each time."""
-    parameters = {name: value.lower() for name, value in (request.content_params or {}).items() if name != "boundary"}
+    """The same bytes of another type are other data. The boundary of a form is another one each time."""
+    parameters = {name: value.lower() for name, value in (request.content_params or {}).items()}
+    if request.content_type == "multipart/form-data":
+        parameters.pop("boundary", None)
     if parameters.get("charset") in ("utf-8", "utf8"):
         del parameters["charset"]
     found = [request.content_type, parameters, request.META.get("HTTP_CONTENT_ENCODING", "")]
@@ -112,11 +114,12 @@ def _form(
     fields: Iterable[tuple[str, list[Any]]], files: Iterable[tuple[str, list[Any]]], exclude: Collection[str]
 ) -> Iterator[bytes]:
     yield engine.form_body({name: list(values) for name, values in fields}, exclude)
-    for field, several in files:
+    for field, several in sorted(files, key=lambda pair: pair[0]):
         for file in several:
             if field not in exclude:
                 digest = file.digest if isinstance(file, _Digested) else _digest(file)
-                yield engine.file_part(field, str(file.name), str(file.content_type), file.size or 0, digest)
+                kind = engine.canonical_json([file.content_type, getattr(file, "content_type_extra", None)])
+                yield engine.file_part(field, str(file.name), kind, file.size or 0, digest)
 
 
 def _digest(file: Any) -> str:

@@ -110,13 +110,14 @@ def fingerprint_of(
     *,
     method: str,
     route: str,
-    kwargs: Mapping[str, Any],
+    path: str,
     query: Iterable[tuple[str, str]],
     body: Iterable[bytes],
 ) -> str:
     """What makes two requests the same one."""
-    parts: list[str | bytes] = [method, route, canonical_json({name: str(value) for name, value in kwargs.items()})]
-    parts += [canonical_json(sorted(query)), *body]
+    # Names in any order; of values of one name the order counts: a view that asks for one gets the last.
+    pairs = sorted(query, key=lambda pair: pair[0])
+    parts: list[str | bytes] = [method, route, path, canonical_json(pairs), *body]
     return keyed(site_key, "fingerprint", *parts)
 
 
@@ -129,19 +130,23 @@ def _plain(value: Any) -> Any:
     return [math.nan, str(value)] if isinstance(value, Decimal) else str(value)
 
 
+# Before a body that is compared by its bytes: no JSON that was written anew begins so.
+RAW = b"\x00"
+
+
 def json_body(raw: bytes, exclude: Collection[str] = ()) -> bytes:
-    """The same bytes for the same JSON, in whatever order its members come; the bytes themselves if it is none, or
-    none on which all parsers agree."""
+    """The same bytes for the same JSON, in whatever order its members come; the bytes themselves, marked as such, if it
+    is none, or none on which all parsers agree."""
     try:
         found = json.loads(raw, parse_float=Decimal, parse_constant=_refused, object_pairs_hook=_members)
     except (ValueError, ArithmeticError, RecursionError):  # arithmetic: an exponent that Decimal does not take
-        return raw
+        return RAW + raw
     if isinstance(found, dict):
         found = {name: value for name, value in found.items() if name not in exclude}
     try:
         return canonical_json(found).encode("utf-8", "surrogatepass")
     except RecursionError:
-        return raw
+        return RAW + raw
 
 
 def _refused(constant: str) -> None:
