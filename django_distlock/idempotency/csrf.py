@@ -21,7 +21,8 @@ from django.views.csrf import csrf_failure as django_failure
 
 from . import answers, forms
 from .conf import csrf_cookie
-from .requests import browser_text, principal_of
+from .engine import BadKey
+from .requests import browser_text, form_fields, principal_of
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
@@ -42,7 +43,10 @@ def keep_form(request: HttpRequest, reason: str = "") -> HttpResponse | None:
     """The page that keeps the data of a form, for a failure view of your own; None if this is no such form."""
     if request.method != "POST" or reason not in REASONS or not _is_sent_by_this_site(request):
         return None
-    values = request.POST.getlist(forms.FIELD)
+    try:
+        values = form_fields(request).getlist(forms.FIELD)
+    except BadKey:  # without a cookie Django has refused the form before it was read
+        return None
     if len(values) != 1:
         return None
     try:

@@ -157,8 +157,7 @@ def _is_handled(request: HttpRequest, options: Options) -> bool:
 def _answering(request: HttpRequest) -> Answering | None:
     """What makes the answer that the middleware has found."""
     state: Idempotency = request.idempotency  # type: ignore[attr-defined]
-    found, state.answering = state.answering, None
-    return found
+    return state.answering  # it stays: a decorator above may call the view again, which must not run then
 
 
 def _sync_wrapper(options: Options, view: Any) -> Any:
@@ -283,7 +282,9 @@ def _atomic_wrapper(options: Options, view: Any) -> Any:
         state: Idempotency | None = getattr(request, "idempotency", None)
         if state is None:
             state = request.idempotency = Idempotency()  # type: ignore[attr-defined]
-        if state.job is not None or (state.options is not None and not state.options.atomic):
+        # a job that has ended is that of an attempt before: a decorator above has called the view again
+        running = state.job is not None and state.job.running
+        if running or (state.options is not None and not state.options.atomic):
             raise ImproperlyConfigured(
                 "The IdempotencyMiddleware did not see that this view is @idempotent(atomic=True): a decorator above "
                 "hides it. Put @idempotent on top, or use functools.wraps in that decorator."

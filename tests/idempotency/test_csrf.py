@@ -203,6 +203,14 @@ def test_the_button_leads_to_no_other_site(person: Person, site: Stage) -> None:
     assert 'action="//' not in html
 
 
+@pytest.mark.parametrize("kind", ["multipart/form-data; boundary=xx; charset=rot13", "multipart/form-data"])
+def test_a_form_that_cannot_be_read(person: Person, kind: str) -> None:
+    """Without a cookie it is refused before it is read: what is read then must not be a server error."""
+    person.client.raise_request_exception = False
+    body = b'--xx\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--xx--\r\n'
+    assert person.client.generic("POST", "/form/", body, kind).status_code in (400, 403)
+
+
 def test_a_log_out_asks_too(person: Person, site: Stage) -> None:
     """Django lets that pass, and the middleware asks."""
     person.log_in()
