@@ -28,7 +28,7 @@ $(error DB=$(DB) is not one of: sqlite postgres mariadb)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test debian13 chaos bench services services-down services-status packages browser chromium lint format docs screenshots wheel clean
+.PHONY: help venv demo test debian13 chaos bench services services-down services-status packages browser chromium gettext lint format messages docs screenshots wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -69,6 +69,12 @@ format: $(VENV)/group-lint.stamp  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Neither dates nor line numbers: the catalogs change when their texts do.
+messages: $(VENV)/group-lint.stamp | gettext  ## bring the translations up to date with the texts, and compile them
+	cd django_distlock && $(abspath $(BIN))/django-admin makemessages --all --no-location --no-obsolete
+	sed -i '/^"POT-Creation-Date:/d' django_distlock/locale/*/LC_MESSAGES/django.po
+	cd django_distlock && $(abspath $(BIN))/django-admin compilemessages
+
 docs: $(VENV)/group-docs.stamp  ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
@@ -108,7 +114,7 @@ packages: $(VENV)/pip.stamp
 	@$(BIN)/python -m tests.services_packages servers mysqlclient
 
 # The demo needs no browser, and neither does the bench. tests/axe.py says which version of the accessibility engine.
-$(VENV)/group-test.stamp: | browser $(VENV)/pyright.stamp
+$(VENV)/group-test.stamp: | browser gettext $(VENV)/pyright.stamp
 browser: $(VENV)/axe.stamp
 $(VENV)/axe.stamp: tests/axe.py | chromium
 	npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(VENV)/axe \
@@ -121,3 +127,5 @@ $(VENV)/pyright.stamp: tests/idempotency/test_types.py | chromium
 	@touch $@
 chromium: $(VENV)/pip.stamp
 	@$(BIN)/python -m tests.services_packages browser
+gettext: $(VENV)/pip.stamp
+	@$(BIN)/python -m tests.services_packages gettext

@@ -46,7 +46,7 @@ def svg(events: Iterable[Event]) -> SafeString:
     crosses = [(x(event), y(event.wait or event.hold or 0)) for event in shown if event.kind in ("timed_out", "lost")]
     return format_html(
         '<svg class="distlock-plot" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {} {}" width="{}" height="{}" '
-        'role="img" fill="none" stroke="currentColor"><title>{}</title><desc>{}</desc>'
+        'role="img" direction="ltr" fill="none" stroke="currentColor"><title>{}</title><desc>{}</desc>'
         '<path d="M{} {}V{}H{}" stroke-opacity="0.5"/>{}{}{}{}</svg>',
         *(WIDTH, HEIGHT, WIDTH, HEIGHT),
         _("Waits and holds of this lock"),

@@ -11,6 +11,7 @@ from django.template.loader import render_to_string
 from django.utils.translation import gettext as _
 
 from .exceptions import LockNotAcquired
+from .language import language_of_texts, text_language
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -52,8 +53,9 @@ class LockBusyMiddleware:
                 content_type="application/problem+json",
             )
         else:
-            context = {"title": title, "detail": detail, "retry_after": retry_after}
+            context = {"title": title, "detail": detail, "retry_after": retry_after, "language": language_of_texts()}
             response = HttpResponse(render_to_string("django_distlock/busy.html", context, request), status=503)
+        response["Content-Language"] = text_language()
         response["Retry-After"] = str(retry_after)
         response["Cache-Control"] = "no-store"
         response["Vary"] = "Accept"

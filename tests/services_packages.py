@@ -1,10 +1,11 @@
 """Install by apt, as root, whatever of these is missing.
 
-    python -m tests.services_packages [venv] [servers] [mysqlclient] [browser]
+    python -m tests.services_packages [venv] [servers] [mysqlclient] [browser] [gettext]
 
 `venv`: for a Debian Python that cannot make virtualenvs.  `servers`: the database servers, unless DISTLOCK_SERVICES
 names some that run already.  `mysqlclient`: what it takes to compile that driver.  `browser`: Chromium and the program
 that drives it, for the tests of the admin's pages and their screenshots, and npm for the accessibility engine.
+`gettext`: the programs that gather and compile the translations.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ def missing(wanted: Sequence[str]) -> set[str]:
             "npm": shutil.which("npm"),
             "fonts-dejavu-core": Path("/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf").exists(),
         }
+    if "gettext" in wanted:
+        found["gettext"] = shutil.which("msgfmt")
     return {package for package, present in found.items() if not present}
 
 

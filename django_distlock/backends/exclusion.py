@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from django_distlock.clock import monotonic
 from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
 from django_distlock.names import LockKey
-from django_distlock.waiting import Call, Flow
+from django_distlock.waiting import LEAST_PATIENCE, Call, Flow
 
 from .session import STATEMENT_LIMIT, ServerError, Session, SessionDead, StatementTimeout
 
@@ -22,11 +22,17 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=Session)
 
+# A connection takes some seven round trips; a pooler that has no room does not answer at all. Seconds.
+CONNECT_LIMIT = 5.0
 
-def limit(until: float) -> float:
-    """The deadline of the proof. It is short enough for the statements to be ended by it: the watchdog does not know
-    these sessions yet."""
-    return min(until, monotonic() + STATEMENT_LIMIT)
+
+def limit(until: float, most: float = STATEMENT_LIMIT) -> float:
+    """The deadline of the next step of the proof. While the server answers, each step has as long as a caller who does
+    not wait grants it: the proof takes some fifteen round trips, and one that is cut short begins again at the next
+    lock, so that a server far away would never be believed. At most ``most`` seconds: the watchdog does not know these
+    sessions yet."""
+    now = monotonic()
+    return max(min(until, now + most), now + LEAST_PATIENCE)
 
 
 def prove(alias: str, first: S, connect: Callable[[float], Flow[S]], shared: bool, until: float) -> Flow[None]:
@@ -35,11 +41,10 @@ def prove(alias: str, first: S, connect: Callable[[float], Flow[S]], shared: boo
 
     UnsupportedOperation if it grants it, BackendUnavailable if that could not be found out by ``until``.
     """
-    until = limit(until)
     try:
-        second = yield from connect(until)
+        second = yield from connect(limit(until, CONNECT_LIMIT))
         try:
-            yield from first.ensure_bound(alias, second, until)
+            yield from first.ensure_bound(alias, second, limit(until))
             yield from _refused(alias, first, second, shared, until)
         finally:
             second.close()
@@ -51,12 +56,12 @@ def _refused(alias: str, first: S, second: S, shared: bool, until: float) -> Flo
     """With a random key: those of the application may be busy."""
     key = LockKey(alias, "distlock-probe", secrets.token_bytes(32))
     for mode, asked in ((False, (False, True)), (True, (False,))) if shared else ((False, (False,)),):
-        if not (yield from first.lock(key, mode, until)):
+        if not (yield from first.lock(key, mode, limit(until))):
             raise ServerError(0, "a key that no other session knows is busy")
         for other in asked:
-            if (yield from second.lock(key, other, until)):
-                yield from refuse(alias, second, until)
-        yield from first.clear(until)
+            if (yield from second.lock(key, other, limit(until))):
+                yield from refuse(alias, second, limit(until))
+        yield from first.clear(limit(until))
 
 
 def refuse(alias: str, session: Session, until: float) -> Flow[NoReturn]:

@@ -18,6 +18,7 @@ from django.db import DatabaseError, connections
 from django_distlock.clock import monotonic
 from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
 from django_distlock.lockquery import LockQuery
+from django_distlock.parking import Turnstile
 from django_distlock.records import Claim, Grant
 from django_distlock.waiting import LEAST_PATIENCE, Call, Flow, adrive, drive
 
@@ -99,7 +100,8 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         super().__init__(alias, options)
         self._guard = threading.Lock()
         self._watched: dict[int, Watched] = {}
-        self._transactions_exclude = False  # proven, as self._excludes is for lock sessions
+        self._transactions_exclude = False  # proven, as self._proven_at tells for lock sessions
+        self._proving = Turnstile()
 
     def _open(self, waits: bool, until: float) -> Flow[PostgresSession]:
         connection = connections[self.session_database]
@@ -170,6 +172,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
                         self._transactions_exclude = True  # the server has just kept this one out
                         self._heat(claim.key.digest, asked)
                     elif not self._transactions_exclude:
+                        self._look_away(me)  # nothing is asked on it any more, and the proof may take longer
                         drive(self._prove_in_transaction(claim, until))
                 if isolation is None and wait > 0:
                     isolation = self._wait_in_transaction(connection, cursor, claim, asked + wait)
@@ -177,9 +180,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
             watched = self._watched.get(me)
             raise (watched and watched.verdict(self.alias)) or self._unavailable(error) from error
         finally:
-            if me in self._watched:
-                with self._guard:
-                    del self._watched[me]
+            self._look_away(me)
         if isolation is None:
             return None
         return Grant(claim=claim, acquired_at=asked, session=TransactionSession(connection, isolation))
@@ -187,19 +188,28 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
     def _prove_in_transaction(self, claim: Claim, until: float) -> Flow[None]:
         """The server must refuse another session the lock that the caller's transaction has just got (R22b). One
         statement without a transaction: behind a pooler it needs a server session for no longer than that."""
-        until = exclusion.limit(until)
         parameters = connections[self.database].get_connection_params()
+        entered: list[bool] = []
         try:
-            second = PostgresSession((yield from connect(self.alias, parameters, until)), False)
+            # one thread asks for all
+            if not (yield Call(self._proving, "acquire", (max(0.0, until - monotonic()),), entered)):
+                raise StatementTimeout
+            if self._transactions_exclude:
+                return
+            opened = yield from connect(self.alias, parameters, exclusion.limit(until, exclusion.CONNECT_LIMIT))
+            second = PostgresSession(opened, False)
             try:
                 sql = b"SELECT pg_try_advisory_xact_lock(%s)" % claim.key.number_bytes
-                if (yield Call(second, "query", (sql, until))) != [["f"]]:
-                    yield from exclusion.refuse(self.alias, second, until)
+                if (yield Call(second, "query", (sql, exclusion.limit(until)))) != [["f"]]:
+                    yield from exclusion.refuse(self.alias, second, exclusion.limit(until))
             finally:
                 second.close()
+            self._transactions_exclude = True
         except (ServerError, SessionDead, StatementTimeout) as error:
             raise exclusion.unproven(self.alias, error) from error
-        self._transactions_exclude = True
+        finally:
+            if any(entered):
+                self._proving.release()
 
     @staticmethod
     def _try_in_transaction(cursor: Any, claim: Claim) -> str | None:
@@ -245,6 +255,11 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
             self._watched[me] = Watched(connection, until)
             self.wake_at(until)
 
+    def _look_away(self, me: int) -> None:
+        if me in self._watched:
+            with self._guard:
+                del self._watched[me]
+
     def still_held(self, connection: BaseDatabaseWrapper, keys: Iterable[LockKey]) -> set[LockKey]:
         """Which of ``keys`` the transaction of ``connection`` holds."""
         with connection.cursor() as cursor:
@@ -262,6 +277,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
     def after_fork(self) -> None:
         super().after_fork()
         self._guard = threading.Lock()
+        self._proving = Turnstile()
         self._watched = {}
 
     # for operators

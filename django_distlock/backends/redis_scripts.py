@@ -36,6 +36,8 @@ HELD: Final = b"}:held"
 KEPT: Final = 86_400_000
 # A waiter that would look this much later than the lease before it ends is told so; ms.
 LATE: Final = 1000
+# So many of them, in the order of the queue.
+WARNED: Final = 8
 
 
 def keys_of(key: LockKey) -> tuple[bytes, ...]:
@@ -155,26 +157,36 @@ local function say(channel, waiter, drawn)
   call('PUBLISH', channel, waiter .. ' ' .. drawn .. ' ' .. string.format('%.0f', us))
 end
 
+local function known(waiter)
+  return string.match(call('HGET', waiters, waiter) or '', '^(%d+) (%d+) (%S+) (%d+) (.*)$')
+end
+
+local function connected(channel) return call('PUBSUB', 'NUMSUB', channel)[2] > 0 end
+
+-- the first waiters look when that ends which is held: each of them, because those before it may die with the holder
+local function warn()
+  for _, waiter in ipairs(call('ZRANGE', queue, 0, WARNED - 1)) do
+    local limit, ttl, channel, look, told = known(waiter)
+    local sooner = limit and look_at(waiter)
+    if sooner and tonumber(look) > sooner + LATE and connected(channel) then  -- fence 0: it asks again now
+      note(waiter, limit, ttl, channel, sooner, told)
+      say(channel, waiter, '0')
+    end
+  end
+end
+
 -- hand the lock to those whose turn it is and that are connected here; "prompt": is one that must wait on connected?
 local function advance(prompt)
   local head = call('ZRANGE', queue, 0, 0)[1]
   while head do
-    local limit, ttl, channel, look, told =
-      string.match(call('HGET', waiters, head) or '', '^(%d+) (%d+) (%S+) (%d+) (.*)$')
+    local limit, ttl, channel, look, told = known(head)
     local turn = limit and admits(head, tonumber(limit))
-    local sooner = limit and not turn and look_at(head)
-    local late = sooner and tonumber(look) > sooner + LATE
-    if sooner and not late and not prompt then return end
-    local here = limit and call('PUBSUB', 'NUMSUB', channel)[2] > 0
-    if here and not turn then
-      if late then  -- fence 0: it asks again now
-        note(head, limit, ttl, channel, sooner, told)
-        say(channel, head, '0')
-      end
-      return
+    if limit and not turn then
+      warn()
+      if not prompt or connected(channel) then return end
     end
     forget(head)
-    if here then
+    if turn and connected(channel) then
       local drawn = draw()
       grant(head, tonumber(ttl), told, drawn)
       say(channel, head, drawn)
@@ -182,7 +194,7 @@ local function advance(prompt)
     head = call('ZRANGE', queue, 0, 0)[1]
   end
 end
-""".replace("LATE", str(LATE))
+""".replace("LATE", str(LATE)).replace("WARNED", str(WARNED))
 
 # ARGV: who, limit, ttl (ms), channel (empty: do not queue), what it tells. Returns the fence (0: busy), the clock (µs),
 # how long it is surely taken (ms), how many wait before us.

@@ -57,13 +57,14 @@ class SessionAcquire(Backend, Generic[S]):
             lambda: self.wake_at(monotonic() + TICK),
         )
         self._hot: dict[bytes, float] = {}
-        self._excludes = False  # proven for this process, and for its children: it is a fact about the server
+        # when it was proven that the server excludes: for this process, and for its children
+        self._proven_at = 0.0
 
     def _connect(self, waits: bool, until: float) -> Flow[S]:
         """Open a session by the monotonic time ``until``; BackendUnavailable, StatementTimeout. The first one proves
         that the server excludes (R22b): UnsupportedOperation."""
         session = yield from self._open(waits, until)
-        if not self._excludes:
+        if not self._proven_at:
             try:
                 yield from exclusion.prove(
                     self.alias, session, lambda until: self._open(False, until), self.supports_shared, until
@@ -71,7 +72,7 @@ class SessionAcquire(Backend, Generic[S]):
             except BaseException:
                 session.close()
                 raise
-            self._excludes = True
+            self._proven_at = monotonic()
         return session
 
     def _open(self, waits: bool, until: float) -> Flow[S]:
@@ -144,7 +145,10 @@ class SessionAcquire(Backend, Generic[S]):
         attempts = 3
         while True:
             attempts -= 1
+            proven_at = self._proven_at
             session = yield from self.sessions.shared(until)
+            if self._proven_at != proven_at:  # that may have taken the caller's time
+                until = max(until, monotonic() + LEAST_PATIENCE)
             entered: list[bool] = []
             try:
                 if not (yield Call(session.turnstile, "acquire", (max(0.0, until - monotonic()),), entered)):

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 # A caller that does not wait still grants the server this long to answer; seconds.
 LEAST_PATIENCE = 0.5
-# With less time than this a server that does not answer is not yet called unreachable; seconds.
-CHANCE = 0.2
+# With less time than this, because the rest was spent behind other callers of this process, a server that does not
+# answer is not yet called unreachable; seconds.
+CHANCE = 0.1
 # So long may a release or a look by an operator take; seconds.
 PATIENCE = 2.0
 # A session without a lock is closed after this time; seconds.

@@ -30,4 +30,7 @@ def duration(seconds: float) -> str:
 def moment(at: datetime) -> SafeString:
     """A point in time in the time zone of the page. ISO 8601, because Django's short formats leave out the seconds."""
     local = timezone.localtime(at) if timezone.is_aware(at) else at
-    return format_html('<time datetime="{}">{}</time>', at.isoformat(timespec="seconds"), f"{local:%Y-%m-%d %H:%M:%S}")
+    # dir: after an Arabic letter the day would be drawn before the year
+    return format_html(
+        '<time dir="ltr" datetime="{}">{}</time>', at.isoformat(timespec="seconds"), f"{local:%Y-%m-%d %H:%M:%S}"
+    )

@@ -18,8 +18,10 @@ from django.utils.safestring import SafeData, mark_safe
 from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
+from django_distlock.language import language_of_texts, text_language
+
 from . import engine, forms
-from .records import Answer
+from .records import CLAIMED, COMPLETED, Answer, Record
 from .requests import address_of
 from .secretnames import is_secret
 
@@ -42,6 +44,7 @@ def problem(status: int, code: str, title: str, detail: str, retry_after: float 
     """An error for a program; ``code`` is what it may rely on."""
     facts = {"type": PROBLEM.format(code), "title": title, "status": status, "detail": detail, "code": code}
     response = JsonResponse(facts, status=status, content_type="application/problem+json")
+    response["Content-Language"] = text_language()
     if code == "missing_key":
         response["Link"] = f'<{PROBLEM.format("section-2.1")}>; rel="help"'
     return _never_stored(response, retry_after)
@@ -51,9 +54,12 @@ def page(
     request: HttpRequest, name: str, status: int, retry_after: float | None = None, **context: Any
 ) -> HttpResponse:
     """A page for a person, from the template ``django_distlock/idempotency/<name>.html``."""
+    context["language"] = language_of_texts()
     text = render_to_string(f"django_distlock/idempotency/{name}.html", context, request)
     # what a client has typed may have lone surrogates: its charset is what it says
-    return _never_stored(HttpResponse(text.encode("utf-8", "replace"), status=status), retry_after)
+    response = HttpResponse(text.encode("utf-8", "replace"), status=status)
+    response["Content-Language"] = text_language()
+    return _never_stored(response, retry_after)
 
 
 def _never_stored(response: HttpResponse, retry_after: float | None = None) -> HttpResponse:
@@ -64,9 +70,10 @@ def _never_stored(response: HttpResponse, retry_after: float | None = None) -> H
 
 
 def bad_key(request: HttpRequest, why: engine.BadKey, *, html: bool) -> HttpResponse:
+    detail = _(why.text) % why.values if why.values else _(why.text)
     if html:
-        return page(request, "refused", why.status, detail=str(why))
-    return problem(why.status, why.code, _("This idempotency key cannot be used"), str(why))
+        return page(request, "refused", why.status, detail=detail)
+    return problem(why.status, why.code, _("This idempotency key cannot be used"), detail)
 
 
 def missing_key(request: HttpRequest, *, html: bool) -> HttpResponse:
@@ -79,7 +86,7 @@ def missing_key(request: HttpRequest, *, html: bool) -> HttpResponse:
 def unissued(request: HttpRequest, verified: forms.Verified) -> HttpResponse:
     """For the key of a form that was not issued to whoever sends it: nothing has been done."""
     if verified is forms.Verified.INVENTED:
-        return bad_key(request, engine.BadKey(_("The form was not made by this site.")), html=True)
+        return bad_key(request, engine.BadKey(engine.gettext_noop("The form was not made by this site.")), html=True)
     return page(request, "refused", 409, **_resubmission(request))
 
 
@@ -91,6 +98,15 @@ def session_changed(request: HttpRequest, key: str | None) -> HttpResponse:
     shown = [(name, value) for name, value in _fields(request) if value and not is_secret(name)]
     response = page(request, "session_changed", 403, shown=shown, **facts)
     response["X-Frame-Options"] = "DENY"  # a button that must not be pressed in somebody else's page
+    return response
+
+
+def sent_before(request: HttpRequest, record: Record, *, changed: bool) -> HttpResponse:
+    """For such a form that has been sent before, under the token of that session."""
+    running = record.state == CLAIMED and not record.expired
+    facts = {"running": running, "unknown": record.state != COMPLETED, "changed": changed}
+    response = page(request, "saved", 403, **facts, **_resubmission(request))
+    response["X-Frame-Options"] = "DENY"
     return response
 
 
@@ -108,11 +124,16 @@ def working(request: HttpRequest, url: str) -> HttpResponse:
     return response
 
 
+def wait_salt(request: HttpRequest) -> str:
+    """The outcome can be looked at where the request was sent, and nowhere else: other checks may stand elsewhere."""
+    return f"{WAIT_SALT}:{request.path}"
+
+
 def waiting_url(job: Job) -> str:
     """Where the outcome can be looked at, by the same principal only."""
     facts = {"scope": job.scope, "mark": job.mark, "alias": job.alias or "", "fingerprint": job.fingerprint}
     facts |= {"method": job.request.method or ""} | ({"replays": "1"} if job.replays else {})
-    return address_of(job.request, urlencode({WAIT_PARAMETER: signing.dumps(facts, salt=WAIT_SALT)}))
+    return address_of(job.request, urlencode({WAIT_PARAMETER: signing.dumps(facts, salt=wait_salt(job.request))}))
 
 
 def mismatch(job: Job, answer: Answer | None, *, running: bool = False) -> HttpResponse:

@@ -17,7 +17,7 @@ from django.core.files.uploadhandler import FileUploadHandler
 from django.http.multipartparser import MultiPartParser
 
 from . import conf, engine, forms
-from .engine import BadKey
+from .engine import BadKey, gettext_noop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -80,7 +80,7 @@ def _bytes(request: HttpRequest) -> bytes:
     except RequestDataTooBig:  # Django answers 400
         raise
     except OSError as error:
-        raise BadKey("The body of the request could not be read.") from error
+        raise BadKey(gettext_noop("The body of the request could not be read.")) from error
 
 
 def _length(request: HttpRequest) -> int | None:
@@ -100,8 +100,10 @@ def _length(request: HttpRequest) -> int | None:
 
 
 def _content_type(request: HttpRequest) -> bytes:
-    """The same bytes of another type are other data. The boundary is another one each time."""
-    parameters = {name: value.lower() for name, value in (request.content_params or {}).items() if name != "boundary"}
+    """The same bytes of another type are other data. The boundary of a form is another one each time."""
+    parameters = {name: value.lower() for name, value in (request.content_params or {}).items()}
+    if request.content_type == "multipart/form-data":
+        parameters.pop("boundary", None)
     if parameters.get("charset") in ("utf-8", "utf8"):
         del parameters["charset"]
     found = [request.content_type, parameters, request.META.get("HTTP_CONTENT_ENCODING", "")]
@@ -112,11 +114,12 @@ def _form(
     fields: Iterable[tuple[str, list[Any]]], files: Iterable[tuple[str, list[Any]]], exclude: Collection[str]
 ) -> Iterator[bytes]:
     yield engine.form_body({name: list(values) for name, values in fields}, exclude)
-    for field, several in files:
+    for field, several in sorted(files, key=lambda pair: pair[0]):
         for file in several:
             if field not in exclude:
                 digest = file.digest if isinstance(file, _Digested) else _digest(file)
-                yield engine.file_part(field, str(file.name), str(file.content_type), file.size or 0, digest)
+                kind = engine.canonical_json([file.content_type, getattr(file, "content_type_extra", None)])
+                yield engine.file_part(field, str(file.name), kind, file.size or 0, digest)
 
 
 def _digest(file: Any) -> str:
@@ -192,8 +195,10 @@ def _rewindable(request: HttpRequest) -> IO[bytes]:
         return stream  # type: ignore[no-any-return]
     if stream is None or stream.closed or getattr(request, "_read_started", False):
         raise BadKey(
-            "The body has been read before it could be compared with that of an earlier request, so the key protects "
-            "from nothing. The view can name what to compare: @idempotent(fingerprint=...).",
+            gettext_noop(
+                "The body has been read before it could be compared with that of an earlier request, so the key "
+                "protects from nothing. The view can name what to compare: @idempotent(fingerprint=...)."
+            ),
             code="body_unread",
         )
     return _spooled(request, stream, limit)
@@ -224,7 +229,7 @@ def _read(stream: Any) -> bytes:
     try:
         return stream.read(CHUNK)  # type: ignore[no-any-return]
     except OSError as error:
-        raise BadKey("The body of the request could not be read.") from error
+        raise BadKey(gettext_noop("The body of the request could not be read.")) from error
 
 
 def _rest(request: HttpRequest) -> Iterable[bytes]:
@@ -239,8 +244,11 @@ def _rest(request: HttpRequest) -> Iterable[bytes]:
 
 def _too_large(limit: int) -> BadKey:
     return BadKey(
-        f"The body is longer than the {limit} bytes that can be compared with those of an earlier request. Send it "
-        "without an idempotency key.",
+        gettext_noop(
+            "The body is longer than the %d bytes that can be compared with those of an earlier request. Send it "
+            "without an idempotency key."
+        ),
+        limit,
         status=413,
         code="body_too_large",
     )

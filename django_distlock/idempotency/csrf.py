@@ -19,9 +19,15 @@ from django.db import Error
 from django.middleware.csrf import CSRF_SESSION_KEY, REASON_NO_CSRF_COOKIE
 from django.views.csrf import csrf_failure as django_failure
 
-from . import answers, forms
-from .conf import csrf_cookie
-from .requests import browser_text, principal_of
+from django_distlock import BackendUnavailable, LockNotAcquired
+from django_distlock.sitekey import site_key
+
+from . import answers, engine, forms
+from .conf import config, csrf_cookie
+from .engine import BadKey
+from .options import PLAIN, options_of
+from .requests import browser_text, fingerprint_of, form_fields, principal_of, route_of, tenant_of
+from .storage import storage_of
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
@@ -42,14 +48,20 @@ def keep_form(request: HttpRequest, reason: str = "") -> HttpResponse | None:
     """The page that keeps the data of a form, for a failure view of your own; None if this is no such form."""
     if request.method != "POST" or reason not in REASONS or not _is_sent_by_this_site(request):
         return None
-    values = request.POST.getlist(forms.FIELD)
+    try:
+        values = form_fields(request).getlist(forms.FIELD)
+    except BadKey:  # without a cookie Django has refused the form before it was read
+        return None
     if len(values) != 1:
         return None
     try:
         is_mine = forms.verify(request, values[0], principal_of(request).text) is forms.Verified.GOOD
-        if not is_mine and not _was_mine(request, values[0]):
+        before = None if is_mine else _as_whom(request, values[0])
+        if not is_mine and before is None:
             return None
-    except Error:  # the database that knows who asks is down
+        if before is not None and (page := _sent_before(request, values[0], before)) is not None:
+            return page
+    except (Error, BackendUnavailable, LockNotAcquired):  # the database that knows who asks, or the keys, is down
         logger.exception("It could not be seen whose form was sent to %s.", ascii(request.path))
         return None
     # the same key as long as it is good: if the form was saved before, its answer comes back
@@ -66,10 +78,25 @@ def _is_sent_by_this_site(request: HttpRequest) -> bool:
         return False
 
 
-def _was_mine(request: HttpRequest, key: str) -> bool:
+def _as_whom(request: HttpRequest, key: str) -> str | None:
+    """As whom this browser was known before the log-in, when the form was opened; None if it did not open the form."""
     session: Any = getattr(request, "session", None)
-    before = [] if session is None else session.get(BEFORE, [])
-    return any(forms.verify(request, key, text) is forms.Verified.GOOD for text in before)
+    before: list[str] = [] if session is None else session.get(BEFORE, [])
+    return next((text for text in before if forms.verify(request, key, text) is forms.Verified.GOOD), None)
+
+
+def _sent_before(request: HttpRequest, key: str, text: str) -> HttpResponse | None:
+    """A form that logs its sender in (a sign-up) is sent for the first time before the log-in: to call it not saved
+    would have it saved twice."""
+    match, secret = request.resolver_match, site_key.load()
+    options = (match and options_of(match.func, "POST")) or PLAIN
+    alias = config().database if options.atomic is True else options.atomic or None
+    number = key.partition(".")[0]
+    scope = engine.scope_of(secret, tenant_of(request, options), text, "POST", route_of(request), number)
+    record = storage_of(alias).read(scope)
+    if record is None or engine.judge(record, record.fingerprint) is engine.Verdict.TAKE_OVER:
+        return None
+    return answers.sent_before(request, record, changed=record.fingerprint != fingerprint_of(request, secret, options))
 
 
 def remember(sender: object, request: Any, **kwargs: Any) -> None:

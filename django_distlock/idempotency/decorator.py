@@ -20,7 +20,7 @@ from .exactly_once import exactly_once, in_transaction
 from .flow import enter, finish, free, leave
 from .job import Job, adrive, drive
 from .middleware import attempt
-from .options import ATTRIBUTE, EXEMPT, NAMES, OnCrash, OnStoreError, Options
+from .options import ATTRIBUTE, EXEMPT, NAMES, PLAIN, OnCrash, OnStoreError, Options
 from .state import Idempotency
 from .waitingpage import is_asked, look
 
@@ -144,10 +144,11 @@ def _is_handled(request: HttpRequest, options: Options) -> bool:
         return False
     if state.options is None:  # exempt, or a view that does it itself
         return state.job is not None and state.job.running
-    if state.options is not options and state.options != options:
+    # PLAIN: it has seen no decorator at all, and would answer before those above have been asked
+    if state.options is PLAIN or (state.options is not options and state.options != options):
         raise ImproperlyConfigured(
-            "The IdempotencyMiddleware did not see the options of @idempotent: a decorator above it hides them. Put "
-            "@idempotent on top, or use functools.wraps in that decorator."
+            "The IdempotencyMiddleware did not see the options of @idempotent: a decorator above it, or a method that "
+            "overrides the decorated one, hides them. Put @idempotent on top, or use functools.wraps in that decorator."
         )
     if state.job is not None:
         state.job.reached = True
@@ -157,8 +158,7 @@ def _is_handled(request: HttpRequest, options: Options) -> bool:
 def _answering(request: HttpRequest) -> Answering | None:
     """What makes the answer that the middleware has found."""
     state: Idempotency = request.idempotency  # type: ignore[attr-defined]
-    found, state.answering = state.answering, None
-    return found
+    return state.answering  # it stays: a decorator above may call the view again, which must not run then
 
 
 def _sync_wrapper(options: Options, view: Any) -> Any:
@@ -283,7 +283,9 @@ def _atomic_wrapper(options: Options, view: Any) -> Any:
         state: Idempotency | None = getattr(request, "idempotency", None)
         if state is None:
             state = request.idempotency = Idempotency()  # type: ignore[attr-defined]
-        if state.job is not None or (state.options is not None and not state.options.atomic):
+        # a job that has ended is that of an attempt before: a decorator above has called the view again
+        running = state.job is not None and state.job.running
+        if running or (state.options is not None and not state.options.atomic):
             raise ImproperlyConfigured(
                 "The IdempotencyMiddleware did not see that this view is @idempotent(atomic=True): a decorator above "
                 "hides it. Put @idempotent on top, or use functools.wraps in that decorator."

@@ -39,39 +39,48 @@ _QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
 
 
 class BadKey(ValueError):
-    """The key is not one that is taken; the message says why, ``status`` and ``code`` are those of the answer."""
+    """The key is not one that is taken; the message says why, ``status`` and ``code`` are those of the answer.
 
-    def __init__(self, message: str, *, status: int = 400, code: str = "bad_key") -> None:
-        super().__init__(message)
+    ``text`` and ``values`` are the parts of the message, for an answer in the language of the client.
+    """
+
+    def __init__(self, text: str, *values: object, status: int = 400, code: str = "bad_key") -> None:
+        super().__init__(text % values if values else text)
+        self.text, self.values = text, values
         self.status, self.code = status, code
+
+
+def gettext_noop(text: str) -> str:
+    """Marks a text for ``makemessages``, as Django's function of that name does; ``answers`` translates it."""
+    return text
 
 
 def parse_header(raw: str) -> str:
     """The key in the value of an ``Idempotency-Key`` header, bare or quoted (RFC 8941 string). :exc:`BadKey` if it is
     empty, has more than 255 characters or other than visible ASCII, or is more than one value."""
     if len(raw) > 2 * MAX_KEY_LENGTH + 2:  # before anything looks at each character
-        raise BadKey(f"The key is longer than {MAX_KEY_LENGTH} characters.")
+        raise BadKey(gettext_noop("The key is longer than %d characters."), MAX_KEY_LENGTH)
     value = raw.strip(" \t")
     if value.startswith('"'):
         match = _QUOTED.fullmatch(value)
         if match is None:
-            raise BadKey("The key is not one quoted string.")
+            raise BadKey(gettext_noop("The key is not one quoted string."))
         value = re.sub(r'\\(["\\])', r"\1", match[1])
     elif "," in value or '"' in value:
-        raise BadKey("There is more than one key.")
+        raise BadKey(gettext_noop("There is more than one key."))
     return validate_key(value)
 
 
 def validate_key(key: object) -> str:
     """``key`` if it is a str of 1 to 255 visible ASCII characters; else :exc:`BadKey`."""
     if not isinstance(key, str):
-        raise BadKey(f"The key must be a str, not {type(key).__name__}.")
+        raise BadKey(gettext_noop("The key must be a str, not %s."), type(key).__name__)
     if not key:
-        raise BadKey("The key is empty.")
+        raise BadKey(gettext_noop("The key is empty."))
     if len(key) > MAX_KEY_LENGTH:
-        raise BadKey(f"The key is longer than {MAX_KEY_LENGTH} characters.")
+        raise BadKey(gettext_noop("The key is longer than %d characters."), MAX_KEY_LENGTH)
     if _BARE.fullmatch(key) is None:
-        raise BadKey("The key has other characters than visible ASCII.")
+        raise BadKey(gettext_noop("The key has other characters than visible ASCII."))
     return key
 
 
@@ -101,13 +110,14 @@ def fingerprint_of(
     *,
     method: str,
     route: str,
-    kwargs: Mapping[str, Any],
+    path: str,
     query: Iterable[tuple[str, str]],
     body: Iterable[bytes],
 ) -> str:
     """What makes two requests the same one."""
-    parts: list[str | bytes] = [method, route, canonical_json({name: str(value) for name, value in kwargs.items()})]
-    parts += [canonical_json(sorted(query)), *body]
+    # Names in any order; of values of one name the order counts: a view that asks for one gets the last.
+    pairs = sorted(query, key=lambda pair: pair[0])
+    parts: list[str | bytes] = [method, route, path, canonical_json(pairs), *body]
     return keyed(site_key, "fingerprint", *parts)
 
 
@@ -120,19 +130,23 @@ def _plain(value: Any) -> Any:
     return [math.nan, str(value)] if isinstance(value, Decimal) else str(value)
 
 
+# Before a body that is compared by its bytes: no JSON that was written anew begins so.
+RAW = b"\x00"
+
+
 def json_body(raw: bytes, exclude: Collection[str] = ()) -> bytes:
-    """The same bytes for the same JSON, in whatever order its members come; the bytes themselves if it is none, or
-    none on which all parsers agree."""
+    """The same bytes for the same JSON, in whatever order its members come; the bytes themselves, marked as such, if it
+    is none, or none on which all parsers agree."""
     try:
         found = json.loads(raw, parse_float=Decimal, parse_constant=_refused, object_pairs_hook=_members)
     except (ValueError, ArithmeticError, RecursionError):  # arithmetic: an exponent that Decimal does not take
-        return raw
+        return RAW + raw
     if isinstance(found, dict):
         found = {name: value for name, value in found.items() if name not in exclude}
     try:
         return canonical_json(found).encode("utf-8", "surrogatepass")
     except RecursionError:
-        return raw
+        return RAW + raw
 
 
 def _refused(constant: str) -> None:

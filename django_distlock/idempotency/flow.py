@@ -83,7 +83,7 @@ def enter(request: HttpRequest, options: Options, view: Any = None) -> Flow[Job 
 def _job(
     request: HttpRequest, options: Options, source: Any, key: str, principal: Principal, secret: str, html: bool
 ) -> Job:
-    settings, (route, _kwargs) = config(), route_of(request)
+    settings, route = config(), route_of(request)
     alias = None if options.atomic is False else settings.database if options.atomic is True else options.atomic
     wait = settings.form_wait if html else settings.wait
     return Job(

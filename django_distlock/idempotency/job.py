@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asgiref.sync import sync_to_async
+from django.utils.crypto import salted_hmac
 
 from .records import Claim
 
@@ -79,9 +80,12 @@ class Job:
 
     @property
     def whose(self) -> str:
-        """For people, and to count by: only a user has a name that is not secret."""
-        kind = self.principal.kind
-        return self.principal.label if kind in ("user", "anybody") else f"{self.principal.label} {self.mark[:12]}"
+        """For people, and to count by: only a user has a name that is not secret. The hash of a credential needs
+        SECRET_KEY: the site key is in the same database, and passwords could be tried on a dump of it."""
+        if self.principal.kind in ("user", "anybody"):
+            return self.principal.label
+        digits = salted_hmac("django_distlock.idempotency.whose", self.mark, algorithm="sha256").hexdigest()
+        return f"{self.principal.label} {digits[:12]}"
 
 
 def drive(flow: Flow[T]) -> T:

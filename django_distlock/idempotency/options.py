@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Literal
 
 from asgiref.sync import iscoroutinefunction
@@ -94,12 +95,23 @@ def view_class(view: Any) -> Any:
 
 
 def _parts(view: Any, method: str) -> list[Any]:
+    while isinstance(view, partial):
+        view = view.func
     kind = view_class(view)
     if kind is None:
         return [view, *_operation(view, method)]
     actions = getattr(view, "actions", None) or {}
-    handler = actions.get(method.lower(), method.lower())
-    return [view, getattr(kind, handler, None), getattr(kind, "dispatch", None)]
+    handler = getattr(kind, actions.get(method.lower(), method.lower()), None)
+    # REST framework's api_view makes the handler, which does not look like its function
+    of_framework = getattr(handler, "__module__", None) == "rest_framework.decorators"
+    function = _enclosed(handler, "func") if of_framework else None
+    return [view, handler, function, getattr(kind, "dispatch", None)]
+
+
+def _enclosed(function: Any, name: str) -> Any:
+    """The variable of this name that ``function`` closes over; None without it."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    return function.__closure__[names.index(name)].cell_contents if name in names else None
 
 
 def _operation(view: Any, method: str) -> list[Any]:
@@ -107,8 +119,7 @@ def _operation(view: Any, method: str) -> list[Any]:
     of the path, or a function that closes over it."""
     path = getattr(view, "__self__", None)
     if path is None:
-        names = getattr(getattr(view, "__code__", None), "co_freevars", ())
-        path = view.__closure__[names.index("self")].cell_contents if "self" in names else None
+        path = _enclosed(view, "self")
     for operation in getattr(path, "operations", ()):
         if method in getattr(operation, "methods", ()):
             return [getattr(operation, "run", None), getattr(operation, "view_func", None)]

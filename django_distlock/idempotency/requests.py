@@ -11,7 +11,7 @@ from django.utils.http import escape_leading_slashes
 
 from . import conf, engine, forms
 from .bodies import FORM_TYPES, body_of, is_parsed
-from .engine import BadKey
+from .engine import BadKey, gettext_noop
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, QueryDict
@@ -65,17 +65,18 @@ def _form_field(request: HttpRequest, view: Any) -> str | None:
     if getattr(view, "csrf_exempt", False) and not is_parsed(request):
         # A view without CSRF may want to read the stream, or choose the upload handlers, itself.
         return None
-    values = _fields(request).getlist(forms.FIELD)
+    values = form_fields(request).getlist(forms.FIELD)
     if len(set(values)) > 1:
-        raise BadKey("The form has more than one key.")
+        raise BadKey(gettext_noop("The form has more than one key."))
     return values[0] if values else None
 
 
-def _fields(request: HttpRequest) -> QueryDict:
+def form_fields(request: HttpRequest) -> QueryDict:
+    """``request.POST``. :exc:`BadKey` where reading it would be a server error."""
     try:
         return request.POST
     except (LookupError, ValueError, OSError) as error:  # a charset or a length that is none, a client that has gone
-        raise BadKey("The form cannot be read.") from error
+        raise BadKey(gettext_noop("The form cannot be read.")) from error
 
 
 def principal_of(request: HttpRequest) -> Principal:
@@ -120,13 +121,10 @@ def _kind(user: Any) -> str:
     return f"{user.__class__.__module__}.{user.__class__.__qualname__}"
 
 
-def route_of(request: HttpRequest) -> tuple[str, dict[str, Any]]:
-    """The pattern that the URL matched, and what it took from the URL."""
+def route_of(request: HttpRequest) -> str:
+    """The pattern that the URL matched."""
     match = request.resolver_match
-    if match is None:
-        return request.path, {}
-    kwargs = {**match.kwargs, **{str(number): value for number, value in enumerate(match.args)}}
-    return match.route or request.path, kwargs
+    return request.path if match is None else match.route or "/"
 
 
 def tenant_of(request: HttpRequest, options: Options) -> str:
@@ -141,12 +139,11 @@ def tenant_of(request: HttpRequest, options: Options) -> str:
 
 
 def fingerprint_of(request: HttpRequest, site_key: str, options: Options) -> str:
-    route, kwargs = route_of(request)
     return engine.fingerprint_of(
         site_key,
         method=request.method or "",
-        route=route,
-        kwargs=kwargs,
+        route=route_of(request),
+        path=request.path,
         query=query_of(request),
         body=body_of(request, options),
     )

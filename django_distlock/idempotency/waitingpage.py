@@ -44,7 +44,7 @@ def look(request: HttpRequest, view: Any = None, *, bare: bool = False) -> Flow[
     if not token or len(token) > 2048:
         return None
     try:
-        facts = signing.loads(token, salt=answers.WAIT_SALT, max_age=86400)
+        facts = signing.loads(token, salt=answers.wait_salt(request), max_age=86400)
         secret = yield site_key.load
         principal = yield partial(principal_of, request)
         if facts["mark"] != mark_of(request, secret, principal):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.utils import timezone
 from selenium.webdriver import Keys
 
 from django_distlock.heldlocks.rows import Rows
+from django_distlock.history import Event, plot
 
 from .pages import address, row_of
 from .people import LIST
@@ -242,3 +244,28 @@ def test_axe_finds_nothing_serious_and_the_policy_is_kept(page: Page) -> None:
     assert not any(faults.values()), faults
     complaints = [entry["message"] for entry in page.driver.get_log("browser") if entry["level"] == "SEVERE"]
     assert not complaints
+
+
+def test_from_right_to_left(page: Page, settings: Any) -> None:
+    settings.LANGUAGE_CODE = "fa"
+    page.open()
+    assert page.find("html").get_attribute("dir") == "rtl"
+    assert page.faults() == []
+    # a date is read from its year on, also after a Persian word
+    year, day, second = page.run(
+        "const text = document.querySelector('.distlock-since time').firstChild, range = document.createRange();"
+        "const left = at => { range.setStart(text, at); range.setEnd(text, at + 1);"
+        " return range.getBoundingClientRect().left };"
+        "return [left(0), left(9), left(18)]"
+    )
+    assert year < day < second
+    # and the labels of the history stay beside its axis
+    event = Event(kind="released", name="a", using="default", at=timezone.now(), wait=None, hold=2.0)
+    ends, axis = page.run(
+        "document.body.insertAdjacentHTML('beforeend', arguments[0]);"
+        "const plot = document.querySelector('svg.distlock-plot'), right = each => each.getBoundingClientRect().right;"
+        "return [Math.max(...[...plot.querySelectorAll('text')].map(right)),"
+        " plot.querySelector('path').getBoundingClientRect().left]",
+        plot([event]),
+    )
+    assert ends <= axis

@@ -134,7 +134,15 @@ def test_drivers_and_engines_are_named_by_nobody_else() -> None:
 
 
 # Of the core beside its public names: the clock, the site key, how arguments are checked, and the tables.
-IDEMPOTENCY_MAY_IMPORT = {"idempotency", "clock", "sitekey", "validation", "models", *django_distlock.__all__}
+IDEMPOTENCY_MAY_IMPORT = {
+    "idempotency",
+    "language",
+    "clock",
+    "sitekey",
+    "validation",
+    "models",
+    *django_distlock.__all__,
+}
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "idempotency").rglob("*.py")), ids=lambda path: path.stem)

@@ -37,6 +37,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert "django_distlock/migrations/0001_initial.py" in names
     assert "django_distlock/templates/admin/django_distlock/heldlock/detail.html" in names
     assert "django_distlock/static/django_distlock/heldlocks.js" in names
+    catalogs = {name.rpartition(".")[0] for name in names if name.endswith(".po")}
+    assert "django_distlock/locale/de/LC_MESSAGES/django" in catalogs
+    assert {f"{catalog}.mo" for catalog in catalogs} <= set(names)
     (points,) = (name for name in names if name.endswith(".dist-info/entry_points.txt"))
     text = zipfile.ZipFile(wheel).read(points).decode()
     assert "[pytest11]\ndistlock = django_distlock.pytest_plugin" in text

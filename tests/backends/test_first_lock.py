@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
 import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
@@ -10,6 +14,11 @@ from django_distlock import advisory_lock
 from django_distlock.registry import registry
 from tests.backends.statements import counted
 from tests.conformance.test_fork import in_child, succeeded
+from tests.faults.conftest import database_alias
+from tests.faults.proxy import Proxy
+
+if TYPE_CHECKING:
+    from tests.faults.conftest import Proxied
 
 pytestmark = [
     pytest.mark.usefixtures("databases"),
@@ -70,3 +79,54 @@ def test_r22b_a_busy_lock_of_a_transaction_tells_as_much(name: str) -> None:
             assert sum(found.values()) == 1
     finally:
         connection.close()
+
+
+# One way, seconds. A session of ours opens in half a second at this distance, and the whole proof takes longer.
+FAR = 0.025
+
+
+@pytest.mark.parametrize("using", ["postgres", "mysql"])
+def test_r22b_a_server_far_away(proxied: Proxied, using: str, name: str) -> None:
+    """The proof may take longer than a caller who does not wait: it would never come to its end."""
+    proxied(using).delay(FAR)
+    registry.reset()
+    with advisory_lock(name, using=using, timeout=0):
+        pass
+
+
+def test_r22b_a_server_far_away_from_a_transaction(settings: Any, name: str) -> None:
+    at = connections.settings["postgres"]
+    with (
+        Proxy(at["HOST"], int(at["PORT"])) as proxy,
+        database_alias("far", "postgres", HOST="127.0.0.1", PORT=str(proxy.port)) as alias,
+    ):
+        options = {"database": alias}
+        settings.DISTLOCK = {**settings.DISTLOCK, "postgres": {**settings.DISTLOCK["postgres"], "OPTIONS": options}}
+        registry.reset()
+        connections[alias].ensure_connection()
+        proxy.delay(2 * FAR)
+        with transaction.atomic(alias), advisory_lock(name, using="postgres", timeout=0):
+            pass
+        registry.close()
+
+
+def test_r22b_threads_in_transactions_ask_once(name: str) -> None:
+    """One connection more for a moment, however many threads begin at once."""
+    registry.reset()
+    threads = 12
+    start = threading.Barrier(threads)
+
+    def work(number: int) -> None:
+        try:
+            with transaction.atomic("postgres"):
+                connections["postgres"].ensure_connection()
+                start.wait(10)
+                with advisory_lock(f"{name} {number}", using="postgres"):
+                    pass
+        finally:
+            connections.close_all()
+
+    with counted("postgres") as found, ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+    asked = sum(count for statement, count in found.items() if "pg_try_advisory_xact_lock" in statement)
+    assert asked == threads + 1

@@ -70,7 +70,7 @@ def test_null_is_not_acquired(name: str) -> None:
     key = key_of("mysql", name)
     with Child(hold, "mysql", name) as child:
         assert child.hear() == "held"
-        assert advisory_lock(name, using="mysql").try_acquire(timeout=0.05) is None
+        assert advisory_lock(name, using="mysql").try_acquire(timeout=0.5) is None
         child.say()
         assert child.hear() == "released"
     for session in backend.sessions.all():
@@ -110,7 +110,7 @@ def test_kill_query_does_not_end_the_wait(name: str, hot: bool) -> None:
     with Child(hold, "mysql", name) as child:
         assert child.hear() == "held"
         if hot:
-            assert advisory_lock(name, using="mysql").try_acquire(timeout=0.01) is None
+            assert advisory_lock(name, using="mysql").try_acquire(timeout=0.5) is None
         thread = threading.Thread(target=wait)
         thread.start()
         for _ in range(5):
@@ -129,7 +129,7 @@ def test_r5_max_statement_time_on_a_wait_keeps_the_deadline(name: str) -> None:
     with Child(hold, "mysql", name) as child:
         assert child.hear() == "held"
         with pytest.raises(LockTimeout):
-            advisory_lock(name, using="mysql").acquire(timeout=0.05)
+            advisory_lock(name, using="mysql").acquire(timeout=0.5)
         for session in registry.entry("mysql").backend.sessions.all():
             session.query(tight.encode(), monotonic() + 2)
         began = monotonic()

@@ -43,7 +43,7 @@ def test_kill_query_on_what_follows_an_interrupted_wait(name: str) -> None:
     ended = threading.Event()
     with Child(hold, "mysql", name) as child:
         assert child.hear() == "held"
-        assert advisory_lock(name, using="mysql").try_acquire(timeout=0.05) is None
+        assert advisory_lock(name, using="mysql").try_acquire(timeout=0.5) is None
 
         def waiter() -> int | None:
             found = waiters("mysql", name)

@@ -73,6 +73,27 @@ def test_the_first_waiter_notices_a_holder_that_died(name: str) -> None:
     within(time.monotonic() - began, 0.6 + SLACK)
 
 
+def test_waiters_that_die_with_the_holder(name: str) -> None:
+    """The lock went to a holder with a shorter TTL, and that one and the next in the queue are killed: the one behind
+    them has heard of it, and does not sleep until the end of the long lease that it saw first."""
+    ttl = 1.5
+    got: list[float] = []
+    thread = threading.Thread(
+        target=lambda: (advisory_lock(name, using=USING).acquire(60).release(), got.append(time.monotonic()))
+    )
+    with held_by_another(name) as holder, Child(hold_for, name, ttl) as first, Child(hold_for, name, ttl) as second:
+        eventually(lambda: waiters(USING, name) == 2, "they do not wait")
+        thread.start()
+        eventually(lambda: waiters(USING, name) == 3, "it does not wait")
+        holder.say()
+        assert holder.hear() == "released"
+        first.kill()
+        second.kill()
+        began = time.monotonic()
+        thread.join(40)
+    within(got[0] - began, ttl + 0.5 + SLACK)  # the second in the queue leaves the first some time
+
+
 def hold_for(link: Any, name: str, ttl: float) -> None:
     lease = advisory_lock(name, using=USING, ttl=ttl).acquire()
     link.say("held")

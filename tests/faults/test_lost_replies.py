@@ -119,7 +119,7 @@ def test_r7_each_reply_of_a_wait(using: str, cut: bool, name: str, proxied: Prox
         assert child.hear() == "held"
         proxy = proxied(using)
         for number, one in enumerate(names, 1):
-            assert advisory_lock(one, using=using).try_acquire(timeout=0.05) is None  # opens a session to wait on
+            assert advisory_lock(one, using=using).try_acquire(timeout=0.5) is None  # opens a session to wait on
             outcome: list[Any] = []
             proxy.swallow(number, cut=cut)
             thread = threading.Thread(target=wait, args=(using, one, outcome))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -18,6 +18,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.http import require_POST
 from rest_framework.authentication import BasicAuthentication
+from rest_framework.decorators import api_view, authentication_classes, permission_classes
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -27,7 +28,7 @@ from django_distlock.idempotency.drf import IdempotentMixin
 from tests.idempotency.conftest import Sender, states
 from tests.idempotency.test_forms import hidden_fields
 from tests.idempotency.test_people import Pressed
-from tests.idempotency.views import aact, act, copy_of, redirect, show, stage
+from tests.idempotency.views import aact, act, copy_of, hidden, redirect, show, stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,10 +85,43 @@ class MixedBasic(IdempotentMixin, Basic):
     pass
 
 
+@api_view(["POST"])
+@authentication_classes([BasicAuthentication])
+@permission_classes([IsAuthenticated])
+@idempotent
+def function_basic(request: Any) -> Any:
+    act(request._request)
+    return Response({"secret": "of carol"}, status=201)
+
+
+class Checked(Handler):
+    """Asks in a method that overrides the decorated one."""
+
+    def post(self, request: Any) -> Any:
+        return super().post(request) if allowed["yes"] else HttpResponse("no", status=403)
+
+
 class DecoratedBasic(Basic):
     @method_decorator(idempotent)
     def post(self, request: Any) -> Any:
         return super().post(request)
+
+
+def tries_again(view: Any) -> Any:
+    """A decorator that calls its view once more if that is busy or fails."""
+
+    @wraps(view)
+    def above(request: Any, *args: Any, **kwargs: Any) -> Any:
+        for _ in range(3):
+            try:
+                response = view(request, *args, **kwargs)
+            except ZeroDivisionError:
+                continue
+            if response.status_code != 409:
+                break
+        return response
+
+    return above
 
 
 def checks_itself(request: Any) -> Any:
@@ -100,6 +134,7 @@ urlpatterns = [
     path("plain/", asks(idempotent(copy_of(act)))),
     path("atomic/", asks(idempotent(atomic=True)(copy_of(act)))),
     path("async/", asks(idempotent(aact))),
+    path("partial/", partial(asks(idempotent(copy_of(act))))),
     path("handler/", Handler.as_view()),
     path("form/", asks(idempotent(copy_of(show)))),
     path("atomic_form/", asks(idempotent(atomic=True)(copy_of(show)))),
@@ -108,13 +143,19 @@ urlpatterns = [
     path("basic/", Basic.as_view()),
     path("mixed/", MixedBasic.as_view()),
     path("basic_decorated/", DecoratedBasic.as_view()),
+    path("basic_function/", function_basic),
+    path("hidden/", hidden(idempotent(copy_of(act)))),
+    path("overridden/", Checked.as_view()),
     path("itself/", copy_of(checks_itself)),
     path("itself_decorated/", idempotent(copy_of(checks_itself))),
     path("itself_atomic/", idempotent(atomic=True)(copy_of(checks_itself))),
     path("itself_said/", idempotent(replay_to_credentials=True)(copy_of(checks_itself))),
+    path("again/", tries_again(idempotent(copy_of(act)))),
+    path("again_atomic/", tries_again(idempotent(atomic=True)(copy_of(act)))),
+    path("open/", copy_of(act)),
     path("nobody/", idempotent(anonymous=True)(copy_of(act))),
 ]
-SHAPES = pytest.mark.parametrize("shape", ["plain", "atomic", "async", "handler"])
+SHAPES = pytest.mark.parametrize("shape", ["plain", "atomic", "async", "handler", "partial"])
 
 
 @pytest.fixture(autouse=True)
@@ -146,6 +187,15 @@ def test_nothing_is_told_of_the_first_request_either(site: Stage, user: Sender, 
     user.post(shape)
     allowed["yes"] = False
     assert user.post(shape, {"other": "data"}).status_code == 403
+
+
+@pytest.mark.parametrize("shape", ["hidden", "overridden"])
+def test_what_hides_the_decorator_is_told_at_once(site: Stage, user: Sender, shape: str, caplog: Any) -> None:
+    """Without options too: naive code takes such a view for one that has none, and answers before what stands above
+    has been asked."""
+    assert user.post(shape).status_code == 500
+    assert "did not see the options" in caplog.text
+    assert (site.effects, states(site.alias)) == (0, [])
 
 
 @SHAPES
@@ -196,6 +246,35 @@ def test_the_waiting_page_where_its_get_passes_them_not(site: Stage, shape: str)
     assert "/made/1/" not in seen.content.decode()
 
 
+@pytest.mark.parametrize("elsewhere", ["open", "nobody"])
+def test_the_waiting_page_is_at_its_own_address_only(site: Stage, elsewhere: str) -> None:
+    """At another one other decorators are asked, or none: naive code gives there what is refused here."""
+    site.answer = redirect
+    tab = waiting(site, "form", "form")
+    allowed["yes"] = False
+    assert tab().status_code == 403
+    assert "Idempotency-Replayed" not in tab(elsewhere)
+
+
+@pytest.mark.parametrize(("alias", "shape"), [("default", "again"), ("postgres", "again_atomic")], indirect=["alias"])
+def test_a_decorator_above_that_calls_the_view_again(site: Stage, user: Sender, shape: str) -> None:
+    """Naive code runs the view at the second call, although the key has an answer or is at work."""
+    twin, seen = Sender(user.key), []
+    twin.client.cookies.update(user.client.cookies)
+
+    def busy(request: Any) -> None:
+        if not seen:
+            seen.append(None)
+            seen[0] = twin.post(shape).status_code
+
+    # the exactly-once mode: the first call fails, and the second is as good as a new request
+    site.during = busy if shape == "again" else lambda request: 1 / (len(site.runs) - 1)
+    assert user.post(shape).status_code == 201
+    assert seen == ([409] if shape == "again" else [])
+    assert user.post(shape)["Idempotency-Replayed"] == "true"
+    assert site.effects == 1
+
+
 def waiting(site: Stage, page: str, shape: str) -> Any:
     """Asks for the outcome of a form that was sent twice, by the address of the waiting page."""
     client, other = Client(), Client()
@@ -210,7 +289,7 @@ def waiting(site: Stage, page: str, shape: str) -> Any:
 
     with Pressed(site, Twin(), fields, shape):  # type: ignore[arg-type]
         url = other.post(f"/{shape}/", fields)["Refresh"].partition("url=")[2]
-    return lambda: other.get(url)
+    return lambda where=shape: other.get(url.replace(f"/{shape}/", f"/{where}/"))
 
 
 def issued_for(client: Client, address: str) -> str:
@@ -236,7 +315,7 @@ def basic(shape: str, key: str = "key") -> Any:
     return client.post(f"/{shape}/", {"a": 1}, content_type="application/json", headers=headers)
 
 
-@pytest.mark.parametrize("shape", ["basic", "mixed", "basic_decorated"])
+@pytest.mark.parametrize("shape", ["basic", "mixed", "basic_decorated", "basic_function"])
 def test_a_user_who_was_deactivated_gets_no_stored_answer(site: Stage, carol: Any, shape: str) -> None:
     """Naive code, in front of the framework, takes a credential for good that was good once."""
     first = basic(shape)

@@ -11,7 +11,7 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpResponse
 from django.test import AsyncClient, Client
-from django.urls import clear_url_caches, path
+from django.urls import clear_url_caches, path, re_path
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework.permissions import BasePermission
 from rest_framework.response import Response
@@ -53,6 +53,8 @@ urlpatterns = [
     path("mixed/", Mixed.as_view()),
     path("own/", csrf_exempt(idempotent(fingerprint=lambda r: r.headers["Content-Digest"])(copy_of(act)))),
     path("wrong/", csrf_exempt(idempotent(fingerprint=lambda r: 7)(copy_of(act)))),  # type: ignore[arg-type,return-value]
+    re_path(r"^orders/\d+/pay/$", csrf_exempt(copy_of(act))),
+    re_path("", csrf_exempt(copy_of(act))),
 ]
 SHAPES = pytest.mark.parametrize("shape", ["exempt", "atomic", "async", "framework", "mixed"])
 
@@ -98,6 +100,49 @@ def test_a_multipart_form_that_nothing_has_parsed(site: Stage, key: str, shape: 
 
 def ordered(body_and_kind: Any, key: str) -> tuple[Any, str, str]:
     return body_and_kind[0], key, body_and_kind[1]
+
+
+@SHAPES
+def test_files_in_any_order(site: Stage, key: str, shape: str) -> None:
+    """The order of fields is no data; the charset of a file is."""
+    part = '--xx\r\nContent-Disposition: form-data; name="{}"; filename="f"\r\nContent-Type: text/plain{}\r\n\r\nf\r\n'
+    end = '--xx\r\nContent-Disposition: form-data; name="amount"\r\n\r\n1\r\n--xx--\r\n'
+    one, two, other = part.format("one", ""), part.format("two", ""), part.format("two", "; charset=utf-16")
+    sent = [post(shape, body + end, key, "multipart/form-data; boundary=xx") for body in (one + two, two + one)]
+    assert [(s.status_code, s.get("Idempotency-Replayed")) for s in sent] == [(201, None), (201, "true")]
+    assert post(shape, one + other + end, key, "multipart/form-data; boundary=xx").status_code == 422
+
+
+def test_the_boundary_of_what_is_no_form_is_data(site: Stage, key: str) -> None:
+    kinds = [f"multipart/mixed; boundary={boundary}" for boundary in "aab"]
+    assert [post("exempt", b"--a\r\n--b\r\n", key, kind).status_code for kind in kinds] == [201, 201, 422]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("exempt/?amount=100&amount=900", "exempt/?amount=900&amount=100"),
+        ("orders/1/pay/", "orders/2/pay/"),
+        ("anything/a/", "anything/b/"),
+    ],
+)
+def test_another_address_is_another_request(site: Stage, key: str, first: str, second: str) -> None:
+    """Of values of one name the view gets the last; and a pattern may match addresses without naming their parts."""
+    statuses = [
+        Client()
+        .post(f"/{address}", {}, "application/json", headers={"Authorization": "a", "Idempotency-Key": key})
+        .status_code
+        for address in (first, first, second)
+    ]
+    assert statuses == [201, 201, 422]
+    assert site.effects == 1
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+def test_an_address_with_a_nul_and_a_pattern_without_text(site: Stage, key: str) -> None:
+    """PostgreSQL stores no NUL, and the address is not to be stored."""
+    assert post("a%00b", b"{}", key, "application/json").status_code == 201
+    assert post("a%00b", b"{}", key, "application/json")["Idempotency-Replayed"] == "true"
 
 
 @pytest.mark.parametrize("shape", ["exempt", "atomic", "async"])

@@ -6,6 +6,7 @@ from html import unescape
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.contrib.auth import login
 from django.contrib.auth.models import User
 from django.contrib.auth.views import LoginView, LogoutView
 from django.core.files.uploadedfile import SimpleUploadedFile
@@ -201,6 +202,27 @@ def test_the_button_leads_to_no_other_site(person: Person, site: Stage) -> None:
     html = person.client.post("/", fields, PATH_INFO="//evil.example/form/").content.decode()
     assert "Not saved yet" in html
     assert 'action="//' not in html
+
+
+@pytest.mark.parametrize("again", ["what I typed", "something else"])
+def test_a_sign_up_that_logs_in_is_not_called_unsaved(person: Person, site: Stage, again: str) -> None:
+    """Its first press came before the log-in. Naive code says "not saved", and a button saves it twice."""
+    site.during = lambda request: login(request, User.objects.get(username="smith"))
+    fields = person.open() | {"note": "what I typed"}
+    assert person.send(fields).status_code == 302
+    page = person.send(fields | {"note": again})
+    assert (page.status_code, page["X-Frame-Options"]) == (403, "DENY")
+    assert "Already saved" in page.content.decode()
+    assert ("with other data" in page.content.decode()) == (again != "what I typed")
+    assert site.effects == 1
+
+
+@pytest.mark.parametrize("kind", ["multipart/form-data; boundary=xx; charset=rot13", "multipart/form-data"])
+def test_a_form_that_cannot_be_read(person: Person, kind: str) -> None:
+    """Without a cookie it is refused before it is read: what is read then must not be a server error."""
+    person.client.raise_request_exception = False
+    body = b'--xx\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--xx--\r\n'
+    assert person.client.generic("POST", "/form/", body, kind).status_code in (400, 403)
 
 
 def test_a_log_out_asks_too(person: Person, site: Stage) -> None:

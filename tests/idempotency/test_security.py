@@ -17,6 +17,7 @@ from django.views import View
 
 from django_distlock.idempotency import engine
 from django_distlock.idempotency.options import is_exempt
+from django_distlock.sitekey import site_key
 from tests.idempotency.conftest import Sender, states
 from tests.idempotency.test_forms import Browser
 from tests.idempotency.views import redirect
@@ -154,6 +155,19 @@ def test_neither_key_nor_credential_is_stored(site: Stage, key: str) -> None:
         text = repr(cursor.fetchall())
     assert key not in text
     assert "canary" not in text
+
+
+def test_no_credential_can_be_tried_on_a_dump(site: Stage, key: str) -> None:
+    """Naive code keys the hash in the list by the site key, which is in the same database: passwords are tried fast."""
+    secret = site_key.load()
+    labels = []
+    for word in ("a", "b", "a"):
+        Sender(f"{key}{len(labels)}", who=word).post()
+        with connections[site.alias].cursor() as cursor:
+            cursor.execute("SELECT principal FROM django_distlock_idempotency ORDER BY claimed_at DESC")
+            labels.append(cursor.fetchone()[0])
+    assert labels[0] == labels[2] != labels[1], "who looks can tell them apart"
+    assert engine.keyed(secret, "mark", "testserver", "credential:Bearer a")[:12] not in labels[0]
 
 
 def test_a_body_too_large_for_memory_is_left_to_the_view(site: Stage, sender: Any, settings: Any) -> None:

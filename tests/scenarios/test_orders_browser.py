@@ -178,6 +178,29 @@ def test_back_with_changed_data(page: Page, till: Till) -> None:
     assert Order.objects.values("payment").distinct().count() == 2
 
 
+def test_a_page_that_is_read_from_right_to_left(page: Page, till: Till, settings: Any) -> None:
+    settings.LANGUAGE_CODE = "fa"
+    till.open.set()
+    page.open("/orders/idempotent/")
+    page.press()
+    placed(page)
+    page.follow(page.driver.back)
+    fill(page, note="as a present")
+    page.press()
+    page.until(lambda: page.text("h1") == "پیش‌تر ذخیره شده است", "the page did not come")
+    assert page.faults() == []
+    # it begins at the right, and nothing is cut
+    left, right = page.run(
+        "const box = document.querySelector('form button').getBoundingClientRect(),"
+        " main = document.querySelector('main').getBoundingClientRect();"
+        " return [box.left - main.left, main.right - box.right]"
+    )
+    assert right < 1 < left
+    assert page.run("return document.documentElement.scrollWidth <= window.innerWidth")
+    if (path := os.environ.get("DISTLOCK_SCREENSHOTS")) is not None:
+        page.driver.save_screenshot(f"{path}/saved_fa.png")
+
+
 def test_mistakes_can_be_corrected(page: Page, till: Till) -> None:
     till.open.set()
     page.open("/orders/idempotent/")

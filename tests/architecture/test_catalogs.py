@@ -1,0 +1,63 @@
+"""The translations: each has every text of the package, and what is compiled is what was written."""
+
+from __future__ import annotations
+
+import gettext
+import io
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "django_distlock"
+CATALOGS = sorted(PACKAGE.glob("locale/*/LC_MESSAGES/django.po"))
+CURE = "run `make messages`, translate what is new in each django.po, and run it again"
+
+catalogs = pytest.mark.parametrize("catalog", CATALOGS, ids=lambda path: path.parts[-3])
+
+
+def run(*command: str | Path, cwd: Path = PACKAGE) -> subprocess.CompletedProcess[bytes]:
+    """Its messages come in English, and UTF-8 is understood."""
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", "LANGUAGE": ""}
+    return subprocess.run(command, cwd=cwd, capture_output=True, env=environment, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every text of the package as it is now, gathered in a copy."""
+    copy = tmp_path_factory.mktemp("messages") / "package"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    done = run(sys.executable, "-m", "django", "makemessages", "--all", "--no-location", "--keep-pot", cwd=copy)
+    assert done.returncode == 0, done.stderr.decode()
+    return copy / "locale" / "django.pot"
+
+
+def test_the_languages() -> None:
+    assert {"de", "fr", "es", "pt", "fa"} <= {path.parts[-3] for path in CATALOGS}
+
+
+@catalogs
+def test_every_text_is_translated_and_no_other(catalog: Path, template: Path) -> None:
+    """Whatever ``msgcmp`` says is a fault: missing, empty, fuzzy, or used nowhere."""
+    done = run("msgcmp", catalog, template)
+    assert not done.stderr, f"{CURE}:\n{done.stderr.decode()}"
+    assert "\n#~" not in catalog.read_text(), CURE
+
+
+@catalogs
+def test_placeholders_and_plurals_fit(catalog: Path) -> None:
+    done = run("msgfmt", "--check-format", "--check-domain", "--output-file=-", catalog)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@catalogs
+def test_each_is_compiled_as_it_is_written(catalog: Path) -> None:
+    """The texts are compared: another msgfmt may order the bytes otherwise."""
+    expected = gettext.GNUTranslations(io.BytesIO(run("msgfmt", "--output-file=-", catalog).stdout))
+    with catalog.with_suffix(".mo").open("rb") as compiled:
+        found = gettext.GNUTranslations(compiled)
+    assert found._catalog == expected._catalog, CURE  # type: ignore[attr-defined]
+    assert found.pgettext("code of the language of these translations", "en") == catalog.parts[-3]
