@@ -7,6 +7,7 @@ connection and dies with the transaction it protects: no session more, and safe 
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import threading
 from dataclasses import replace
@@ -16,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections
 
 from django_distlock.clock import monotonic
-from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
+from django_distlock.exceptions import BackendUnavailable, DeadlockDetected, UnsupportedOperation
 from django_distlock.lockquery import LockQuery
 from django_distlock.parking import Turnstile
 from django_distlock.records import Claim, Grant
@@ -55,6 +56,10 @@ except ImportError as error:
         "The PostgreSQL lock backend needs psycopg 3: pip install 'django-distlock[postgres]'."
     ) from error
 
+logger = logging.getLogger("django_distlock.transactions")
+
+# So long a process goes without the proof inside transactions if no second session was to be had; seconds.
+PROVE_AGAIN = 60.0
 MINE = f"SELECT {NUMBER} FROM pg_locks WHERE {OURS} AND granted AND pid = pg_backend_pid()"  # noqa: S608 - constants
 TRY = "SELECT %s(%d), current_setting('transaction_isolation')"
 # Without parameters the server takes several statements at once. The caller's lock_timeout is put back explicitly: what
@@ -101,6 +106,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         self._guard = threading.Lock()
         self._watched: dict[int, Watched] = {}
         self._transactions_exclude = False  # proven, as self._proven_at tells for lock sessions
+        self._prove_from = -math.inf
         self._proving = Turnstile()
 
     def _open(self, waits: bool, until: float) -> Flow[PostgresSession]:
@@ -171,7 +177,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
                     if isolation is None:
                         self._transactions_exclude = True  # the server has just kept this one out
                         self._heat(claim.key.digest, asked)
-                    elif not self._transactions_exclude:
+                    elif not self._transactions_exclude and asked >= self._prove_from:
                         self._look_away(me)  # nothing is asked on it any more, and the proof may take longer
                         drive(self._prove_in_transaction(claim, until))
                 if isolation is None and wait > 0:
@@ -187,8 +193,13 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     def _prove_in_transaction(self, claim: Claim, until: float) -> Flow[None]:
         """The server must refuse another session the lock that the caller's transaction has just got (R22b). One
-        statement without a transaction: behind a pooler it needs a server session for no longer than that."""
-        parameters = connections[self.database].get_connection_params()
+        statement without a transaction: behind a pooler it needs a server session for no longer than that.
+
+        Where no second session is to be had the lock is given out all the same, and a later one proves it: the caller's
+        transaction occupies a session while it asks, so in a pool that is full of first locks each would wait for the
+        others, and none would ever be had.
+        """
+        parameters = connections[self.session_database].get_connection_params()
         entered: list[bool] = []
         try:
             # one thread asks for all
@@ -196,7 +207,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
                 raise StatementTimeout
             if self._transactions_exclude:
                 return
-            opened = yield from connect(self.alias, parameters, exclusion.limit(until, exclusion.CONNECT_LIMIT))
+            opened = yield from connect(self.alias, parameters, exclusion.limit(until))
             second = PostgresSession(opened, False)
             try:
                 sql = b"SELECT pg_try_advisory_xact_lock(%s)" % claim.key.number_bytes
@@ -205,8 +216,9 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
             finally:
                 second.close()
             self._transactions_exclude = True
-        except (ServerError, SessionDead, StatementTimeout) as error:
-            raise exclusion.unproven(self.alias, error) from error
+        except (BackendUnavailable, ServerError, SessionDead, StatementTimeout) as error:
+            self._prove_from = monotonic() + PROVE_AGAIN
+            logger.warning("%s It is asked again in %g s.", exclusion.unproven(self.alias, error), PROVE_AGAIN)
         finally:
             if any(entered):
                 self._proving.release()

@@ -3,6 +3,8 @@ functions that always say yes stand in the search path before the server's own."
 
 from __future__ import annotations
 
+import logging
+import re
 import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,10 +13,11 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
-from django_distlock import BackendUnavailable, UnsupportedOperation, advisory_lock
+from django_distlock import UnsupportedOperation, advisory_lock
 from django_distlock.diagnosis import diagnose
 from django_distlock.registry import registry
-from tests.faults.server import ask
+from tests.faults.conftest import database_alias
+from tests.faults.server import ask, holders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,14 +102,34 @@ def test_r22b_a_server_that_refuses_the_settings_of_a_session(pretends: Any, nam
     assert "unrecognized configuration parameter" in refused(advisory_lock(name, using="postgres").acquire)
 
 
-def test_r22b_in_a_transaction_without_room_for_a_second_session(name: str) -> None:
-    """An error within the caller's time, and the next lock asks again."""
-    needed = pytest.raises(BackendUnavailable, match=r"second session asks whether the server excludes it.*too many")
-    with limited_role(1), transaction.atomic("postgres"), needed:
-        advisory_lock(name, using="postgres").acquire()
-    registry.reset()
+def test_r22b_in_a_transaction_without_room_for_a_second_session(
+    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is granted, with a warning: a transaction that waits for a second session occupies one. The question is
+    asked again later."""
+    with limited_role(1), caplog.at_level(logging.WARNING, "django_distlock.transactions"):
+        for _ in range(2):
+            with transaction.atomic("postgres"), advisory_lock(name, using="postgres"):
+                assert holders("postgres", name)
+    (record,) = caplog.records
+    assert re.search(r"second session asks whether the server excludes it.*too many", record.getMessage())
+    backend: Any = registry.entry("postgres").backend
+    assert not backend._transactions_exclude
+    monkeypatch.setattr(backend, "_prove_from", 0.0)  # a minute later
     with transaction.atomic("postgres"), advisory_lock(name, using="postgres"):
-        pass
+        assert backend._transactions_exclude
+
+
+def test_r22b_a_transaction_is_proven_by_way_of_session_database(settings: Any, name: str) -> None:
+    """Behind a pooler the direct alias needs no place in a pool that may be full of first locks."""
+    with database_alias("direct", "postgres") as direct, limited_role(1):
+        options = {"database": "postgres", "session_database": direct}
+        settings.DISTLOCK = {**settings.DISTLOCK, "postgres": {**settings.DISTLOCK["postgres"], "OPTIONS": options}}
+        registry.reset()
+        with transaction.atomic("postgres"), advisory_lock(name, using="postgres"):
+            backend: Any = registry.entry("postgres").backend
+            assert backend._transactions_exclude
+        registry.reset()
 
 
 @contextmanager
