@@ -53,6 +53,11 @@ FIND = {
 MYSQL_HAS_COLUMN = (
     "SELECT 1 FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s AND COLUMN_NAME = %s"
 )
+# A renamed table keeps the function that its old name gave: a new table of that name has the same one.
+PG_ELSEWHERE = (
+    "SELECT proname FROM pg_trigger JOIN pg_proc ON pg_proc.oid = tgfoid "
+    "WHERE tgrelid IS DISTINCT FROM to_regclass(%s) AND proname LIKE %s"
+)
 VENDORS = tuple(FIND)
 # The first column that a definition names: NEW."fence", new.fence, NEW.`fence`
 COLUMN = re.compile(r"""\bnew\.("(?:[^"]|"")+"|`(?:[^`]|``)+`|\w+)""", re.IGNORECASE)
@@ -90,13 +95,12 @@ class FenceTrigger:
         quote, names = editor.quote_name, dict.fromkeys([self.name, *self._mine(editor.connection)])
         if editor.connection.vendor != "postgresql":
             return [f"DROP TRIGGER IF EXISTS {quote(name)}" for name in names]
+        with editor.connection.cursor() as cursor:
+            cursor.execute(PG_ELSEWHERE, [quote(self.table), PREFIX + "%"])
+            elsewhere = {name for (name,) in cursor.fetchall()}
         return [
-            statement
-            for name in names
-            for statement in (
-                f"DROP TRIGGER IF EXISTS {quote(name)} ON {quote(self.table)}",
-                f"DROP FUNCTION IF EXISTS {quote(name)}()",
-            )
+            *(f"DROP TRIGGER IF EXISTS {quote(name)} ON {quote(self.table)}" for name in names),
+            *(f"DROP FUNCTION IF EXISTS {quote(name)}()" for name in names if name not in elsewhere),
         ]
 
     def works(self, connection: BaseDatabaseWrapper) -> bool:

@@ -114,6 +114,33 @@ def test_a_name_that_must_be_quoted_and_the_orm(alias: str) -> None:
     FencedLedger.objects.using(alias).filter(pk=row.pk).update(fence=EARLY)
 
 
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)  # elsewhere a trigger has no function beside it
+def test_a_new_table_by_the_old_name_of_another(alias: str) -> None:
+    """A renamed table keeps its trigger and function, and the new one asks for a function of the same name."""
+    connection = connections[alias]
+    fence = FenceTrigger("dataapp_passing", "fence")
+
+    def run_all(*statements: str) -> None:
+        with connection.schema_editor() as editor:
+            for statement in statements or fence.create(editor):
+                editor.execute(statement, params=None)
+
+    make = "CREATE TABLE dataapp_passing (id int, fence bigint)"
+    try:
+        run_all(make)
+        run_all()
+        run_all("ALTER TABLE dataapp_passing RENAME TO dataapp_passed", make)
+        run_all()
+        with connection.schema_editor() as editor:
+            for statement in fence.drop(editor):
+                editor.execute(statement, params=None)
+        assert not fence.works(connection)
+        assert FenceTrigger("dataapp_passed", "fence").works(connection)
+    finally:
+        run_all("DROP TABLE IF EXISTS dataapp_passed", "DROP TABLE dataapp_passing")
+        run_all(f"DROP FUNCTION IF EXISTS {fence.name}()")
+
+
 class Elsewhere:
     def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool:
         return False
