@@ -69,8 +69,8 @@ def refuse(alias: str, session: Session, until: float) -> Flow[NoReturn]:
     version = rows[0][0].decode() if isinstance(rows[0][0], bytes) else rows[0][0]
     raise UnsupportedOperation(
         f"The server of alias {alias!r} ({version}) grants one lock to two sessions: its locks exclude nobody. Take "
-        "another backend there, such as leasetable.LeaseTableBackend or redis.RedisBackend. A session_database must lead "
-        "to the same database of the same server."
+        "another backend there, such as leasetable.LeaseTableBackend or redis.RedisBackend. A session_database must "
+        "lead to the same database of the same server."
     )
 
 
