@@ -88,8 +88,9 @@ class World:
         self._sets[key].pop(member, None)
 
     def _zrange(self, key: str, first: int, last: int, *options: str) -> list[Any]:
-        assert first == last
-        members = sorted(self._sets[key], key=self._sets[key].__getitem__)[first:][:1]
+        members = sorted(self._sets[key], key=self._sets[key].__getitem__)
+        begin, end = (at if at >= 0 else at + len(members) for at in (first, last))
+        members = members[max(begin, 0) : end + 1]
         return [part for each in members for part in ([each, str(self._sets[key][each])] if options else [each])]
 
     def _zrank(self, key: str, member: str) -> int | None:

@@ -174,7 +174,7 @@ def changed(*pairs: tuple[str, str]) -> dict[str, str]:
 def test_the_model_sees_who_believes_the_reply_of_publish() -> None:
     """The rule that there was."""
     scripts = changed(
-        ("local here = limit and call('PUBSUB', 'NUMSUB', channel)[2] > 0", "local here = limit"),
+        ("if turn and connected(channel) then", "if turn then"),
         ("grant(head, tonumber(ttl), told, drawn)\n      say(channel, head, drawn)", "if HEARD then GRANT end"),
         ("HEARD", "call('PUBLISH', channel, head .. ' ' .. drawn .. ' ' .. string.format('%.0f', us)) > 0"),
         ("GRANT", "grant(head, tonumber(ttl), told, drawn)"),

@@ -90,24 +90,28 @@ def test_r5_looks_that_say_nothing_do_not_end_it(clock: Clock, watched: Watched)
     assert took is not None, "but not for ever"
 
 
-def test_r5_a_look_leaves_others_the_time_to_take_the_interpreter(clock: Clock, watched: Watched) -> None:
+def test_r5_a_look_leaves_others_the_time_to_take_the_interpreter(
+    clock: Clock, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The caller has read the answer, so the socket is empty, and waits for the interpreter like others. A look that
     does not wait is through before any of them has woken up, and takes that for a silent server."""
 
     def others_take_it(seconds: float) -> None:
         clock.slow = 0.006 if seconds > 0 else 0.0
 
-    postgres_watched.time.sleep = others_take_it  # type: ignore[assignment]  # the clock's
+    monkeypatch.setattr(postgres_watched, "time", SimpleNamespace(sleep=others_take_it))
     for _ in range(99):
         clock.slow = 0.0
         clock.now = look_after([watched], clock.now) + 0.0001
     assert not clock.shut
 
 
-def test_r5_a_crowd_at_a_server_that_hangs_is_in_time(clock: Clock, watched: Watched) -> None:
+def test_r5_a_crowd_at_a_server_that_hangs_is_in_time(
+    clock: Clock, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each caller's connection is looked at in its turn; the time for others is given once."""
     slept: list[float] = []
-    postgres_watched.time.sleep = slept.append  # type: ignore[assignment]  # the clock's
+    monkeypatch.setattr(postgres_watched, "time", SimpleNamespace(sleep=slept.append))
     crowd = [watched, *(Watched(watched_connection(watched), 1000.0) for _ in range(49))]
     while clock.now < 1000.0 + IN_TIME:
         clock.now = look_after(crowd, clock.now) + 0.0001
