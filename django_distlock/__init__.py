@@ -6,8 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .data.row import row_lock
-    from .data.table import table_lock
+    from django_distlock.data.rows.lock import row_lock
+    from django_distlock.data.tables.lock import table_lock
+    from django_distlock.locks.leader import Leader
+    from django_distlock.locks.lease import Lease
+    from django_distlock.locks.lock import Lock, advisory_lock
+    from django_distlock.locks.lockset import lock_all, semaphore
+    from django_distlock.manager.introspection import break_lock, held_locks
+
     from .exceptions import (
         BackendUnavailable,
         DeadlockDetected,
@@ -18,11 +24,6 @@ if TYPE_CHECKING:
         LockTimeout,
         UnsupportedOperation,
     )
-    from .introspection import break_lock, held_locks
-    from .leader import Leader
-    from .lease import Lease
-    from .lock import Lock, advisory_lock
-    from .sets import lock_all, semaphore
 
 __all__ = [
     "BackendUnavailable",
@@ -50,16 +51,16 @@ __version__ = "0.1.0"
 # Where the public names are that are no exceptions. Each is imported when it is first asked for: pytest loads the
 # package for its plugin, in projects without Django too.
 _HOMES = {
-    "Leader": "leader",
-    "Lease": "lease",
-    "Lock": "lock",
-    "advisory_lock": "lock",
-    "break_lock": "introspection",
-    "held_locks": "introspection",
-    "lock_all": "sets",
-    "row_lock": "data.row",
-    "semaphore": "sets",
-    "table_lock": "data.table",
+    "Leader": "locks.leader",
+    "Lease": "locks.lease",
+    "Lock": "locks.lock",
+    "advisory_lock": "locks.lock",
+    "break_lock": "manager.introspection",
+    "held_locks": "manager.introspection",
+    "lock_all": "locks.lockset",
+    "row_lock": "data.rows.lock",
+    "semaphore": "locks.lockset",
+    "table_lock": "data.tables.lock",
 }
 
 

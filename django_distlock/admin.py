@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.util import find_spec
 
-from .heldlocks.admin import HeldLockAdmin
+from django_distlock.operations.admin.admin import HeldLockAdmin
 
 __all__ = ["HeldLockAdmin"]
 

@@ -15,19 +15,21 @@ class DistlockConfig(AppConfig):
 
     def ready(self) -> None:
         # registers the system checks
-        from . import checks, history, routing, serverchecks, viewchecks  # noqa: F401
-        from .data import fence_triggers
+        from django_distlock.data.fencing import triggers
+
+        from .checks import routers, routes, servers, settings  # noqa: F401
+        from .operations import history
 
         # a feature beside the core: the rest does not need it
         if find_spec("django_distlock.idempotency") is not None:
             import_module("django_distlock.idempotency.checks")
-            if find_spec("django_distlock.pruning") is not None:
+            if find_spec("django_distlock.operations.pruning") is not None:
                 tables = import_module("django_distlock.idempotency.storage.database")
-                pruning = import_module("django_distlock.pruning")
+                pruning = import_module("django_distlock.operations.pruning")
                 # what has outlived its lifetime is of no use to anybody, however many days are asked for
                 pruning.pruners["idempotency"] = pruning.Pruner(
                     tables.databases, lambda database, days: tables.purge_database(database)
                 )
 
-        post_migrate.connect(fence_triggers.restore, sender=self)
+        post_migrate.connect(triggers.restore, sender=self)
         history.configure()

@@ -18,7 +18,7 @@ a class is its message when none is given.
 
 from __future__ import annotations
 
-from .oneline import one_line
+from django_distlock.concurrency.text import one_line
 
 
 class DistlockError(Exception):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from .tables import AsciiField
+from .schema import AsciiField
 
 
 class Undumped(models.Manager):  # type: ignore[type-arg]  # not subscriptable at run time

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from .names import LockKey
+    from .keys import LockKey
 
 # So many of those who wait for a lock are named.
 MOST_WAITING = 20

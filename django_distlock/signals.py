@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from django.dispatch import Signal
 
-from .clock import monotonic
+from django_distlock.concurrency.clock import monotonic
 
 if TYPE_CHECKING:
-    from .holding import Holding
-    from .lease import Lease
-    from .waiting import Flow
+    from django_distlock.concurrency.flow import Flow
+    from django_distlock.locks.lease import Lease
+    from django_distlock.manager.hold import Holding
 
 logger = logging.getLogger("django_distlock.signals")
 

@@ -10,8 +10,9 @@ from django.db import connections
 from django.test.runner import DiscoverRunner
 from django.test.utils import TestContextDecorator, override_settings
 
-from . import rehearsal
-from .clock import monotonic
+from django_distlock.concurrency.clock import monotonic
+
+from .operations import test_support
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -52,8 +53,8 @@ class override_locks(TestContextDecorator):
 
     def enable(self) -> None:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(override_settings(DISTLOCK=rehearsal.in_memory(self._using)))
-            stack.enter_context(rehearsal.testcases_do_not_count())
+            stack.enter_context(override_settings(DISTLOCK=test_support.in_memory(self._using)))
+            stack.enter_context(test_support.testcases_do_not_count())
             self._stack = stack.pop_all()
 
     def disable(self) -> None:
@@ -65,7 +66,7 @@ class _StillLocked:
         self._name, self._using = name, using
 
     def check(self, when: str) -> Self:
-        found, held = rehearsal.held_by_anybody(self._name, self._using)
+        found, held = test_support.held_by_anybody(self._name, self._using)
         if not found:
             what = "; ".join(held) or "nothing is"
             raise AssertionError(f"{self._name!r} on {self._using!r} is not held{when}. What is held: {what}.")
@@ -89,7 +90,7 @@ def assert_locked(name: str, using: str = "default") -> _StillLocked:
 
 def assert_no_locks_held() -> None:
     """AssertionError if this process holds any lock; the message names them."""
-    held = rehearsal.held_here()
+    held = test_support.held_here()
     if held:
         raise AssertionError(f"Still held: {'; '.join(held)}.")
 
@@ -103,7 +104,7 @@ def lose(lease: Lease, *, reason: str = "rehearsed") -> None:
     A lock that belongs to the transaction of its caller (PostgreSQL) is lost for the holder only: others still wait
     until that transaction has ended.
     """
-    rehearsal.lose(lease, reason)
+    test_support.lose(lease, reason)
 
 
 def race(fn: Callable[[], T] | Sequence[Callable[[], T]], times: int = 2, *, timeout: float = 30) -> list[T | Any]:
@@ -145,7 +146,7 @@ def close_lock_sessions() -> None:
 
     What is held is lost. The next lock opens them again.
     """
-    rehearsal.close_sessions()
+    test_support.close_sessions()
 
 
 class LockRunnerMixin:

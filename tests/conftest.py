@@ -110,8 +110,8 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     A test that has failed did not come to its releases: that is no second fault.
     """
     yield
-    from django_distlock.holdings import holdings
-    from django_distlock.registry import registry
+    from django_distlock.manager.lock_table import holdings
+    from django_distlock.manager.registry import registry
 
     held = holdings.held()
     eventually(lambda: not _threads("distlock-release"), "a release is not through")
@@ -128,7 +128,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _sessions() -> list[Any]:
-    from django_distlock.registry import registry
+    from django_distlock.manager.registry import registry
 
     return [
         session for backend in registry.backends() if hasattr(backend, "sessions") for session in backend.sessions.all()

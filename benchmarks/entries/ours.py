@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def close_backends() -> None:
     """Close the lock sessions of this process now instead of after their idle time."""
-    from django_distlock.registry import registry
+    from django_distlock.manager.registry import registry
 
     registry.close()
 

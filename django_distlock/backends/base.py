@@ -5,19 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from django_distlock.concurrency.executor import Threads
+from django_distlock.concurrency.flow import backoff
 from django_distlock.exceptions import UnsupportedOperation
-from django_distlock.waiting import backoff
-
-from .threads import Threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from django.core.checks import CheckMessage
 
-    from django_distlock.lockquery import Chosen, LockQuery, Mine
-    from django_distlock.names import LockKey
+    from django_distlock.keys import LockKey
     from django_distlock.records import Claim, Finding, Grant, LockInfo, Note, Noted
+
+    from .query import Chosen, LockQuery, Mine
 
 
 def _nobody_ticks(when: float) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from django_distlock.asker import asker
-from django_distlock.clock import monotonic
+from django_distlock.concurrency.caller import asker
+from django_distlock.concurrency.clock import monotonic
 from django_distlock.records import Claim, Grant, LockInfo, drift
 
 from .base import Backend
@@ -18,7 +18,7 @@ from .base import Backend
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from django_distlock.names import LockKey
+    from django_distlock.keys import LockKey
 
 
 @dataclass(slots=True)

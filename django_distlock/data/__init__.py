@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .fence import FencedModel
-    from .fenced_querysets import FencedQuerySet
+    from .fencing.model import FencedModel
+    from .fencing.operations import EnforceFence, RelaxFence
+    from .fencing.querysets import FencedQuerySet
     from .managers import LockingManager, LockingQuerySet
-    from .modes import TableLockMode
-    from .operations import EnforceFence, RelaxFence
+    from .tables.modes import TableLockMode
 
 __all__ = [
     "EnforceFence",
@@ -26,13 +26,13 @@ __all__ = [
 ]
 
 _MODULES = {
-    "EnforceFence": "operations",
-    "FencedModel": "fence",
-    "FencedQuerySet": "fenced_querysets",
+    "EnforceFence": "fencing.operations",
+    "FencedModel": "fencing.model",
+    "FencedQuerySet": "fencing.querysets",
     "LockingManager": "managers",
     "LockingQuerySet": "managers",
-    "RelaxFence": "operations",
-    "TableLockMode": "modes",
+    "RelaxFence": "fencing.operations",
+    "TableLockMode": "tables.modes",
 }
 
 

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from django.core.exceptions import ValidationError
 from django.db import models
 
-from django_distlock.lock import advisory_lock
+from django_distlock.locks.lock import advisory_lock
 from django_distlock.validation import UNSET, Timeout
 
-from .fenced_querysets import FencedQuerySet
-from .row import RowLock, row_lock
-from .rowfetch import lock_inside
-from .rowquery import wish_of
-from .table import table_lock
+from .fencing.querysets import FencedQuerySet
+from .rows.fetch import lock_inside
+from .rows.lock import RowLock, row_lock
+from .rows.query import wish_of
+from .tables.lock import table_lock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from django_distlock.lock import Lock
+    from django_distlock.locks.lock import Lock
 
-    from .fence_tokens import Fencing
-    from .modes import TableLockMode
+    from .fencing.tokens import Fencing
+    from .tables.modes import TableLockMode
 
 M = TypeVar("M", bound=models.Model, covariant=True)
 

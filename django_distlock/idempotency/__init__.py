@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .decorator import idempotency_exempt, idempotent
 from .forgetting import forget_user
+from .handle import Idempotency, IdempotentRequest, Phase
 from .middleware import IdempotencyMiddleware
-from .state import Idempotency, IdempotentRequest, Phase
 
 __all__ = [
     "Idempotency",

@@ -16,8 +16,9 @@ from django.core.files.uploadedfile import UploadedFile
 from django.core.files.uploadhandler import FileUploadHandler
 from django.http.multipartparser import MultiPartParser
 
-from . import conf, engine, forms
-from .engine import BadKey, gettext_noop
+from . import conf, decisions
+from .decisions import BadKey, gettext_noop
+from .http import forms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -51,7 +52,7 @@ def body_of(request: HttpRequest, options: Options) -> Iterator[bytes]:
     if hasattr(request, "_body") or may_be_read(request):
         raw = _bytes(request)
         is_json = kind in JSON_TYPES or kind.endswith("+json")
-        yield engine.json_body(raw, options.fingerprint_exclude) if is_json else raw
+        yield decisions.json_body(raw, options.fingerprint_exclude) if is_json else raw
         return
     yield from _stream(request, exclude)
 
@@ -107,19 +108,19 @@ def _content_type(request: HttpRequest) -> bytes:
     if parameters.get("charset") in ("utf-8", "utf8"):
         del parameters["charset"]
     found = [request.content_type, parameters, request.META.get("HTTP_CONTENT_ENCODING", "")]
-    return engine.canonical_json(found).encode("utf-8", "surrogatepass")
+    return decisions.canonical_json(found).encode("utf-8", "surrogatepass")
 
 
 def _form(
     fields: Iterable[tuple[str, list[Any]]], files: Iterable[tuple[str, list[Any]]], exclude: Collection[str]
 ) -> Iterator[bytes]:
-    yield engine.form_body({name: list(values) for name, values in fields}, exclude)
+    yield decisions.form_body({name: list(values) for name, values in fields}, exclude)
     for field, several in sorted(files, key=lambda pair: pair[0]):
         for file in several:
             if field not in exclude:
                 digest = file.digest if isinstance(file, _Digested) else _digest(file)
-                kind = engine.canonical_json([file.content_type, getattr(file, "content_type_extra", None)])
-                yield engine.file_part(field, str(file.name), kind, file.size or 0, digest)
+                kind = decisions.canonical_json([file.content_type, getattr(file, "content_type_extra", None)])
+                yield decisions.file_part(field, str(file.name), kind, file.size or 0, digest)
 
 
 def _digest(file: Any) -> str:

@@ -20,13 +20,14 @@ from django.middleware.csrf import CSRF_SESSION_KEY, REASON_NO_CSRF_COOKIE
 from django.views.csrf import csrf_failure as django_failure
 
 from django_distlock import BackendUnavailable, LockNotAcquired
-from django_distlock.sitekey import site_key
+from django_distlock.manager.site_key import site_key
 
-from . import answers, engine, forms
+from . import decisions
 from .conf import config, csrf_cookie
-from .engine import BadKey
+from .decisions import BadKey
+from .http import forms, responses
+from .http.requests import browser_text, fingerprint_of, form_fields, principal_of, route_of, tenant_of
 from .options import PLAIN, options_of
-from .requests import browser_text, fingerprint_of, form_fields, principal_of, route_of, tenant_of
 from .storage import storage_of
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def keep_form(request: HttpRequest, reason: str = "") -> HttpResponse | None:
         logger.exception("It could not be seen whose form was sent to %s.", ascii(request.path))
         return None
     # the same key as long as it is good: if the form was saved before, its answer comes back
-    return answers.session_changed(request, values[0] if is_mine else None)
+    return responses.session_changed(request, values[0] if is_mine else None)
 
 
 def _is_sent_by_this_site(request: HttpRequest) -> bool:
@@ -92,11 +93,13 @@ def _sent_before(request: HttpRequest, key: str, text: str) -> HttpResponse | No
     options = (match and options_of(match.func, "POST")) or PLAIN
     alias = config().database if options.atomic is True else options.atomic or None
     number = key.partition(".")[0]
-    scope = engine.scope_of(secret, tenant_of(request, options), text, "POST", route_of(request), number)
+    scope = decisions.scope_of(secret, tenant_of(request, options), text, "POST", route_of(request), number)
     record = storage_of(alias).read(scope)
-    if record is None or engine.judge(record, record.fingerprint) is engine.Verdict.TAKE_OVER:
+    if record is None or decisions.judge(record, record.fingerprint) is decisions.Verdict.TAKE_OVER:
         return None
-    return answers.sent_before(request, record, changed=record.fingerprint != fingerprint_of(request, secret, options))
+    return responses.sent_before(
+        request, record, changed=record.fingerprint != fingerprint_of(request, secret, options)
+    )
 
 
 def remember(sender: object, request: Any, **kwargs: Any) -> None:

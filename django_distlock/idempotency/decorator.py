@@ -13,19 +13,19 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.http import HttpRequest
 
-from .attendance import to_the_end
+from .atomic import exactly_once, in_transaction
 from .conf import atomic_requests, config
-from .engine import SAFE_METHODS
-from .exactly_once import exactly_once, in_transaction
-from .flow import enter, finish, free, leave
+from .decisions import SAFE_METHODS
+from .execution import enter, finish, free, leave
+from .handle import Idempotency
+from .http.disconnect import to_the_end
+from .http.waiting_page import is_asked, look
 from .job import Job, adrive, drive
 from .middleware import attempt
 from .options import ATTRIBUTE, EXEMPT, NAMES, PLAIN, OnCrash, OnStoreError, Options
-from .state import Idempotency
-from .waitingpage import is_asked, look
 
 if TYPE_CHECKING:
-    from .flow import Answering
+    from .execution import Answering
 
 F = TypeVar("F", bound=Callable[..., Any])
 # The aliases of exactly-once views, for the system check.

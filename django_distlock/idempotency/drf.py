@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import transaction
 
+from .atomic import exactly_once, in_transaction
 from .bodies import may_be_read
 from .conf import config
+from .decisions import SAFE_METHODS
 from .decorator import atomic_aliases, freeing
-from .engine import SAFE_METHODS
-from .exactly_once import exactly_once, in_transaction
-from .flow import claim, enter, finish
+from .execution import claim, enter, finish
+from .handle import Idempotency
+from .http.requests import HEADER
+from .http.waiting_page import is_asked, look
 from .job import Job, drive
 from .options import EXEMPT, Options
-from .requests import HEADER
-from .state import Idempotency
-from .waitingpage import is_asked, look
 
 if TYPE_CHECKING:
     from collections.abc import Callable

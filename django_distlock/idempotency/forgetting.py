@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .requests import user_label
+from .http.requests import user_label
 from .storage import table_in
 from .storage.database import databases, has_table
 

@@ -21,8 +21,8 @@ from .records import Claim
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
+    from .http.requests import Principal, Source
     from .options import OnCrash
-    from .requests import Principal, Source
     from .storage import Storage
 
 T = TypeVar("T")

@@ -9,21 +9,22 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.signals import got_request_exception
 from django.http import HttpResponse
 
-from . import answers, csrf, engine  # noqa: F401 - csrf listens to log-ins
-from .attendance import to_the_end
-from .flow import claim, enter, finish, leave
+from . import csrf, decisions  # noqa: F401 - csrf listens to log-ins
+from .execution import claim, enter, finish, leave
+from .handle import Idempotency
+from .http import responses
+from .http.disconnect import to_the_end
+from .http.requests import has_none
+from .http.waiting_page import is_asked, is_told_by_view, look
 from .job import Flow, Job, adrive, drive
 from .options import PLAIN, Options, is_exempt, options_of, view_class
-from .requests import has_none
-from .state import Idempotency
-from .waitingpage import is_asked, is_told_by_view, look
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from django.http import HttpRequest, HttpResponseBase
 
-    from .flow import Answering
+    from .execution import Answering
 
 
 class IdempotencyMiddleware:
@@ -33,7 +34,7 @@ class IdempotencyMiddleware:
     that has ended. What was kept is given where ``@idempotent`` stands, so that the decorators above it are asked
     first; only a view without it is answered from here. Views with ``@idempotent(atomic=True)`` and those of the REST
     framework's mixin do all of the work themselves. Each request gets ``request.idempotency``
-    (:class:`~django_distlock.idempotency.state.Idempotency`).
+    (:class:`~django_distlock.idempotency.handle.Idempotency`).
     """
 
     sync_capable = True
@@ -60,7 +61,7 @@ class IdempotencyMiddleware:
             drive(finish(job, response))
         if _is_not_allowed(request, response):
             response = drive(look(request, bare=True)) or response
-        answers.mark_as_private(request, response)
+        responses.mark_as_private(request, response)
         return response
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
@@ -77,7 +78,7 @@ class IdempotencyMiddleware:
         if _is_not_allowed(request, response):
             seen: HttpResponse | None = await adrive(look(request, bare=True))
             response = seen or response
-        answers.mark_as_private(request, response)
+        responses.mark_as_private(request, response)
         return response
 
     def process_template_response(self, request: HttpRequest, response: Any) -> Any:
@@ -109,14 +110,14 @@ class IdempotencyMiddleware:
 def _is_for_nobody(request: HttpRequest, view: Any) -> bool:
     """Most requests: they have no key and need none."""
     method = request.method or ""
-    if method in engine.SAFE_METHODS:
+    if method in decisions.SAFE_METHODS:
         return not is_asked(request) or is_told_by_view(view, method)
     options = request.idempotency.options = _acting(view, method)  # type: ignore[attr-defined]
     return options is None or has_none(request, options)
 
 
 def _before(request: HttpRequest, view: Any) -> Flow[HttpResponse | None]:
-    if request.method in engine.SAFE_METHODS:
+    if request.method in decisions.SAFE_METHODS:
         return (yield from look(request, view))
     state: Idempotency = request.idempotency  # type: ignore[attr-defined]
     options: Any = state.options

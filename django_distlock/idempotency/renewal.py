@@ -11,7 +11,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from django_distlock.clock import monotonic
+from django_distlock.concurrency.clock import monotonic
 
 if TYPE_CHECKING:
     from .job import Job

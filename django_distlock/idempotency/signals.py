@@ -1,6 +1,6 @@
 """What happens to idempotency keys, as Django signals.
 
-The sender is :class:`~django_distlock.idempotency.state.Idempotency`. Every signal has ``request``, ``scope`` (a hash,
+The sender is :class:`~django_distlock.idempotency.handle.Idempotency`. Every signal has ``request``, ``scope`` (a hash,
 the same for the same key of the same principal on the same route) and ``route``. A receiver that fails is logged by
 Django and changes nothing.
 

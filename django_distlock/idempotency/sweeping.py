@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from django.db import connections
 
 from django_distlock import LockNotAcquired
-from django_distlock.clock import monotonic
+from django_distlock.concurrency.clock import monotonic
 
 from .conf import config
 from .storage.database import DatabaseStorage

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from django.db import migrations, models
 
-import django_distlock.tables
-from django_distlock.tables import CreateKeptTable
+import django_distlock.schema
+from django_distlock.schema import CreateKeptTable
 
 if TYPE_CHECKING:
     from django.apps.registry import Apps
@@ -45,14 +45,14 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="LeaseRow",
             fields=[
-                ("digest", django_distlock.tables.AsciiField(max_length=64, primary_key=True, serialize=False)),
-                ("alias", django_distlock.tables.AsciiField(max_length=255)),
+                ("digest", django_distlock.schema.AsciiField(max_length=64, primary_key=True, serialize=False)),
+                ("alias", django_distlock.schema.AsciiField(max_length=255)),
                 ("name", models.TextField()),
-                ("token", django_distlock.tables.AsciiField(max_length=64)),
+                ("token", django_distlock.schema.AsciiField(max_length=64)),
                 ("fence", models.BigIntegerField()),
                 ("acquired_at", models.BigIntegerField()),
                 ("expires_at", models.BigIntegerField()),
-                ("holder", django_distlock.tables.AsciiField(max_length=255)),
+                ("holder", django_distlock.schema.AsciiField(max_length=255)),
             ],
             options={
                 "db_table": "django_distlock_lease",
@@ -63,8 +63,8 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="LeaseTicket",
             fields=[
-                ("token", django_distlock.tables.AsciiField(max_length=64, primary_key=True, serialize=False)),
-                ("digest", django_distlock.tables.AsciiField(max_length=64)),
+                ("token", django_distlock.schema.AsciiField(max_length=64, primary_key=True, serialize=False)),
+                ("digest", django_distlock.schema.AsciiField(max_length=64)),
                 ("arrived", models.BigIntegerField()),
                 ("seen", models.BigIntegerField()),
             ],

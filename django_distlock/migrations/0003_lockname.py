@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from django.db import migrations, models
 
-from django_distlock.tables import AsciiField, CreateKeptTable
+from django_distlock.schema import AsciiField, CreateKeptTable
 
 
 class Migration(migrations.Migration):

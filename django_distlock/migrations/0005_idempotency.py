@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from django.db import migrations, models
 
-import django_distlock.tables
-from django_distlock.tables import CreateKeptTable
+import django_distlock.schema
+from django_distlock.schema import CreateKeptTable
 
 
 class Migration(migrations.Migration):
@@ -15,12 +15,12 @@ class Migration(migrations.Migration):
                 migrations.CreateModel(
                     name="IdempotencyRecord",
                     fields=[
-                        ("scope", django_distlock.tables.AsciiField(max_length=64, primary_key=True, serialize=False)),
-                        ("state", django_distlock.tables.AsciiField(max_length=10, verbose_name="state")),
-                        ("owner", django_distlock.tables.AsciiField(max_length=32)),
-                        ("fingerprint", django_distlock.tables.AsciiField(max_length=64)),
+                        ("scope", django_distlock.schema.AsciiField(max_length=64, primary_key=True, serialize=False)),
+                        ("state", django_distlock.schema.AsciiField(max_length=10, verbose_name="state")),
+                        ("owner", django_distlock.schema.AsciiField(max_length=32)),
+                        ("fingerprint", django_distlock.schema.AsciiField(max_length=64)),
                         ("principal", models.CharField(max_length=255, verbose_name="principal")),
-                        ("method", django_distlock.tables.AsciiField(max_length=10, verbose_name="method")),
+                        ("method", django_distlock.schema.AsciiField(max_length=10, verbose_name="method")),
                         ("route", models.CharField(max_length=255, verbose_name="route")),
                         ("phases", models.TextField()),
                         ("status", models.SmallIntegerField(null=True, verbose_name="status")),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from django.db import migrations
 
-from django_distlock.tables import AddKeptField, AsciiField
+from django_distlock.schema import AddKeptField, AsciiField
 
 
 class Migration(migrations.Migration):

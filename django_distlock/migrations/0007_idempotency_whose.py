@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from django.db import migrations, models
 
-from django_distlock.tables import AddKeptIndex
+from django_distlock.schema import AddKeptIndex
 
 
 class Migration(migrations.Migration):

@@ -16,7 +16,7 @@ register = template.Library()
 @register.simple_tag(takes_context=True)
 def idempotency_key(context: Context, *actions: Any) -> SafeString:
     """A hidden field with a fresh key, for a form that posts to this page's own address, or to one of ``actions``."""
-    from django_distlock.idempotency.forms import hidden_field
+    from django_distlock.idempotency.http.forms import hidden_field
 
     request = context.get("request")
     if request is None:

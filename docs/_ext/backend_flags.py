@@ -7,7 +7,7 @@ work: ``python docs/_ext/backend_flags.py`` prints it for there, and a test comp
 from __future__ import annotations
 
 import importlib
-import pkgutil
+import importlib.util
 from inspect import isabstract
 from typing import TYPE_CHECKING
 
@@ -40,17 +40,22 @@ README_LINK = "[{engine}][{module}]"
 
 def backends() -> list[type[Backend]]:
     """Every backend class that DISTLOCK can name, in the order of ENGINES."""
-    import django_distlock.backends
-
     return sorted(
         (
             value
-            for found in pkgutil.iter_modules(django_distlock.backends.__path__)
-            for value in vars(importlib.import_module(f"django_distlock.backends.{found.name}")).values()
-            if _is_backend_of(value, found.name)
+            for engine in ENGINES
+            for value in vars(importlib.import_module(_module_of_engine(engine))).values()
+            if _is_backend_of(value, engine)
         ),
         key=lambda value: list(ENGINES).index(module_of(value)),
     )
+
+
+def _module_of_engine(engine: str) -> str:
+    """An engine is a package, or one module where it is small."""
+    package = f"django_distlock.backends.{engine}"
+    is_package = importlib.util.find_spec(package).submodule_search_locations is not None
+    return f"{package}.backend" if is_package else package
 
 
 def _is_backend_of(value: object, module: str) -> bool:
@@ -62,7 +67,13 @@ def _is_backend_of(value: object, module: str) -> bool:
 
 
 def module_of(backend: type[Backend]) -> str:
-    return backend.__module__.rpartition(".")[2]
+    """django_distlock.backends.postgres.backend -> postgres, which is also the name of its page."""
+    return backend.__module__.split(".")[2]
+
+
+def path_of(backend: type[Backend]) -> str:
+    """What DISTLOCK names: the package of an engine shows its backend."""
+    return f"django_distlock.backends.{module_of(backend)}.{backend.__name__}"
 
 
 def promise(backend: type[Backend]) -> str:

@@ -16,7 +16,7 @@ from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests import axe
 
 from .people import LIST, make_people, remove_people

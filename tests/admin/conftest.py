@@ -8,7 +8,7 @@ import pytest
 from django.conf import settings
 from django.test import Client, override_settings
 
-from django_distlock.heldlocks.rows import Rows
+from django_distlock.operations.admin.rows import Rows
 
 from .browsing import chrome, logged_in, page, site  # noqa: F401 - fixtures
 from .people import make_people, remove_people

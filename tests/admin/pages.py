@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from django.contrib.admin.utils import quote
 
-from django_distlock.heldlocks.rows import Rows
+from django_distlock.operations.admin.rows import Rows
 
 from .people import LIST
 
 if TYPE_CHECKING:
     from django.test import Client
 
-    from django_distlock.heldlocks.rows import Row
+    from django_distlock.operations.admin.rows import Row
 
 _ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
 _CELL = re.compile(r'<t[hd] class="field-(\w+)[^"]*">(.*?)</t[hd]>', re.DOTALL)

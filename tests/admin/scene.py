@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import LockLost, advisory_lock
-from django_distlock.heldlocks.rows import Rows
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
+from django_distlock.operations.admin.rows import Rows
 from tests.conftest import eventually
 from tests.processes import Child, Servant
 

@@ -16,9 +16,9 @@ from django.test import override_settings
 
 from django_distlock import LockLost, advisory_lock, signals
 from django_distlock.backends.memory import MemoryBackend
-from django_distlock.heldlocks import breaking
-from django_distlock.heldlocks import rows as rows_module
-from django_distlock.heldlocks.rows import Row, seen
+from django_distlock.operations.admin import breaking
+from django_distlock.operations.admin import rows as rows_module
+from django_distlock.operations.admin.rows import Row, seen
 from django_distlock.records import BackendReport, LockInfo
 
 from .pages import address, row_of, text

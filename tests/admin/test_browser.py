@@ -9,8 +9,8 @@ from django.contrib.admin.models import LogEntry
 from django.utils import timezone
 from selenium.webdriver import Keys
 
-from django_distlock.heldlocks.rows import Rows
-from django_distlock.history import Event, plot
+from django_distlock.operations.admin.rows import Rows
+from django_distlock.operations.history import Event, plot
 
 from .pages import address, row_of
 from .people import LIST
@@ -19,7 +19,7 @@ from .scene import BESIDE, SCENE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from django_distlock.heldlocks.rows import Row
+    from django_distlock.operations.admin.rows import Row
     from tests.processes import Servant
 
     from .browsing import Page

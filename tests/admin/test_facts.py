@@ -12,8 +12,8 @@ from django.db import connections
 from django.test import override_settings
 
 from django_distlock import advisory_lock
-from django_distlock.history import recorder
 from django_distlock.models import LockEvent, LockName
+from django_distlock.operations.history import recorder
 from django_distlock.records import MOST_WAITING
 from tests.conftest import eventually
 

@@ -13,8 +13,8 @@ from django.contrib.admin.sites import site
 from django.core import checks
 
 from django_distlock import advisory_lock
-from django_distlock.heldlocks import rows as rows_module
 from django_distlock.models import HeldLock
+from django_distlock.operations.admin import rows as rows_module
 
 from .pages import names, row_of, rows, text
 from .people import LIST
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from django.test import Client
 
-    from django_distlock.lockquery import LockPage, LockQuery
+    from django_distlock.backends.query import LockPage, LockQuery
 
 pytestmark = pytest.mark.usefixtures("two_aliases")
 

@@ -1,5 +1,7 @@
-"""Who may import whom. The pure ground floor knows neither Django nor the rest; an engine knows the ground floor, the
-session machinery and its own driver; nothing above an engine names one.
+"""Who may import whom: the rules of the house, by folder.
+
+The package has floors. A module imports from its own floor and from lower ones only, also under ``TYPE_CHECKING`` and
+inside functions; drivers are named in their engine's folder alone; no circle.
 """
 
 from __future__ import annotations
@@ -8,41 +10,87 @@ import ast
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-import django_distlock
-
 PACKAGE = Path(__file__).resolve().parents[2] / "django_distlock"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts)
 
-PURE = {"exceptions", "names", "records", "waiting", "parking", "validation", "tokens", "garbage", "oneline"}
-PURE |= {"asker", "clock", "lockquery"}
-# The session machinery: shared by the engines whose locks belong to a session.
-SESSIONS = {"session", "sessions", "sessionacquire", "sessionlocks", "sockets", "threads", "base", "remains"}
-# How servers are reached that may hang.
-SESSIONS |= {"direct", "stragglers"}
-# What several engines write down, and how.
-SESSIONS |= {"notes", "texts", "poolers"}
-# What is asked of each server before its locks are believed.
-SESSIONS |= {"exclusion"}
+# Bottom up: the first part of a module's name is its room. "" are the public names of the package itself.
+FLOORS = [
+    {"exceptions", "records", "keys", "conf", "validation", "schema", "models", "language", "concurrency"},
+    {"backends"},
+    {"manager", "signals"},
+    {"locks"},
+    {"data"},
+    {""},
+    {"checks"},
+    {"idempotency", "operations", "middleware", "testing"},
+    {"apps", "admin", "pytest_plugin", "templatetags", "management"},
+]
+# Neighbours on one floor do not know each other, but for these.
+NEIGHBOURS = {("testing", "operations")}
+# Arrows that point upwards still; each is to be cut, none may be added.
+STILL_UPWARDS = {
+    ("data.fencing.triggers", "checks.links"),
+    ("manager.introspection", "operations.name_log"),
+    ("manager.keepalive", "operations.name_log"),
+    ("manager.lookup", "locks.lease"),
+    ("manager.lookup", "operations.name_log"),
+    ("manager.registry", "operations.name_log"),
+    ("signals", "locks.lease"),
+}
+# Circles that are left; each is to be cut, none may be added.
+STILL_CIRCLES = {
+    frozenset(circle.split())
+    for circle in (
+        "locks.lease locks.task_guard manager.keepalive manager.loss manager.release manager.transactions signals",
+        "locks.base locks.decorators",
+        "data.rows.decorator data.rows.lock",
+        "operations.history operations.history_plot",
+        "idempotency.bodies idempotency.http.forms idempotency.http.requests",
+        "idempotency.execution idempotency.handle",
+        "idempotency.storage idempotency.storage.database idempotency.storage.portable",
+        "backends.leasetable.backend backends.leasetable.doctor backends.leasetable.path backends.leasetable.sqlite"
+        " backends.leasetable.sqlite_file",
+        "backends.mysql.backend backends.mysql.doctor",
+        "backends.postgres.backend backends.postgres.doctor",
+        "backends.postgres.pooler backends.postgres.session",
+        "backends.redis.backend backends.redis.doctor",
+        "backends.redlock.backend backends.redlock.doctor",
+        "backends.redlock.debts backends.redlock.inquiry backends.redlock.lanes backends.redlock.lines"
+        " backends.redlock.nodes",
+        "backends.zookeeper.backend backends.zookeeper.doctor",
+    )
+}
+# The one arrow out of the standard library's room.
+OUT_OF_CONCURRENCY = {("concurrency.flow", "records")}
 ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis", "redlock", "zookeeper"}
 # The one sideways edge: Redlock speaks to each of its nodes as the Redis engine does.
 SIDEWAYS = {"redlock": {"redis"}}
-DRIVERS = {"psycopg", "psycopg_pool", "MySQLdb", "redis", "kazoo", "puresasl", "sqlite3"}
+DRIVERS = {"psycopg", "psycopg_pool", "MySQLdb", "redis", "kazoo", "sqlite3"}
 DRIVER_OF = {
     "postgres": {"psycopg"},
     "mysql": {"MySQLdb"},
     "leasetable": {"sqlite3"},
-    "memory": set(),
     "redis": {"redis"},
-    "zookeeper": {"kazoo", "puresasl"},
-    "redlock": set(),
+    "zookeeper": {"kazoo"},
 }
 
 
-def imported(path: Path) -> set[str]:
+def name_of(path: Path) -> str:
+    """Below the package: manager/registry.py -> manager.registry, locks/__init__.py -> locks."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+PATHS = {name_of(path): path for path in MODULES}
+
+
+@cache
+def imported(path: Path) -> frozenset[str]:
     """Every module that ``path`` imports, as a full name; also inside functions and under TYPE_CHECKING."""
     package = ["django_distlock", *path.relative_to(PACKAGE).parts[:-1]]
     found: set[str] = set()
@@ -52,119 +100,182 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
             module = ".".join(filter(None, (base, node.module or "")))
-            found |= {module} | {f"{module}.{alias.name}" for alias in node.names}
+            for alias in node.names:
+                whole = f"{module}.{alias.name}"
+                found.add(whole if whole.removeprefix("django_distlock.") in PATHS else module)
+    return frozenset(found)
+
+
+def ours(path: Path) -> set[str]:
+    """The modules of the package that ``path`` imports; "" for the public names."""
+    names = {name for name in imported(path) if name.partition(".")[0] == "django_distlock"}
+    return {name.removeprefix("django_distlock").lstrip(".") for name in names} - {name_of(path)}
+
+
+def room(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def floor(module: str) -> int:
+    return next(number for number, rooms in enumerate(FLOORS) if room(module) in rooms)
+
+
+def drivers(path: Path) -> set[str]:
+    return {module.partition(".")[0] for module in imported(path)} & DRIVERS
+
+
+@pytest.mark.parametrize("module", PATHS)
+def test_every_module_has_its_place(module: str) -> None:
+    assert floor(module) >= 0
+
+
+def test_imports_go_downwards() -> None:
+    upwards = {(module, to) for module, path in PATHS.items() for to in ours(path) if floor(to) > floor(module)}
+    assert upwards == STILL_UPWARDS
+
+
+def test_neighbours_do_not_know_each_other() -> None:
+    """Idempotency, operations and checks use what is below them, and can be taken away one by one."""
+    apart = FLOORS[7]
+    found = {
+        (room(module), room(to))
+        for module, path in PATHS.items()
+        for to in ours(path)
+        if room(module) in apart and room(to) in apart and room(module) != room(to)
+    }
+    assert found <= NEIGHBOURS
+
+
+def test_no_circle() -> None:
+    arrows = {module: ours(path) & set(PATHS) for module, path in PATHS.items()}
+    assert set(circles(arrows)) == STILL_CIRCLES
+
+
+def circles(arrows: dict[str, set[str]]) -> list[frozenset[str]]:
+    """The strongly connected parts of more than one module: what can be reached and reaches back."""
+    reach = {module: reachable(module, arrows) for module in arrows}
+    parts = {frozenset({module, *(other for other in reach[module] if module in reach[other])}) for module in arrows}
+    return [part for part in parts if len(part) > 1]
+
+
+def reachable(start: str, arrows: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = arrows[waiting.pop()] - found
+        found |= new
+        waiting.extend(new)
     return found
 
 
-def ours(names: set[str]) -> set[str]:
-    return {name.removeprefix("django_distlock.") for name in names if name.startswith("django_distlock.")}
+def test_circles_are_found() -> None:
+    arrows = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a", "d"}}
+    assert circles(arrows) == [frozenset({"b", "c"})]
 
 
-# Beside the public names, what operators need and other code does not.
-FOR_OPERATORS = {"clock", "diagnosis", "lookup", "migrationlock", "oneline", "pruning", "records"}
+@pytest.mark.parametrize("module", [module for module in PATHS if room(module) == "concurrency"])
+def test_concurrency_is_the_standard_library_alone(module: str) -> None:
+    allowed = {"django_distlock", *sys.stdlib_module_names}
+    assert {name.partition(".")[0] for name in imported(PATHS[module])} <= allowed
+    above = {to for to in ours(PATHS[module]) if room(to) != "concurrency"}
+    assert {(module, to) for to in above} <= OUT_OF_CONCURRENCY
+
+
+@pytest.mark.parametrize("module", ["exceptions", "records", "keys", "validation", "idempotency.decisions"])
+def test_values_and_decisions_know_no_django(module: str) -> None:
+    names = {name.partition(".")[0] for name in imported(PATHS[module])}
+    assert not names & {"django", "asgiref", *DRIVERS}
 
 
 def engine(module: str) -> str | None:
-    """postgres_session -> postgres."""
-    return next((name for name in ENGINES if module == name or module.startswith(f"{name}_")), None)
+    """backends.postgres.session -> postgres; None for what all engines share."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "backends" and len(parts) > 1 and parts[1] in ENGINES else None
 
 
-@pytest.mark.parametrize("name", sorted(PURE))
-def test_the_ground_floor_is_pure(name: str) -> None:
-    names = imported(PACKAGE / f"{name}.py")
-    assert not {module for module in names if module.split(".")[0] in {"django", "asgiref", *DRIVERS}}
-    assert {module.split(".")[0] for module in ours(names)} <= PURE
-
-
-@pytest.mark.parametrize("path", sorted((PACKAGE / "backends").glob("*.py")), ids=lambda path: path.stem)
-def test_an_engine_knows_no_other_and_nothing_above_it(path: Path) -> None:
-    names = imported(path)
-    above = {module.split(".")[0] for module in ours(names)} - PURE - {"backends", "models"}
-    assert not above, f"{path.name} imports {above}"
-    mine = engine(path.stem)
-    for module in ours(names):
-        part = module.split(".")
-        if part[0] == "backends" and len(part) > 1 and part[1] not in SESSIONS:
-            assert engine(part[1]) in {mine, *SIDEWAYS.get(mine or "", ())}, f"{path.name} imports {module}"
-    drivers = {module.split(".")[0] for module in names} & DRIVERS
-    assert drivers <= DRIVER_OF.get(mine or "", set()), f"{path.name} imports {drivers}"
-
-
-@pytest.mark.parametrize("path", sorted((PACKAGE / "data").glob("*.py")), ids=lambda path: path.stem)
-def test_locks_on_data_know_nothing_of_engines_and_settings(path: Path) -> None:
-    """Named locks and data locks are different things: they share errors, decorators and transactions."""
-    below = {module.split(".")[0] for module in ours(imported(path))}
-    assert not below & {"backends", "registry", "conf", "sitekey", "holdings", "keepalive", "introspection"}
-
-
-@pytest.mark.parametrize("path", sorted((PACKAGE / "commands").glob("*.py")), ids=lambda path: path.stem)
-def test_commands_know_the_public_names_only(path: Path) -> None:
-    known = {"commands", *FOR_OPERATORS, *django_distlock.__all__}
-    assert {module.split(".")[0] for module in ours(imported(path))} <= known
-
-
-def test_helpers_for_tests_know_the_public_names_only() -> None:
-    """And ``rehearsal``, which is where they touch the inside."""
-    for name in ("testing", "pytest_plugin"):
-        known = {"clock", "rehearsal", "testing", *django_distlock.__all__}
-        assert {module.split(".")[0] for module in ours(imported(PACKAGE / f"{name}.py"))} <= known
-
-
-def test_opentelemetry_is_named_in_one_place() -> None:
-    assert [path.name for path in MODULES if any(m.startswith("opentelemetry") for m in imported(path))] == ["otel.py"]
-
-
-@pytest.mark.parametrize(
-    "path", sorted([PACKAGE / "admin.py", *(PACKAGE / "heldlocks").glob("*.py")]), ids=lambda path: path.stem
-)
-def test_the_admin_knows_the_public_names_and_its_model_only(path: Path) -> None:
-    """The records are those that ``held_locks`` returns, part of the public reference."""
-    allowed = {"heldlocks", "history", "lockquery", "lookup", "models", "oneline", "records", *django_distlock.__all__}
-    assert {module.split(".")[0] for module in ours(imported(path))} <= allowed
+@pytest.mark.parametrize("module", [module for module in PATHS if room(module) == "backends"])
+def test_an_engine_knows_no_other_and_only_its_own_driver(module: str) -> None:
+    mine = engine(module)
+    others = {engine(to) for to in ours(PATHS[module])} - {mine, None}
+    assert others <= SIDEWAYS.get(mine or "", set())
+    assert drivers(PATHS[module]) <= DRIVER_OF.get(mine or "", set())
 
 
 def test_drivers_and_engines_are_named_by_nobody_else() -> None:
-    for path in MODULES:
-        if path.parent.name == "backends":
-            continue
-        names = imported(path)
-        assert not {module.split(".")[0] for module in names} & DRIVERS, path.name
-        engines = {m for m in ours(names) if m.startswith("backends.") and engine(m.split(".")[1])}
-        assert not engines, f"{path.name} imports {engines}"
+    for module, path in PATHS.items():
+        if room(module) != "backends":
+            assert not drivers(path), module
+            assert not {to for to in ours(path) if engine(to)}, module
 
 
-# Of the core beside its public names: the clock, the site key, how arguments are checked, and the tables.
-IDEMPOTENCY_MAY_IMPORT = {
-    "idempotency",
-    "language",
-    "clock",
-    "sitekey",
-    "validation",
+# What operators need and other code does not.
+FOR_OPERATORS = {
+    "",
+    "checks",
+    "records",
+    "concurrency",
     "models",
-    *django_distlock.__all__,
+    "conf",
+    "manager.lookup",
+    "backends.query",
+    "operations",
 }
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "idempotency").rglob("*.py")), ids=lambda path: path.stem)
-def test_idempotency_knows_the_public_names_and_itself(path: Path) -> None:
-    names = imported(path)
-    assert {module.split(".")[0] for module in ours(names)} <= IDEMPOTENCY_MAY_IMPORT
-    if path.stem in ("engine", "records"):  # decisions and values: pure
-        assert not {module for module in names if module.split(".")[0] in {"django", "asgiref"}}
-        assert {module for module in ours(names) if not module.startswith("idempotency.records")} <= {"idempotency"}
+@pytest.mark.parametrize("module", [module for module in PATHS if module.startswith("operations.commands")])
+def test_commands_and_the_admin_know_the_public_names_and_operations(module: str) -> None:
+    for to in ours(PATHS[module]):
+        assert {to, room(to)} & FOR_OPERATORS, f"{module} imports {to}"
+
+
+def test_helpers_for_tests_know_the_public_names_only() -> None:
+    """And ``test_support``, which is where they touch the inside."""
+    known = {"", "testing", "operations.test_support", "concurrency.clock"}
+    assert ours(PATHS["testing"]) | ours(PATHS["pytest_plugin"]) <= known
+
+
+def test_opentelemetry_is_named_in_one_place() -> None:
+    naming = [path.name for path in MODULES if any(m.startswith("opentelemetry") for m in imported(path))]
+    assert naming == ["otel.py"]
+
+
+@pytest.mark.parametrize("module", [module for module in PATHS if room(module) == "data"])
+def test_locks_on_data_know_nothing_of_engines_and_settings(module: str) -> None:
+    """Named locks and data locks are different things: they share errors, decorators and transactions."""
+    below = ours(PATHS[module])
+    assert not {room(to) for to in below} & {"backends", "conf"}
+    assert not below & {f"manager.{name}" for name in ("registry", "site_key", "lock_table", "keepalive")}
+
+
+# Of the core beside its public names: the site key, how arguments are checked, and the tables.
+IDEMPOTENCY_MAY_IMPORT = {
+    "",
+    "concurrency",
+    "language",
+    "idempotency",
+    "manager.site_key",
+    "validation",
+    "models",
+    "schema",
+}
+
+
+@pytest.mark.parametrize("module", [module for module in PATHS if room(module) == "idempotency"])
+def test_idempotency_knows_the_public_names_and_itself(module: str) -> None:
+    for to in ours(PATHS[module]):
+        assert {to, room(to)} & IDEMPOTENCY_MAY_IMPORT, f"{module} imports {to}"
 
 
 # A feature beside the core: these name it, and do without it.
-KNOW_OF_IDEMPOTENCY = {"apps.py", "admin.py", "templatetags/idempotency.py"}
+KNOW_OF_IDEMPOTENCY = {"apps", "admin", "templatetags.idempotency"}
 
 
 def test_nothing_else_knows_of_idempotency() -> None:
-    others = [path for path in MODULES if path.relative_to(PACKAGE).parts[0] != "idempotency"]
     knowing = {
-        str(path.relative_to(PACKAGE))
-        for path in others
-        if "django_distlock.idempotency" in path.read_text()
-        or any(name.split(".")[0] == "idempotency" for name in ours(imported(path)))
+        module
+        for module, path in PATHS.items()
+        if room(module) != "idempotency"
+        and ("django_distlock.idempotency" in path.read_text() or "idempotency" in map(room, ours(path)))
     }
     assert knowing <= KNOW_OF_IDEMPOTENCY
 
@@ -191,8 +302,8 @@ def test_the_rest_works_without_idempotency(tmp_path: Path) -> None:
 
 
 def test_settings_are_read_in_one_place() -> None:
-    readers = [str(path.relative_to(PACKAGE)) for path in MODULES if "django.conf" in imported(path)]
-    assert set(readers) - {"idempotency/conf.py"} == {"checks.py", "conf.py"}
+    readers = {module for module, path in PATHS.items() if "django.conf" in imported(path)}
+    assert readers - {"idempotency.conf"} == {"checks.settings", "conf"}
 
 
 # Clocks of the standard library that stand still while the host is suspended, and those that may be of another kind.
@@ -201,11 +312,18 @@ OTHER_CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", 
 
 def test_there_is_one_monotonic_clock() -> None:
     """R19: a time of ``time.monotonic()`` says nothing about a lease, and must not be compared with one that does."""
-    for path in MODULES:
-        names = imported(path) | {
+    for module, path in PATHS.items():
+        tree = ast.parse(path.read_text())
+        used = {
             f"{node.value.id}.{node.attr}"
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in ast.walk(tree)
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
         }
-        others = names & {f"time.{clock}" for clock in OTHER_CLOCKS}
-        assert path.name == "clock.py" or not others, f"{path.name} uses {others}: take django_distlock.clock.monotonic"
+        used |= {
+            f"{node.module}.{alias.name}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        others = used & {f"time.{clock}" for clock in OTHER_CLOCKS}
+        assert module == "concurrency.clock" or not others, f"{module} uses {others}: take concurrency.clock.monotonic"

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from django.utils.module_loading import import_string
+
 import django_distlock
 import django_distlock.backends
 from django_distlock.backends.base import Backend
@@ -72,10 +74,11 @@ def concrete(base: type[Backend]) -> set[type[Backend]]:
 
 
 def test_every_backend_is_in_the_matrix() -> None:
-    for module in pkgutil.iter_modules(django_distlock.backends.__path__):
-        importlib.import_module(f"django_distlock.backends.{module.name}")
-    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in concrete(Backend)}
-    assert names == {entry.backend for entry in MATRIX}
+    for module in pkgutil.walk_packages(django_distlock.backends.__path__, "django_distlock.backends."):
+        importlib.import_module(module.name)
+    kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in concrete(Backend)}
+    named = {import_string(entry.backend) for entry in MATRIX}
+    assert kinds == {f"{kind.__module__}.{kind.__qualname__}" for kind in named}
 
 
 def test_the_pytest_plugin_costs_nothing_where_there_is_no_django() -> None:

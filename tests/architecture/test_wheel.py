@@ -43,7 +43,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     (points,) = (name for name in names if name.endswith(".dist-info/entry_points.txt"))
     text = zipfile.ZipFile(wheel).read(points).decode()
     assert "[pytest11]\ndistlock = django_distlock.pytest_plugin" in text
-    assert "[opentelemetry_instrumentor]\ndjango_distlock = django_distlock.otel:DistlockInstrumentor" in text
+    assert (
+        "[opentelemetry_instrumentor]\ndjango_distlock = django_distlock.operations.otel:DistlockInstrumentor" in text
+    )
 
 
 def test_it_works_with_django_alone(wheel: Path, tmp_path: Path) -> None:

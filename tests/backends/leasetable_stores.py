@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from django.db import connections
 
-from django_distlock.backends import leasetable_session, leasetable_sql, leasetable_sqlite
-from django_distlock.backends.leasetable import LeaseTableBackend
-from django_distlock.names import derive_key
+from django_distlock.backends.leasetable import server_sql, sqlite
+from django_distlock.backends.leasetable import session as leasetable_session
+from django_distlock.backends.leasetable.backend import LeaseTableBackend
+from django_distlock.keys import derive_key
 from django_distlock.records import Claim
 from tests.faults.server import ask
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from django_distlock.backends.leasetable_file import LeaseFile
+    from django_distlock.backends.leasetable.sqlite_file import LeaseFile
 
 SQLITE = ("file", "memory")
 SERVERS = {"postgres": "postgres", "mariadb": "mariadb"}
@@ -44,10 +45,10 @@ class Stores:
             name = f"file:{secrets.token_hex(4)}?mode=memory&cache=shared" if store == "memory" else folder / "db"
             monkeypatch.setitem(connections.settings["default"], "NAME", name)
         if store in PORTABLE:
-            monkeypatch.setattr(leasetable_session, "dialect", leasetable_sql.Dialect)
-        self._clock = {kind: kind.clock for kind in (leasetable_sql.PostgresDialect, leasetable_sql.MySQLDialect)}
-        self._ask_clock = leasetable_sql.Dialect._ask_clock
-        self._sqlite_clock = leasetable_sqlite.clock
+            monkeypatch.setattr(leasetable_session, "dialect", server_sql.Dialect)
+        self._clock = {kind: kind.clock for kind in (server_sql.PostgresDialect, server_sql.MySQLDialect)}
+        self._ask_clock = server_sql.Dialect._ask_clock
+        self._sqlite_clock = sqlite.clock
 
     def client(self) -> LeaseTableBackend:
         client = LeaseTableBackend(self.alias, {"database": self.database})
@@ -61,11 +62,11 @@ class Stores:
         """Set the clock of the database forward, or back."""
         self.offset += seconds
         offset = int(self.offset * 1_000_000)
-        self._monkeypatch.setattr(leasetable_sqlite, "clock", lambda: self._sqlite_clock() + offset)
+        self._monkeypatch.setattr(sqlite, "clock", lambda: self._sqlite_clock() + offset)
         for kind, clock in self._clock.items():
             self._monkeypatch.setattr(kind, "clock", f"({clock} + {offset})")
         self._monkeypatch.setattr(
-            leasetable_sql.Dialect, "_ask_clock", lambda dialect, cursor: self._ask_clock(dialect, cursor) + offset
+            server_sql.Dialect, "_ask_clock", lambda dialect, cursor: self._ask_clock(dialect, cursor) + offset
         )
         for client in self._clients:
             session = getattr(client.store, "_session", None)
@@ -88,7 +89,7 @@ class Stores:
 
     def _file(self) -> LeaseFile:
         store = self._clients[0].store
-        assert isinstance(store, leasetable_sqlite.SqliteStore)
+        assert isinstance(store, sqlite.SqliteStore)
         return store.file()
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from redis import Redis
 from redis.crc import key_slot
 
-from django_distlock.backends.redis_protocol import PENDING, Push, pack, parse
+from django_distlock.backends.redis.protocol import PENDING, Push, pack, parse
 from tests.conftest import eventually
 from tests.services_process import free_port
 

@@ -11,12 +11,12 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from django_distlock import held_locks
-from django_distlock.backends.redis import RedisBackend
-from django_distlock.clock import monotonic
+from django_distlock.backends.redis.backend import RedisBackend
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.tokens import new_token
+from django_distlock.manager.registry import registry
+from django_distlock.manager.site_key import site_key
 from django_distlock.records import Claim
-from django_distlock.registry import registry
-from django_distlock.sitekey import site_key
-from django_distlock.tokens import new_token
 from tests import services
 from tests.conftest import eventually
 from tests.services_process import free_port

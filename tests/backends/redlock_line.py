@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from django_distlock import LockLost
-from django_distlock.backends.redlock_debts import GHOSTS
-from django_distlock.registry import registry
+from django_distlock.backends.redlock.debts import GHOSTS
+from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 
 if TYPE_CHECKING:
-    from django_distlock.names import LockKey
+    from django_distlock.keys import LockKey
     from tests.backends.redlock_nodes import Nodes
 
 # So long may a place in line stay at a node that can be reached; and at one where it arrives late: it is taken back

@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from django_distlock import advisory_lock
-from django_distlock.backends.redlock import RedlockBackend
-from django_distlock.registry import registry
-from django_distlock.sitekey import site_key
+from django_distlock.backends.redlock.backend import RedlockBackend
+from django_distlock.manager.registry import registry
+from django_distlock.manager.site_key import site_key
 from tests import services
 from tests.conftest import eventually
 from tests.faults.proxy import Proxy
@@ -21,7 +21,7 @@ from tests.faults.proxy import Proxy
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from django_distlock.names import LockKey
+    from django_distlock.keys import LockKey
 
 NODES = [f"redis{number}" for number in range(1, 6)]
 _names = itertools.count()

@@ -18,9 +18,9 @@ from django.views import View
 from django.views.generic import RedirectView
 
 from django_distlock import advisory_lock, lock_all
-from django_distlock.checklinks import DOCS
-from django_distlock.registry import registry
-from django_distlock.serverchecks import check_sessions
+from django_distlock.checks.links import DOCS
+from django_distlock.checks.servers import check_sessions
+from django_distlock.manager.registry import registry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

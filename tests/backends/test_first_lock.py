@@ -11,7 +11,7 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_distlock import advisory_lock
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests.backends.statements import counted
 from tests.conformance.test_fork import in_child, succeeded
 from tests.faults.conftest import database_alias

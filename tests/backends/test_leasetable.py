@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.backends.leasetable_rows import KEPT
-from django_distlock.clock import monotonic
+from django_distlock.backends.leasetable.records import KEPT
+from django_distlock.concurrency.clock import monotonic
 from django_distlock.records import Claim, drift
 from tests.backends.leasetable_stores import SERVERS, SQLITE, STORES, TTL, Stores
 

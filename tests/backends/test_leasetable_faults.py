@@ -14,8 +14,8 @@ from django.db import OperationalError, connections
 from django.db.utils import ProgrammingError
 
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock, held_locks
-from django_distlock.backends.leasetable import LeaseTableBackend
-from django_distlock.registry import registry
+from django_distlock.backends.leasetable.backend import LeaseTableBackend
+from django_distlock.manager.registry import registry
 from tests.backends.leasetable_stores import SERVERS, STORES, Stores
 from tests.backends.test_leasetable_processes import hold, waiters
 from tests.conftest import eventually

@@ -14,8 +14,8 @@ from django.core.checks import run_checks
 from django.db import connections
 
 from django_distlock import advisory_lock
-from django_distlock.backends.leasetable_file import lease_path
-from django_distlock.backends.leasetable_path import mounted_alone
+from django_distlock.backends.leasetable.path import mounted_alone
+from django_distlock.backends.leasetable.sqlite_file import lease_path
 from tests.processes import Child
 
 ROUNDS = 60

@@ -16,8 +16,8 @@ import pytest
 from django.db import connections
 
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock, held_locks
-from django_distlock.backends.leasetable_rows import GRACE
-from django_distlock.registry import registry
+from django_distlock.backends.leasetable.records import GRACE
+from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.processes import PATIENCE, Child
 from tests.sizes import be_polite

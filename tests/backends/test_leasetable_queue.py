@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.backends.leasetable_queue import LONGEST_OF_NEXT, LONGEST_PAUSE, NEXT, PER_PLACE
-from django_distlock.backends.leasetable_rows import DEAD, GRACE
+from django_distlock.backends.leasetable.records import DEAD, GRACE
+from django_distlock.backends.leasetable.waiter import LONGEST_OF_NEXT, LONGEST_PAUSE, NEXT, PER_PLACE
 from tests.backends.leasetable_stores import STORES, TTL, Stores
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from django_distlock import BackendUnavailable, DistlockError, UnsupportedOperation, advisory_lock
-from django_distlock.backends import leasetable_prune
-from django_distlock.backends.leasetable import IDLE, LeaseTableBackend
-from django_distlock.backends.leasetable_file import lease_path
-from django_distlock.backends.leasetable_rows import KEPT
-from django_distlock.backends.remains import GHOSTS, StoreError
-from django_distlock.clock import monotonic
+from django_distlock.backends.cleanup import GHOSTS, StoreError
+from django_distlock.backends.leasetable import pruning
+from django_distlock.backends.leasetable.backend import IDLE, LeaseTableBackend
+from django_distlock.backends.leasetable.records import KEPT
+from django_distlock.backends.leasetable.sqlite_file import lease_path
+from django_distlock.concurrency.clock import monotonic
 from tests.backends.leasetable_stores import SERVERS, STORES, Stores
 from tests.conftest import eventually
 
@@ -140,7 +140,7 @@ def test_a_folder_that_is_not_there(path: Path, name: str, monkeypatch: pytest.M
 def test_a_file_that_was_deleted_is_made_anew(path: Path, name: str) -> None:
     lock = advisory_lock(name, using="leasetable")
     lock.acquire().release()
-    from django_distlock.registry import registry
+    from django_distlock.manager.registry import registry
 
     registry.close()
     for file in path.parent.glob("db-distlock*"):
@@ -182,12 +182,12 @@ def using_leasetable(request: pytest.FixtureRequest) -> str:
 
 
 def test_old_leases_are_pruned_in_the_background(stores: Stores, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leasetable_prune, "BREATH", 0.0)
+    monkeypatch.setattr(pruning, "BREATH", 0.0)
     assert client.release(client.try_acquire(stores.claim()))
     stores.shift(KEPT + 60)
-    client._pruning.tick(monotonic() + leasetable_prune.EVERY / 3)
+    client._pruning.tick(monotonic() + pruning.EVERY / 3)
     assert client._pruning._thread is None, "not yet"
-    client._pruning.tick(monotonic() + 2 * leasetable_prune.EVERY)
+    client._pruning.tick(monotonic() + 2 * pruning.EVERY)
     eventually(lambda: stores.kept() == 0, "it is still there")
 
 

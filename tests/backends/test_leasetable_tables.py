@@ -13,7 +13,7 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.state import ModelState, ProjectState
 
 from django_distlock.models import LeaseRow, LeaseTicket, SiteKey
-from django_distlock.tables import AsciiField, CreateKeptTable
+from django_distlock.schema import AsciiField, CreateKeptTable
 from tests.backends.leasetable_stores import SERVERS, Stores
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import pytest
 from django.db import connections
 from django.db.migrations.loader import MigrationLoader
 
-from django_distlock.backends.leasetable_file import LeaseFile
-from django_distlock.backends.leasetable_rows import UNKNOWN, rows_of
-from django_distlock.backends.leasetable_sqlite_sql import JOIN, ROWS, SCHEMA
+from django_distlock.backends.leasetable.records import UNKNOWN, rows_of
+from django_distlock.backends.leasetable.sqlite_file import LeaseFile
+from django_distlock.backends.leasetable.sqlite_sql import JOIN, ROWS, SCHEMA
 from django_distlock.records import MOST_WAITING
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from django_distlock.backends.memory import MemoryBackend
-from django_distlock.names import derive_key
+from django_distlock.keys import derive_key
 from django_distlock.records import Claim
 
 if TYPE_CHECKING:

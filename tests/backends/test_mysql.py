@@ -11,9 +11,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock, held_locks
-from django_distlock.clock import monotonic
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.manager.registry import registry
 from django_distlock.records import Claim
-from django_distlock.registry import registry
 from tests.backends.actors import hold, share_and_write
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias

@@ -10,7 +10,7 @@ import pytest
 from django.db import connections
 
 from django_distlock import LockTimeout, advisory_lock
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests.backends.actors import hold
 from tests.faults.server import cancel_statement, holders, session_exists, session_of, waiters
 from tests.processes import Child

@@ -11,9 +11,9 @@ import pytest
 from django.db import connections
 
 from django_distlock import UnsupportedOperation, advisory_lock, break_lock, held_locks
-from django_distlock.backends import mysql_listing
-from django_distlock.diagnosis import diagnose
-from django_distlock.registry import registry
+from django_distlock.backends.mysql import introspection
+from django_distlock.manager.registry import registry
+from django_distlock.operations.doctor import diagnose
 from tests.backends.actors import hold, share_and_write
 from tests.backends.test_mysql import plain_user
 from tests.conftest import eventually
@@ -105,7 +105,7 @@ def test_those_who_came_within_one_second_are_listed_in_order(name: str) -> None
 def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server without the plugin: the tables that list locks are not there."""
     for each in ("MARIADB", "MYSQL"):
-        monkeypatch.setattr(mysql_listing, each, "SELECT * FROM information_schema.NO_SUCH_PLUGIN")
+        monkeypatch.setattr(introspection, each, "SELECT * FROM information_schema.NO_SUCH_PLUGIN")
 
 
 @pytest.mark.usefixtures("unseen")
@@ -137,7 +137,7 @@ def test_what_is_not_noted_but_known_here_is_listed_too(name: str) -> None:
 def test_an_error_that_is_no_privilege_is_not_an_empty_list(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Nobody must read "nothing is held" where the server has only refused to say."""
     for each in ("MARIADB", "MYSQL"):
-        monkeypatch.setattr(mysql_listing, each, "SELECT 1 AS lock_name FROM DUAL WHERE 1 = (SELECT 1 UNION SELECT 2)")
+        monkeypatch.setattr(introspection, each, "SELECT 1 AS lock_name FROM DUAL WHERE 1 = (SELECT 1 UNION SELECT 2)")
     (report,) = held_locks("mysql")
     assert report.error
 

@@ -9,10 +9,10 @@ import pytest
 from django.db import connections
 
 from django_distlock import UnsupportedOperation
-from django_distlock.backends.mysql_session import MySQLSession
-from django_distlock.backends.session import ServerError
-from django_distlock.clock import monotonic
-from django_distlock.waiting import drive
+from django_distlock.backends.mysql.session import MySQLSession
+from django_distlock.backends.sessions.session import ServerError
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import drive
 from tests.faults.server import is_mariadb
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from django_distlock import advisory_lock
-from django_distlock.backends.mysql_session import MySQLSession
-from django_distlock.registry import registry
+from django_distlock.backends.mysql.session import MySQLSession
+from django_distlock.manager.registry import registry
 from tests.backends.actors import hold
 from tests.conftest import eventually
 from tests.faults.server import holders, waiters

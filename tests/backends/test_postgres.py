@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock, held_locks
-from django_distlock.clock import monotonic
+from django_distlock.concurrency.clock import monotonic
 from tests.backends.actors import hold, share_and_write
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias
@@ -161,7 +161,7 @@ def impatient_role(databases: None, settings: Any) -> Iterator[str]:
     with database_alias("impatient", "postgres", USER=role, PASSWORD="impatient"):
         on(settings, "impatient")
         yield "impatient"
-        from django_distlock.registry import registry
+        from django_distlock.manager.registry import registry
 
         registry.close()
         connections["impatient"].close()

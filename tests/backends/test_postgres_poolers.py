@@ -12,7 +12,7 @@ import pytest
 from django.db import connections
 
 from django_distlock import BackendUnavailable, LockLost, LockTimeout, UnsupportedOperation, advisory_lock
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests.backends.own_servers import SessionPooler, SmallSessionPooler, TurningPooler, needs_programs, running
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias

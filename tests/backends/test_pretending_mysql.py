@@ -11,8 +11,8 @@ from asgiref.sync import async_to_sync
 from django.db import connections
 
 from django_distlock import UnsupportedOperation, advisory_lock, table_lock
-from django_distlock.diagnosis import diagnose
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
+from django_distlock.operations.doctor import diagnose
 from tests.backends.own_servers import Galera, needs_programs, running
 from tests.data.app.models import Account
 from tests.faults.conftest import database_alias

@@ -14,8 +14,8 @@ from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
 from django_distlock import UnsupportedOperation, advisory_lock
-from django_distlock.diagnosis import diagnose
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
+from django_distlock.operations.doctor import diagnose
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask, holders

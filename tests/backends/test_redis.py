@@ -16,13 +16,13 @@ from django.core.checks import run_checks
 from redis.crc import key_slot
 
 from django_distlock import advisory_lock, held_locks, semaphore
-from django_distlock.backends import redis as engine
-from django_distlock.backends.redis_protocol import PENDING, Garbled, Push, ReplyError, pack, parse
-from django_distlock.backends.redis_scripts import keys_of
-from django_distlock.clock import monotonic
+from django_distlock.backends.redis import backend as engine
+from django_distlock.backends.redis.protocol import PENDING, Garbled, Push, ReplyError, pack, parse
+from django_distlock.backends.redis.scripts import keys_of
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.tokens import new_token
+from django_distlock.manager.registry import registry
 from django_distlock.records import Claim
-from django_distlock.registry import registry
-from django_distlock.tokens import new_token
 from tests.backends.actors import hold
 from tests.backends.redis_server import client, counted, keys, text, waiters
 from tests.conftest import eventually

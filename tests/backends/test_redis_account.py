@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import LockLost, advisory_lock, held_locks, semaphore
-from django_distlock.clock import monotonic
-from django_distlock.diagnosis import diagnose
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import Deadline, acquire_flow, drive
+from django_distlock.concurrency.tokens import new_token
+from django_distlock.manager.registry import registry
+from django_distlock.operations.doctor import diagnose
 from django_distlock.records import Claim
-from django_distlock.registry import registry
-from django_distlock.tokens import new_token
-from django_distlock.waiting import Deadline, acquire_flow, drive
 from tests import services
 from tests.backends.redis_server import BACKEND, client
 from tests.conftest import eventually

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import BackendUnavailable, UnsupportedOperation, advisory_lock, held_locks
-from django_distlock.backends import redis_target
-from django_distlock.backends.redis_scripts import keys_of
-from django_distlock.diagnosis import diagnose
-from django_distlock.registry import registry
-from django_distlock.sitekey import site_key
+from django_distlock.backends.redis import target
+from django_distlock.backends.redis.scripts import keys_of
+from django_distlock.manager.registry import registry
+from django_distlock.manager.site_key import site_key
+from django_distlock.operations.doctor import diagnose
 from tests.backends.redis_cluster import Cluster
 from tests.backends.redis_server import BACKEND, url
 
@@ -40,7 +40,7 @@ def test_r22b_each_name_is_refused_alike(alias: str, name: str, hidden: bool, mo
     """Two thirds of the names are of other nodes. redis-py before 5.1 keeps nothing of the first reply."""
     site_key.load()
     if hidden:
-        monkeypatch.setattr(redis_target, "_clustered", lambda connection: False)
+        monkeypatch.setattr(target, "_clustered", lambda connection: False)
     names = [f"{name}{number}" for number in range(30)]
     if hidden:
         key_of = registry.entry(alias).key
@@ -66,7 +66,7 @@ def test_the_doctor_says_so_whatever_the_name_is(cluster: Cluster, settings: Any
 
 def test_the_doctor_asks_the_server_too(alias: str, monkeypatch: Any) -> None:
     """A proxy may answer for it, and pass INFO on."""
-    monkeypatch.setattr(redis_target, "_clustered", lambda connection: False)
+    monkeypatch.setattr(target, "_clustered", lambda connection: False)
     found = [finding for finding in diagnose(alias) if finding.level == "error"]
     assert [finding for finding in found if finding.text.startswith("A node of a Redis Cluster")]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import BackendUnavailable, advisory_lock
-from django_distlock.backends import redis_doctor
-from django_distlock.backends.redis import RedisBackend
+from django_distlock.backends.redis import doctor
+from django_distlock.backends.redis.backend import RedisBackend
 from tests.backends.redis_server import Own, claim_of
 from tests.conftest import eventually
 from tests.docs.pages import blocks
@@ -88,7 +88,7 @@ def test_an_old_primary_that_wakes_grants_nothing_without_replicas(own: Own, rep
 
 def test_the_doctor_asks_for_min_replicas(own: Own, replica: Own) -> None:
     def told() -> str:
-        return " ".join(finding.text for finding in redis_doctor.findings(own.holder))
+        return " ".join(finding.text for finding in doctor.findings(own.holder))
 
     assert "is replicated" in told()
     assert "min-replicas-to-write is 0" in told()

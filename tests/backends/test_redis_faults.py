@@ -14,8 +14,8 @@ import pytest
 from redis.exceptions import ConnectionError as DriverError
 
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock, held_locks
-from django_distlock.clock import monotonic
-from django_distlock.registry import registry
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.manager.registry import registry
 from tests import services
 from tests.backends.redis_server import BACKEND, free, url, waiters
 from tests.conftest import eventually

@@ -12,11 +12,11 @@ import pytest
 from django.core.checks import run_checks
 
 from django_distlock import BackendUnavailable, advisory_lock
-from django_distlock.backends import redis_connection
-from django_distlock.backends.redis import RedisBackend
-from django_distlock.backends.redis_scripts import keys_of
-from django_distlock.registry import registry
-from django_distlock.waiting import drive
+from django_distlock.backends.redis import pool
+from django_distlock.backends.redis.backend import RedisBackend
+from django_distlock.backends.redis.scripts import keys_of
+from django_distlock.concurrency.flow import drive
+from django_distlock.manager.registry import registry
 from tests.backends.redis_server import BACKEND, Own, claim_of, waiters
 from tests.backends.test_redis_processes import queue
 from tests.conftest import eventually
@@ -178,7 +178,7 @@ def test_a_semaphore_of_any_size(own: Own, name: str) -> None:
 
 def test_links_of_one_who_only_looks_are_closed(own: Own, monkeypatch: Any) -> None:
     """An admin process lists locks and never takes one."""
-    monkeypatch.setattr(redis_connection, "IDLE", 0.2)
+    monkeypatch.setattr(pool, "IDLE", 0.2)
     backend = registry.entry(USING).backend
     assert list(backend.inspect()) == []
     eventually(lambda: not backend.pool.is_open, "the connection stays open", patience=4)  # type: ignore[attr-defined]
@@ -196,7 +196,7 @@ def test_a_system_without_tcp_keepidle(own: Own) -> None:
     """macOS calls it TCP_KEEPALIVE."""
     code = (
         "import socket; del socket.TCP_KEEPIDLE\n"
-        "from django_distlock.backends.redis_link import Link\n"
+        "from django_distlock.backends.redis.connection import Link\n"
         f"Link(socket.create_connection(('127.0.0.1', {own.port}))).close()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=20)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import BackendUnavailable, advisory_lock
-from django_distlock.backends import redis_connection
-from django_distlock.backends.redis import RedisBackend
-from django_distlock.backends.redis_scripts import keys_of
-from django_distlock.clock import monotonic
-from django_distlock.registry import registry
-from django_distlock.waiting import adrive
+from django_distlock.backends.redis import pool as redis_connection
+from django_distlock.backends.redis.backend import RedisBackend
+from django_distlock.backends.redis.scripts import keys_of
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import adrive
+from django_distlock.manager.registry import registry
 from tests.backends.redis_server import Own, claim_of
 from tests.conftest import eventually
 from tests.faults.proxy import Proxy

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import LockLost, advisory_lock
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests.backends.actors import hold
 from tests.backends.redis_server import free, waiters
 from tests.conftest import eventually

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.backends.redis import RedisBackend
-from django_distlock.backends.redis_scripts import LATE, keys_of
+from django_distlock.backends.redis.backend import RedisBackend
+from django_distlock.backends.redis.scripts import LATE, keys_of
 from tests.backends.redis_server import claim_of, counted
 from tests.conftest import eventually
 from tests.timing import within

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import advisory_lock
-from django_distlock.backends.redis import RedisBackend
-from django_distlock.backends.redis_scripts import keys_of
-from django_distlock.registry import registry
-from django_distlock.sitekey import site_key
+from django_distlock.backends.redis.backend import RedisBackend
+from django_distlock.backends.redis.scripts import keys_of
+from django_distlock.manager.registry import registry
+from django_distlock.manager.site_key import site_key
 from tests.backends.redis_cluster import Cluster, Router
 from tests.backends.redis_server import Own, claim_of, client, waiters
 from tests.backends.test_redis_processes import queue
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from django_distlock.names import LockKey
+    from django_distlock.keys import LockKey
     from django_distlock.records import Claim, Grant
 
 pytestmark = pytest.mark.usefixtures("databases")

@@ -11,8 +11,8 @@ from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 
 from django_distlock import LockLost, UnsupportedOperation, held_locks
-from django_distlock.backends.redlock import RedlockBackend
-from django_distlock.registry import registry
+from django_distlock.backends.redlock.backend import RedlockBackend
+from django_distlock.manager.registry import registry
 from tests.backends.redlock_nodes import Nodes, five_nodes
 from tests.conftest import eventually
 

@@ -6,11 +6,11 @@ import socket
 
 import pytest
 
-from django_distlock.backends.redis_target import Target
-from django_distlock.backends.redlock_inquiry import Outcome
-from django_distlock.backends.redlock_nodes import Slot
-from django_distlock.backends.redlock_pool import Lanes
-from django_distlock.backends.redlock_quorum import Answer, Verdict
+from django_distlock.backends.redis.target import Target
+from django_distlock.backends.redlock.inquiry import Outcome
+from django_distlock.backends.redlock.nodes import Slot
+from django_distlock.backends.redlock.pool import Lanes
+from django_distlock.backends.redlock.quorum import Answer, Verdict
 
 LATE, REFUSED = TimeoutError(), ConnectionRefusedError()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import BackendUnavailable, LockLost, LockTimeout
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests import services
 from tests.backends.redlock_nodes import NODES, Nodes, five_nodes, seconds
 from tests.conftest import eventually

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import BackendUnavailable, LockNotAcquired, LockTimeout
-from django_distlock.backends import redlock_claims, redlock_election
-from django_distlock.backends.redlock_claims import Ballot
-from django_distlock.backends.redlock_debts import GHOSTS
-from django_distlock.clock import monotonic
+from django_distlock.backends.redlock import acquire, election
+from django_distlock.backends.redlock.acquire import Ballot
+from django_distlock.backends.redlock.debts import GHOSTS
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.tokens import new_token
+from django_distlock.manager.registry import registry
 from django_distlock.records import Claim
-from django_distlock.registry import registry
-from django_distlock.tokens import new_token
 from tests.backends.redlock_line import LATE, SOON, Line
 from tests.backends.redlock_nodes import Nodes, five_nodes, key
 from tests.conftest import eventually
@@ -29,7 +29,7 @@ from tests.interrupts import interrupted_everywhere
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from django_distlock.names import LockKey
+    from django_distlock.keys import LockKey
 
 __all__ = ["key"]
 pytestmark = pytest.mark.alone
@@ -234,7 +234,7 @@ def test_r7_interrupted_anywhere(line: Line) -> None:
     def clean() -> None:
         eventually(lambda: not line.stands(), "a ghost stands in line", SOON, 0.001)
 
-    assert interrupted_everywhere(attempt, clean, redlock_claims, redlock_election) > 50
+    assert interrupted_everywhere(attempt, clean, acquire, election) > 50
 
 
 def test_another_grant_is_not_taken_back_with_the_first(nodes: Nodes, key: LockKey, name: str) -> None:

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.backends import redlock_claims
-from django_distlock.backends.redis_link import Link
-from django_distlock.backends.redis_target import Target
-from django_distlock.backends.redlock_claims import Ballot
-from django_distlock.backends.redlock_lanes import Lane
-from django_distlock.backends.redlock_pool import LANES, Lanes
-from django_distlock.clock import monotonic
-from django_distlock.names import derive_key
+from django_distlock.backends.redis.connection import Link
+from django_distlock.backends.redis.target import Target
+from django_distlock.backends.redlock import acquire
+from django_distlock.backends.redlock.acquire import Ballot
+from django_distlock.backends.redlock.lanes import Lane
+from django_distlock.backends.redlock.pool import LANES, Lanes
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import drive
+from django_distlock.keys import derive_key
+from django_distlock.manager.registry import registry
 from django_distlock.records import Claim
-from django_distlock.registry import registry
-from django_distlock.waiting import drive
 from tests.backends.redlock_nodes import five_nodes
 from tests.timing import within
 
@@ -46,8 +46,8 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 def test_r23_connecting_threads_do_not_pile_up(resolver: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lanes that are idle are closed, and others come in their place, while nobody can tell the address of a node."""
-    monkeypatch.setattr("django_distlock.backends.redlock_pool.CONNECT_TIMEOUT", 0.05, raising=False)
-    monkeypatch.setattr("django_distlock.backends.redlock_nodes.HELD_UP", 0.005)
+    monkeypatch.setattr("django_distlock.backends.redlock.pool.CONNECT_TIMEOUT", 0.05, raising=False)
+    monkeypatch.setattr("django_distlock.backends.redlock.nodes.HELD_UP", 0.005)
     lanes = Lanes([Target(url="redis://hung.example"), Target(url="redis://too.example")], "test-connect", bool)
     for _ in range(3):
         for number in range(LANES):
@@ -160,7 +160,7 @@ def test_a_lane_that_is_made_while_all_are_closed_is_closed_too(lanes: Lanes, mo
         made.append(Lane(nodes))
         return made[-1]
 
-    monkeypatch.setattr("django_distlock.backends.redlock_pool.Lane", make)
+    monkeypatch.setattr("django_distlock.backends.redlock.pool.Lane", make)
     assert lanes.lane(0).closed
     assert [each.fileno() for each in (made[0]._ear, made[0]._mouth)] == [-1, -1]
     monkeypatch.undo()
@@ -179,14 +179,14 @@ def _open(fd: int) -> bool:
 def test_r4_a_waiter_does_not_leave_its_node_for_a_moments_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     """The node grants it and the others do not, twice: they may only be later to hear of a release."""
     now = 100.0
-    monkeypatch.setattr(redlock_claims, "monotonic", lambda: now)
+    monkeypatch.setattr(acquire, "monotonic", lambda: now)
     claim = Claim(key=derive_key("", "pure", "x"), ttl=30.0, token="token")
     ballot = Ballot(claim, b"{}", SimpleNamespace(lines=[None] * 5))  # type: ignore[arg-type]
     for _ in range(3):
         ballot.refused(split=True)
         now += 0.01
     assert ballot.strange_leads == 0
-    now += redlock_claims.STRANGE
+    now += acquire.STRANGE
     ballot.refused(split=True)
     assert ballot.strange_leads == 1
     ballot.refused(split=True)
@@ -211,7 +211,7 @@ def test_two_threads_connect_to_nodes_that_answer(settings: Any, nothing_left: N
         await asyncio.gather(*(one(lock) for _ in range(50)))
 
     with five_nodes(settings, node_timeout=1) as nodes, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("django_distlock.backends.redlock_nodes.HELD_UP", 5.0, raising=False)
+        patch.setattr("django_distlock.backends.redlock.nodes.HELD_UP", 5.0, raising=False)
         patch.setattr(threading.Thread, "start", start)
         asyncio.run(main(nodes.lock(name)))
         registry.close()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import BackendUnavailable, LockLost
-from django_distlock.clock import monotonic
-from django_distlock.registry import registry
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.manager.registry import registry
 from tests import services
 from tests.backends.redlock_nodes import NODES, Nodes, five_nodes, key
 from tests.conftest import eventually
@@ -20,7 +20,7 @@ from tests.conftest import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from django_distlock.names import LockKey
+    from django_distlock.keys import LockKey
 
 __all__ = ["key"]
 pytestmark = pytest.mark.alone

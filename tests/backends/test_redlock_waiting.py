@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.backends.redlock import RedlockBackend
-from django_distlock.clock import monotonic
+from django_distlock.backends.redlock.backend import RedlockBackend
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.tokens import new_token
+from django_distlock.manager.registry import registry
 from django_distlock.records import Claim
-from django_distlock.registry import registry
-from django_distlock.tokens import new_token
 from tests.backends.redlock_nodes import Nodes, five_nodes, key
 from tests.conftest import eventually
 from tests.timing import within
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
-    from django_distlock.names import LockKey
+    from django_distlock.keys import LockKey
     from django_distlock.records import Grant
 
 __all__ = ["key"]

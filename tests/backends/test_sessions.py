@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from django_distlock import advisory_lock, held_locks
-from django_distlock.clock import monotonic
-from django_distlock.keepalive import keepalive
-from django_distlock.registry import registry
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.manager.keepalive import keepalive
+from django_distlock.manager.registry import registry
 from tests.backends.actors import hold
 from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, holders, lock_sessions, session_exists, session_of, waiters

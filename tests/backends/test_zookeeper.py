@@ -15,11 +15,11 @@ from kazoo.exceptions import NoAuthError
 from kazoo.security import make_digest_acl
 
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock
-from django_distlock.backends.zookeeper import ZooKeeperBackend
-from django_distlock.clock import monotonic
+from django_distlock.backends.zookeeper.backend import ZooKeeperBackend
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.manager.registry import registry
+from django_distlock.manager.site_key import site_key
 from django_distlock.records import Claim
-from django_distlock.registry import registry
-from django_distlock.sitekey import site_key
 from tests.backends.zookeeper_server import USING, address, clerk, nodes, own_path, packets, path_of, session_of, use
 from tests.conftest import eventually
 from tests.timing import within

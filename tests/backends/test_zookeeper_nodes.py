@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_distlock.backends.zookeeper_nodes import (
+from django_distlock.backends.zookeeper.nodes import (
     Facts,
     Turn,
     described,
@@ -15,7 +15,7 @@ from django_distlock.backends.zookeeper_nodes import (
     queue,
     turn,
 )
-from django_distlock.names import LockKey
+from django_distlock.keys import LockKey
 from django_distlock.records import Claim
 
 KEY = LockKey("zk", "na\ud800me", b"\0" * 32)

@@ -12,8 +12,8 @@ from django.core.exceptions import ImproperlyConfigured
 from kazoo.security import ACL, Id
 
 from django_distlock import BackendUnavailable, advisory_lock
-from django_distlock.backends.zookeeper import ZooKeeperBackend
-from django_distlock.registry import registry
+from django_distlock.backends.zookeeper.backend import ZooKeeperBackend
+from django_distlock.manager.registry import registry
 from tests.backends.own_servers import SaslZooKeeper, needs_programs, running
 from tests.backends.zookeeper_server import USING, path_of, use
 from tests.timing import within

@@ -11,8 +11,8 @@ from django.conf import settings
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
-from django_distlock.registry import registry
-from django_distlock.sitekey import site_key
+from django_distlock.manager.registry import registry
+from django_distlock.manager.site_key import site_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.utils.module_loading import import_string
 
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests.conformance import watching
 from tests.conformance.actors import Actor, Face
 from tests.conformance.rivals import Neighbour, Rival, serve

@@ -87,7 +87,7 @@ class Office:
         return rounds
 
     def reset(self) -> None:
-        from django_distlock.registry import registry
+        from django_distlock.manager.registry import registry
 
         for number in list(self.leases):
             self.release(number)

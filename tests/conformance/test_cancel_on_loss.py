@@ -10,9 +10,9 @@ import pytest
 from django.db import connections
 
 from django_distlock import LockLost, advisory_lock, lock_all
-from django_distlock.holdings import holdings
-from django_distlock.loss import lose
-from django_distlock.registry import registry
+from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.loss import lose
+from django_distlock.manager.registry import registry
 from tests.matrix import MATRIX
 
 if TYPE_CHECKING:

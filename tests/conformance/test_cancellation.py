@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import LockNotAcquired, advisory_lock, lock_all
-from django_distlock.holdings import holdings
+from django_distlock.manager.lock_table import holdings
 from tests.conformance.actors import PATIENCE
 from tests.conformance.watching import asking_here, waiting_at_the_engine, waiting_here
 from tests.conftest import eventually

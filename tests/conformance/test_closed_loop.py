@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import advisory_lock, lock_all, semaphore
-from django_distlock.keepalive import TICK
-from django_distlock.registry import registry
+from django_distlock.manager.keepalive import TICK
+from django_distlock.manager.registry import registry
 from tests.conformance.actors import PATIENCE
 from tests.conftest import eventually
 from tests.matrix import MATRIX

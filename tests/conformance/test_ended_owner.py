@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from django_distlock import advisory_lock, lock_all
-from django_distlock.holdings import holdings
+from django_distlock.manager.lock_table import holdings
 from tests.conformance.conftest import with_ttl
 
 pytestmark = with_ttl

@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 
 from django_distlock import advisory_lock, lock_all, semaphore
-from django_distlock.holdings import holdings
+from django_distlock.manager.lock_table import holdings
 from tests.conformance.actors import PATIENCE
 from tests.conformance.watching import waiting_here
 from tests.conftest import eventually

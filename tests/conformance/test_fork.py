@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import LockLost, advisory_lock
-from django_distlock.holdings import holdings
-from django_distlock.registry import registry
+from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.registry import registry
 from tests.conformance.actors import Actor, ThreadActor
 from tests.conformance.conftest import across_processes
 

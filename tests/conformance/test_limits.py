@@ -12,10 +12,10 @@ import pytest
 from django.db import connections
 
 from django_distlock import DistlockError, LockNotAcquired, advisory_lock, lock_all
-from django_distlock.backends.sessions import IDLE
-from django_distlock.clock import monotonic
-from django_distlock.holdings import holdings
-from django_distlock.registry import registry
+from django_distlock.backends.sessions.pool import IDLE
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.registry import registry
 from tests.conformance.actors import PATIENCE, ThreadActor
 from tests.conftest import eventually
 from tests.sizes import FULL

@@ -13,7 +13,7 @@ import pytest
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 
 from django_distlock import advisory_lock
-from django_distlock.context import current
+from django_distlock.manager.owner import current
 from tests.conformance.actors import PATIENCE
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import LockNotAcquired, LockTimeout, advisory_lock, semaphore
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests.conformance.actors import PATIENCE, Inside
 from tests.conformance.watching import waiting_here
 from tests.conftest import eventually

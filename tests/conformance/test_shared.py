@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import UnsupportedOperation, advisory_lock, lock_all
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests.conformance.actors import PATIENCE
 from tests.conformance.rivals import RivalError
 from tests.conformance.watching import asking_here, waiting_here

@@ -20,8 +20,8 @@ from django_distlock import (
     advisory_lock,
 )
 from django_distlock.backends.memory import MemoryBackend
-from django_distlock.clock import monotonic
-from django_distlock.registry import registry
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.manager.registry import registry
 from tests.conformance.actors import PATIENCE, Face
 from tests.conformance.watching import asking_here, waiting_here
 from tests.conftest import eventually

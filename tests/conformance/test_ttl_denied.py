@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import LockLost, advisory_lock
-from django_distlock.clock import monotonic
+from django_distlock.concurrency.clock import monotonic
 from tests.conformance.conftest import with_ttl
 from tests.conftest import PATIENCE, eventually
 
@@ -50,7 +50,7 @@ def held_up(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The keepalive thread leaves leases alone."""
-    monkeypatch.setattr("django_distlock.keepalive.keepalive._look_after", lambda holding, now: now + 1)
+    monkeypatch.setattr("django_distlock.manager.keepalive.keepalive._look_after", lambda holding, now: now + 1)
 
 
 def test_r18_a_renewal_that_is_denied_after_the_end(me: Actor, using: str, name: str, held_up: None) -> None:

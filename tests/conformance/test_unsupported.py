@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import UnsupportedOperation, advisory_lock, lock_all, semaphore
-from django_distlock.holdings import holdings
+from django_distlock.manager.lock_table import holdings
 from django_distlock.records import Claim, LockInfo
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def test_the_default_ttl_of_the_settings_is_no_argument(
 
 
 def test_transaction_scope_is_asked_only_of_engines_that_have_it(using: str, name: str, backend: Any) -> None:
-    from django_distlock.transactions import choose_scope
+    from django_distlock.manager.transactions import choose_scope
 
     class Open:
         alias = getattr(backend, "database", "default")

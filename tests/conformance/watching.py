@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from django_distlock import break_lock, held_locks
-from django_distlock.holding import State
-from django_distlock.holdings import holdings
-from django_distlock.registry import registry
-from django_distlock.sitekey import site_key
+from django_distlock.manager.hold import State
+from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.registry import registry
+from django_distlock.manager.site_key import site_key
 
 if TYPE_CHECKING:
     from django_distlock.records import LockInfo

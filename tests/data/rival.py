@@ -10,7 +10,7 @@ from django.apps import apps
 from django.db import Error, connections, transaction
 
 from django_distlock import DistlockError, table_lock
-from django_distlock.data.waits import wait_limit
+from django_distlock.data.timeouts import wait_limit
 from tests.processes import Child
 
 # How long a plain read or write of the rival waits before it calls itself blocked; seconds.

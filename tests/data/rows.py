@@ -11,7 +11,7 @@ from django.db import OperationalError, connections, models, transaction
 
 from django_distlock import DeadlockDetected
 from django_distlock.data import LockingManager
-from django_distlock.data.row import row_lock
+from django_distlock.data.rows.lock import row_lock
 from tests.data.app.models import Account, Node
 from tests.processes import Servant
 

@@ -15,16 +15,16 @@ from django.test import override_settings
 
 import django_distlock.data
 from django_distlock.data import EnforceFence
-from django_distlock.data.fence_sql import FenceTrigger, column_of
+from django_distlock.data.fencing.trigger_sql import FenceTrigger, column_of
 from tests.data.app.models import FencedLedger
 from tests.data.fences import EARLY, LATE
 
 
 def test_it_is_written_to_a_file() -> None:
     text, imports = OperationWriter(EnforceFence("Register", field="fence"), indentation=0).serialize()
-    assert imports == {"import django_distlock.data.operations"}
+    assert imports == {"import django_distlock.data.fencing.operations"}
     assert "".join(text.split()) == (
-        "django_distlock.data.operations.EnforceFence(model_name='Register',field='fence',),"
+        "django_distlock.data.fencing.operations.EnforceFence(model_name='Register',field='fence',),"
     )
     operation = EnforceFence("Register")
     assert operation.describe() == "Refuse to lower fence of Register"

@@ -12,7 +12,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.test import override_settings
 
 from django_distlock.data import EnforceFence, RelaxFence
-from django_distlock.data.fence_triggers import _after, check_fences, restore
+from django_distlock.data.fencing.triggers import _after, check_fences, restore
 from tests.data.fences import EARLY, LATE
 
 if TYPE_CHECKING:

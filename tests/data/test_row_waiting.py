@@ -10,7 +10,7 @@ from django.db import connections, transaction
 from django.db.transaction import TransactionManagementError
 
 from django_distlock import DeadlockDetected, LockNotAcquired, LockTimeout
-from django_distlock.data.row import row_lock
+from django_distlock.data.rows.lock import row_lock
 from tests.data.app.models import Account
 from tests.data.asking import table_wait
 from tests.data.rows import ENGINES, SERVERS, SLACK, Rival, accounts, ask, balances, pair, rows_of, took

@@ -12,8 +12,8 @@ from django.db import OperationalError, connections, transaction
 from django.test.utils import isolate_apps
 
 from django_distlock import DistlockError, LockTimeout, table_lock
-from django_distlock.data.modes import TableLockMode
-from django_distlock.snapshots import StaleSnapshotWarning
+from django_distlock.data.tables.modes import TableLockMode
+from django_distlock.manager.isolation import StaleSnapshotWarning
 from tests.backends.statements import counted
 from tests.data.app.models import Account, Course, Currency, Ledger, Place, QuotedLedger, Restaurant, Student
 from tests.data.asking import another, ask, held, unmanaged, when_somebody_waits

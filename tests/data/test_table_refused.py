@@ -12,7 +12,7 @@ from django.db import connections, models
 from django.test.utils import isolate_apps
 
 from django_distlock import UnsupportedOperation, table_lock
-from django_distlock.data.fence import FencedModel
+from django_distlock.data.fencing.model import FencedModel
 from tests.data.app.models import Account, AccountProxy, Currency
 
 CALLS: list[tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = [

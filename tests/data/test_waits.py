@@ -9,7 +9,7 @@ from django.db import OperationalError, connections, transaction
 
 from django_distlock import LockTimeout
 from django_distlock.data.errors import code_of, lock_errors
-from django_distlock.data.waits import DEFAULT_TIMEOUT, resolve, wait_limit
+from django_distlock.data.timeouts import DEFAULT_TIMEOUT, resolve, wait_limit
 from django_distlock.validation import UNSET
 from tests.data.app.models import Account
 from tests.data.asking import limits

@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 
 from django_distlock import LockNotAcquired
-from django_distlock.idempotency.answers import page
+from django_distlock.idempotency.http.responses import page
 from django_distlock.middleware import LockBusyMiddleware
 
 NONCE_OF_THE_STYLE = re.compile(r'<style nonce="([\w-]+)">')

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import LockLost, advisory_lock
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests.decorators.elsewhere import PATIENCE, held_elsewhere, is_free
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from django_distlock import (
     lock_all,
     semaphore,
 )
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests.decorators.elsewhere import held_elsewhere, in_thread, is_free
 from tests.timing import within
 

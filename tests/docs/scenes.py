@@ -24,7 +24,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_distlock import LockLost, LockNotAcquired, UnsupportedOperation, advisory_lock
-from django_distlock.data.operations import trigger_of
+from django_distlock.data.fencing.operations import trigger_of
 from tests.data.app import models
 from tests.docs.tasks import delivered_twice, function_of, task_modules
 

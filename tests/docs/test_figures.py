@@ -6,28 +6,27 @@ import dataclasses
 
 import pytest
 
-from django_distlock import conf, keepalive, names, otel, recorder, validation
-from django_distlock.backends import (
-    leasetable,
-    mysql,
-    redis,
-    redis_connection,
-    session,
-    sessionacquire,
-    sessionlocks,
-    sessions,
-)
-from django_distlock.backends.leasetable_rows import GRACE, KEPT
-from django_distlock.backends.redis_scripts import LATE
-from django_distlock.backends.remains import GHOSTS
+from django_distlock import conf, keys, validation
+from django_distlock.backends.cleanup import GHOSTS
+from django_distlock.backends.leasetable import backend
+from django_distlock.backends.leasetable.records import GRACE, KEPT
+from django_distlock.backends.mysql import backend as mysql
+from django_distlock.backends.redis import backend as redis
+from django_distlock.backends.redis import pool
+from django_distlock.backends.redis.scripts import LATE
+from django_distlock.backends.sessions import acquire, session
+from django_distlock.backends.sessions import backend as sessionlocks
+from django_distlock.backends.sessions import pool as sessions
+from django_distlock.manager import keepalive
 from django_distlock.middleware import LockBusyMiddleware
+from django_distlock.operations import otel, recorder
 from tests.docs.pages import PAGES
 
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(conf.AliasConfig)}
-WAITS, LOCKS = sessionacquire.WAIT_SESSIONS, sessions.LOCKS_PER_SESSION
+WAITS, LOCKS = acquire.WAIT_SESSIONS, sessions.LOCKS_PER_SESSION
 CLAIMS = [
     ("quickstart", f"A caller waits for at most {DEFAULTS['timeout']:g} seconds"),
-    ("quickstart", f"Any text of 1 to {names.MAX_NAME_LENGTH} characters"),
+    ("quickstart", f"Any text of 1 to {keys.MAX_NAME_LENGTH} characters"),
     ("guarantees", f"silent for {session.HEARTBEAT:g} s, and has {session.STATEMENT_LIMIT:g} s to answer"),
     ("guarantees", "| B | 7 s |"),
     ("backends/postgres", f"| `wait_sessions` | {WAITS} |"),
@@ -39,20 +38,20 @@ CLAIMS = [
     ("backends/mysql", f"| `wait_sessions` | {WAITS} |"),
     ("backends/mysql", f"up to {LOCKS} of them"),
     ("backends/mysql", f"heartbeat after {session.HEARTBEAT:g} s of silence"),
-    ("backends/mysql", f"at most {names.MAX_TEXT_LENGTH} lower-case"),
+    ("backends/mysql", f"at most {keys.MAX_TEXT_LENGTH} lower-case"),
     ("backends/mysql", f"at most {mysql.KNOWN_NAMES:,}"),
-    ("backends/leasetable", f"closed after {leasetable.IDLE:g} s without a statement"),
+    ("backends/leasetable", f"closed after {backend.IDLE:g} s without a statement"),
     ("backends/leasetable", f"not been seen for {GRACE:g} s is passed over"),
     ("backends/leasetable", f"ended more than {KEPT / 3600:g} hours ago"),
     ("backends/redis", f"The first {redis.WAITERS} waiters of a process"),
     ("backends/redis", {0.25: "look four times a second"}[redis.LOOK_EVERY]),
-    ("backends/redis", f"is closed after {redis_connection.IDLE:g} s"),
+    ("backends/redis", f"is closed after {pool.IDLE:g} s"),
     ("backends/redis", {5.0: "for five seconds after the server answers again"}[GHOSTS]),
     ("usage/fencing", f"for {KEPT / 3600:g} hours"),
     ("usage/waiting", f"for `ttl` seconds, {DEFAULTS['ttl']:g} by default"),
     ("usage/waiting", {3: "every third of that"}[keepalive.RENEWALS_PER_TTL]),
     ("usage/waiting", {10 * 366 * 86400.0: "more than ten years"}[validation.LONGEST]),
-    ("usage/waiting", {0.5: "grants the server half a second"}[sessionacquire.LEAST_PATIENCE]),
+    ("usage/waiting", {0.5: "grants the server half a second"}[acquire.LEAST_PATIENCE]),
     ("backends/redis", {1000: "a difference of up to a second is not told"}[LATE]),
     ("usage/decorators", f"`Retry-After` is {LockBusyMiddleware.retry_after:g} seconds"),
     ("operations", f"1 for up to {LOCKS} of them"),

@@ -27,7 +27,7 @@ def flags() -> set[str]:
 
 
 def test_the_generated_table_has_every_backend_of_the_matrix() -> None:
-    shown = {f"{backend.__module__}.{backend.__name__}" for backend in backend_flags.backends()}
+    shown = {backend_flags.path_of(backend) for backend in backend_flags.backends()}
     assert shown == {entry.backend for entry in MATRIX}
 
 
@@ -38,7 +38,7 @@ def test_the_generated_table_has_every_flag() -> None:
 def test_the_generated_table_says_what_the_flags_say() -> None:
     (rows,) = tables(backend_flags.table("{module}"))
     header, _promise, *features = rows
-    modules = {backend.__module__.rpartition(".")[2]: backend for backend in backend_flags.backends()}
+    modules = {backend_flags.module_of(backend): backend for backend in backend_flags.backends()}
     assert header[1:] == list(modules)
     for flag, row in zip(backend_flags.FEATURES, features, strict=True):
         assert row[1:] == [YES[getattr(backend, flag)] for backend in modules.values()], flag
@@ -153,7 +153,7 @@ def test_every_signal_is_documented() -> None:
 
 
 def test_every_reason_of_a_loss_is_documented() -> None:
-    sources = [path.read_text() for path in Path(django_distlock.__file__).parent.glob("*.py")]
+    sources = [path.read_text() for path in Path(django_distlock.__file__).parent.rglob("*.py")]
     reasons = {
         reason for source in sources for reason in re.findall(r'\blose(?:_dead)?\(holding, (?:\w+, )?"(\w+)"', source)
     }

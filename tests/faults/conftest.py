@@ -53,6 +53,6 @@ def proxied(databases: None, settings: Any) -> Iterator[Proxied]:
             return proxy
 
         yield put
-        from django_distlock.registry import registry
+        from django_distlock.manager.registry import registry
 
         registry.close()

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections
 
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 
 if TYPE_CHECKING:
-    from django_distlock.names import LockKey
+    from django_distlock.keys import LockKey
 
 DATABASES = {"postgres": "postgres", "mysql": "mariadb"}  # lock alias -> database alias
 SESSION_LOCKS = tuple(DATABASES)
@@ -29,7 +29,7 @@ def ask(using: str, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
 
 def key_of(using: str, name: str) -> LockKey:
     """The key under which the engine knows a name."""
-    from django_distlock.sitekey import site_key
+    from django_distlock.manager.site_key import site_key
 
     site_key.load()
     return registry.entry(using).key(name)

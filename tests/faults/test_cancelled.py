@@ -15,8 +15,8 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 
 from django_distlock import BackendUnavailable, LockNotAcquired, LockTimeout, advisory_lock
-from django_distlock.holdings import holdings
-from django_distlock.registry import registry
+from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.registry import registry
 from tests.backends.actors import hold
 from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, ask, holders, is_mariadb, lock_sessions, waiters

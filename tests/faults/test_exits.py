@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import advisory_lock
-from django_distlock.holdings import holdings
+from django_distlock.manager.lock_table import holdings
 from tests.conftest import PATIENCE, eventually
 from tests.faults.server import SESSION_LOCKS, holders
 from tests.processes import Child

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock import advisory_lock, faces, garbage, keepalive
-from django_distlock.holdings import holdings
-from django_distlock.registry import registry
+from django_distlock import advisory_lock
+from django_distlock.concurrency import finalizers
+from django_distlock.locks import base
+from django_distlock.manager import keepalive
+from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.processes import Child
 
@@ -96,8 +99,8 @@ def collect_in_entries() -> Collecting:
     class Open(OrderedDict[Any, Any]):
         pass
 
-    kept = Open(faces.entries._open)
-    faces.entries._open = kept
+    kept = Open(base.entries._open)
+    base.entries._open = kept
     return Collecting(kept, "get")
 
 
@@ -217,8 +220,8 @@ def test_a_collection_is_seen_in_its_own_thread_only() -> None:
 
     class Looks:
         def __del__(self) -> None:
-            thread = threading.Thread(target=lambda: seen.append(garbage.collecting()))
-            seen.append(garbage.collecting())
+            thread = threading.Thread(target=lambda: seen.append(finalizers.collecting()))
+            seen.append(finalizers.collecting())
             thread.start()
             thread.join()
 
@@ -227,13 +230,13 @@ def test_a_collection_is_seen_in_its_own_thread_only() -> None:
     del looks
     gc.collect()
     assert seen == [True, False]
-    assert not garbage.collecting()
+    assert not finalizers.collecting()
 
 
 def test_what_is_left_for_later_is_done_in_order_and_failures_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     done: list[int] = []
-    garbage.later(done.append, 1)
-    garbage.later(done.append)
-    garbage.later(done.append, 2)
+    finalizers.later(done.append, 1)
+    finalizers.later(done.append)
+    finalizers.later(done.append, 2)
     eventually(lambda: done == [1, 2], f"not done: {done}")
     assert "garbage collector" in caplog.text

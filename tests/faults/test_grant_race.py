@@ -13,7 +13,7 @@ import pytest
 from django.db import connections
 
 from django_distlock import BackendUnavailable, advisory_lock
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests.processes import Child
 from tests.sizes import FULL, be_polite
 from tests.timing import TooSlow

@@ -9,24 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock import (
-    LockNotAcquired,
-    advisory_lock,
-    faces,
-    holding,
-    lease,
-    lock,
-    lock_all,
-    semaphore,
-    sets,
-    signals,
-    waiting,
-)
-from django_distlock import holdings as holdings_module
-from django_distlock.backends import memory, redis, redis_places
-from django_distlock.holdings import holdings
-from django_distlock.registry import registry
-from django_distlock.waiting import drive
+from django_distlock import LockNotAcquired, advisory_lock, lock_all, semaphore, signals
+from django_distlock.backends import memory
+from django_distlock.backends.redis import backend as redis
+from django_distlock.backends.redis import places as redis_places
+from django_distlock.concurrency import flow
+from django_distlock.concurrency.flow import drive
+from django_distlock.locks import base, lease, lock, lockset
+from django_distlock.manager import hold
+from django_distlock.manager import lock_table as holdings_module
+from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.registry import registry
 from tests.faults.server import holders, lock_sessions
 from tests.interrupts import interrupted_everywhere
 from tests.pure.world import World
@@ -34,12 +27,12 @@ from tests.pure.world import World
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django_distlock.holding import Holding
-    from django_distlock.waiting import Flow
+    from django_distlock.concurrency.flow import Flow
+    from django_distlock.manager.hold import Holding
 
 pytestmark = pytest.mark.usefixtures("databases")
 
-CORE = (faces, holding, holdings_module, lease, lock, sets, signals, waiting)
+CORE = (base, hold, holdings_module, lease, lock, lockset, signals, flow)
 
 
 class Attempts:
@@ -62,10 +55,10 @@ class Attempts:
                 got.release()
         held = [lease._holding for lease in self.kept]
         assert list(holdings.everything()) == held
-        assert all(holding.leases == {lease} for holding, lease in zip(held, self.kept, strict=True))
+        assert all(hold.leases == {lease} for hold, lease in zip(held, self.kept, strict=True))
         assert holdings._total == len(holdings._slots) == len(held)
         assert not holdings._waiting
-        assert not faces.entries._open
+        assert not base.entries._open
         if self.backend.alias == "memory":
             assert sum(map(len, self.backend._entries.values())) == len(held)
         else:

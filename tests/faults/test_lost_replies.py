@@ -15,7 +15,7 @@ import pytest
 from django.db import connections
 
 from django_distlock import BackendUnavailable, DistlockError, LockLost, LockNotAcquired, advisory_lock
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, holders, session_of, waiters
 from tests.processes import Child

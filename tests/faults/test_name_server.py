@@ -11,7 +11,7 @@ import pytest
 from django.db import connections
 
 from django_distlock import BackendUnavailable, advisory_lock, held_locks
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.faults.conftest import BACKENDS, database_alias
 from tests.timing import within
@@ -71,9 +71,9 @@ def test_r5_a_name_server_that_hangs(answers: threading.Event, name: str) -> Non
 
 
 def test_lookups_do_not_pile_up(answers: threading.Event, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from django_distlock.backends import stragglers
+    from django_distlock.concurrency import background
 
-    monkeypatch.setattr(stragglers, "MOST", 3)
+    monkeypatch.setattr(background, "MOST", 3)
     for _ in range(8):
         with pytest.raises(BackendUnavailable):
             advisory_lock(name, using="named", timeout=0.1).acquire()

@@ -11,9 +11,9 @@ import pytest
 
 from django_distlock import Leader, advisory_lock
 from django_distlock.idempotency.renewal import Renewal
-from django_distlock.keepalive import keepalive
-from django_distlock.recorder import Recorder
-from django_distlock.registry import registry
+from django_distlock.manager.keepalive import keepalive
+from django_distlock.manager.registry import registry
+from django_distlock.operations.recorder import Recorder
 from tests.conftest import eventually
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import advisory_lock
-from django_distlock.clock import monotonic
-from django_distlock.keepalive import keepalive
-from django_distlock.names import derive_key
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import drive
+from django_distlock.keys import derive_key
+from django_distlock.manager.keepalive import keepalive
+from django_distlock.manager.registry import registry
 from django_distlock.records import Claim
-from django_distlock.registry import registry
 from django_distlock.signals import lock_lost, lock_released
-from django_distlock.waiting import drive
 from tests.faults.server import SESSION_LOCKS
 
 if TYPE_CHECKING:

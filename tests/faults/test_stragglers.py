@@ -25,9 +25,9 @@ MOST, TRIES = 4, 12
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    from django_distlock.backends import stragglers
+    from django_distlock.concurrency import background
 
-    monkeypatch.setattr(stragglers, "MOST", MOST)
+    monkeypatch.setattr(background, "MOST", MOST)
 
 
 def connecting() -> list[str]:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import BackendUnavailable, DistlockError, LockTimeout, advisory_lock
-from django_distlock.clock import monotonic
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.manager.registry import registry
+from django_distlock.manager.site_key import site_key
 from django_distlock.records import Claim
-from django_distlock.registry import registry
-from django_distlock.sitekey import site_key
 from tests.backends.zookeeper_server import SESSION, USING, address, behind, clerk, nodes, path_of, session_of, use
 from tests.conftest import eventually
 from tests.faults.proxy import Proxy

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from django_distlock import BackendUnavailable, advisory_lock
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests import services
 from tests.backends.zookeeper_server import USING, address, clerk, nodes, path_of, use
 from tests.conftest import eventually

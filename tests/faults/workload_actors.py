@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django_distlock import DistlockError, Lock, advisory_lock
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests.sizes import be_polite
 
 if TYPE_CHECKING:

@@ -293,7 +293,7 @@ def waiting(site: Stage, page: str, shape: str) -> Any:
 
 
 def issued_for(client: Client, address: str) -> str:
-    from django_distlock.idempotency.forms import issue
+    from django_distlock.idempotency.http.forms import issue
 
     return issue(client.get("/form/").wsgi_request, [address])
 

@@ -12,7 +12,7 @@ from django.http import HttpResponse
 from django.test import AsyncClient, RequestFactory
 from django.views.decorators.gzip import gzip_page
 
-from django_distlock.idempotency import engine, idempotent
+from django_distlock.idempotency import decisions, idempotent
 from django_distlock.idempotency.renewal import renewal
 from django_distlock.idempotency.storage import storage_of
 from django_distlock.idempotency.storage.database import DatabaseStorage
@@ -179,7 +179,7 @@ def test_a_method_with_a_long_name(site: Stage, sender: Sender, key: str) -> Non
 )
 def test_what_one_parser_takes_for_the_same_another_does_not(first: str, second: str) -> None:
     """A view may read its numbers as Decimal, and the first of two members of one name."""
-    assert engine.json_body(first.encode()) != engine.json_body(second.encode())
+    assert decisions.json_body(first.encode()) != decisions.json_body(second.encode())
 
 
 @pytest.mark.parametrize("body", ["a=" + "x" * 200, "&".join(f"f{n}=1" for n in range(20))])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_distlock.idempotency import engine
-from django_distlock.idempotency.engine import BadKey, Ending, Verdict
+from django_distlock.idempotency import decisions
+from django_distlock.idempotency.decisions import BadKey, Ending, Verdict
 from django_distlock.idempotency.records import STATES, Answer, Record
 from django_distlock.idempotency.storage.cache import of_text, to_text
 
@@ -45,15 +45,15 @@ records = st.builds(
 @given(visible)
 def test_every_visible_key_is_taken_quoted(key: str) -> None:
     quoted = '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    assert engine.parse_header(quoted) == key
+    assert decisions.parse_header(quoted) == key
     if not set(key) & {",", '"'}:
-        assert engine.parse_header(f" {key}\t") == key
+        assert decisions.parse_header(f" {key}\t") == key
 
 
 @given(st.text())
 def test_a_header_is_a_key_or_an_error(raw: str) -> None:
     try:
-        key = engine.parse_header(raw)
+        key = decisions.parse_header(raw)
     except BadKey:
         pass
     else:
@@ -63,49 +63,51 @@ def test_a_header_is_a_key_or_an_error(raw: str) -> None:
 
 @given(st.lists(st.text(), min_size=5, max_size=5), st.lists(st.text(), min_size=5, max_size=5))
 def test_scopes_meet_only_if_everything_is_the_same(first: list[str], second: list[str]) -> None:
-    a, b = (engine.scope_of("site", *parts) for parts in (first, second))
+    a, b = (decisions.scope_of("site", *parts) for parts in (first, second))
     assert (a == b) == (first == second)
-    assert engine.scope_of("other site", *first) != a
+    assert decisions.scope_of("other site", *first) != a
     assert len(a) == 64
 
 
 def test_parts_do_not_run_together() -> None:
-    assert engine.keyed("k", "p", "a", "bc") != engine.keyed("k", "p", "ab", "c")
+    assert decisions.keyed("k", "p", "a", "bc") != decisions.keyed("k", "p", "ab", "c")
 
 
 @given(st.dictionaries(st.text(), json_values, max_size=5), st.randoms(use_true_random=False))
 def test_json_is_the_same_in_any_order(value: dict[str, Any], chance: random.Random) -> None:
     items = list(value.items())
     chance.shuffle(items)
-    assert engine.json_body(json.dumps(value).encode()) == engine.json_body(json.dumps(dict(items), indent=2).encode())
+    assert decisions.json_body(json.dumps(value).encode()) == decisions.json_body(
+        json.dumps(dict(items), indent=2).encode()
+    )
 
 
 @given(st.binary())
 def test_any_body_has_a_fingerprint(raw: bytes) -> None:
-    assert isinstance(engine.json_body(raw), bytes)
+    assert isinstance(decisions.json_body(raw), bytes)
 
 
 def test_a_deeply_nested_body_has_a_fingerprint() -> None:
     raw = b"[" * 100_000
-    assert engine.json_body(raw) == engine.RAW + raw
+    assert decisions.json_body(raw) == decisions.RAW + raw
 
 
 def test_no_bytes_are_taken_for_json_that_was_written_anew() -> None:
     """Python's parser takes NaN, by which a number of JSON is told from a string."""
-    assert engine.json_body(b"[1.5]") != engine.json_body(b'[[NaN,"1.5"]]')
+    assert decisions.json_body(b"[1.5]") != decisions.json_body(b'[[NaN,"1.5"]]')
 
 
 @given(st.dictionaries(st.text(), st.lists(st.text(), max_size=3), max_size=4))
 def test_forms_are_the_same_in_any_order_of_fields_but_not_of_values(fields: dict[str, list[str]]) -> None:
     turned = dict(reversed(fields.items()))
-    assert engine.form_body(fields) == engine.form_body(turned)
+    assert decisions.form_body(fields) == decisions.form_body(turned)
     backwards = {name: values[::-1] for name, values in fields.items()}
-    assert (engine.form_body(backwards) == engine.form_body(fields)) == (backwards == fields)
+    assert (decisions.form_body(backwards) == decisions.form_body(fields)) == (backwards == fields)
 
 
 @given(records, st.sampled_from(["f" * 64, "e" * 64]))
 def test_verdicts(record: Record, fingerprint: str) -> None:
-    verdict = engine.judge(record, fingerprint)
+    verdict = decisions.judge(record, fingerprint)
     if record.state == "completed" and not record.expired:
         # never a second run
         assert verdict in (Verdict.REPLAY, Verdict.TOMBSTONE, Verdict.MISMATCH)
@@ -123,23 +125,23 @@ def test_verdicts(record: Record, fingerprint: str) -> None:
 
 @given(st.integers(100, 599), *[st.booleans()] * 4)
 def test_endings(status: int, form: bool, moves_on: bool, trusted: bool, to_login: bool) -> None:
-    ending = engine.ending_of(status, form=form, moves_on=moves_on, trusted=trusted, to_login=to_login)
+    ending = decisions.ending_of(status, form=form, moves_on=moves_on, trusted=trusted, to_login=to_login)
     assert (ending is Ending.ROLL_BACK) == (status >= 500)
     if ending is Ending.KEEP:
-        assert status not in engine.PASSING or moves_on
+        assert status not in decisions.PASSING or moves_on
     if not form and 200 <= status < 400 and not (to_login and not trusted):
         assert ending is Ending.KEEP
 
 
 @given(st.lists(st.tuples(st.sampled_from(["Set-Cookie", "set-cookie", "X-A", "ETag", "HX-Push-Url"]), st.text())))
 def test_cookies_are_never_kept(headers: list[tuple[str, str]]) -> None:
-    kept = {name.lower() for name, _value in engine.kept_headers(headers)}
+    kept = {name.lower() for name, _value in decisions.kept_headers(headers)}
     assert kept <= {"etag", "hx-push-url"}
 
 
 @given(st.binary(max_size=100), st.integers(1, 100))
 def test_large_bodies_are_not_kept(body: bytes, limit: int) -> None:
-    answer = engine.answer_of(200, [], body, max_body=limit)
+    answer = decisions.answer_of(200, [], body, max_body=limit)
     assert answer.body == (body if len(body) <= limit else None)
 
 
@@ -160,4 +162,4 @@ def test_any_other_text_is_no_record(text: object) -> None:
 
 @pytest.mark.parametrize("attempt", range(40))
 def test_pauses_are_short(attempt: int) -> None:
-    assert 0 < engine.pause(attempt) <= 0.25
+    assert 0 < decisions.pause(attempt) <= 0.25

@@ -12,8 +12,8 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
 
-from django_distlock.idempotency.forms import Verified, issue, verify
-from django_distlock.idempotency.requests import principal_of
+from django_distlock.idempotency.http.forms import Verified, issue, verify
+from django_distlock.idempotency.http.requests import principal_of
 from tests.idempotency.conftest import every_database, states
 from tests.idempotency.views import page, redirect
 

@@ -13,7 +13,7 @@ from django.test import AsyncClient, Client
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from django_distlock.idempotency import engine
+from django_distlock.idempotency import decisions
 from tests.idempotency.test_forms import Browser
 from tests.idempotency.views import redirect
 from tests.sizes import FULL
@@ -169,9 +169,9 @@ def test_a_form_with_a_lone_surrogate(site: Stage) -> None:
 
 @given(JSON)
 def test_json_is_always_something_to_compare(raw: bytes) -> None:
-    assert isinstance(engine.json_body(raw), bytes)
+    assert isinstance(decisions.json_body(raw), bytes)
 
 
 @given(LATIN, LATIN)
 def test_accept_encoding_is_always_an_answer(header: str, encoding: str) -> None:
-    assert engine.accepts(header, encoding) in (True, False)
+    assert decisions.accepts(header, encoding) in (True, False)

@@ -135,10 +135,10 @@ def test_on_conflict_do_nothing_alone_would_wait(site: Stage, key: str) -> None:
 
 
 def scope_of(key: str) -> str:
-    from django_distlock.idempotency import engine
+    from django_distlock.idempotency import decisions
     from tests.conftest import SITE_KEY
 
-    return engine.scope_of(SITE_KEY, "testserver", "credential:Bearer a", "POST", "atomic/", key)
+    return decisions.scope_of(SITE_KEY, "testserver", "credential:Bearer a", "POST", "atomic/", key)
 
 
 @servers
@@ -198,7 +198,7 @@ def test_a_duplicate_that_looks_very_often(site: Stage, key: str, monkeypatch: p
             enough.set()
         return 0.0
 
-    monkeypatch.setattr("django_distlock.idempotency.engine.pause", pause)
+    monkeypatch.setattr("django_distlock.idempotency.decisions.pause", pause)
     with Running(site, key, "atomic_waiting") as running, ThreadPoolExecutor(1) as pool:
         future = pool.submit(lambda: (Sender(key).post("atomic_waiting"), connections.close_all())[0])
         enough.wait(4)

@@ -13,7 +13,7 @@ from django.test import AsyncClient
 from django.utils import translation
 from django.views.decorators.clickjacking import xframe_options_exempt
 
-from django_distlock.idempotency.engine import accepts
+from django_distlock.idempotency.decisions import accepts
 from tests.idempotency.conftest import MIDDLEWARE, Sender, states
 from tests.idempotency.test_forms import Browser
 from tests.idempotency.test_people import Pressed, Twin

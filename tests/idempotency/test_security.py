@@ -15,9 +15,9 @@ from django.test import Client
 from django.urls import resolve
 from django.views import View
 
-from django_distlock.idempotency import engine
+from django_distlock.idempotency import decisions
 from django_distlock.idempotency.options import is_exempt
-from django_distlock.sitekey import site_key
+from django_distlock.manager.site_key import site_key
 from tests.idempotency.conftest import Sender, states
 from tests.idempotency.test_forms import Browser
 from tests.idempotency.views import redirect
@@ -110,9 +110,9 @@ def test_bad_keys(site: Stage, shape: str, value: str) -> None:
 
 
 def test_a_key_is_measured_before_it_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_BARE", None)
-    with pytest.raises(engine.BadKey, match="longer"):
-        engine.parse_header("x" * 10_000_000)
+    monkeypatch.setattr(decisions, "_BARE", None)
+    with pytest.raises(decisions.BadKey, match="longer"):
+        decisions.parse_header("x" * 10_000_000)
 
 
 @pytest.mark.parametrize("value", ["a", "~" * 255, '"a b"', '"\\"quoted\\""', '"14593813892047"'])
@@ -167,7 +167,7 @@ def test_no_credential_can_be_tried_on_a_dump(site: Stage, key: str) -> None:
             cursor.execute("SELECT principal FROM django_distlock_idempotency ORDER BY claimed_at DESC")
             labels.append(cursor.fetchone()[0])
     assert labels[0] == labels[2] != labels[1], "who looks can tell them apart"
-    assert engine.keyed(secret, "mark", "testserver", "credential:Bearer a")[:12] not in labels[0]
+    assert decisions.keyed(secret, "mark", "testserver", "credential:Bearer a")[:12] not in labels[0]
 
 
 def test_a_body_too_large_for_memory_is_left_to_the_view(site: Stage, sender: Any, settings: Any) -> None:

@@ -13,7 +13,8 @@ from django.urls import path
 from django.utils import translation
 
 from django_distlock import LockNotAcquired
-from django_distlock.idempotency import answers, engine
+from django_distlock.idempotency import decisions
+from django_distlock.idempotency.http import responses
 from django_distlock.middleware import LockBusyMiddleware
 from tests.idempotency.conftest import MIDDLEWARE
 from tests.idempotency.test_forms import Browser
@@ -40,25 +41,25 @@ urlpatterns = [path("form/", show), path("busy/", busy)]
 AGAIN = {"action": "/form/", "fields": [("note", "1")], "key_field": ""}
 PAGES: dict[str, Callable[[HttpRequest], HttpResponse | None]] = {
     "busy": lambda request: LockBusyMiddleware(HttpResponse).process_exception(request, LockNotAcquired("taken")),
-    "working": lambda request: answers.working(request, "/form/"),
-    "failed": lambda request: answers.page(request, "working", 200),
-    "saved": lambda request: answers.page(request, "saved", 409, location="/1/", **AGAIN),
-    "changed": lambda request: answers.page(request, "saved", 422, location="/1/", changed=True, **AGAIN),
-    "running": lambda request: answers.page(request, "saved", 409, running=True, **AGAIN),
-    "unknown": lambda request: answers.page(request, "saved", 409, unknown=True, action=None),
-    "refused": lambda request: answers.page(request, "refused", 409, **AGAIN),
-    "missing_key": lambda request: answers.missing_key(request, html=True),
-    "bad_key": lambda request: answers.bad_key(request, engine.BadKey("The key is empty."), html=True),
-    "long_key": lambda request: answers.bad_key(request, bad("x" * 256), html=True),
-    "store_down": lambda request: answers.store_down(request, html=True),
-    "session_changed": lambda request: answers.page(request, "session_changed", 403, shown=[("1", "2")], **AGAIN),
-    "session_lost": lambda request: answers.page(request, "session_changed", 403, shown=[("1", "2")], action=None),
+    "working": lambda request: responses.working(request, "/form/"),
+    "failed": lambda request: responses.page(request, "working", 200),
+    "saved": lambda request: responses.page(request, "saved", 409, location="/1/", **AGAIN),
+    "changed": lambda request: responses.page(request, "saved", 422, location="/1/", changed=True, **AGAIN),
+    "running": lambda request: responses.page(request, "saved", 409, running=True, **AGAIN),
+    "unknown": lambda request: responses.page(request, "saved", 409, unknown=True, action=None),
+    "refused": lambda request: responses.page(request, "refused", 409, **AGAIN),
+    "missing_key": lambda request: responses.missing_key(request, html=True),
+    "bad_key": lambda request: responses.bad_key(request, decisions.BadKey("The key is empty."), html=True),
+    "long_key": lambda request: responses.bad_key(request, bad("x" * 256), html=True),
+    "store_down": lambda request: responses.store_down(request, html=True),
+    "session_changed": lambda request: responses.page(request, "session_changed", 403, shown=[("1", "2")], **AGAIN),
+    "session_lost": lambda request: responses.page(request, "session_changed", 403, shown=[("1", "2")], action=None),
 }
 
 
-def bad(key: str) -> engine.BadKey:
-    with pytest.raises(engine.BadKey) as error:
-        engine.parse_header(key)
+def bad(key: str) -> decisions.BadKey:
+    with pytest.raises(decisions.BadKey) as error:
+        decisions.parse_header(key)
     return error.value
 
 
@@ -134,7 +135,7 @@ def test_a_problem_is_told_in_one_language(language: str) -> None:
     """Also where the decision is made by code that knows no language."""
     error = bad("x" * 256)
     with translation.override(language):
-        response: Any = answers.bad_key(RequestFactory().get("/"), error, html=False)
+        response: Any = responses.bad_key(RequestFactory().get("/"), error, html=False)
     assert response["Content-Language"] == language
     assert b"The key" not in response.content
     assert b"255" in response.content

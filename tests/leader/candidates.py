@@ -15,7 +15,7 @@ from tests.processes import Child
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from django_distlock.leader import Term
+    from django_distlock.locks.leader import Term
     from tests.child import Link
 
 TTL = 0.6

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_distlock import Leader
-from django_distlock.clock import monotonic
+from django_distlock.concurrency.clock import monotonic
 from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, end_session, holders
 
 if TYPE_CHECKING:
-    from django_distlock.leader import Term
+    from django_distlock.locks.leader import Term
     from tests.faults.conftest import Proxied
 
 PATIENCE = 10.0

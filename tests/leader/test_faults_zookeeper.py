@@ -17,7 +17,7 @@ from tests.processes import Child
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from django_distlock.leader import Term
+    from django_distlock.locks.leader import Term
 
 pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("databases")]
 

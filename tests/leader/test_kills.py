@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests.backends.zookeeper_server import SESSION
 from tests.faults.history import History
 from tests.faults.server import SESSION_LOCKS

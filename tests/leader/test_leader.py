@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from django_distlock import Leader, LockLost, UnsupportedOperation, advisory_lock
-from django_distlock.holding import State
-from django_distlock.holdings import holdings
-from django_distlock.leader import Term
+from django_distlock.locks.leader import Term
+from django_distlock.manager.hold import State
+from django_distlock.manager.lock_table import holdings
 from tests.conftest import eventually
 
 PATIENCE = 10.0

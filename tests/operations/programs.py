@@ -13,8 +13,8 @@ from django.core.management import CommandError, call_command, execute_from_comm
 from django.db import connections
 from django.db.models.signals import pre_migrate
 
-from django_distlock import namebook
-from django_distlock.commands import migrate
+from django_distlock.operations import name_log
+from django_distlock.operations.commands import migrate
 
 if TYPE_CHECKING:
     from tests.child import Link
@@ -29,7 +29,7 @@ def run(link: Link, *arguments: str) -> None:
 
 def run_unseen(link: Link, *arguments: str) -> None:
     """As :func:`run`, in a process whose keepalive thread writes no names."""
-    namebook.LOOK = math.inf
+    name_log.LOOK = math.inf
     run(link, *arguments)
 
 

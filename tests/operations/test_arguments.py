@@ -9,7 +9,7 @@ import sys
 import pytest
 from django.core.management import execute_from_command_line
 
-from django_distlock.commands.base import subcommands
+from django_distlock.operations.commands.base import subcommands
 
 pytestmark = pytest.mark.usefixtures("databases")
 

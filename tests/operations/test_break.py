@@ -11,7 +11,7 @@ import pytest
 from django.core.management import CommandError
 
 from django_distlock import Lock, advisory_lock
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from django_distlock.signals import lock_broken
 from tests.conftest import eventually
 from tests.operations.test_list import Terminal, call, down

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import UnsupportedOperation, advisory_lock, break_lock, held_locks
-from django_distlock.backends.mysql_session import MySQLSession
+from django_distlock.backends.mysql.session import MySQLSession
+from django_distlock.manager.registry import registry
 from django_distlock.records import LockInfo
-from django_distlock.registry import registry
 from tests.backends.actors import hold
 from tests.backends.test_mysql import plain_user
 from tests.backends.test_postgres import on

@@ -14,11 +14,11 @@ from django.db import connections
 from django.test import override_settings
 
 from django_distlock import Leader, advisory_lock, break_lock, held_locks, lock_all, semaphore
+from django_distlock.concurrency.tokens import new_token
 from django_distlock.conf import read_alias
-from django_distlock.registry import registry
-from django_distlock.sitekey import site_key
+from django_distlock.manager.registry import registry
+from django_distlock.manager.site_key import site_key
 from django_distlock.testing import lose
-from django_distlock.tokens import new_token
 from tests import services
 from tests.faults.proxy import Proxy
 from tests.operations.canary import Canary

@@ -13,8 +13,8 @@ from django.test import Client
 from django.urls import reverse
 
 from django_distlock import advisory_lock, held_locks
-from django_distlock.heldlocks.rows import Row, Rows
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
+from django_distlock.operations.admin.rows import Row, Rows
 from tests import services
 from tests.faults.proxy import Proxy
 from tests.operations.canary import canary as canary
@@ -76,7 +76,7 @@ def test_pages_and_commands_say_nothing(
     using: str, name: str, boss: Client, canary: Canary, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All is well; the password is wrong; there is no server."""
-    monkeypatch.setattr("django_distlock.commands.migrate.SILENCE", 0.0)
+    monkeypatch.setattr("django_distlock.operations.commands.migrate.SILENCE", 0.0)
     usual = settings.DISTLOCK[using]
     settings.DISTLOCK = {"canary": usual}
     lease = advisory_lock(name + HOSTILE, using="canary", timeout=5).acquire()

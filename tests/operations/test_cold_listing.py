@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("databases")
 @pytest.mark.parametrize(
     ("alias", "module"),
     [
-        ("postgres", "django_distlock.backends.postgres"),
+        ("postgres", "django_distlock.backends.postgres.backend"),
         ("redis", "django_redis.client"),
     ],
 )

@@ -10,8 +10,9 @@ import pytest
 from django.core.management import call_command
 from django.db import connections
 
-from django_distlock import diagnosis, held_locks
-from django_distlock.diagnosis import diagnose
+from django_distlock import held_locks
+from django_distlock.operations import doctor
+from django_distlock.operations.doctor import diagnose
 from django_distlock.records import BackendReport, Finding, LockInfo
 from tests.backends.redis_server import url
 
@@ -48,7 +49,7 @@ def test_servers_that_are_well(using: str) -> None:
     assert "A lock was taken and given back in" in out
     assert out.endswith("0 errors, 0 warnings.\n")
     (report,) = held_locks(using)
-    assert not [info for info in report.locks if info.name == diagnosis.DOCTOR]
+    assert not [info for info in report.locks if info.name == doctor.DOCTOR]
 
 
 def test_json_has_stable_keys() -> None:
@@ -76,7 +77,7 @@ def test_an_error_is_the_exit_status(settings: Any) -> None:
 
 def test_names_with_one_key(monkeypatch: pytest.MonkeyPatch) -> None:
     info = LockInfo(backend="memory", key="k", name="a", details={"collision": "b"})
-    monkeypatch.setattr(diagnosis, "held_locks", lambda using: [BackendReport(alias=using, backend="B", locks=(info,))])
+    monkeypatch.setattr(doctor, "held_locks", lambda using: [BackendReport(alias=using, backend="B", locks=(info,))])
     errors = [finding.text for finding in diagnose("memory") if finding.level == "error"]
     assert errors == ["The names 'a' and 'b' have one key: they exclude each other."]
 
@@ -97,14 +98,14 @@ def test_a_doctor_beside_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from django_distlock import advisory_lock
 
-    monkeypatch.setattr(diagnosis, "PATIENCE", 0.05)
+    monkeypatch.setattr(doctor, "PATIENCE", 0.05)
     found: list[Finding] = []
 
     def look() -> None:
         found.extend(diagnose("memory"))
         connections.close_all()  # of this thread
 
-    with advisory_lock(diagnosis.DOCTOR, using="memory"):
+    with advisory_lock(doctor.DOCTOR, using="memory"):
         other = threading.Thread(target=look)
         other.start()
         other.join(10)
@@ -133,7 +134,7 @@ def test_where_the_site_key_comes_from(
             raise BackendUnavailable("There is no site key for django-distlock.")
         return row
 
-    monkeypatch.setattr(diagnosis, "read_row", read)
+    monkeypatch.setattr(doctor, "read_row", read)
     settings.DISTLOCK_SITE_KEY = setting
     (finding,) = (finding for finding in diagnose("memory") if not finding.alias)
     assert finding.level == level

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections
 
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests.backends.own_servers import Member, needs_programs, running
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias

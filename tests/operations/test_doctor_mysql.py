@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import advisory_lock, held_locks
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.data import asking
 from tests.data.app.models import Account

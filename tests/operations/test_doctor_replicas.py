@@ -11,8 +11,8 @@ from django.core.checks import run_checks
 from django.db import connections
 
 from django_distlock import UnsupportedOperation, advisory_lock
-from django_distlock.backends import mysql_doctor
-from django_distlock.registry import registry
+from django_distlock.backends.mysql import doctor
+from django_distlock.manager.registry import registry
 from tests.backends.own_servers import Galera, Standby, needs_programs, running
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask
@@ -106,4 +106,4 @@ def test_galera(settings: Any, galera: str) -> None:
     assert "INSTALL SONAME 'metadata_lock_info'" in listing
     # the statement for MySQL, which both know: performance_schema is off
     backend: Any = registry.entry("sick").backend
-    assert not mysql_doctor.looks(mysql_doctor._asked(backend, mysql_doctor.USER_LOCKS_MYSQL))
+    assert not doctor.looks(doctor._asked(backend, doctor.USER_LOCKS_MYSQL))

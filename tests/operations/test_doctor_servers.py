@@ -12,9 +12,10 @@ from django.db import connections
 from redis import Redis
 
 from django_distlock import advisory_lock
-from django_distlock.backends import leasetable_doctor, redis_doctor
-from django_distlock.diagnosis import diagnose
-from django_distlock.registry import registry
+from django_distlock.backends.leasetable import doctor
+from django_distlock.backends.redis import doctor as redis_doctor
+from django_distlock.manager.registry import registry
+from django_distlock.operations.doctor import diagnose
 from tests import services
 from tests.backends.redis_server import Own, url
 from tests.faults.proxy import Proxy
@@ -65,7 +66,7 @@ def role(alias: str) -> Iterator[str]:
     finally:
         settings["USER"], settings["PASSWORD"] = before
         connection.settings_dict["USER"], connection.settings_dict["PASSWORD"] = before
-        from django_distlock.registry import registry
+        from django_distlock.manager.registry import registry
 
         registry.reset()
         ask(alias, f"DROP {'USER' if at else 'ROLE'} {name}{at}")
@@ -113,7 +114,7 @@ def test_a_table_that_is_not_there(settings: Any, monkeypatch: pytest.MonkeyPatc
 
 def test_clocks_that_differ(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     behind = "SELECT extract(epoch FROM clock_timestamp()) - 60"
-    monkeypatch.setitem(leasetable_doctor.CLOCKS, "postgresql", behind)
+    monkeypatch.setitem(doctor.CLOCKS, "postgresql", behind)
     (warning,) = said(settings, LEASES, database="postgres")["warning"]
     assert "s behind this host's" in warning
     (finding,) = (f for f in redis_doctor.of_server(redis_doctor.Facts(_WELL, 60.0)) if f.level == "warning")
@@ -229,7 +230,7 @@ def test_a_lock_session_of_its_own_for_redis() -> None:
 
 
 def _redis() -> Any:
-    from django_distlock.registry import registry
+    from django_distlock.manager.registry import registry
 
     return registry.entry("redis").backend
 

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections
 
-from django_distlock import BackendUnavailable, diagnosis
-from django_distlock.backends import mysql_doctor, postgres_doctor, redlock_doctor, zookeeper_doctor
+from django_distlock import BackendUnavailable
 from django_distlock.backends.memory import MemoryBackend
-from django_distlock.backends.redis_doctor import Facts as RedisFacts
-from django_distlock.diagnosis import diagnose
-from django_distlock.registry import registry
+from django_distlock.backends.mysql import doctor as mysql_doctor
+from django_distlock.backends.postgres import doctor as postgres_doctor
+from django_distlock.backends.redis.doctor import Facts as RedisFacts
+from django_distlock.backends.redlock import doctor as redlock_doctor
+from django_distlock.backends.zookeeper import doctor as zookeeper_doctor
+from django_distlock.manager.registry import registry
+from django_distlock.operations import doctor
+from django_distlock.operations.doctor import diagnose
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask
 from tests.operations.test_doctor import said
@@ -200,4 +204,4 @@ def test_without_a_site_key_no_lock_is_tried(settings: Any, databases: None) -> 
     found = diagnose("leasetable")
     assert [finding.alias for finding in found if finding.level == "error"] == [""]
     assert any("excludes processes of this host only" in finding.text for finding in found)
-    assert diagnosis.DOCTOR not in str(found)
+    assert doctor.DOCTOR not in str(found)

@@ -14,10 +14,10 @@ from django.db import connections
 from django.test import override_settings
 
 from django_distlock import UnsupportedOperation, advisory_lock, break_lock, held_locks
-from django_distlock.backends.postgres_select import statement
-from django_distlock.backends.texts import printable
-from django_distlock.lockquery import LockQuery
-from django_distlock.lookup import find_locks
+from django_distlock.backends.postgres.select import statement
+from django_distlock.backends.query import LockQuery
+from django_distlock.backends.text import printable
+from django_distlock.manager.lookup import find_locks
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask

@@ -14,10 +14,11 @@ import pytest
 from django.core.checks import run_checks
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
-from django_distlock import LockLost, advisory_lock, history, signals
-from django_distlock.history import Event, recorder
+from django_distlock import LockLost, advisory_lock, signals
 from django_distlock.models import LockEvent
-from django_distlock.recorder import KEPT, ORDINARY, TRIES, Recorder
+from django_distlock.operations import history
+from django_distlock.operations.history import Event, recorder
+from django_distlock.operations.recorder import KEPT, ORDINARY, TRIES, Recorder
 from django_distlock.testing import lose
 from tests.backends.statements import counted
 from tests.conftest import eventually
@@ -159,7 +160,7 @@ def test_a_database_that_fails_is_logged_and_no_lock_is_harmed(
 
 def test_a_loss_waits_for_a_database_that_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is when locks are lost. What is not passing, or lasts, does not keep the next ones from being written."""
-    monkeypatch.setattr("django_distlock.recorder.DELAY", 0.005)
+    monkeypatch.setattr("django_distlock.operations.recorder.DELAY", 0.005)
     answers: list[Exception | None] = [OperationalError("the server is starting up"), InterfaceError("gone"), None]
     batches: list[list[str]] = []
 

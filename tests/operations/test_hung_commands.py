@@ -12,9 +12,9 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 
 from django_distlock import BackendUnavailable
-from django_distlock.backends import direct
+from django_distlock.backends import side_connection
 from django_distlock.models import IdempotencyRecord
-from django_distlock.pruning import Pruner, prune, pruners
+from django_distlock.operations.pruning import Pruner, prune, pruners
 from tests import services
 from tests.faults.conftest import proxied
 from tests.faults.proxy import Proxy
@@ -107,7 +107,7 @@ def test_prune_waits_for_a_server_that_is_slow(monkeypatch: pytest.MonkeyPatch) 
             cursor.execute("SELECT pg_sleep(1)")
         return 7
 
-    monkeypatch.setattr(direct, "PATIENCE", 0.2)
+    monkeypatch.setattr(side_connection, "PATIENCE", 0.2)
     monkeypatch.setitem(pruners, "some", Pruner(lambda: ["postgres"], delete))
     assert prune()["some"] == 7
 

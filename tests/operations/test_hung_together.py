@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import conf, held_locks
-from django_distlock.introspection import MOST_LOOKS
-from django_distlock.registry import registry
+from django_distlock.manager.introspection import MOST_LOOKS
+from django_distlock.manager.registry import registry
 from tests.backends.redis_server import BACKEND, Own
 from tests.conftest import eventually
 from tests.faults.conftest import proxied

@@ -12,9 +12,9 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_distlock import advisory_lock
-from django_distlock.commands.listing import described, table
-from django_distlock.commands.text import cells, encodable, fitted
-from django_distlock.oneline import one_line
+from django_distlock.concurrency.text import one_line
+from django_distlock.operations.commands.listing import described, table
+from django_distlock.operations.commands.text import cells, encodable, fitted
 from django_distlock.records import BackendReport, LockInfo
 
 pytestmark = pytest.mark.usefixtures("databases")
@@ -136,7 +136,7 @@ def test_a_backend_that_is_down_is_a_line() -> None:
 
 @pytest.mark.parametrize("out", [io.StringIO, Terminal])
 def test_watch_goes_on_until_control_c(monkeypatch: pytest.MonkeyPatch, out: type[io.StringIO]) -> None:
-    module = importlib.import_module("django_distlock.commands.list")
+    module = importlib.import_module("django_distlock.operations.commands.list")
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 from django.db import connections
 
 from django_distlock import advisory_lock, held_locks
-from django_distlock.backends.texts import MOST_NAMED
+from django_distlock.backends.text import MOST_NAMED
 from tests.backends.redis_server import BACKEND, Own
 from tests.conftest import eventually
 from tests.faults.conftest import proxied

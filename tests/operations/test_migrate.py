@@ -15,7 +15,7 @@ from django.core.management.commands.migrate import Command as Migrate
 from django.db import connections
 
 from django_distlock import UnsupportedOperation
-from django_distlock.migrationlock import migration_lock
+from django_distlock.operations.migration_lock import migration_lock
 from tests.conftest import eventually
 from tests.faults.server import ask
 from tests.operations.programs import manage

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import transaction
 
-import django_distlock.registry
+import django_distlock.manager.registry
 from django_distlock import advisory_lock, held_locks
-from django_distlock.backends import notes
-from django_distlock.holdings import holdings
-from django_distlock.namebook import AGAIN, NameBook
-from django_distlock.names import LockKey
-from django_distlock.pruning import Pruner, prune, pruners
-from django_distlock.registry import registry
+from django_distlock.backends.sessions import names as notes
+from django_distlock.keys import LockKey
+from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.registry import registry
+from django_distlock.operations.name_log import AGAIN, NameBook
+from django_distlock.operations.pruning import Pruner, prune, pruners
 from tests.backends.actors import hold
 from tests.backends.statements import counted
 from tests.backends.test_postgres import on
@@ -60,7 +60,7 @@ class Looks:
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
     """The keepalive thread's own looks do not disturb."""
-    monkeypatch.setattr("django_distlock.keepalive.namebook.look", lambda now, held: None)
+    monkeypatch.setattr("django_distlock.manager.keepalive.namebook.look", lambda now, held: None)
     return Looks()
 
 
@@ -153,8 +153,8 @@ def test_two_names_with_one_key_are_reported(
         whole = derive(secret, alias, *parts)
         return LockKey(alias, whole.name, b"collides" * 3 + whole.digest[24:])
 
-    derive = django_distlock.registry.derive_key
-    monkeypatch.setattr(django_distlock.registry, "derive_key", broken)
+    derive = django_distlock.manager.registry.derive_key
+    monkeypatch.setattr(django_distlock.manager.registry, "derive_key", broken)
     names = [f"collision {os.getpid()}", f"collision-{os.getpid()}"]
     with caplog.at_level(logging.ERROR, "django_distlock.names"):
         for each in names * 2:
@@ -261,7 +261,7 @@ def test_prune_counts_by_kind_and_asks_who_else_keeps_something(
 
 
 def test_a_batch_is_not_the_end(name: str, looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_distlock.backends.postgres_listing.BATCH", 2)
+    monkeypatch.setattr("django_distlock.backends.postgres.introspection.BATCH", 2)
     monkeypatch.setattr(notes, "BATCH", 2)
     prune("postgres", days=0)
     with ExitStack() as stack:

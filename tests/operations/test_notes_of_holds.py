@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import django_distlock.registry
+import django_distlock.manager.registry
 from django_distlock import advisory_lock, break_lock
-from django_distlock.names import LockKey
-from django_distlock.pruning import prune
-from django_distlock.registry import registry
+from django_distlock.keys import LockKey
+from django_distlock.manager.registry import registry
+from django_distlock.operations.pruning import prune
 from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, key_of, noted
 from tests.operations.test_names import Looks, looks
@@ -101,8 +101,8 @@ def test_two_names_with_one_key_that_one_process_holds_at_once(
         whole = derive(secret, alias, *parts)
         return LockKey(alias, whole.name, b"collides" * 3 + whole.digest[24:])
 
-    derive = django_distlock.registry.derive_key
-    monkeypatch.setattr(django_distlock.registry, "derive_key", broken)
+    derive = django_distlock.manager.registry.derive_key
+    monkeypatch.setattr(django_distlock.manager.registry, "derive_key", broken)
     with advisory_lock(name + "-a", using="postgres"), advisory_lock(name + "-b", using="postgres"):
         for _ in range(4):
             looks.look("postgres")

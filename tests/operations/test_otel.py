@@ -19,8 +19,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from django_distlock import BackendUnavailable, DeadlockDetected, LockLost, LockTimeout, advisory_lock, signals
-from django_distlock.otel import MOST_LABELS, UNKNOWN, DistlockInstrumentor, prefix_label
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
+from django_distlock.operations.otel import MOST_LABELS, UNKNOWN, DistlockInstrumentor, prefix_label
 from django_distlock.testing import lose
 from tests.backends.statements import counted
 from tests.operations.test_signals import hold_in_thread
@@ -250,8 +250,8 @@ def test_without_the_extra_nothing_of_it_is_imported() -> None:
         "from django_distlock import advisory_lock\n"
         "with advisory_lock('x', using='memory'): pass\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry.')]\n"
-        "assert 'django_distlock.otel' not in sys.modules\n"
-        "try: import django_distlock.otel\n"
+        "assert 'django_distlock.operations.otel' not in sys.modules\n"
+        "try: import django_distlock.operations.otel\n"
         "except ImportError: print('missing')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)

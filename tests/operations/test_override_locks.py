@@ -14,8 +14,8 @@ from django.db import connection, transaction
 from django.test import SimpleTestCase, TestCase
 
 from django_distlock import advisory_lock
-from django_distlock.holdings import holdings
-from django_distlock.registry import registry
+from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.registry import registry
 from django_distlock.testing import (
     assert_no_locks_held,
     override_locks,

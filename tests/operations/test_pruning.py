@@ -11,7 +11,7 @@ from django.db import connection
 
 from django_distlock import BackendUnavailable
 from django_distlock.models import IdempotencyRecord, LockEvent
-from django_distlock.pruning import prune
+from django_distlock.operations.pruning import prune
 from tests.operations.test_list import call
 
 if TYPE_CHECKING:

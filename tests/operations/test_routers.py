@@ -9,8 +9,8 @@ from django.core.checks import run_checks
 from django.db import connections
 
 from django_distlock import BackendUnavailable, advisory_lock
-from django_distlock.diagnosis import diagnose
-from django_distlock.sitekey import TABLE, read_row
+from django_distlock.manager.site_key import TABLE, read_row
+from django_distlock.operations.doctor import diagnose
 
 pytestmark = pytest.mark.usefixtures("databases")
 

@@ -195,7 +195,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_signals_before_the_program_runs_reach_it_too(name: str) -> None:
-    from django_distlock.commands.run import Program
+    from django_distlock.operations.commands.run import Program
 
     program = Program(["sleep", "60"])
     with program.gets_our_signals():

@@ -23,7 +23,7 @@ from django_distlock import (
     semaphore,
     signals,
 )
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.operations.listening import listening
 

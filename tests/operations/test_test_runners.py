@@ -13,7 +13,7 @@ import pytest
 from django.test.runner import DiscoverRunner
 
 from django_distlock import advisory_lock
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from django_distlock.testing import (
     LockTestRunner,
     close_lock_sessions,
@@ -42,7 +42,7 @@ PROJECT = """
     import pytest
     from django.db import connection
     from django_distlock import advisory_lock
-    from django_distlock.registry import registry
+    from django_distlock.manager.registry import registry
 
     @pytest.fixture(scope="session")
     def django_db_setup():

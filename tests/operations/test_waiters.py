@@ -11,8 +11,8 @@ import pytest
 from django.core.management import call_command
 
 from django_distlock import advisory_lock, held_locks
-from django_distlock.lockquery import LockQuery
-from django_distlock.lookup import find_locks
+from django_distlock.backends.query import LockQuery
+from django_distlock.manager.lookup import find_locks
 from tests.conftest import eventually
 from tests.processes import Child
 

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from django_distlock.holdings import Holdings, holdings
-from django_distlock.lock import Lock, lock_flow
+from django_distlock.locks.lock import Lock, lock_flow
+from django_distlock.manager.lock_table import Holdings, holdings
+from django_distlock.manager.registry import registry
 from django_distlock.records import Claim, Grant
-from django_distlock.registry import registry
 
 if TYPE_CHECKING:
-    from django_distlock.lease import Lease
-    from django_distlock.names import LockKey
-    from django_distlock.waiting import Call, Flow
+    from django_distlock.concurrency.flow import Call, Flow
+    from django_distlock.keys import LockKey
+    from django_distlock.locks.lease import Lease
 
 TTL = 10.0
-TIMED = ("lock", "lease", "loss", "holding", "backends.memory")
+TIMED = ("locks.lock", "locks.lease", "manager.loss", "manager.hold", "backends.memory")
 DATED = ("backends.memory",)
 
 
@@ -84,10 +84,10 @@ class World:
         self.steps = 0
         targets = {f"django_distlock.{module}.monotonic": self.clock.monotonic for module in TIMED}
         targets |= {f"django_distlock.{module}.time": self.clock for module in DATED}
-        targets |= {f"django_distlock.{module}.keepalive": NoKeepalive() for module in ("lock", "lease")}
-        targets["django_distlock.context.current"] = lambda: self.current
+        targets |= {f"django_distlock.{module}.keepalive": NoKeepalive() for module in ("locks.lock", "locks.lease")}
+        targets["django_distlock.manager.owner.current"] = lambda: self.current
         # the thread that other tests have left running goes by another clock
-        targets["django_distlock.keepalive.holdings"] = Holdings()
+        targets["django_distlock.manager.keepalive.holdings"] = Holdings()
         self._patches = [patch(target, new) for target, new in targets.items()]
         for each in self._patches:
             each.start()

@@ -9,15 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.names import LockKey
+from django_distlock.concurrency.flow import PAUSE, Deadline, acquire_flow, backoff, drive
+from django_distlock.keys import LockKey
 from django_distlock.records import Claim, Grant
-from django_distlock.waiting import (
-    PAUSE,
-    Deadline,
-    acquire_flow,
-    backoff,
-    drive,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from django_distlock import context
+from django_distlock.manager import owner as context
 
 
 def test_r20_a_thread_is_alive_until_it_has_ended() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_distlock.exceptions import DeadlockDetected, DistlockError
-from django_distlock.holding import Holding, State
+from django_distlock.manager.hold import Holding, State
 from django_distlock.records import Claim, Grant
 from tests.pure.world import ENGINE, Engine, World, key
 

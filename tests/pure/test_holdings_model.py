@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from django_distlock.exceptions import DeadlockDetected, LockLost, LockNotHeld
-from django_distlock.holding import State
-from django_distlock.holdings import holdings
+from django_distlock.manager.hold import State
+from django_distlock.manager.lock_table import holdings
 from tests.pure.interleaving import TTL, Actor, World
 
 if TYPE_CHECKING:
-    from django_distlock.holding import Holding
-    from django_distlock.lease import Lease
+    from django_distlock.locks.lease import Lease
+    from django_distlock.manager.hold import Holding
     from django_distlock.records import Grant
 
 WHO = st.integers(0, 2)

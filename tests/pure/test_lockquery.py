@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_distlock.lockquery import ORDERS, LockQuery, chosen, merged, order_key
+from django_distlock.backends.query import ORDERS, LockQuery, chosen, merged, order_key
 from django_distlock.records import LockInfo
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from django_distlock.names import MAX_NAME_LENGTH, MAX_TEXT_LENGTH, LockKey, derive_key, validate_name
+from django_distlock.keys import MAX_NAME_LENGTH, MAX_TEXT_LENGTH, LockKey, derive_key, validate_name
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=40)
 NAMES = st.text(st.characters(exclude_categories=()), min_size=1, max_size=MAX_NAME_LENGTH)

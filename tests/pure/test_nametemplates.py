@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_distlock.nametemplates import Template
+from django_distlock.locks.name_templates import Template
 
 
 def plain(pk: Any, other: Any = "o", *rest: Any, key: Any = "k") -> None: ...

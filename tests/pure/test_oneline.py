@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import BackendUnavailable
-from django_distlock.names import LockKey
-from django_distlock.oneline import one_line
+from django_distlock.keys import LockKey
 
 HOSTILE = "a\r\nINFO all is well\x1b[2J\u202egnp.exe\u2028\x00\x85\ud800"
 

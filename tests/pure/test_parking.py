@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_distlock.parking import Parker
+from django_distlock.concurrency.parking import Parker
 from tests.timing import within
 
 PATIENCE = 10.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_distlock.names import LockKey
+from django_distlock.keys import LockKey
 from django_distlock.records import BackendReport, Claim, Grant, LockInfo, drift
 
 KEY = LockKey("a", "n", b"x" * 32)

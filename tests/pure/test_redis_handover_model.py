@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.backends.redis import RedisBackend
-from django_distlock.backends.redis_attempt import Attempt
-from django_distlock.backends.redis_commands import holder_of
-from django_distlock.backends.redis_scripts import ACQUIRE, RELEASE, keys_of
+from django_distlock.backends.redis.acquire import Attempt
+from django_distlock.backends.redis.backend import RedisBackend
+from django_distlock.backends.redis.commands import holder_of
+from django_distlock.backends.redis.scripts import ACQUIRE, RELEASE, keys_of
 from django_distlock.records import Claim
 from tests.pure.lua_redis import World, texts_of
 from tests.pure.world import key
@@ -23,7 +23,7 @@ from tests.pure.world import key
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from django_distlock.backends.redis_protocol import Push
+    from django_distlock.backends.redis.protocol import Push
     from django_distlock.records import Grant
 
 KEY = key("model")

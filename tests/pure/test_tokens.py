@@ -7,8 +7,8 @@ import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
-from django_distlock import tokens
-from django_distlock.tokens import BATCH, new_token
+from django_distlock.concurrency import tokens
+from django_distlock.concurrency.tokens import BATCH, new_token
 
 
 def test_a_token_is_128_bits_in_hexadecimal() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from django_distlock.parking import Parker, Turnstile
+from django_distlock.concurrency.parking import Parker, Turnstile
 from tests.timing import within
 
 PATIENCE = 10.0

@@ -8,17 +8,10 @@ from typing import Any
 
 import pytest
 
+from django_distlock.concurrency.flow import Call, Flow, adrive, drive, finished, uninterrupted
 from django_distlock.exceptions import BackendUnavailable
-from django_distlock.names import LockKey
+from django_distlock.keys import LockKey
 from django_distlock.records import Claim
-from django_distlock.waiting import (
-    Call,
-    Flow,
-    adrive,
-    drive,
-    finished,
-    uninterrupted,
-)
 
 CLAIM = Claim(key=LockKey("a", "n", b"x" * 32))
 

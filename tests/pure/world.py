@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_distlock.holding import Holding, State
-from django_distlock.holdings import Holdings
-from django_distlock.names import LockKey, derive_key
+from django_distlock.keys import LockKey, derive_key
+from django_distlock.manager.hold import Holding, State
+from django_distlock.manager.lock_table import Holdings
 from django_distlock.records import Claim, Grant
 
 

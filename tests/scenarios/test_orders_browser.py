@@ -12,7 +12,7 @@ from django.core.signals import request_finished, request_started
 from django.db import connections
 from pytest_django.live_server_helper import LiveServer
 
-from django_distlock.idempotency import answers
+from django_distlock.idempotency.http import responses
 from testproject.orders import payments, views
 from testproject.orders.models import Order
 from tests.browser import Page, chromium
@@ -218,7 +218,7 @@ def test_the_waiting_page_goes_on_by_itself(
     page: Page, till: Till, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.DISTLOCK_IDEMPOTENCY = {"FORM_WAIT": 0.05}
-    monkeypatch.setattr(answers, "REFRESH", 1)
+    monkeypatch.setattr(responses, "REFRESH", 1)
     page.open("/orders/idempotent/")
     send_by_script(page, 1)
     eventually(lambda: till.paying, "nobody wants to pay")

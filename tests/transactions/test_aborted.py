@@ -9,8 +9,8 @@ import pytest
 from django.db import DatabaseError, Error, InternalError, connections, transaction
 
 from django_distlock import BackendUnavailable, LockLost, LockNotHeld, advisory_lock
-from django_distlock.holdings import holdings
-from django_distlock.loss import lose
+from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.loss import lose
 from tests.transactions import rows
 from tests.transactions.rival import is_out
 from tests.transactions.ways import Boom
@@ -193,7 +193,7 @@ def held(world: World) -> Any:
 def take_back(world: World) -> None:
     """The loss was made up: the session still has it at the engine."""
     connections.close_all()
-    from django_distlock.registry import registry
+    from django_distlock.manager.registry import registry
 
     registry.close()
 

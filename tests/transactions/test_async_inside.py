@@ -11,7 +11,7 @@ from asgiref.sync import AsyncToSync, async_to_sync, sync_to_async
 from django.db import connections, transaction
 
 from django_distlock import advisory_lock
-from django_distlock.transactions import bind
+from django_distlock.manager.transactions import bind
 from tests.transactions import rows
 from tests.transactions.rival import is_out
 

@@ -182,8 +182,8 @@ def test_r12_plain_call_from_a_view_that_is_not_locked(
 
 def test_r12_naive_decorator_lets_the_rival_in_before_the_commit(one_world: World, order: list[Any]) -> None:
     """The fault: the engine's own lock in a view, inside the transaction of the request."""
+    from django_distlock.manager.registry import registry
     from django_distlock.records import Claim
-    from django_distlock.registry import registry
     from tests.faults.server import key_of
 
     world = one_world

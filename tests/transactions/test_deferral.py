@@ -11,8 +11,8 @@ import pytest
 from django.db import connections, transaction
 
 from django_distlock import LockNotHeld, advisory_lock, lock_all, semaphore, signals
-from django_distlock.holding import State
-from django_distlock.registry import registry
+from django_distlock.manager.hold import State
+from django_distlock.manager.registry import registry
 from tests.transactions import rows
 from tests.transactions.rival import is_out
 from tests.transactions.world import World, swallow

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 
+from django_distlock.manager.registry import registry
 from django_distlock.records import Claim
-from django_distlock.registry import registry
 from tests.faults.server import key_of
 from tests.transactions import rows
 from tests.transactions.rival import is_out, start_waiting

@@ -10,7 +10,7 @@ from django.conf import settings
 from django.db import close_old_connections, connections, transaction
 
 from django_distlock import UnsupportedOperation, advisory_lock
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests.transactions import rows
 from tests.transactions.reconnecting import options
 from tests.transactions.rival import is_out

@@ -201,7 +201,7 @@ def test_r15_failed_release_of_a_savepoint(make_world: Any) -> None:
 
 
 def test_r15_what_cannot_be_asked_counts_as_lost(make_world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from django_distlock.registry import registry
+    from django_distlock.manager.registry import registry
 
     world = make_world("postgres", "postgres")
     backend = registry.entry("postgres").backend

@@ -13,7 +13,7 @@ from django.db.backends.postgresql.psycopg_any import IsolationLevel
 from django.test.utils import CaptureQueriesContext
 
 from django_distlock import advisory_lock
-from django_distlock.snapshots import StaleSnapshotWarning
+from django_distlock.manager.isolation import StaleSnapshotWarning
 from tests.faults.server import is_mariadb
 from tests.transactions import rows
 from tests.transactions.reconnecting import options

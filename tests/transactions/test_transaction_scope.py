@@ -11,7 +11,7 @@ from django.test import TestCase, TransactionTestCase
 from django.test.utils import CaptureQueriesContext
 
 from django_distlock import advisory_lock, lock_all
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from tests.backends.statements import counted
 from tests.transactions import rows
 from tests.transactions.rival import is_out

@@ -10,8 +10,8 @@ import pytest
 from django.db import connections, transaction
 
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock
-from django_distlock.backends.postgres_watched import RETREAT
-from django_distlock.registry import registry
+from django_distlock.backends.postgres.watched import RETREAT
+from django_distlock.manager.registry import registry
 from tests.faults.proxy import Proxy
 from tests.timing import within
 from tests.transactions import rows

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from psycopg import pq
 
-from django_distlock.backends import postgres_watched
-from django_distlock.backends.postgres_watched import Watched, look_after
+from django_distlock.backends.postgres import watched as postgres_watched
+from django_distlock.backends.postgres.watched import Watched, look_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

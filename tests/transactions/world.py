@@ -9,9 +9,10 @@ from unittest import mock
 
 from django.db import connections
 
-from django_distlock import Lock, advisory_lock, transactions
-from django_distlock.holding import Holding, State
-from django_distlock.registry import registry
+from django_distlock import Lock, advisory_lock
+from django_distlock.manager import transactions
+from django_distlock.manager.hold import Holding, State
+from django_distlock.manager.registry import registry
 from tests.timing import within
 from tests.transactions import rows
 from tests.transactions.rival import Rival, is_out, release, start_waiting

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import BaseCommand, DjangoHelpFormatter
 
-from django_distlock.commands.base import subcommands
+from django_distlock.operations.commands.base import subcommands
 
 if TYPE_CHECKING:
     from django.core.management.base import CommandParser

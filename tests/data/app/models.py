@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 
-from django_distlock.data.fence import FencedModel
+from django_distlock.data.fencing.model import FencedModel
 
 from .locking import Entry, Wallet, WalletProxy  # noqa: F401 - models are found here
 

@@ -5,7 +5,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
-from django_distlock.registry import registry
+from django_distlock.manager.registry import registry
 from testproject.inventory.models import InventoryRun, Item
 from testproject.inventory.records import story, table
 from testproject.inventory.run import Plan, replay

@@ -1,0 +1,303 @@
+"""Leases in a table, on any database: a name, a token, an expiry and a fencing token per lock.
+
+One statement takes a lease if it is free or expired and nobody queues for it, and one gives it back. Who finds it taken
+draws a ticket and looks again, the more often the nearer its turn. Times are those of the database's own clock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from django_distlock.backends.base import Backend
+from django_distlock.backends.cleanup import Remains, Store, StoreError
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import LEAST_ANSWER, Flow, adrive, drive
+from django_distlock.exceptions import BackendUnavailable
+from django_distlock.records import Claim, Grant, LockInfo, drift
+
+from . import doctor, path
+from .pruning import Pruning
+from .records import Crowded, Holder, Ticket
+from .server import ServerStore
+from .sqlite import SqliteStore
+from .waiter import ASKING, Waiter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from django.core.checks import CheckMessage
+
+# A caller that does not wait still grants the database this long to answer; seconds.
+LEAST_PATIENCE = 0.5
+# So long may a release or a look by an operator take; and a renewal, for which all others wait. Seconds.
+PATIENCE, RENEWAL_PATIENCE = 2.0, 1.0
+# A waiter does not look again with less time than this; seconds.
+LAST_LOOK = 0.003
+# A waiter whose time is over leaves the queue within this time, or it is done behind its back; seconds.
+FAREWELL = 0.02
+# A session without a statement is closed after this time; seconds.
+IDLE = 5.0
+TICK = 0.5
+
+
+class LeaseTableBackend(Backend):
+    """OPTIONS: ``database``, the alias in DATABASES (default: "default").
+
+    On SQLite the leases are in a file beside the database, else in the tables that ``migrate`` makes.
+    """
+
+    supports_ttl = True
+    supports_fencing = True
+    supports_break = True
+    queues_waiters = True
+    option_names: ClassVar[frozenset[str]] = frozenset({"database"})
+
+    def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
+        super().__init__(alias, options)
+        self.database: str = options.get("database", DEFAULT_DB_ALIAS)
+        if self.database not in connections.settings:
+            raise ImproperlyConfigured(
+                f"DISTLOCK[{alias!r}]: OPTIONS['database'] is {self.database!r}, which is not in DATABASES."
+            )
+        self.store: ServerStore | SqliteStore
+        # SQLite answers at once: a thread needs neither steps nor a watch.
+        self._embedded: SqliteStore | None = None
+        if connections[self.database].vendor == "sqlite":
+            self.store = self._embedded = SqliteStore(alias, self.database, lambda: self.threads)
+        else:
+            self.tables = ("leaserow", "leaseticket")
+            self.store = ServerStore(alias, self.database, lambda: self.threads, lambda when: self.wake_at(when))
+        self._direct: Store = self._embedded.direct if self._embedded is not None else self.store
+        self._holder = Holder()
+        # Claims that ask, with their ticket once they wait, and their grant until the caller surely has it: who is
+        # interrupted on the way withdraws, and what was granted then is given back.
+        self._claims: dict[str, Waiter | Grant | None] = {}
+        self._remains = Remains(self.store, alias)
+        self._pruning = Pruning(self.store, alias)
+
+    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        store = self._embedded
+        if store is None or claim.token in self._claims or self._remains.left:
+            return drive(self._acquire(self._direct, claim, wait))
+        asked = monotonic()
+        self._claims[claim.token] = ASKING
+        try:
+            return self._entered(claim, asked, wait, *store.enter(claim, self._holder.text(), wait > 0))
+        except Exception:  # most likely another process just writes
+            return drive(self._acquire(self._direct, claim, wait))
+        except BaseException:
+            self.withdraw(claim)
+            raise
+
+    async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        return await adrive(self._acquire(self.store, claim, wait))
+
+    def _acquire(self, store: Store, claim: Claim, wait: float) -> Flow[Grant | None]:
+        asked = monotonic()
+        waiter = self._claims.get(claim.token)
+        try:
+            if not isinstance(waiter, Waiter):
+                if not self._remains.discard(claim):
+                    return None
+                self._claims[claim.token] = ASKING
+                until = asked + self._patience(wait)
+                entered = yield from store.run(until, "enter", claim, self._holder.text(), wait > 0)
+                return self._entered(claim, asked, wait, *entered)
+            if wait < LAST_LOOK:
+                return None
+            fence = yield from waiter.look(store, claim, self._holder.text())
+            return None if fence is None else self._granted(claim, fence, asked)
+        except StoreError as error:
+            if isinstance(waiter, Waiter) or error.uncertain:
+                self._leave_behind(claim, error.uncertain)
+            self._claims.pop(claim.token, None)
+            if isinstance(error, Crowded) and wait > 0:
+                return None  # all the time was spent behind others of this process
+            raise self._unavailable(error) from (error.__cause__ or error)
+        except GeneratorExit:
+            self._leave_behind(claim, True)
+            self._claims.pop(claim.token, None)
+            raise
+        except BaseException:
+            yield from self._withdraw(store, claim)
+            raise
+
+    def _entered(
+        self, claim: Claim, asked: float, wait: float, fence: int | None, ticket: Ticket | None
+    ) -> Grant | None:
+        if fence is not None:
+            return self._granted(claim, fence, asked)
+        if ticket is not None:
+            self._claims[claim.token] = Waiter(ticket, asked + wait, asked + self._patience(wait))
+        else:
+            del self._claims[claim.token]
+        return None
+
+    def _patience(self, wait: float) -> float:
+        """Seconds for the first answer. A file has no server that could be silent, only others that write to it."""
+        server = wait > 0 and self._embedded is None
+        return max(wait, LEAST_ANSWER if server else LEAST_PATIENCE)
+
+    def _granted(self, claim: Claim, fence: int, asked: float) -> Grant:
+        ttl = claim.ttl or 0.0
+        grant = Grant(claim=claim, fence=fence, acquired_at=asked, valid_until=asked + ttl - drift(ttl))
+        self._claims[claim.token] = grant
+        return grant
+
+    def pause(self, claim: Claim, attempt: int) -> float:
+        waiter = self._claims.get(claim.token)
+        return waiter.pause() if isinstance(waiter, Waiter) else super().pause(claim, attempt)
+
+    def withdraw(self, claim: Claim) -> None:
+        drive(self._withdraw(self._direct, claim))
+
+    async def awithdraw(self, claim: Claim) -> None:
+        await adrive(self._withdraw(self.store, claim))
+
+    def _withdraw(self, store: Store, claim: Claim) -> Flow[None]:
+        """Leave the queue; and give back what was granted to nobody, because the attempt was interrupted."""
+        if claim.token not in self._claims:
+            return
+        waiter, now = self._claims.pop(claim.token), monotonic()
+        until = now + LEAST_PATIENCE
+        if isinstance(waiter, Waiter):
+            if self._embedded is None and now > waiter.deadline - LAST_LOOK:
+                self._leave_behind(claim, waiter.asking)  # its caller has no time for a reply
+                return
+            until = min(until, waiter.until + FAREWELL)
+        try:
+            if not isinstance(waiter, Waiter) or waiter.asking:
+                yield from store.run(until, "give", claim)
+            yield from store.run(until, "leave", claim)
+        except StoreError as error:
+            self._leave_behind(claim, error.uncertain)
+
+    def _leave_behind(self, claim: Claim, uncertain: bool) -> None:
+        self._remains.add(claim, uncertain)
+        self.wake_at(monotonic())
+
+    def free_now(self, grant: Grant) -> bool:
+        if self._embedded is None:
+            return False
+        try:
+            given = self._embedded.give(grant.claim)
+        except Exception:  # most likely another process just writes
+            return False
+        except BaseException:
+            self._leave_behind(grant.claim, True)
+            raise
+        self._claims.pop(grant.claim.token, None)
+        return given
+
+    def release(self, grant: Grant) -> bool:
+        return drive(self._release(self._direct, grant))
+
+    async def arelease(self, grant: Grant) -> bool:
+        return await adrive(self._release(self.store, grant))
+
+    def _release(self, store: Store, grant: Grant) -> Flow[bool]:
+        claim = grant.claim
+        self._claims.pop(claim.token, None)
+        try:
+            given = yield from store.run(monotonic() + PATIENCE, "give", claim)
+        except StoreError as error:
+            self._leave_behind(claim, error.uncertain)
+            raise self._unavailable(error) from (error.__cause__ or error)
+        except BaseException:
+            self._leave_behind(claim, True)
+            raise
+        if given is None:  # sent twice: the first one did it, unless the lease had ended
+            return grant.valid_until is not None and monotonic() < grant.valid_until
+        return bool(given)
+
+    def verify(self, grant: Grant) -> bool:
+        return drive(self._verify(grant))
+
+    async def averify(self, grant: Grant) -> bool:
+        return await adrive(self._verify(grant))
+
+    def _verify(self, grant: Grant) -> Flow[bool]:
+        held = yield from self._asked("holds", grant.claim)
+        return bool(held)
+
+    def extend(self, grant: Grant, ttl: float) -> Grant | None:
+        # Called by the keepalive thread, which then cannot keep watch over the statement.
+        result: Grant | None = self.store.attended(self._extend(grant, ttl))
+        return result
+
+    async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
+        return await adrive(self._extend(grant, ttl))
+
+    def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
+        asked = monotonic()
+        if not (yield from self._asked("extend", grant.claim, ttl, patience=RENEWAL_PATIENCE)):
+            return None
+        valid_until = asked + ttl - drift(ttl)
+        return Grant(claim=grant.claim, fence=grant.fence, acquired_at=grant.acquired_at, valid_until=valid_until)
+
+    diagnose = doctor.findings
+
+    def check(self) -> list[CheckMessage]:
+        return path.check(self) if self._embedded is not None else []
+
+    def inspect(self) -> Iterable[LockInfo]:
+        return [row.info(self.alias) for row in drive(self._asked("rows"))]
+
+    def break_lock(self, info: LockInfo) -> bool:
+        return bool(drive(self._asked("break_lease", info.key, info.fence)))
+
+    def prune(self) -> int:
+        """Delete the leases that ended more than 24 hours ago; how many. Fences rise all the same: they follow the
+        clock."""
+        try:
+            return self._pruning.run()
+        except StoreError as error:
+            raise self._unavailable(error) from (error.__cause__ or error)
+
+    def prune_old(self, days: float) -> Mapping[str, int]:
+        return {"leases": self.prune()}
+
+    def _asked(self, operation: str, *args: Any, patience: float = PATIENCE) -> Flow[Any]:
+        try:
+            return (yield from self.store.run(monotonic() + patience, operation, *args))
+        except StoreError as error:
+            raise self._unavailable(error) from (error.__cause__ or error)
+
+    @staticmethod
+    def _unavailable(error: StoreError) -> BackendUnavailable:
+        return BackendUnavailable(str(error))
+
+    def tick(self, now: float) -> float | None:
+        due = self.store.watch(now)
+        cleaned = self._remains.tick(now)
+        if self.store.is_open:
+            self._pruning.tick(now)
+            if now - self.store.used_at >= IDLE:
+                self.store.close_idle()
+        for token, claim in list(self._claims.items()):
+            if isinstance(claim, Grant) and now - claim.acquired_at > TICK:
+                self._claims.pop(token, None)
+        times = [when for when in (due, cleaned) if when is not None]
+        if self.store.is_open or self._claims:
+            times.append(now + TICK)
+        if not times:
+            self.threads.stop_if_idle()
+            return None
+        return min(times)
+
+    def close(self) -> None:
+        self._remains.close()
+        self._pruning.close()
+        self.store.close()
+        super().close()
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self.store.abandon()
+        self._holder = Holder()
+        self._claims = {}
+        self._remains = Remains(self.store, self.alias)
+        self._pruning = Pruning(self.store, self.alias)

@@ -1,0 +1,74 @@
+"""Leases that ended a day ago are deleted: nothing has to be kept for ever, since fences follow the clock."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from typing import TYPE_CHECKING
+
+from django_distlock.backends.cleanup import StoreError
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import drive
+from django_distlock.concurrency.text import one_line
+
+if TYPE_CHECKING:
+    from django_distlock.backends.cleanup import Store
+
+logger = logging.getLogger("django_distlock.leasetable")
+
+# Rows that one statement looks at: a few milliseconds, for which nobody else of this process gets through.
+BATCH = 1000
+# A process that uses its locks prunes this often, on average; seconds.
+EVERY = 3600.0
+PATIENCE = 2.0
+# Between two batches, so that others get through; seconds.
+BREATH = 0.005
+
+
+class Pruning:
+    """Prunes when told, and in the background now and then."""
+
+    def __init__(self, store: Store, alias: str) -> None:
+        self._store = store
+        self._name = f"distlock-{alias}-prune"
+        self._due = monotonic() + self._interval()
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    @staticmethod
+    def _interval() -> float:
+        """Not the same for all processes that were started together."""
+        return EVERY * random.uniform(0.5, 1.5)  # noqa: S311
+
+    def run(self, batch: int = BATCH, breath: float = 0.0) -> int:
+        """Go through the whole table, ``batch`` rows at a time; how many leases were deleted. StoreError."""
+        total = 0
+        last = None
+        while True:
+            deleted, last = drive(self._store.run(monotonic() + PATIENCE, "prune", last, batch))
+            total += int(deleted)
+            if last is None or self._stop.wait(breath):
+                return total
+
+    def tick(self, now: float) -> None:
+        """Start in the background if it is due."""
+        if now >= self._due:
+            self._due = now + self._interval()
+            thread = threading.Thread(target=self._run_quietly, name=self._name, daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def _run_quietly(self) -> None:
+        try:
+            self.run(breath=BREATH)
+        except StoreError as error:
+            logger.warning("Old leases could not be deleted: %s", one_line(error))
+
+    def close(self) -> None:
+        """End what runs in the background."""
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join(PATIENCE)
+            self._stop.clear()
+            self._thread = None

@@ -1,0 +1,288 @@
+"""The statements of the lease table on database servers.
+
+One dialect for each family of servers. They differ in the clock and in how one statement takes a lease; the rest is
+common SQL. Times are microseconds since 1970 in UTC, by the clock of the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.db import IntegrityError
+from django.db.models.functions import Now
+from django.db.models.sql import Query
+
+from django_distlock.backends.text import printable, short
+
+from .records import DEAD, GRACE, KEPT, NOWHERE, Look, Row, Ticket, microseconds, rows_of
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from django_distlock.records import Claim
+
+# Nobody alive is ahead. Parameters: _place().
+FIRST = """NOT EXISTS (
+    SELECT 1 FROM django_distlock_ticket t WHERE t.digest = %s AND t.seen > {now} - {grace}
+    AND (t.arrived < %s OR (t.arrived = %s AND t.token < %s)))"""
+# The same statement again after its reply was lost, when others may have queued up. Parameters: digest, token.
+OURS = """EXISTS (
+    SELECT 1 FROM django_distlock_lease o WHERE o.digest = %s AND o.token = %s AND o.expires_at > {now})"""
+# The lease is free, expired, or ours. Parameter: token.
+MINE = "token IN ('-', %s) OR expires_at <= {now}"
+COLUMNS = "(digest, alias, name, token, fence, acquired_at, expires_at, holder)"
+INSERT = """
+INSERT INTO django_distlock_lease {columns} VALUES (%s, %s, %s, %s, {now}, {now}, {now} + %s, %s)
+"""
+UPDATE = """
+UPDATE django_distlock_lease
+SET token = %s, fence = CASE WHEN fence >= {now} THEN fence + 1 ELSE {now} END, acquired_at = {now},
+    expires_at = {now} + %s, holder = %s, alias = %s
+WHERE digest = %s AND (token = %s OR ((token = '-' OR expires_at <= {now}) AND {first}))
+"""
+KNOWN = "SELECT 1 FROM django_distlock_lease WHERE digest = %s"
+FENCE = "SELECT fence FROM django_distlock_lease WHERE digest = %s AND token = %s AND expires_at > {now}"
+GIVE = """
+UPDATE django_distlock_lease SET token = '-', expires_at = {now}
+WHERE digest = %s AND token = %s AND expires_at > {now}
+"""
+BREAK = """
+UPDATE django_distlock_lease SET token = '-', expires_at = {now}
+WHERE digest = %s AND fence = %s AND expires_at > {now}
+"""
+EXTEND = """
+UPDATE django_distlock_lease SET expires_at = {now} + %s WHERE digest = %s AND token = %s AND expires_at > {now}
+"""
+JOIN = "INSERT INTO django_distlock_ticket (token, digest, arrived, seen, holder) VALUES (%s, %s, {now}, {now}, %s)"
+REFRESH = "UPDATE django_distlock_ticket SET seen = {now} WHERE token = %s"
+LEAVE = "DELETE FROM django_distlock_ticket WHERE token = %s OR (digest = %s AND seen < {now} - {dead})"
+LOOK = """
+SELECT l.token, l.fence,
+    (SELECT COUNT(*) FROM django_distlock_ticket t JOIN django_distlock_ticket m ON m.token = %s
+     WHERE t.digest = %s AND t.seen > {now} - {grace}
+     AND (t.arrived < m.arrived OR (t.arrived = m.arrived AND t.token < m.token))),
+    (SELECT p.arrived FROM django_distlock_ticket p WHERE p.token = %s)
+FROM (SELECT 1 AS one{dual}) q LEFT JOIN django_distlock_lease l
+    ON l.digest = %s AND l.expires_at > {now} AND l.token <> '-'
+"""
+ROWS = """
+SELECT l.digest, l.name, l.token, l.fence, l.acquired_at, l.expires_at, l.holder, t.token, t.holder
+FROM django_distlock_lease l LEFT JOIN django_distlock_ticket t ON t.digest = l.digest AND t.seen > {now} - {grace}
+WHERE l.alias = %s AND l.expires_at > {now} AND l.token <> '-'
+ORDER BY l.acquired_at, l.digest, t.arrived, t.token
+"""
+PRUNE_TICKETS = "DELETE FROM django_distlock_ticket WHERE seen < {now} - {dead}"
+LAST_OF_BATCH = """
+SELECT MAX(digest) FROM (SELECT digest FROM django_distlock_lease WHERE digest > %s ORDER BY digest {limit}) q
+"""
+# A fence that is still to come, because the clock was set back, has to be remembered.
+PRUNE = """
+DELETE FROM django_distlock_lease WHERE digest > %s AND digest <= %s AND expires_at < {now} - {kept} AND fence < {now}
+"""
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _place(claim: Claim, place: int) -> tuple[Any, ...]:
+    """The parameters of FIRST. Tickets of one microsecond are ordered by their tokens."""
+    return claim.key.path, place, place, "" if place == NOWHERE else claim.token
+
+
+class Dialect:
+    """Common SQL: up to three statements take a lease, and one before each asks for the clock, as Django spells it."""
+
+    clock: str | None = None
+
+    def __init__(self, connection: BaseDatabaseWrapper, alias: str) -> None:
+        self._connection = connection
+        self._alias = short(alias)
+        self._texts: dict[str, str] = {}
+
+    def _text(self, cursor: Any, statement: str) -> str:
+        if self.clock is None:
+            return self._fill(statement, str(self._ask_clock(cursor)))
+        text = self._texts.get(statement)
+        if text is None:
+            text = self._texts[statement] = self._fill(statement, self.clock)
+        return text
+
+    def _fill(self, statement: str, now: str) -> str:
+        """Put in what is not a value: fragments of this module, and numbers."""
+        parts = {
+            "now": now,
+            "grace": microseconds(GRACE),
+            "dead": microseconds(DEAD),
+            "kept": microseconds(KEPT),
+            "columns": COLUMNS,
+            "dual": self._connection.features.bare_select_suffix,
+        }
+        mine = MINE.format(now=now)
+        return statement.format(**parts, mine=mine, first=FIRST.format(**parts), ours=OURS.format(**parts))
+
+    def _ask_clock(self, cursor: Any) -> int:
+        query = Query(None)
+        query.add_annotation(Now(), "now", select=True)
+        cursor.execute(*query.get_compiler(connection=self._connection).as_sql())
+        now: datetime = cursor.fetchone()[0]
+        return ((now if now.tzinfo else now.replace(tzinfo=UTC)) - EPOCH) // timedelta(microseconds=1)
+
+    def change(self, cursor: Any, statement: str, *params: Any) -> int:
+        """Execute a write; how many rows it changed."""
+        cursor.execute(self._text(cursor, statement), params)
+        return int(cursor.rowcount)
+
+    def ask(self, cursor: Any, statement: str, *params: Any) -> list[Any]:
+        """Execute a read; its rows."""
+        cursor.execute(self._text(cursor, statement), params)
+        return list(cursor.fetchall())
+
+    def take(self, cursor: Any, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
+        """Take the lease if it is free, expired or ours and nobody is ahead of ``place``; the fence, or None."""
+        digest, token = claim.key.path, claim.token
+        known = (microseconds(claim.ttl or 0.0), holder, self._alias, digest, token, *_place(claim, place))
+        if not self.change(cursor, UPDATE, token, *known):
+            if self.ask(cursor, KNOWN, digest):
+                return None
+            try:
+                self.change(cursor, INSERT, *self._values(claim, holder))
+            except IntegrityError:  # somebody else was faster
+                return None
+        found = self.ask(cursor, FENCE, digest, token)
+        return int(found[0][0]) if found else None
+
+    def _values(self, claim: Claim, holder: str) -> tuple[Any, ...]:
+        return (
+            claim.key.path,
+            self._alias,
+            printable(claim.key.name),
+            claim.token,
+            microseconds(claim.ttl or 0.0),
+            holder,
+        )
+
+    def enter(self, cursor: Any, claim: Claim, holder: str, queue: bool) -> tuple[int | None, Ticket | None]:
+        """:meth:`take`, or else :meth:`join` if ``queue``; the fence, and the ticket."""
+        fence = self.take(cursor, claim, holder)
+        return fence, self.join(cursor, claim, holder) if fence is None and queue else None
+
+    def take_turn(self, cursor: Any, claim: Claim, holder: str, place: int) -> int | None:
+        """:meth:`take`, and leave the queue."""
+        fence = self.take(cursor, claim, holder, place)
+        if fence is not None:
+            self.leave(cursor, claim)
+        return fence
+
+    def give(self, cursor: Any, claim: Claim) -> bool:
+        """Give the lease back; False if it is not ours any more."""
+        return self.change(cursor, GIVE, claim.key.path, claim.token) > 0
+
+    def extend(self, cursor: Any, claim: Claim, ttl: float) -> bool:
+        """Let it live for ``ttl`` seconds from now; False if it is not ours any more."""
+        return self.change(cursor, EXTEND, microseconds(ttl), claim.key.path, claim.token) > 0
+
+    def holds(self, cursor: Any, claim: Claim) -> bool:
+        """Is it still ours?"""
+        return bool(self.ask(cursor, FENCE, claim.key.path, claim.token))
+
+    def join(self, cursor: Any, claim: Claim, holder: str) -> Ticket:
+        """Queue up. Harmless if done before."""
+        with contextlib.suppress(IntegrityError):
+            self.change(cursor, JOIN, claim.token, claim.key.path, holder)
+        seen = self.look(cursor, claim, NOWHERE)
+        assert seen.place is not None  # noqa: S101 - it was just written
+        return Ticket(seen.place, seen.ahead)
+
+    def look(self, cursor: Any, claim: Claim, place: int) -> Look:
+        """How the lease and the queue stand; no write."""
+        row = self.ask(cursor, LOOK, claim.token, claim.key.path, claim.token, claim.key.path)[0]
+        return Look(row[0], row[1], int(row[2]), row[3])
+
+    def refresh(self, cursor: Any, claim: Claim, place: int) -> None:
+        """Say that the waiter lives."""
+        self.change(cursor, REFRESH, claim.token)
+
+    def leave(self, cursor: Any, claim: Claim) -> None:
+        """Leave the queue."""
+        self.change(cursor, LEAVE, claim.token, claim.key.path)
+
+    def rows(self, cursor: Any) -> list[Row]:
+        """The live leases of this alias."""
+        return rows_of(self.ask(cursor, ROWS, self._alias))
+
+    def break_lease(self, cursor: Any, digest: str, fence: int) -> bool:
+        """Free the lease that was granted with ``fence``; False if that holder has gone."""
+        return self.change(cursor, BREAK, digest, fence) > 0
+
+    def prune(self, cursor: Any, after: str | None, limit: int) -> tuple[int, str | None]:
+        """Look at the ``limit`` leases with digests above ``after`` and delete those that ended a day ago; how many,
+        and the last digest, None at the end. Dead waiters go last."""
+        after = after or ""
+        batch = LAST_OF_BATCH.replace("{limit}", self._connection.ops.limit_offset_sql(0, limit) or "")
+        last = self.ask(cursor, batch, after)[0][0]
+        if last is None:
+            self.change(cursor, PRUNE_TICKETS)
+            return 0, None
+        return self.change(cursor, PRUNE, after, last), last
+
+
+class PostgresDialect(Dialect):
+    """One statement takes a lease. ``clock_timestamp()``, since ``now()`` is when the transaction began."""
+
+    clock = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+    TAKE = """
+    INSERT INTO django_distlock_lease AS held {columns}
+    SELECT %s, %s, %s, %s, {now}, {now}, {now} + %s, %s WHERE {first} OR {ours}
+    ON CONFLICT (digest) DO UPDATE SET
+        token = EXCLUDED.token, fence = GREATEST(held.fence + 1, EXCLUDED.fence), acquired_at = EXCLUDED.acquired_at,
+        expires_at = EXCLUDED.expires_at, holder = EXCLUDED.holder, alias = EXCLUDED.alias
+    WHERE held.token = '-' OR held.token = EXCLUDED.token OR held.expires_at <= {now}
+    RETURNING fence
+    """
+
+    def take(self, cursor: Any, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
+        params = (*self._values(claim, holder), *_place(claim, place), claim.key.path, claim.token)
+        found = self.ask(cursor, self.TAKE, *params)
+        return int(found[0][0]) if found else None
+
+
+class MySQLDialect(Dialect):
+    """One statement takes a lease, for MariaDB and MySQL alike.
+
+    MySQL has no RETURNING, and Django's connections count a row that was found as one that was changed. What tells is
+    the value that the last LAST_INSERT_ID(expression) of the statement had, which comes with its reply: the fence, or 0
+    (https://dev.mysql.com/doc/c-api/8.4/en/mysql-insert-id.html). ``expires_at`` is assigned last, so that the
+    condition means the same whether assignments see those before them (the default) or not (MariaDB's
+    SIMULTANEOUS_ASSIGNMENT).
+    """
+
+    clock = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+    TAKE = """
+    INSERT INTO django_distlock_lease {columns}
+    SELECT %s, %s, %s, %s, LAST_INSERT_ID({now}), {now}, {now} + %s, %s FROM DUAL WHERE {first} OR {ours}
+    ON DUPLICATE KEY UPDATE
+        fence = IF({mine}, LAST_INSERT_ID(GREATEST(fence + 1, {now})),
+                   fence + LAST_INSERT_ID(0)),
+        acquired_at = IF({mine}, {now}, acquired_at),
+        holder = IF({mine}, %s, holder),
+        alias = IF({mine}, %s, alias),
+        token = IF({mine}, %s, token),
+        expires_at = IF({mine}, {now} + %s, expires_at)
+    """
+
+    def take(self, cursor: Any, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
+        token = claim.token
+        update = (token, token, token, holder, token, self._alias, token, token, token, microseconds(claim.ttl or 0.0))
+        params = (*self._values(claim, holder), *_place(claim, place), claim.key.path, token, *update)
+        self.change(cursor, self.TAKE, *params)
+        return int(cursor.lastrowid) or None
+
+
+def dialect(connection: BaseDatabaseWrapper, alias: str) -> Dialect:
+    """The dialect of a connection, also for backends that are derived from those of Django."""
+    families = {kind.__module__.rpartition(".")[0] for kind in type(connection).__mro__}
+    if "django.db.backends.postgresql" in families:
+        return PostgresDialect(connection, alias)
+    if "django.db.backends.mysql" in families:
+        return MySQLDialect(connection, alias)
+    return Dialect(connection, alias)

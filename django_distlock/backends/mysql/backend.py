@@ -1,0 +1,179 @@
+"""GET_LOCK of MySQL and MariaDB (https://dev.mysql.com/doc/refman/8.4/en/locking-functions.html,
+https://mariadb.com/kb/en/get_lock/) on dedicated sessions.
+
+Its locks belong to the server, not to a database, and survive a rollback; so names are hashed with the site key, and a
+lock taken inside a transaction is given back after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
+from django_distlock.backends.sessions.backend import SessionLockBackend
+from django_distlock.backends.sessions.session import STATEMENT_LIMIT, ServerError, SessionDead
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import Call, Flow, drive
+from django_distlock.exceptions import UnsupportedOperation
+
+from . import doctor, relations
+from .introspection import (
+    COMPARE_AND,
+    KILL_IF,
+    NO_SUCH_CONNECTION,
+    NOT_ALLOWED,
+    NOT_OURS,
+    NOT_TO_BE_SEEN,
+    NOTED,
+    MySQLNotes,
+    infos,
+    listing,
+    ours,
+)
+
+try:
+    from .session import MySQLSession, open_session
+except ImportError as error:
+    raise ImproperlyConfigured(
+        "The MySQL lock backend needs mysqlclient: pip install 'django-distlock[mysql]'."
+    ) from error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from django_distlock.records import Claim, Grant, LockInfo
+
+KNOWN_NAMES = 4096
+
+
+class NamedLockBackend(SessionLockBackend[MySQLSession]):
+    """OPTIONS: ``database`` (the alias whose server is used), ``session_database`` (another alias for the dedicated
+    sessions, for a direct way around a proxy), ``wait_sessions`` (default 8)."""
+
+    notes_sql = MySQLNotes()
+
+    def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
+        super().__init__(alias, options)
+        self._known: dict[str, str] = {}
+
+    def _open(self, waits: bool, until: float) -> Flow[MySQLSession]:
+        connection = connections[self.session_database]
+        if connection.vendor != "mysql":
+            raise ImproperlyConfigured(
+                f"DISTLOCK[{self.alias!r}]: the database {self.session_database!r} is {connection.vendor}, not MySQL "
+                "or MariaDB."
+            )
+        try:
+            return (yield from open_session(self.alias, connection.get_connection_params(), waits, until))
+        except SessionDead as error:
+            raise self._unavailable(error) from (error.__cause__ or error)
+
+    def take_now(self, claim: Claim, wait: float) -> Grant | None:
+        self._remember(claim)
+        return super().take_now(claim, wait)
+
+    def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
+        self._remember(claim)
+        return super()._acquire(claim, wait)
+
+    def _remember(self, claim: Claim) -> None:
+        """Without the right to list locks, an operator sees those of the names that this process knows."""
+        if claim.key.text not in self._known:
+            if len(self._known) >= KNOWN_NAMES:
+                self._known.clear()
+            self._known[claim.key.text] = claim.key.name
+
+    # for operators
+
+    def inspect(self) -> Iterable[LockInfo]:
+        found = infos(self.alias, _texts(drive(self._aside(self._listed))))
+        return [info if info.name is not None else replace(info, name=self._known.get(info.key)) for info in found]
+
+    diagnose = doctor.findings
+
+    def _listed(self, session: MySQLSession) -> Flow[list[Any]]:
+        until = monotonic() + STATEMENT_LIMIT
+        for named in (True, False):  # the names' table is perhaps not there yet, or not for us, or not now
+            try:
+                rows: list[Any] = yield Call(session, "query", (listing(session.mariadb, named), until))
+            except ServerError as error:
+                if not named and error.code not in NOT_TO_BE_SEEN:
+                    raise self._unavailable(error) from error
+                continue
+            if rows or session.mariadb:
+                return rows
+            break  # MySQL's table is there and empty, too, where the server was told not to fill it
+        return (yield from self._asked_by_name(session, until))
+
+    def _asked_by_name(self, session: MySQLSession, until: float) -> Flow[list[Any]]:
+        """Without a list of locks the server still says who holds one: of the names that are noted, and those that
+        this process knows."""
+        noted: list[Any] = []
+        with contextlib.suppress(ServerError):
+            noted = yield Call(session, "query", (NOTED, until))
+        names = sorted(self._known.keys() - {_text(row[0]) for row in noted})
+        if not names:
+            return noted
+        columns = ", ".join(f"IS_USED_LOCK('{name}')" for name in names)
+        used = yield Call(session, "query", (f"SELECT {columns}".encode(), until))
+        found = zip(names, used[0], strict=True)
+        return [*noted, *((name, None, connection) for name, connection in found if connection is not None)]
+
+    def blocking(self) -> Iterable[LockInfo]:
+        return relations.blocking(self.alias, drive(self._aside(self._blocking)))
+
+    def _blocking(self, session: MySQLSession) -> Flow[list[list[str]]]:
+        until = monotonic() + STATEMENT_LIMIT
+        rows = yield from self._rows(session, relations.PERFORMANCE_SCHEMA, until)
+        if not rows and session.mariadb:
+            rows = yield from self._rows(session, relations.PLUGIN, until)
+        last = relations.INNODB if session.mariadb else relations.DATA_LOCKS
+        return rows + (yield from self._rows(session, last, until))
+
+    def _rows(self, session: MySQLSession, sql: bytes, until: float) -> Flow[list[list[str]]]:
+        """Nothing where the server has no such table, or no privilege for us."""
+        try:
+            rows = yield Call(session, "query", (sql, until))
+        except ServerError:
+            return []
+        return [["" if value is None else value for value in row] for row in _texts(rows)]
+
+    def break_lock(self, info: LockInfo) -> bool:
+        found = ours(info)
+        return found is not None and drive(self._aside(lambda session: self._break(session, *found)))
+
+    def _break(self, session: MySQLSession, connection: int, holds: str, noted: str) -> Flow[bool]:
+        """In one statement; MySQL looks at the note of the hold in one before, since KILL may read no table there."""
+        until = monotonic() + STATEMENT_LIMIT
+        try:
+            if session.mariadb:
+                sql = COMPARE_AND.format(ours=holds + noted, then=f"KILL CONNECTION {connection}")
+            else:
+                sql = KILL_IF.format(ours=holds, connection=connection)
+                if noted and (yield Call(session, "execute", (f"SELECT {holds}{noted}".encode(), until))) != 1:
+                    return False
+            yield Call(session, "query", (sql.encode(), until))
+        except ServerError as error:
+            if error.code in (NOT_OURS, NO_SUCH_CONNECTION):
+                return False
+            if error.code not in NOT_ALLOWED:
+                raise self._unavailable(error) from error
+            raise UnsupportedOperation(
+                f"The user of alias {self.alias!r} may not end this connection: it belongs to another user. Grant it "
+                "CONNECTION_ADMIN (MySQL), CONNECTION ADMIN (MariaDB 10.5.2) or SUPER."
+            ) from error
+        return True
+
+
+def _texts(rows: Iterable[Any]) -> list[list[str | None]]:
+    return [[_text(value) for value in row] for row in rows]
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    return value.decode() if isinstance(value, bytes) else str(value)

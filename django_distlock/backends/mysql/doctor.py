@@ -1,0 +1,121 @@
+"""What `distlock doctor` asks a MySQL or MariaDB server."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from django_distlock.backends.sessions.session import STATEMENT_LIMIT, ServerError
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import Call, Flow, drive
+from django_distlock.records import Finding
+
+from .introspection import MYSQL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .backend import NamedLockBackend
+    from .session import MySQLSession
+
+FACTS = b"SELECT VERSION(), @@max_connections, @@global.read_only, @@global.wait_timeout"
+USED = b"SHOW GLOBAL STATUS LIKE 'Threads_connected'"
+GRANTS = b"SHOW GRANTS"
+# MySQL only; a single primary shows up as one member, too
+GROUP = b"SELECT COUNT(*) FROM performance_schema.replication_group_members WHERE MEMBER_STATE = 'ONLINE'"
+USER_LOCKS_MARIADB = b"SELECT COUNT(*) FROM information_schema.METADATA_LOCK_INFO WHERE LOCK_TYPE = 'User lock'"
+USER_LOCKS_MYSQL = (
+    b"SELECT COUNT(*) FROM (" + MYSQL.encode() + b") l"
+    b" UNION ALL SELECT 1 / (ENABLED = 'YES') FROM performance_schema.setup_instruments"
+    b" WHERE NAME = 'wait/lock/metadata/sql/mdl'"
+)
+
+
+GLOBAL = re.compile(r"GRANT (.+?) ON \*\.\* TO ")
+# MariaDB 12 answers with words.
+WRITABLE = ("0", "OFF")
+
+
+def findings(backend: NamedLockBackend) -> Iterator[Finding]:
+    version, connections, read_only, idle = _rows(backend, FACTS)[0]
+    mariadb = "MARIADB" in _text(version).upper()
+    yield Finding("info", f"{'MariaDB' if mariadb else 'MySQL'} {_text(version)}, wait_timeout {idle} s.")
+    yield from of_role(read_only, _asked(backend, GROUP))
+    shown = _asked(backend, USER_LOCKS_MARIADB if mariadb else USER_LOCKS_MYSQL)
+    yield from of_listing(mariadb, shown, _asked(backend, GRANTS))
+    used = _asked(backend, USED)
+    wanted = 1 + int(backend.options.get("wait_sessions", 8))
+    if used and connections - int(_text(used[0][1])) < wanted:
+        yield Finding(
+            "warning",
+            f"{_text(used[0][1])} of {connections} connections are in use; one process takes up to {wanted} for this "
+            "alias.",
+            "Raise max_connections, or lower wait_sessions or the number of processes.",
+        )
+
+
+def of_role(read_only: object, members: list[Any]) -> Iterator[Finding]:
+    """Is it the server whose named locks everybody takes?"""
+    if _text(read_only).upper() not in WRITABLE:
+        yield Finding(
+            "warning",
+            "This server is read-only, perhaps a replica: its named locks are not those of the primary.",
+            "Let the alias, or OPTIONS['session_database'], point to the primary.",
+        )
+    if members and members[0][0] > 1:
+        yield Finding(
+            "warning",
+            f"The server belongs to a group of {members[0][0]}: named locks are those of one member only.",
+            "Let every process connect to the same member, or take leasetable.LeaseTableBackend.",
+        )
+
+
+def of_listing(mariadb: bool, shown: list[Any], grants: list[Any]) -> Iterator[Finding]:
+    """What `held_locks` may see."""
+    seen = bool(shown) if mariadb else looks(shown)
+    if not seen:
+        cure = (
+            "INSTALL SONAME 'metadata_lock_info', and the privilege PROCESS"
+            if mariadb
+            else "enable the instrument wait/lock/metadata/sql/mdl, and GRANT SELECT ON performance_schema.*"
+        )
+        yield Finding(
+            "warning",
+            "The server does not show its named locks: only those whose names are noted are listed, and no waiters.",
+            f"As administrator: {cure}.",
+        )
+    found = filter(None, (GLOBAL.match(_text(row[0]).upper()) for row in grants))
+    privileges = {each.strip() for match in found for each in match[1].split(",")}
+    if not privileges & {"PROCESS", "ALL PRIVILEGES"}:
+        # MySQL's own tables name everybody else
+        unseen = "other accounts are not named, and those that wait are" if mariadb else "those that wait for a row are"
+        yield Finding(
+            "info" if seen and not mariadb else "warning",
+            f"Without the privilege PROCESS {unseen} not listed.",
+            "GRANT PROCESS ON *.* TO the account of the alias.",
+        )
+
+
+def looks(shown: list[Any]) -> bool:
+    """The count alone is there where performance_schema is off; NULL beside it where the instrument is."""
+    return len(shown) > 1 and shown[1][0] is not None
+
+
+def _asked(backend: NamedLockBackend, sql: bytes) -> list[Any]:
+    """Nothing where the server has no such table, or no privilege for us."""
+    try:
+        return _rows(backend, sql)
+    except ServerError:
+        return []
+
+
+def _rows(backend: NamedLockBackend, sql: bytes) -> list[Any]:
+    def asked(session: MySQLSession) -> Flow[list[Any]]:
+        rows: list[Any] = yield Call(session, "query", (sql, monotonic() + STATEMENT_LIMIT))
+        return rows
+
+    return drive(backend._aside(asked))
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,176 @@
+"""One attempt to get a lock: it asks, waits to be woken, asks again when something may have gone wrong, and leaves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import Call
+from django_distlock.records import Claim, Grant, drift
+
+from .commands import LOST_LINKS, REPLY, Demoted, Refused, converse, holder_of, milliseconds
+from .pool import Link, LinkError, Pool
+from .scripts import ACQUIRE, LEAVE, keys_of
+
+if TYPE_CHECKING:
+    from django_distlock.concurrency.flow import Flow
+
+    from .protocol import Push
+
+# A waiter looks after a holder whose lease has ended, the next one this much later, and so on; at most. Seconds.
+LATER, LATEST = 0.25, 1.0
+LEAST_WAIT = 0.01
+# A waiter whose time is over leaves the queue within this time, or it is done behind its back; seconds.
+FAREWELL = 0.02
+# A caller that does not wait still grants the server this long to answer; seconds.
+LEAST_PATIENCE = 0.5
+# No semaphore has more holders, and Lua prints it in full.
+MOST = 2**31
+
+
+class Attempt:
+    """``sent``: may the server know of us? Then who gives up calls :meth:`leave`, or has it done later. ``echo``: may a
+    request whose reply was lost be done yet?"""
+
+    __slots__ = ("_asked", "_claim", "_deadline", "_keys", "_link", "_pool", "_server", "_told", "_who", "echo", "sent")
+
+    def __init__(self, pool: Pool, claim: Claim, told: bytes, deadline: float) -> None:
+        self._pool = pool
+        self._claim = claim
+        self._told = told
+        self._who = holder_of(claim)
+        self._keys = keys_of(claim.key)
+        self._deadline = deadline
+        self._link: Link | None = None
+        self._asked = 0.0  # monotonic, before the request was sent
+        self._server = 0  # the server's clock when it answered, µs
+        self.sent = self.echo = False
+
+    def ask(self, queue: bool) -> Flow[tuple[Grant | None, float]]:
+        """The grant; or None, and the monotonic time at which to ask again. ``queue``: wait for a turn meanwhile."""
+        claim, lost = self._claim, 0
+        args = (self._who, min(claim.limit, MOST), milliseconds(claim.ttl))
+        answer_by = max(claim.answer_by, self._pool.ready_at + LEAST_PATIENCE, monotonic() + FAREWELL)
+        while True:
+            try:
+                link = self._link = self._link or self._pool.take() or (yield from self._pool.link(answer_by))
+                self._asked = monotonic()
+                self.sent = True
+                if queue and not link.subscribed:
+                    link.subscribe()
+                told = (link.channel if queue else b"", self._told)
+                until = min(answer_by, self._asked + REPLY)
+                reply = yield from converse(link, ACQUIRE, self._keys, (*args, *told), until)
+            except Refused:
+                self.give_link()
+                raise
+            except LinkError as error:
+                unreachable = self._link is None
+                self.drop_link()
+                self.echo = self.echo or error.uncertain
+                if isinstance(error, Demoted):
+                    self._pool.discard_idle()
+                lost += not error.timed_out
+                if unreachable or lost > LOST_LINKS or monotonic() >= answer_by:
+                    error.uncertain = self.sent
+                    raise
+                continue
+            self.sent = queue or reply[0] > 0
+            return self._answered(reply)
+
+    def _answered(self, reply: list[int]) -> tuple[Grant | None, float]:
+        fence, self._server = reply[0], reply[1]
+        if fence:
+            self.give_link()
+            return self._grant(fence, self._asked, 0.0), 0.0
+        taken, place = reply[2], reply[3]
+        wait = max(taken / 1000, LEAST_WAIT) + min(place * LATER, LATEST)
+        return None, monotonic() + wait
+
+    def _grant(self, fence: int, start: float, waited: float) -> Grant:
+        ttl = self._claim.ttl or 0.0
+        valid_until = start + ttl - drift(ttl) - waited * 0.01
+        return Grant(claim=self._claim, fence=fence, acquired_at=start, valid_until=valid_until)
+
+    def hear(self, until: float) -> Flow[Grant | None]:
+        """Wait to be handed the lock; None if there is reason to ask again, or at the deadline.
+
+        What is heard is believed only if the server cannot have meant anything else; asking again settles the rest.
+        """
+        link = self._link
+        if link is None:
+            return None
+        try:
+            while True:
+                push: Push | None = yield Call(link, "listen", (min(until, self._deadline),))
+                if push is None:
+                    return None
+                if (said := self._said(push)) is None:
+                    continue
+                grant = self._handed(*said)
+                if grant is None or self._worn(grant):
+                    return None
+                self.give_link()
+                return grant
+        except LinkError:
+            self.drop_link()
+            return None
+
+    def _said(self, push: Push) -> tuple[int, int] | None:
+        """The fence and the server's clock (µs) of a message to this waiter; None if it is for another."""
+        if push[0] != b"message":
+            return None
+        who, _, told = push[2].partition(b" ")
+        try:
+            fence, clock = map(int, told.split())
+        except ValueError:  # not from our scripts
+            return None
+        return (fence, clock) if who == self._who else None
+
+    def _handed(self, fence: int, clock: int) -> Grant | None:
+        """The grant of a hand-over; None if the message is none, or belongs to an earlier grant.
+
+        The lease began when the lock was handed over, which the server dates by the clock that it told us when we
+        asked: it was not before ``_asked`` plus the difference of the two. A process that sleeps over the message knows
+        it. A message from before that reply says nothing of the time after it.
+        """
+        if not fence or clock < self._server:
+            return None
+        waited = (clock - self._server) / 1e6
+        return self._grant(fence, min(self._asked + waited, monotonic()), waited)
+
+    def _worn(self, grant: Grant) -> bool:
+        """Has the allowance for the drift of the clocks during a long wait eaten up more than that for the lease? Then
+        it is better to ask again: the lease is ours already."""
+        ttl = self._claim.ttl or 0.0
+        return (grant.valid_until or 0.0) < grant.acquired_at + ttl - 2 * drift(ttl)
+
+    def leave(self, until: float) -> Flow[None]:
+        """Neither wait nor hold any more. LinkError if the server did not say so by the monotonic time ``until``.
+
+        On the same connection commands are done in order, so what was asked before, and whose reply may still be on its
+        way, is undone too.
+        """
+        link = self._link
+        if link is None:
+            raise LinkError("The connection was lost.", uncertain=True)
+        while link.owed:
+            yield Call(link, "receive", (until,))
+        yield from converse(link, LEAVE, self._keys, (self._who,), until)
+        self.sent = False
+        self.give_link()
+
+    @property
+    def linked(self) -> bool:
+        """Has it still the connection on which it asked?"""
+        return self._link is not None
+
+    def give_link(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            self._pool.give(link)
+
+    def drop_link(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            self._pool.discard(link)

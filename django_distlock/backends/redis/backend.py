@@ -1,0 +1,312 @@
+"""Leases in Redis: each operation is one script on the server, and who waits is woken by it.
+
+An acquire that finds the lock busy joins a queue and listens; the release hands the lock to the first who still
+listens. Redis tells how many heard a message, so nobody has to send signs of life while he waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django_distlock.backends.base import Backend
+from django_distlock.backends.cleanup import GHOSTS, Remains
+from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import Flow, adrive, drive
+from django_distlock.exceptions import BackendUnavailable, DistlockError, UnsupportedOperation
+from django_distlock.records import Claim, Grant, LockInfo, drift
+
+from . import doctor
+from .acquire import FAREWELL, LEAST_PATIENCE, Attempt
+from .commands import PATIENCE, Sweeper, holder_of, milliseconds, run
+from .introspection import Teller, broken, listed
+from .places import Places
+from .pool import LinkError, Pool
+from .scripts import EXTEND, HOLDS, LEAVE, RELEASE, keys_of
+from .target import ClusterNode, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from django_distlock.keys import LockKey
+
+    from .protocol import Script
+
+# So long may a renewal take, for which all others wait; seconds.
+RENEWAL_PATIENCE = 1.0
+# Callers of one process that wait at the server, each on a connection; the others wait for a place, and look now and
+# then whether their lock is free. Seconds.
+WAITERS, LOOK_EVERY = 32, 0.25
+TICK = 0.5
+# A release that has no answer after this time is tried again with more patience; seconds.
+AT_ONCE = 0.25
+
+
+class RedisBackend(Backend):
+    """OPTIONS: ``cache``, an alias in CACHES whose backend is django-redis (default: "default"), or ``url``."""
+
+    supports_shared = True
+    supports_ttl = True
+    supports_fencing = True
+    supports_break = True
+    supports_semaphore = True
+    waits_natively = True
+    queues_waiters = True
+    apart_from_databases = True
+    option_names: ClassVar[frozenset[str]] = frozenset({"cache", "url"})
+
+    def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
+        super().__init__(alias, options)
+        url = options.get("url")
+        self.target = Target(url=url) if url is not None else Target(cache=options.get("cache", "default"))
+        self.pool = Pool(self.target)
+        self._start()
+
+    def _start(self) -> None:
+        self._places = Places(WAITERS)
+        self._teller = Teller()
+        # Claims that ask, and their grants until the caller surely has them: who is interrupted on the way withdraws.
+        self._claims: dict[str, Grant | None] = {}
+        self._doubtful: set[str] = set()  # whose release may have been done, though its reply was lost
+        self._echoes: dict[str, float] = {}  # when they were granted, after a request that may come yet
+        self._remains = Remains(Sweeper(self.pool), self.alias)
+
+    def load(self) -> None:
+        self.target.resolve()
+
+    def listed_as(self, key: LockKey) -> str:
+        return key.text
+
+    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        return drive(self._acquire(claim, wait))
+
+    async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        return await adrive(self._acquire(claim, wait))
+
+    def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
+        if self._remains.left and not self._remains.discard(claim):
+            return None
+        deadline = monotonic() + wait
+        attempt = Attempt(self.pool, claim, self._teller.facts(claim.key), deadline)
+        self._claims[claim.token] = None
+        try:
+            grant = yield from self._queued(attempt, deadline) if wait > 0 else self._asked(attempt)
+        except LinkError as error:
+            self._forsake(attempt, claim, error.uncertain)
+            raise self._refused(error) from (error.__cause__ or error)
+        except BaseException as error:
+            try:
+                if attempt.sent and isinstance(error, asyncio.CancelledError):
+                    with contextlib.suppress(LinkError):
+                        yield from attempt.leave(monotonic() + LEAST_PATIENCE)
+            finally:  # the end of asyncio.run cancels what cleans up, too
+                self._forsake(attempt, claim, True)
+            raise
+        if grant is None:
+            self._forsake(attempt, claim, not attempt.linked)
+        else:
+            self._claims[claim.token] = grant
+            if attempt.echo:
+                self._echoes[claim.token] = grant.acquired_at
+        return grant
+
+    @staticmethod
+    def _asked(attempt: Attempt) -> Flow[Grant | None]:
+        """Ask once, without queueing."""
+        grant, _ = yield from attempt.ask(queue=False)
+        attempt.give_link()
+        return grant
+
+    def _queued(self, attempt: Attempt, deadline: float) -> Flow[Grant | None]:
+        """Queue at the server until the deadline; before, in this process for a place to do so."""
+        place = self._places.new()
+        try:
+            taken = self._places.take(place)
+            while not taken:
+                grant = yield from self._asked(attempt)
+                left = deadline - monotonic()
+                if grant is not None or left <= 0:
+                    return grant
+                taken = yield from self._places.enter(place, min(left, LOOK_EVERY))
+            grant = yield from self._waited(attempt, deadline)
+            self._places.leave(place)
+        except BaseException:
+            self._places.left_behind(place)
+            raise
+        return grant
+
+    @staticmethod
+    def _waited(attempt: Attempt, deadline: float) -> Flow[Grant | None]:
+        while True:
+            grant, again_at = yield from attempt.ask(queue=True)
+            if grant is None and monotonic() < deadline:
+                grant = yield from attempt.hear(again_at)
+            if grant is not None:
+                return grant
+            now = monotonic()
+            if now >= deadline:
+                with contextlib.suppress(LinkError):  # then it is left behind
+                    yield from attempt.leave(now + FAREWELL)
+                return None
+
+    def _forsake(self, attempt: Attempt, claim: Claim, uncertain: bool) -> None:
+        """Undo behind its caller's back what an attempt may have done."""
+        attempt.drop_link()
+        self._claims.pop(claim.token, None)
+        if attempt.sent or attempt.echo:
+            self._leave_behind(claim, uncertain or attempt.echo)
+
+    def _leave_behind(self, claim: Claim, uncertain: bool) -> None:
+        self._remains.add(claim, uncertain)
+        self.wake_at(monotonic())
+
+    def withdraw(self, claim: Claim) -> None:
+        drive(self._withdraw(claim))
+
+    async def awithdraw(self, claim: Claim) -> None:
+        await adrive(self._withdraw(claim))
+
+    def _withdraw(self, claim: Claim) -> Flow[None]:
+        """Give back what was granted to nobody, because the caller was interrupted. Who waited has left already."""
+        if claim.token not in self._claims:
+            return
+        del self._claims[claim.token]
+        try:
+            yield from run(self.pool, monotonic() + LEAST_PATIENCE, LEAVE, claim)
+        except BaseException as error:
+            self._leave_behind(claim, True)
+            if not isinstance(error, LinkError):
+                raise
+
+    def free_now(self, grant: Grant) -> bool:
+        """One command on a connection at hand. It waits for no task, so it may be done on an event loop."""
+        claim = grant.claim
+        link = None if claim.token in self._echoes else self.pool.take()
+        if link is None:
+            return False
+        try:
+            link.send(RELEASE.by_hash(keys_of(claim.key), holder_of(claim)))
+            given = link.receive(monotonic() + AT_ONCE)
+        except LinkError as error:
+            self.pool.discard(link)
+            if error.uncertain:
+                self._doubtful.add(claim.token)
+            return False
+        except BaseException:
+            self.pool.discard(link)
+            self._leave_behind(claim, False)
+            raise
+        self.pool.give(link)
+        if given == 1:  # not if the server does not know the script
+            self._claims.pop(claim.token, None)
+        return bool(given == 1)
+
+    def release(self, grant: Grant) -> bool:
+        return drive(self._release(grant))
+
+    async def arelease(self, grant: Grant) -> bool:
+        return await adrive(self._release(grant))
+
+    def _release(self, grant: Grant) -> Flow[bool]:
+        claim = grant.claim
+        self._claims.pop(claim.token, None)
+        try:
+            with self._wrapped():
+                given, again = yield from run(self.pool, monotonic() + PATIENCE, RELEASE, claim)
+        except BaseException:
+            self._leave_behind(claim, False)  # a release that comes late does no harm
+            raise
+        again = again or claim.token in self._doubtful
+        self._doubtful.discard(claim.token)
+        if self._echoes.pop(claim.token, None) is not None:
+            self._leave_behind(claim, True)
+        if not given and again:  # sent twice: the first one did it, unless the lease had ended
+            return grant.valid_until is not None and monotonic() < grant.valid_until
+        return bool(given)
+
+    def verify(self, grant: Grant) -> bool:
+        return drive(self._verify(grant))
+
+    async def averify(self, grant: Grant) -> bool:
+        return await adrive(self._verify(grant))
+
+    def _verify(self, grant: Grant) -> Flow[bool]:
+        return bool((yield from self._tried(PATIENCE, HOLDS, grant.claim)))
+
+    def extend(self, grant: Grant, ttl: float) -> Grant | None:
+        return drive(self._extend(grant, ttl))
+
+    async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
+        return await adrive(self._extend(grant, ttl))
+
+    def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
+        asked = monotonic()
+        if not (yield from self._tried(RENEWAL_PATIENCE, EXTEND, grant.claim, milliseconds(ttl), int(asked * 1e6))):
+            return None
+        return grant._replace(valid_until=asked + ttl - drift(ttl))
+
+    def _tried(self, patience: float, script: Script, claim: Claim, *args: Any) -> Flow[Any]:
+        with self._wrapped():
+            reply, _ = yield from run(self.pool, monotonic() + patience, script, claim, *args)
+        return reply
+
+    check = doctor.check
+    diagnose = doctor.findings
+
+    def inspect(self) -> Iterable[LockInfo]:
+        return self._listed(None)
+
+    def select(self, query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] = ()) -> Chosen | None:
+        """Only where it is known which keys to look at."""
+        return None if query.keys is None else chosen(self._listed(query.keys), query, datetime.now(UTC))
+
+    def _listed(self, keys: frozenset[str] | None) -> list[LockInfo]:
+        with self._wrapped():
+            return drive(listed(self.pool, self.alias, PATIENCE, keys))
+
+    def break_lock(self, info: LockInfo) -> bool:
+        with self._wrapped():
+            return drive(broken(self.pool, info, monotonic() + PATIENCE))
+
+    @contextlib.contextmanager
+    def _wrapped(self) -> Iterator[None]:
+        try:
+            yield
+        except LinkError as error:
+            raise self._unavailable(error) from (error.__cause__ or error)
+        finally:
+            self.wake_at(monotonic() + TICK)  # who only looks at locks leaves no connection open either
+
+    def _refused(self, error: LinkError) -> DistlockError:
+        """What an acquire raises."""
+        if isinstance(error.__cause__, ClusterNode):
+            return UnsupportedOperation(f"The Redis server of alias {self.alias!r}: {error.__cause__}")
+        return self._unavailable(error)
+
+    def _unavailable(self, error: LinkError) -> BackendUnavailable:
+        return BackendUnavailable(f"The Redis server of alias {self.alias!r}: {error}")
+
+    def tick(self, now: float) -> float | None:
+        cleaned = self._remains.tick(now)
+        self.pool.close_idle(now)
+        for token, grant in list(self._claims.items()):
+            if grant is not None and now - grant.acquired_at > TICK:
+                self._claims.pop(token, None)
+        for token, granted_at in list(self._echoes.items()):
+            if now - granted_at > GHOSTS:
+                self._echoes.pop(token, None)
+        again = now + TICK if self.pool.is_open or self._claims else None
+        return min((due for due in (cleaned, again) if due is not None), default=None)
+
+    def close(self) -> None:
+        self._remains.close()
+        self.pool.close()
+        super().close()
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self.pool.abandon()
+        self._start()

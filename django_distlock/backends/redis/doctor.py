@@ -1,0 +1,133 @@
+"""What is wrong with the settings of a Redis alias, and what `distlock doctor` asks its server."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.core.checks import CheckMessage, Error
+
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.records import Finding
+
+from .pool import Link
+from .protocol import ReplyError, pack
+from .target import ClusterNode, WrongTarget
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .backend import RedisBackend
+    from .target import Target
+
+PATIENCE = 2.0
+# Seconds by which two clocks may differ without a word.
+SKEW = 2.0
+
+
+def check(backend: RedisBackend) -> list[CheckMessage]:
+    """System checks, without a connection."""
+    where = f"DISTLOCK[{backend.alias!r}]"
+    if "cache" in backend.options and "url" in backend.options:
+        return [Error(f"{where}: give either OPTIONS['cache'] or OPTIONS['url'], not both.", id="distlock.E003")]
+    try:
+        backend.target.resolve()
+    except WrongTarget as error:
+        return [
+            Error(
+                f"{where}: {error}",
+                hint="OPTIONS['cache'] takes a cache of django-redis; for another one give OPTIONS['url'].",
+                id="distlock.E003",
+            )
+        ]
+    return []
+
+
+class Facts(NamedTuple):
+    """INFO of one server, empty if it is not allowed, and how far its clock is ahead of ours in seconds."""
+
+    info: dict[str, str]
+    skew: float
+
+
+def facts(target: Target) -> Facts:
+    """On a connection of its own. LinkError, or what redis-py raises, if there is no answer."""
+    link = Link(target.connect(PATIENCE))
+    try:
+        until, began = monotonic() + PATIENCE, time.time()
+        link.send(pack("TIME"), pack("INFO"))
+        clock, told = link.receive(until), link.receive(until)
+        here = (began + time.time()) / 2
+    finally:
+        link.close()
+    skew = 0.0 if isinstance(clock, ReplyError) else int(clock[0]) + int(clock[1]) / 1e6 - here
+    return Facts(_parsed(told), skew)
+
+
+def _parsed(told: Any) -> dict[str, str]:
+    if not isinstance(told, bytes):
+        return {}
+    lines = (line.partition(":") for line in told.decode("utf-8", "replace").splitlines() if not line.startswith("#"))
+    return {name: value for name, _, value in lines}
+
+
+def findings(backend: RedisBackend) -> Iterator[Finding]:
+    try:
+        found = facts(backend.target)
+    except ClusterNode:  # which the lock has said already
+        return
+    except Exception as error:  # of the socket or of redis-py; whether locks work was said already
+        yield Finding("warning", f"The server did not answer to INFO: {type(error).__name__}.")
+        return
+    yield from of_server(found)
+    if found.info.get("connected_slaves", "0") != "0":
+        yield Finding(
+            "warning",
+            "The server is replicated, which is asynchronous: a fail-over may forget the latest locks.",
+            "Use the fencing token (lease.fence), or Redlock on independent servers.",
+        )
+        if "min_slaves_good_slaves" not in found.info:  # told only where there is a limit
+            yield Finding(
+                "warning",
+                "min-replicas-to-write is 0: a primary that hangs, and wakes after a fail-over, goes on granting locks "
+                "that the new one may grant too.",
+                "Set min-replicas-to-write 1 and min-replicas-max-lag to a few seconds on each server.",
+            )
+
+
+def of_server(found: Facts, where: str = "") -> Iterator[Finding]:
+    """What is wrong with one server; ``where`` stands in front of each text."""
+    info = found.info
+    if not info:
+        yield Finding("info", f"{where}The account may not call INFO: nothing is known of the server.")
+        return
+    yield Finding("info", f"{where}Redis {info.get('redis_version', 'of unknown version')}.")
+    if info.get("cluster_enabled") == "1":
+        yield Finding("error", f"{where}{ClusterNode()}")
+    policy, limit = info.get("maxmemory_policy", "noeviction"), info.get("maxmemory", "0")
+    if policy != "noeviction":
+        yield Finding(
+            "warning" if limit == "0" else "error",
+            f"{where}maxmemory-policy is {policy}: when memory is short, Redis deletes locks that are held."
+            + (" No maxmemory is set yet." if limit == "0" else ""),
+            "Set maxmemory-policy to noeviction, or take a Redis apart from the cache's.",
+        )
+    if info.get("role") != "master":
+        yield Finding(
+            "error", f"{where}The server is a replica, which takes no locks.", "Connect to the primary, or by Sentinel."
+        )
+    if info.get("aof_enabled") != "1":
+        yield Finding(
+            "warning",
+            f"{where}The server has no append-only file: after a restart it knows none of the locks that are held.",
+            "Set appendonly yes, with appendfsync always where a second holder does harm.",
+        )
+    if abs(found.skew) > SKEW:
+        direction = "ahead of" if found.skew > 0 else "behind"
+        yield Finding(
+            "warning",
+            f"{where}The server's clock is {abs(found.skew):.1f} s {direction} this host's: times in lists do not "
+            "agree, a clock that is set forward ends leases too early, and one that is set back ends those of dead "
+            "holders as much too late.",
+            "Let both follow the same time servers.",
+        )

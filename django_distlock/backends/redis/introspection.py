@@ -1,0 +1,170 @@
+"""Who holds and who waits, as an operator sees it, and what a holder tells of itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from datetime import UTC, datetime, timedelta
+from json.encoder import encode_basestring_ascii
+from typing import TYPE_CHECKING, Any
+
+from django_distlock.concurrency.caller import asker
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import Call
+from django_distlock.records import MOST_WAITING, LockInfo
+
+from .commands import Refused, converse
+from .protocol import ReplyError, pack, unknown_script
+from .scripts import BREAK, HELD, LOOK, PREFIX, keys_named
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from django_distlock.concurrency.flow import Flow
+    from django_distlock.keys import LockKey
+
+    from .pool import Link, Pool
+
+UNKNOWN = "unknown"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SCANNED = 500
+_AT_ONCE = 100
+_LOOKED_FOR = (MOST_WAITING,)
+
+
+class Teller:
+    """What this process tells of its holders: JSON with host, pid, thread and the lock's name."""
+
+    def __init__(self) -> None:
+        host = encode_basestring_ascii(socket.gethostname())
+        self._process = f'"host": {host}, "pid": {os.getpid()}'
+
+    def facts(self, key: LockKey) -> bytes:
+        name, who = encode_basestring_ascii(key.name), encode_basestring_ascii(asker())
+        return f'{{"name": {name}, {self._process}, "thread": {who}}}'.encode("ascii")
+
+
+def text_of(key: bytes) -> bytes | None:
+    """The middle of the key under which the holders of one lock are; None if it is something else."""
+    if key.startswith(PREFIX) and key.endswith(HELD):
+        return key[len(PREFIX) : -len(HELD)]
+    return None
+
+
+def infos(alias: str, text: bytes, reply: list[Any]) -> list[LockInfo]:
+    """The holders of one lock, as the script LOOK shows them."""
+    holders, waiters, waiting = reply
+    who = tuple(who_of(facts_of(told)) for told in waiting)
+    return [
+        _info(alias, text, holder, end, told.partition(b" ")[2], waiters, who) for holder, end, told in sorted(holders)
+    ]
+
+
+def _info(
+    alias: str, text: bytes, holder: bytes, end: int, told: bytes, waiters: int, waiting: tuple[str, ...]
+) -> LockInfo:
+    facts = facts_of(told)
+    name, fence, since = facts.get("name"), facts.get("fence"), facts.get("since")
+    return LockInfo(
+        backend=alias,
+        key=text.decode("latin-1"),
+        name=name if isinstance(name, str) else None,
+        shared=holder[:1] == b"s",
+        holder=who_of(facts),
+        acquired_at=moment_of(since),
+        expires_at=moment_of(end * 1000),
+        fence=fence if isinstance(fence, int) else None,
+        waiters=waiters,
+        waiting=waiting,
+        details={"token": holder[1:9].decode("latin-1")},
+    )
+
+
+def who_of(facts: dict[str, Any]) -> str:
+    """As an operator is shown it."""
+    who = [facts.get(part) for part in ("host", "pid", "thread")]
+    return UNKNOWN if None in who else ":".join(map(str, who))
+
+
+def facts_of(told: bytes) -> dict[str, Any]:
+    """What :class:`Teller` told; nothing if it cannot be read."""
+    try:
+        facts = json.loads(told)
+    except (ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def moment_of(microseconds: object) -> datetime | None:
+    """None if it is none."""
+    if not isinstance(microseconds, int):
+        return None
+    try:
+        return _EPOCH + timedelta(microseconds=microseconds)
+    except OverflowError:
+        return None
+
+
+def listed(pool: Pool, alias: str, patience: float, wanted: Iterable[str] | None = None) -> Flow[list[LockInfo]]:
+    """The locks that are held on the server of ``pool``, or those of the ``wanted`` keys. LinkError if an answer takes
+    ``patience`` seconds."""
+    link = yield from pool.link(monotonic() + patience)
+    found: list[LockInfo] = []
+    try:
+        if wanted is None:
+            texts = yield from _scanned(link, patience)
+        else:
+            texts = {key.encode("latin-1", "replace") for key in wanted}
+        names = sorted(texts)
+        for at in range(0, len(names), _AT_ONCE):
+            found += yield from _looked(alias, link, names[at : at + _AT_ONCE], patience)
+    except BaseException:
+        pool.discard(link)
+        raise
+    pool.give(link)
+    return found
+
+
+def _scanned(link: Link, patience: float) -> Flow[set[bytes]]:
+    cursor, texts = b"0", set[bytes]()
+    while True:
+        link.send(pack("SCAN", cursor, "MATCH", PREFIX + b"*" + HELD, "COUNT", _SCANNED))
+        reply = yield Call(link, "receive", (monotonic() + patience,))
+        if isinstance(reply, Exception):
+            raise Refused(f"Redis refused: {reply}") from reply
+        cursor = reply[0]
+        texts.update(text for text in map(text_of, reply[1]) if text is not None)
+        if cursor == b"0":
+            return texts
+
+
+def _looked(alias: str, link: Link, texts: list[bytes], patience: float) -> Flow[list[LockInfo]]:
+    """All are asked for before the first answer is read."""
+    link.send(*(LOOK.by_hash(keys_named(text), *_LOOKED_FOR) for text in texts))
+    replies = []
+    for _ in texts:
+        replies.append((yield Call(link, "receive", (monotonic() + patience,))))
+    found: list[LockInfo] = []
+    for text, reply in zip(texts, replies, strict=True):
+        try:
+            if unknown_script(reply):
+                reply = yield from converse(link, LOOK, keys_named(text), _LOOKED_FOR, monotonic() + patience)
+            if isinstance(reply, ReplyError):
+                raise Refused(str(reply))
+        except Refused:  # not of the type that it should be
+            found.append(LockInfo(backend=alias, key=text.decode("latin-1"), holder=UNKNOWN))
+        else:
+            found += infos(alias, text, reply)
+    return found
+
+
+def broken(pool: Pool, info: LockInfo, until: float) -> Flow[bool]:
+    """Take the lock away from the holder that ``info`` shows; False if that holder has gone."""
+    link = yield from pool.link(until)
+    try:
+        keys = keys_named(info.key.encode("latin-1"))
+        known = (info.fence or 0, info.details.get("token", "").encode("latin-1", "replace"))
+        return bool((yield from converse(link, BREAK, keys, known, until)))
+    finally:
+        pool.give(link)

@@ -1,0 +1,1 @@
+"""Locks that belong to a database session: what PostgreSQL and MySQL share."""

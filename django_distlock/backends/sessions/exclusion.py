@@ -1,0 +1,82 @@
+"""The proof, at the first lock of an alias in a process, that its server keeps a second session out (R22b).
+
+Some servers accept the statements of PostgreSQL's or MySQL's locks and grant them to every session: CockroachDB,
+YugabyteDB and TiDB where their error is switched off, a proxy that sends two sessions to two servers. No version number
+tells that as surely as a second session that asks.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import LEAST_PATIENCE, Call, Flow
+from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
+from django_distlock.keys import LockKey
+
+from .session import STATEMENT_LIMIT, ServerError, Session, SessionDead, StatementTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+S = TypeVar("S", bound=Session)
+
+# A connection takes some seven round trips; a pooler that has no room does not answer at all. Seconds.
+CONNECT_LIMIT = 5.0
+
+
+def limit(until: float, most: float = STATEMENT_LIMIT) -> float:
+    """The deadline of the next step of the proof. While the server answers, each step has as long as a caller who does
+    not wait grants it: the proof takes some fifteen round trips, and one that is cut short begins again at the next
+    lock, so that a server far away would never be believed. At most ``most`` seconds: the watchdog does not know these
+    sessions yet."""
+    now = monotonic()
+    return max(min(until, now + most), now + LEAST_PATIENCE)
+
+
+def prove(alias: str, first: S, connect: Callable[[float], Flow[S]], shared: bool, until: float) -> Flow[None]:
+    """Return if the server refuses a second session the lock that ``first`` holds, in every mode. ``shared``: the
+    engine has shared locks.
+
+    UnsupportedOperation if it grants it, BackendUnavailable if that could not be found out by ``until``.
+    """
+    try:
+        second = yield from connect(limit(until, CONNECT_LIMIT))
+        try:
+            yield from first.ensure_bound(alias, second, limit(until))
+            yield from _refused(alias, first, second, shared, until)
+        finally:
+            second.close()
+    except (BackendUnavailable, ServerError, SessionDead, StatementTimeout) as error:
+        raise unproven(alias, error) from error
+
+
+def _refused(alias: str, first: S, second: S, shared: bool, until: float) -> Flow[None]:
+    """With a random key: those of the application may be busy."""
+    key = LockKey(alias, "distlock-probe", secrets.token_bytes(32))
+    for mode, asked in ((False, (False, True)), (True, (False,))) if shared else ((False, (False,)),):
+        if not (yield from first.lock(key, mode, limit(until))):
+            raise ServerError(0, "a key that no other session knows is busy")
+        for other in asked:
+            if (yield from second.lock(key, other, limit(until))):
+                yield from refuse(alias, second, limit(until))
+        yield from first.clear(limit(until))
+
+
+def refuse(alias: str, session: Session, until: float) -> Flow[NoReturn]:
+    rows = yield Call(session, "query", (b"SELECT version()", until))
+    version = rows[0][0].decode() if isinstance(rows[0][0], bytes) else rows[0][0]
+    raise UnsupportedOperation(
+        f"The server of alias {alias!r} ({version}) grants one lock to two sessions: its locks exclude nobody. Take "
+        "another backend there, such as leasetable.LeaseTableBackend or redis.RedisBackend. A session_database must "
+        "lead to the same database of the same server."
+    )
+
+
+def unproven(alias: str, error: Exception) -> BackendUnavailable:
+    lines = str(error).strip().splitlines() or ["no answer in time"]
+    return BackendUnavailable(
+        f"Alias {alias!r}: before the first lock of a process a second session asks whether the server excludes it, "
+        f"and that failed: {lines[0]} It needs one more connection for a moment."
+    )

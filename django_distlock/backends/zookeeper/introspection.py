@@ -1,0 +1,90 @@
+"""Looking at all locks, and taking one away."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import NoNodeError, ZookeeperError
+
+from django_distlock.records import MOST_WAITING
+
+from .nodes import Node, described, holder_of, holders, queue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from django_distlock.concurrency.flow import Flow
+    from django_distlock.records import LockInfo
+
+    from .session import Session
+
+# Requests that are sent at one go.
+BATCH = 500
+
+
+def listed(session: Session, until: float, alias: str, wanted: Collection[str] | None = None) -> Flow[list[LockInfo]]:
+    """Every holder, or those of the ``wanted`` keys: three rounds, or two, whatever their number up to BATCH."""
+    if wanted is None:
+        (found,) = yield from _answers(session, until, [_children(session.path)])
+        keys = found or []
+    else:
+        keys = sorted(filter(str.isalnum, wanted))  # what is none of our keys must not be a path
+    queues = yield from _answers(session, until, [_children(f"{session.path}/{key}") for key in keys])
+    held: list[tuple[str, Node, int]] = []
+    told: list[str] = []
+    for key, names in zip(keys, queues, strict=True):
+        nodes = queue(names or ())
+        inside = holders(nodes)
+        held += [(key, node, len(nodes) - inside) for node in nodes[:inside]]
+        told += [f"{key}/{node.name}" for node in nodes[: inside + MOST_WAITING]]
+    answers = yield from _answers(session, until, [_data(f"{session.path}/{path}") for path in told])
+    found = dict(zip(told, answers, strict=True))
+    waiting: dict[str, list[str]] = {}
+    inside_now = {f"{key}/{node.name}" for key, node, _ in held}
+    for path, answer in found.items():
+        if answer is not None and path not in inside_now:
+            waiting.setdefault(path.partition("/")[0], []).append(holder_of(answer[0]) or "unknown")
+    return [
+        described(alias, key, node, answer[0], answer[1].czxid, waiters, waiting.get(key, ()))
+        for key, node, waiters in held
+        if (answer := found[f"{key}/{node.name}"]) is not None
+    ]
+
+
+def find(session: Session, until: float, key: str, fence: int | None) -> Flow[bool]:
+    """Delete the node with this fence; False if it has gone."""
+    if not key.isalnum():
+        return False
+    parent = f"{session.path}/{key}"
+    (names,) = yield from _answers(session, until, [_children(parent)])
+    paths = [f"{parent}/{node.name}" for node in queue(names or ())]
+    answers = yield from _answers(session, until, [_data(path) for path in paths])
+    for path, answer in zip(paths, answers, strict=True):
+        if answer is not None and answer[1].czxid == fence:
+            # the name has a token of its own: nobody else's node was ever called so
+            (deleted,) = yield from _answers(session, until, [_deletion(path)])
+            return deleted is not None
+    return False
+
+
+def _children(path: str) -> Callable[[Any], Any]:
+    return lambda kazoo: kazoo.get_children_async(path)
+
+
+def _data(path: str) -> Callable[[Any], Any]:
+    return lambda kazoo: kazoo.get_async(path)
+
+
+def _deletion(path: str) -> Callable[[Any], Any]:
+    return lambda kazoo: kazoo.delete_async(path)
+
+
+def _answers(session: Session, until: float, requests: Sequence[Callable[[Any], Any]]) -> Flow[list[Any]]:
+    """The answers; None for a node that is not there."""
+    found: list[Any] = []
+    for start in range(0, len(requests), BATCH):
+        for answer in (yield from session.ask(until, *requests[start : start + BATCH])):
+            if isinstance(answer, ZookeeperError) and not isinstance(answer, NoNodeError):
+                raise answer
+            found.append(None if isinstance(answer, NoNodeError) else answer)
+    return found

@@ -1,0 +1,152 @@
+"""The nodes in which one lock's contenders stand in ZooKeeper: their names, their order, and what they say.
+
+A node is called ``<token>-<mode>-<sequence>``. The token is its owner's, so that a node whose creation was never
+confirmed can be found; the mode is ``x`` (exclusive), ``s`` (shared) or ``n5`` (a semaphore of five); the sequence is
+ZooKeeper's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from datetime import UTC, datetime
+from json.encoder import encode_basestring_ascii
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django_distlock.concurrency.caller import asker
+from django_distlock.records import Claim, LockInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_NODE = re.compile(r"([0-9a-f]{32})-(x|s|n[1-9][0-9]*)-([0-9]{10}|-[0-9]{9,10})")
+# The sequence is a signed counter of 32 bits, which begins again below zero.
+_WRAP, _HALF = 2**32, 2**31
+_TEXT = 255  # characters of a foreign holder's text that are shown
+
+
+class Node(NamedTuple):
+    """One contender. ``limit`` is 0 unless it is a semaphore's."""
+
+    name: str
+    token: str
+    shared: bool
+    limit: int
+    sequence: int
+
+
+def mode_of(claim: Claim) -> str:
+    """How ``claim`` is written in the name of its node."""
+    return f"n{claim.limit}" if claim.limit else "s" if claim.shared else "x"
+
+
+def parse(name: str) -> Node | None:
+    """None for what is not ours."""
+    found = _NODE.fullmatch(name)
+    if found is None:
+        return None
+    token, mode, sequence = found.groups()
+    return Node(name, token, mode == "s", int(mode[1:] or 0), int(sequence))
+
+
+def queue(names: Iterable[str]) -> list[Node]:
+    """The contenders in order of arrival; nodes that are not ours are left out.
+
+    No two are half a counter apart, so that the order is plain across the point where the counter begins again.
+    """
+    nodes = [node for node in map(parse, names) if node is not None]
+    if len(nodes) < 2:
+        return nodes
+    origin = nodes[0].sequence - _HALF
+    return sorted(nodes, key=lambda node: (node.sequence - origin) % _WRAP)
+
+
+def place_of(nodes: Sequence[Node], token: str) -> int | None:
+    """How many are ahead of the contender with this token; None if it is not there."""
+    return next((index for index, node in enumerate(nodes) if node.token == token), None)
+
+
+class Turn(NamedTuple):
+    """Whether a contender may go in; else the node whose end it waits for, or None: whatever happens in the queue."""
+
+    granted: bool
+    behind: str | None = None
+
+
+def turn(nodes: Sequence[Node], place: int) -> Turn:
+    """One end of a hold wakes those who can go in then, and nobody else.
+
+    An exclusive contender follows the one before it, a shared one the last exclusive one before it. Of a semaphore's
+    waiters only the first one looks at the whole queue, since any of the holders may leave; each of the others follows
+    the waiter before it, which says so when it has gone in.
+    """
+    mine = nodes[place]
+    if mine.limit:
+        if place < mine.limit:
+            return Turn(True)
+        return Turn(False, nodes[place - 1].name if place > mine.limit else None)
+    ahead = [node for node in nodes[:place] if not (mine.shared and node.shared)]
+    return Turn(False, ahead[-1].name) if ahead else Turn(True)
+
+
+def holders(nodes: Sequence[Node]) -> int:
+    """How many of the queue hold the lock: so many from its head."""
+    return next((place for place in range(len(nodes)) if not turn(nodes, place).granted), len(nodes))
+
+
+class Facts:
+    """What a node says of its owner."""
+
+    def __init__(self) -> None:
+        self._process = f"{socket.gethostname()}:{os.getpid()}"
+
+    def data(self, claim: Claim, since: float) -> bytes:
+        """JSON in ASCII: a name may hold what has no UTF-8."""
+        who = encode_basestring_ascii(f"{self._process}:{asker()}")
+        name = encode_basestring_ascii(claim.key.name)
+        return f'{{"name": {name}, "holder": {who}, "since": {since:.6f}}}'.encode("ascii")
+
+
+def _told(data: bytes) -> dict[str, Any]:
+    try:
+        facts = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def holder_of(data: bytes) -> str | None:
+    """Who stands there; None if nobody of us wrote it."""
+    holder = _told(data).get("holder")
+    return holder[:_TEXT] if isinstance(holder, str) else None
+
+
+def described(
+    backend: str, key: str, node: Node, data: bytes, fence: int, waiters: int, waiting: Iterable[str] = ()
+) -> LockInfo:
+    """A holder as an operator sees it. Data that nobody of us wrote is a holder that is not known."""
+    facts = _told(data)
+    name = facts.get("name")
+    return LockInfo(
+        backend=backend,
+        key=key,
+        name=name if isinstance(name, str) else None,
+        shared=node.shared,
+        holder=holder_of(data),
+        acquired_at=_moment(facts.get("since")),
+        fence=fence,
+        waiters=waiters,
+        waiting=tuple(waiting),
+        details={"node": node.name},
+    )
+
+
+def _moment(value: object) -> datetime | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return datetime.fromtimestamp(value, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -1,0 +1,1 @@
+"""System checks. ``register()`` in apps.py imports them."""

@@ -1,0 +1,216 @@
+"""System checks: what can be known without a connection. ``manage.py check --tag distlock``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from django.utils.module_loading import import_string
+
+from django_distlock.backends.base import Backend
+from django_distlock.conf import KEYS, MIN_SITE_KEY_LENGTH, AliasConfig, history_days, read_alias, site_key_setting
+
+from .links import linked
+
+if TYPE_CHECKING:
+    from django.apps import AppConfig
+
+# What a backend imports -> the extra that installs it.
+EXTRAS = {"psycopg": "postgres", "MySQLdb": "mysql", "redis": "redis", "kazoo": "zookeeper"}
+# Renewals are due every third of a TTL, and each may take a second.
+LEAST_TTL = 3.0
+
+
+@register("distlock")
+@linked
+def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """DISTLOCK, DISTLOCK_SITE_KEY and DISTLOCK_HISTORY_DAYS."""
+    found = [*_check_site_key(), *_check_history()]
+    given = getattr(settings, "DISTLOCK", {})
+    if not isinstance(given, Mapping):
+        return [*found, Error("DISTLOCK must be a dict: alias -> settings.", id="distlock.E001")]
+    for alias in given if "default" in given else ["default", *given]:
+        found += _check_alias(alias, given.get(alias, {}))
+    return found
+
+
+def _check_alias(alias: Any, entry: Any) -> list[CheckMessage]:
+    where = f"DISTLOCK[{alias!r}]"
+    if not isinstance(alias, str):
+        return [Error(f"{where}: an alias must be a str.", id="distlock.E001")]
+    if not isinstance(entry, Mapping):
+        return [Error(f"{where} must be a dict.", id="distlock.E001")]
+    found: list[CheckMessage] = [
+        Error(
+            f"{where} has the unknown key {key!r}.",
+            hint=f"Known keys: {', '.join(KEYS)}. What belongs to the engine goes into OPTIONS.",
+            id="distlock.E002",
+        )
+        for key in entry
+        if key not in KEYS
+    ]
+    try:
+        config = read_alias(alias)
+        factory = import_string(config.backend)
+    except ImproperlyConfigured as error:
+        return [*found, _missing_driver(where, error.__cause__) or Error(str(error), id="distlock.E003")]
+    except ImportError as error:
+        missing = Error(f"{where}: cannot import the backend {config.backend!r}: {error}", id="distlock.E003")
+        return [*found, _missing_driver(where, error) or missing]
+    if not (isinstance(factory, type) and issubclass(factory, Backend)):
+        return [*found, Error(f"{where}: {config.backend!r} is no subclass of Backend.", id="distlock.E003")]
+    wrong = [*_check_options(where, factory, config.options), *_check_ttl(where, factory, entry)]
+    if factory.supports_ttl and config.ttl < LEAST_TTL:
+        found.append(
+            Warning(
+                f"{where}: with a TTL of {config.ttl:g} s a process that stalls for a moment loses its locks.",
+                hint=f"A renewal comes every third of it and may take a second: take {LEAST_TTL:g} s or more.",
+                id="distlock.W008",
+            )
+        )
+    return [*found, *(wrong or _check_backend(factory, config))]
+
+
+def _missing_driver(where: str, error: BaseException | None) -> CheckMessage | None:
+    """If that is why a backend cannot be imported: the extra that has it."""
+    driver = (getattr(error, "name", None) or "").partition(".")[0]
+    if driver not in EXTRAS:
+        return None
+    return Error(
+        f"{where}: the driver {driver!r} is not installed.",
+        hint=f"pip install 'django-distlock[{EXTRAS[driver]}]'",
+        id="distlock.E008",
+    )
+
+
+def _check_backend(factory: type[Backend], config: AliasConfig) -> list[CheckMessage]:
+    """What only the backend itself knows."""
+    try:
+        return factory(config.alias, config.options).check()
+    except ImproperlyConfigured as error:
+        return [Error(str(error), id="distlock.E003")]
+
+
+def _check_options(where: str, factory: type[Backend], options: Mapping[str, Any]) -> list[CheckMessage]:
+    known = ", ".join(sorted(factory.option_names)) or "none"
+    found: list[CheckMessage] = [
+        Error(
+            f"{where}: {factory.__name__} has no option {option!r}.",
+            hint=f"Its options: {known}.",
+            id="distlock.E004",
+        )
+        for option in options
+        if option not in factory.option_names
+    ]
+    for option in ("database", "session_database"):
+        alias = options.get(option)
+        if alias is not None and alias not in connections.settings:
+            found.append(
+                Error(f"{where}: OPTIONS[{option!r}] is {alias!r}, which is not in DATABASES.", id="distlock.E005")
+            )
+    return found
+
+
+def _check_ttl(where: str, factory: type[Backend], entry: Mapping[str, Any]) -> list[CheckMessage]:
+    if factory.supports_ttl:
+        return []
+    return [
+        Error(
+            f"{where}: {factory.__name__} has no {key}: its locks live as long as their session.",
+            hint=f"Remove {key}.",
+            id="distlock.E006",
+        )
+        for key in ("TTL", "MAX_HOLD")
+        if key in entry
+    ]
+
+
+def _check_site_key() -> list[CheckMessage]:
+    try:
+        key = site_key_setting()
+    except ImproperlyConfigured as error:
+        return [Error(str(error), id="distlock.E007")]
+    if key is not None and len(key) < MIN_SITE_KEY_LENGTH:
+        return [
+            Warning(
+                f"DISTLOCK_SITE_KEY has fewer than {MIN_SITE_KEY_LENGTH} characters.",
+                hint="Make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'",
+                id="distlock.W001",
+            )
+        ]
+    return []
+
+
+def _check_history() -> list[CheckMessage]:
+    try:
+        history_days()
+    except ImproperlyConfigured as error:
+        return [Error(str(error), hint="A number of days above zero, or None.", id="distlock.E010")]
+    return []
+
+
+@register("distlock")
+@linked
+def check_isolation(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Isolation levels under which reads can be older than the lock (R13)."""
+    found: list[CheckMessage] = []
+    for alias, parameters in connections.settings.items():
+        level = (parameters.get("OPTIONS") or {}).get("isolation_level")
+        name = str(getattr(level, "name", level)).replace("_", " ").upper()
+        if name in ("REPEATABLE READ", "SERIALIZABLE"):
+            found.append(
+                Warning(
+                    f"The database {alias!r} runs its transactions at {name}: reads under a lock that was taken "
+                    "inside a transaction may be older than the lock.",
+                    hint="Take locks before atomic(), or use READ COMMITTED.",
+                    id="distlock.W002",
+                )
+            )
+    return found
+
+
+@register("distlock", deploy=True)
+@linked
+def check_shared_servers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """A site key that each database has of its own, for locks that are in none of them."""
+    given = getattr(settings, "DISTLOCK", {})
+    if not isinstance(given, Mapping) or getattr(settings, "DISTLOCK_SITE_KEY", None):
+        return []
+    found: list[CheckMessage] = []
+    for alias, entry in given.items():
+        try:
+            factory = import_string(str(entry["BACKEND"]))
+        except (ImportError, KeyError, TypeError):  # told by check_settings
+            continue
+        if getattr(factory, "apart_from_databases", False):
+            found.append(
+                Warning(
+                    f"DISTLOCK[{alias!r}]: the site key is in the database, and these locks are not. Projects with "
+                    "other databases do not exclude each other there.",
+                    hint="Set DISTLOCK_SITE_KEY to the same value in all projects that share these locks.",
+                    id="distlock.W004",
+                )
+            )
+    return found
+
+
+@register("distlock", deploy=True)
+@linked
+def check_timeouts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Requests that wait for ever use up every worker of a site whose lock is stuck."""
+    given = getattr(settings, "DISTLOCK", {})
+    if not isinstance(given, Mapping):
+        return []
+    return [
+        Warning(
+            f"DISTLOCK[{alias!r}]: TIMEOUT is None: a request waits for ever for a lock that is stuck.",
+            hint="Set seconds here, and give timeout=None where a task may wait for ever.",
+            id="distlock.W007",
+        )
+        for alias, entry in given.items()
+        if isinstance(entry, Mapping) and entry.get("TIMEOUT", 0) is None
+    ]

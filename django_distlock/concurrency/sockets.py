@@ -1,0 +1,85 @@
+"""What is done to the socket of a lock session behind the back of its driver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import select
+import socket
+
+from .clock import monotonic
+
+# poll() counts milliseconds in 31 bits: what is longer (24 days) does not end at all.
+LONGEST_POLL = 2_147_483.0
+
+
+def readable(fd: int, timeout: float) -> bool:
+    """Wait for at most ``timeout`` seconds (``math.inf``: for ever) until ``fd`` has something to read, or its end."""
+    return _poll(fd, select.POLLIN, timeout)
+
+
+def _poll(fd: int, events: int, timeout: float) -> bool:
+    if fd < 0:  # closed by its driver: reading it tells
+        return True
+    poll = select.poll()
+    poll.register(fd, events)
+    # rounded up: a poll that comes back early would be taken for the deadline
+    return bool(poll.poll(None if timeout > LONGEST_POLL else math.ceil(max(0.0, timeout) * 1000)))
+
+
+class Ready:
+    """Waiting for a socket, as a target for :class:`~django_distlock.concurrency.flow.Call`."""
+
+    @staticmethod
+    def poll(fd: int, write: bool, until: float) -> bool:
+        """Wait until ``fd`` can be read (or written); False at the monotonic time ``until``."""
+        return _poll(fd, select.POLLOUT if write else select.POLLIN, until - monotonic())
+
+    @staticmethod
+    async def apoll(fd: int, write: bool, until: float) -> bool:
+        """:meth:`poll` for a task."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
+        (loop.add_writer if write else loop.add_reader)(fd, _settle, future, True)
+        timer = None
+        if until != math.inf:
+            timer = loop.call_later(max(0.0, until - monotonic()), _settle, future, False)
+        try:
+            return await future
+        finally:
+            (loop.remove_writer if write else loop.remove_reader)(fd)
+            if timer is not None:
+                timer.cancel()
+
+
+READY = Ready()
+
+
+def _settle(future: asyncio.Future[bool], value: bool) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def shut(fd: int) -> None:
+    """End the conversation on ``fd`` from any thread; a statement that hangs in another thread fails at once.
+
+    Done on a duplicate, so that the driver keeps its own descriptor and closes it itself.
+    """
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as duplicate:  # OSError: closed already
+        duplicate.shutdown(socket.SHUT_RDWR)
+
+
+def silence(fd: int) -> None:
+    """In the child of a fork: put ``/dev/null`` in the place of ``fd``.
+
+    The child shares the socket with its parent. A driver that closes it politely says goodbye on the wire, and the
+    server then ends the parent's session with all its locks.
+    """
+    if fd < 0:
+        return
+    with contextlib.suppress(OSError):
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, fd)
+        os.close(null)

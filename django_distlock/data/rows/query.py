@@ -1,0 +1,150 @@
+"""From what a caller wants locked to the one ``SELECT ... FOR UPDATE`` that locks it, in primary-key order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from django.db import connections
+from django.db.models import Manager, Model, QuerySet
+from django.db.models.query import ModelIterable
+from django.db.models.sql.constants import LOUTER
+
+from django_distlock.data.timeouts import resolve
+from django_distlock.validation import UNSET, Timeout
+
+M = TypeVar("M", bound=Model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """How rows are to be locked. ``timeout`` 0 is ``nowait``; both together are the same as one."""
+
+    timeout: float | None
+    skip_locked: bool
+    of: tuple[str, ...]
+    no_key: bool
+
+    @property
+    def waits(self) -> bool:
+        return self.timeout != 0
+
+
+def wish_of(timeout: Timeout, *, nowait: object, skip_locked: object, of: object, no_key: object) -> Wish:
+    """The checked options; ValueError or TypeError that names the argument."""
+    for argument, value in (("nowait", nowait), ("skip_locked", skip_locked), ("no_key", no_key)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{argument} must be a bool, not {type(value).__name__}.")
+    if nowait and skip_locked:
+        raise ValueError("nowait and skip_locked exclude each other.")
+    for argument, value in (("nowait", nowait), ("skip_locked", skip_locked)):
+        if value and timeout is not UNSET and timeout != 0:
+            raise ValueError(f"{argument} does not wait, so it takes no timeout.")
+    if isinstance(of, str) or not isinstance(of, (tuple, list)) or not all(isinstance(name, str) for name in of):
+        raise TypeError(f'of must be a tuple of relation names such as ("self",), not {of!r}.')
+    seconds = resolve(timeout)
+    return Wish(
+        timeout=0.0 if nowait or skip_locked else seconds,
+        skip_locked=bool(skip_locked),
+        of=tuple(of),
+        no_key=bool(no_key),
+    )
+
+
+def queryset_of(target: object, pk: object, using: str | None) -> QuerySet[Any]:
+    """What ``row_lock`` was given, as a queryset on the database that is written."""
+    if isinstance(target, type) and issubclass(target, Model):
+        queryset = target._default_manager.filter(pk=pk)
+    elif isinstance(target, QuerySet):
+        queryset = target.all()
+    elif isinstance(target, Manager):
+        queryset = target.get_queryset()
+    else:
+        raise TypeError(f"row_lock takes a queryset, or a model and pk=, not {target!r}.")
+    return queryset.using(using) if using is not None else queryset
+
+
+def refuse_queryset(queryset: QuerySet[Any], wish: Wish) -> None:
+    """ValueError for what no engine can lock row by row, or none in the order of the primary key."""
+    query = queryset.query
+    name = queryset.model._meta.label
+    if query.combinator:
+        raise ValueError(f"row_lock cannot lock the rows of a {query.combinator}: lock {name} by pk__in=... instead.")
+    if queryset._fields is not None or not issubclass(queryset._iterable_class, ModelIterable):  # type: ignore[attr-defined]
+        raise ValueError("row_lock gives instances: leave out values(), values_list(), dates() and datetimes().")
+    if query.distinct:
+        raise ValueError(f"row_lock cannot lock distinct rows: filter {name} by pk__in=queryset.values('pk') instead.")
+    if query.group_by is not None or any(
+        getattr(annotation, "contains_over_clause", False) for annotation in query.annotations.values()
+    ):
+        raise ValueError(
+            "row_lock cannot lock rows that stand for groups or windows: leave out aggregates and windows, or "
+            f"filter {name} by pk__in=queryset.values('pk')."
+        )
+    if query.is_sliced and wish.waits and not _by_primary_key(queryset):
+        raise ValueError(
+            "row_lock waits for the rows of a slice only if it is ordered by pk, else two callers could wait for each "
+            "other: add skip_locked=True, nowait=True or order_by('pk')."
+        )
+
+
+def _by_primary_key(queryset: QuerySet[Any]) -> bool:
+    query, pk = queryset.query, queryset.model._meta.pk
+    own = query.order_by or (queryset.model._meta.ordering if query.default_ordering else ())
+    names = {"pk", pk.name, pk.attname} if pk is not None else {"pk"}
+    return query.standard_ordering and len(own) == 1 and own[0] in names and not query.extra_order_by
+
+
+def locking(queryset: QuerySet[M], wish: Wish) -> QuerySet[M]:
+    """The queryset that locks; weaker locks that the engine lacks become the plain one, which is stronger.
+
+    A slice keeps its order. Its rows are never waited for, or it is ordered by primary key already.
+    """
+    refuse_queryset(queryset, wish)
+    refuse_joins(queryset, wish.of)
+    locked = queryset.select_for_update()
+    features = connections[locked.db].features
+    if not features.has_select_for_update:
+        return _ordered(locked)
+    return _ordered(
+        locked.select_for_update(
+            nowait=not wish.waits and not wish.skip_locked,
+            skip_locked=wish.skip_locked,
+            of=wish.of if features.has_select_for_update_of else (),
+            no_key=wish.no_key and features.has_select_for_no_key_update,
+        )
+    )
+
+
+def refuse_joins(queryset: QuerySet[Any], of: tuple[str, ...]) -> None:
+    """On every engine what PostgreSQL cannot lock: a row that an outer join may not find. FieldError for what is no
+    relation of the query. Only a query that may have joins is looked at."""
+    query: Any = queryset.query
+    if not (of or query.select_related or query.is_sliced or len(query.alias_map) > 1):
+        return
+    compiler = query.chain().get_compiler(queryset.db)
+    compiler.pre_sql_setup()
+    query = compiler.query
+    outer = {
+        alias: join.table_name
+        for alias, join in query.alias_map.items()
+        if query.alias_refcount[alias] and getattr(join, "join_type", None) == LOUTER
+    }
+    if of:
+        query.select_for_update_of = of
+        locked, quote = set(compiler.get_select_for_update_of_arguments()), compiler.connection.ops.quote_name
+        outer = {alias: table for alias, table in outer.items() if locked & {alias, quote(alias)}}
+    if outer:
+        raise ValueError(
+            f"row_lock cannot lock the rows of {', '.join(sorted(set(outer.values())))} that this query of "
+            f"{queryset.model._meta.label} may not find (a nullable relation): say which rows to lock, "
+            "of=('self',), or leave the relation out."
+        )
+
+
+def _ordered(queryset: QuerySet[M]) -> QuerySet[M]:
+    if queryset.query.is_sliced:
+        return queryset
+    queryset = queryset.order_by("pk")
+    queryset.query.standard_ordering = True  # reverse() before would turn it round
+    return queryset

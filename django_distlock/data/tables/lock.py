@@ -1,0 +1,141 @@
+"""Whole tables, locked against everybody else."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections, models, router
+
+from django_distlock.data import timeouts
+from django_distlock.data.base import DataLock, F, wrap
+from django_distlock.exceptions import UnsupportedOperation
+from django_distlock.validation import UNSET, Timeout
+
+from . import mysql, postgres, sqlite
+from .modes import TableLockMode, validate_mode
+from .targets import Model, Wanted, tables_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+ENGINES = {"postgresql": postgres.locked, "mysql": mysql.locked, "sqlite": sqlite.locked}
+ALIAS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+class table_lock(DataLock[None]):
+    """Lock the tables of ``models``: ``with table_lock(Account):`` or ``@table_lock(Account)``.
+
+    ``mode`` is "write" (nobody else writes or locks), "read" (nobody writes) or one of PostgreSQL's eight modes by its
+    own name; ``read`` and ``write`` name models for these modes. With a model its multi-table-inheritance parents are
+    locked; a many-to-many table is asked for by its model, ``Student.courses.through``.
+
+    PostgreSQL and SQLite: inside ``atomic()`` the lock is held to the end of that transaction, else the block is one.
+    MySQL and MariaDB: the block is a transaction of its own, and inside ``atomic()`` the lock is refused. There every
+    table and alias that the block uses must be locked; ``aliases`` ({Model: ["T6"]}) adds aliases to those that the ORM
+    makes for the first model.
+
+    ``using`` is the database, by default the one that the router writes the models to. ``timeout`` is in seconds: 10 if
+    unset, 0 and ``nowait`` do not wait, None waits for ever. Oracle's MySQL rounds up to whole seconds.
+
+    Raises LockNotAcquired (told not to wait), LockTimeout, DeadlockDetected, UnsupportedOperation (what the engine
+    cannot do, and LOCK TABLES inside ``atomic()``), LockLost (the connection was closed inside the block, what it wrote
+    is rolled back; MySQL and MariaDB: a statement of the block has ended its transaction), BackendUnavailable. Source: https://www.postgresql.org/docs/current/sql-lock.html,
+    https://dev.mysql.com/doc/refman/8.4/en/lock-tables.html, https://sqlite.org/lang_transaction.html
+    """
+
+    name = "table_lock"
+
+    def __init__(
+        self,
+        *models: Model,
+        mode: str | TableLockMode = TableLockMode.WRITE,
+        read: Iterable[Model] = (),
+        write: Iterable[Model] = (),
+        aliases: Mapping[Model, Sequence[str]] | None = None,
+        using: str | None = None,
+        timeout: Timeout = UNSET,
+        nowait: bool = False,
+    ) -> None:
+        groups = (
+            ("models", validate_mode(mode), models),
+            ("read", TableLockMode.READ, _models("read", read)),
+            ("write", TableLockMode.WRITE, _models("write", write)),
+        )
+        self.wanted = [Wanted(_model(name, model), kind) for name, kind, group in groups for model in group]
+        if not self.wanted:
+            raise ValueError("table_lock needs at least one model.")
+        seen = [wanted.model._meta.concrete_model for wanted in self.wanted]
+        if len(set(seen)) < len(seen):
+            raise ValueError("A model is named twice; write includes read.")
+        self.aliases = _aliases(aliases)
+        if using is not None and not isinstance(using, str):
+            raise TypeError(f"using must be a str or None, not {type(using).__name__}.")
+        if nowait and timeout is not UNSET:
+            raise ValueError("timeout and nowait exclude each other.")
+        self.using = using
+        self.timeout = 0.0 if nowait else timeouts.resolve(timeout)
+
+    def __repr__(self) -> str:
+        return f"table_lock({', '.join(wanted.model.__name__ for wanted in self.wanted)})"
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """A new block that holds the lock."""
+        connection = connections[self._database()]
+        if connection.vendor not in ENGINES:
+            raise UnsupportedOperation(f"table_lock does not know how to lock a table of {connection.vendor}.")
+        tables = tables_of(connection, self.wanted, self.aliases)
+        with ENGINES[connection.vendor](connection, tables, self.timeout):
+            yield
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function, a method or a view: each call holds the lock while it runs."""
+
+        @contextmanager
+        def hold(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Mapping[str, Any]]:
+            with self.hold():
+                yield {}
+
+        return wrap(function, self.name, hold)
+
+    def _database(self) -> str:
+        if self.using is not None:
+            return self.using
+        found = {router.db_for_write(wanted.model) for wanted in self.wanted}
+        if len(found) > 1:
+            names = ", ".join(sorted(found))
+            raise ValueError(f"The models are written to several databases ({names}); a table lock belongs to one.")
+        return found.pop()
+
+
+def _model(argument: str, model: object) -> Model:
+    """A concrete model class; TypeError or ValueError that names the argument."""
+    if not (isinstance(model, type) and issubclass(model, models.Model) and hasattr(model, "_meta")):
+        kind = model.__name__ if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"{argument} must be model classes, not {kind}.")
+    if model._meta.abstract:
+        raise ValueError(f"{argument}: {model.__name__} is abstract and has no table.")
+    if model._meta.swapped:
+        raise ValueError(f"{argument}: {model.__name__} was swapped for {model._meta.swapped}.")
+    return model
+
+
+def _models(argument: str, given: object) -> tuple[Any, ...]:
+    if isinstance(given, (str, type)) or not hasattr(given, "__iter__"):
+        raise TypeError(f"{argument} must be a list of model classes, not {given!r}.")
+    return tuple(given)
+
+
+def _aliases(given: Mapping[Model, Sequence[str]] | None) -> dict[Model, tuple[str, ...]]:
+    found: dict[Model, tuple[str, ...]] = {}
+    for model, names in (given or {}).items():
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise TypeError(f"aliases[{getattr(model, '__name__', model)!s}] must be a list of str, not {names!r}.")
+        for name in names:
+            if any(name in others for others in found.values()):
+                raise ValueError(f"aliases: {name!r} is given to two models; an alias belongs to one table.")
+            if not ALIAS.fullmatch(name):
+                raise ValueError(f"aliases: {name!r} is no alias; the ORM's are letters and digits, like T6.")
+        found[_model("aliases", model)] = tuple(names)
+    return found

@@ -1,0 +1,1 @@
+"""What HTTP brings and takes: requests, responses, forms, principals."""

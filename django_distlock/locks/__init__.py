@@ -1,0 +1,1 @@
+"""What users hold: locks, leases, sets of locks, semaphores, decorators, leaders."""

@@ -1,0 +1,299 @@
+"""What a candidate of an election does: wait, lead, step down in time, and stand again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections
+
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import backoff, uninterrupted
+from django_distlock.exceptions import DistlockError, LockLost, UnsupportedOperation
+
+from .decorators import is_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .lease import Lease
+    from .lock import Lock
+
+    Callback = Callable[["Term"], object] | None
+
+logger = logging.getLogger("django_distlock.leader")
+
+# The part of a lease's life that is kept for stepping down. Renewal begins after a third of it, so there are a few
+# attempts before that.
+MARGIN = 0.25
+# Seconds between two looks at the lease, which cost no round trip.
+LOOK = 0.1
+# Seconds between two attempts while the engine does not answer, at most.
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+
+
+class Term:
+    """One time in office, from an election to the end of it. Given to the callbacks."""
+
+    def __init__(self, lease: Lease, margin: float | None, tell: Callable[[], None] = lambda: None) -> None:
+        self._lease = lease
+        self._tell = tell
+        left = None if lease.valid_until is None else lease.valid_until - monotonic()
+        #: Seconds before the end of a lease that could not be renewed at which the term ends.
+        self.margin = MARGIN * (left or 0.0) if margin is None else margin
+        if left is not None and margin is not None:
+            refuse_margin(margin, left)
+        self._over = threading.Event()
+        #: Why it ended: "resigned", "stopped", "lost", "not renewed" or "failed"; None as long as it lasts.
+        self.reason: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Term of {self._lease.name!r} on {self._lease.using!r}: {self.reason or 'leading'}>"
+
+    @property
+    def fence(self) -> int:
+        """The fencing token: higher than that of every earlier leader. UnsupportedOperation where there is none."""
+        return self._lease.fence
+
+    @property
+    def valid_until(self) -> float | None:
+        """The end of the lease, as :attr:`Lease.valid_until`, which each renewal moves on; None without a TTL."""
+        return self._lease.valid_until
+
+    @property
+    def leading(self) -> bool:
+        """Does it last, and surely for the margin, even if the lease cannot be renewed any more?
+
+        Whoever was told once that it does not has stopped to lead: a renewal that comes late changes nothing.
+        """
+        if self._over.is_set():
+            return False
+        if self._lease.held_for(self.margin):
+            return True
+        self._end("not renewed" if self._lease.held else "lost")
+        return False
+
+    def ensure_leading(self) -> None:
+        """Raise LockLost if the term is over."""
+        if not self.leading:
+            raise LockLost(f"The term of {self._lease.name!r} is over ({self.reason or 'not renewed'}).")
+
+    def wait(self, timeout: float) -> bool:
+        """Sleep for ``timeout`` seconds or until the term is over. True if it lasts: ``while term.wait(1): ...``"""
+        self._over.wait(timeout)
+        return self.leading
+
+    def _end(self, reason: str) -> None:
+        if self.reason is None:
+            self.reason = reason
+        self._over.set()
+        self._tell()
+
+
+class Candidacy:
+    """From the start to the stop of one candidate, as one task. ``announce`` is told each new Term and None at its end,
+    ``ended`` the error that ended it all."""
+
+    def __init__(
+        self,
+        lock: Lock,
+        margin: float | None,
+        on_elected: Callback,
+        on_demoted: Callback,
+        announce: Callable[[Term | None], None],
+        ended: Callable[[BaseException | None], None],
+    ) -> None:
+        self._lock, self._margin = lock, margin
+        self._on_elected, self._on_demoted = on_elected, on_demoted
+        self._announce, self._ended = announce, ended
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._changed = asyncio.Event()
+        self._term: Term | None = None
+        self._stopping = False
+        self._queueing = False
+        #: The threads in which callbacks run now.
+        self.callbacks: set[threading.Thread] = set()
+
+    def tell(self, wish: str) -> None:
+        """End the present term, and with the wish "stopped" the candidacy; from any thread."""
+        if wish == "stopped":
+            self._stopping = True
+        term = self._term
+        if term is not None:
+            term._end(wish)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: there is nothing left to be told
+                self._loop.call_soon_threadsafe(self._look_up)
+
+    def _look_up(self) -> None:
+        self._changed.set()
+        if self._stopping and self._queueing and self._task is not None:
+            self._queueing = False
+            self._task.cancel()
+
+    async def run(self) -> None:
+        """Stand, lead and stand again until it is told to stop or this task is cancelled."""
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        error: BaseException | None = None
+        try:
+            await self._campaign()
+        except BaseException as why:
+            error = why
+            raise
+        finally:
+            self._ended(error)
+
+    async def _campaign(self) -> None:
+        failures = 0
+        while not self._stopping:
+            try:
+                lease = await self._queue()
+                if lease is None:
+                    return
+                failed = await self._serve(lease) == "failed"
+            except UnsupportedOperation:
+                raise
+            except DistlockError as error:
+                logger.warning("The election for %r of alias %r failed: %s", self._lock.name, self._lock.using, error)
+                failed = True
+            failures = failures + 1 if failed else 0
+            if failed:
+                await self._pause(backoff(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE))
+
+    async def _queue(self) -> Lease | None:
+        """Wait for the lock; None if told to stop."""
+        assert self._task is not None  # noqa: S101 - set by run()
+        cancelling = self._task.cancelling()
+        self._queueing = True
+        try:
+            return await self._lock.aacquire()
+        except asyncio.CancelledError:
+            # as in asyncio.timeout: a cancellation by somebody else goes on
+            if not self._queueing and self._task.uncancel() <= cancelling:
+                return None
+            raise
+        finally:
+            self._queueing = False
+
+    async def _pause(self, seconds: float) -> None:
+        if not self._stopping:
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._changed.wait()
+
+    async def _serve(self, lease: Lease) -> str:
+        """Lead with ``lease`` until that is over; why it is."""
+        try:
+            term = self._term = Term(lease, self._margin, self._wake)
+        except ValueError:
+            await lease.arelease()
+            raise
+        work: asyncio.Task[None] | None = None
+        try:
+            lease.on_lost(lambda _: term._end("lost"))
+            logger.info("%r of alias %r: elected.", lease.name, lease.using)
+            self._announce(term)
+            if self._on_elected is not None:
+                work = asyncio.create_task(self._work(self._on_elected, term))
+            await self._watch(term)
+        except BaseException:
+            term._end("stopped")
+            await uninterrupted(self._step_down(term, work))
+            raise
+        await self._step_down(term, work)
+        return term.reason or "lost"
+
+    async def _watch(self, term: Term) -> None:
+        while term.reason is None:
+            self._changed.clear()
+            if self._stopping:
+                term._end("stopped")
+            elif term.leading:
+                left = LOOK if term.valid_until is None else term.valid_until - term.margin - monotonic()
+                await self._pause(min(LOOK, max(left, 0)))
+
+    async def _step_down(self, term: Term, work: asyncio.Task[None] | None) -> None:
+        """Tell everybody, wait until they have stopped to lead, and only then let another one lead."""
+        lease = term._lease
+        level = logging.INFO if term.reason in ("resigned", "stopped") else logging.WARNING
+        logger.log(level, "%r of alias %r: leads no more, %s.", lease.name, lease.using, term.reason)
+        self._term = None
+        self._announce(None)
+        if work is not None and is_async(self._on_elected):
+            work.cancel()
+        if self._on_demoted is not None:
+            await self._called(self._on_demoted, term)
+        if work is not None:
+            await asyncio.wait([work])
+        try:
+            if not lease.lost:
+                await lease.arelease()
+        except DistlockError as error:
+            logger.warning("%r of alias %r could not be given up: %s", lease.name, lease.using, error)
+
+    async def _work(self, callback: Callable[[Term], object], term: Term) -> None:
+        if not await self._called(callback, term):
+            term._end("failed")
+
+    async def _called(self, callback: Callable[[Term], object], term: Term) -> bool:
+        """Call it, in a thread of its own if it is a plain function. False if it failed, which is logged."""
+        try:
+            if is_async(callback):
+                await callback(term)  # type: ignore[misc]
+            else:
+                await self._in_thread(callback, term)
+        except Exception:
+            logger.exception("A callback for %r of alias %r failed.", self._lock.name, self._lock.using)
+            return False
+        return True
+
+    async def _in_thread(self, callback: Callable[[Term], object], term: Term) -> None:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def settle(error: BaseException | None) -> None:
+            if done.cancelled():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        def call() -> None:
+            error: BaseException | None = None
+            try:
+                callback(term)
+            except SystemExit:
+                pass  # as in any thread: it ends
+            except BaseException as why:
+                error = why
+            finally:
+                connections.close_all()  # those of this thread, which would stay open for ever
+                self.callbacks.discard(thread)
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(settle, error)
+
+        thread = threading.Thread(target=call, name=f"distlock-leader-{callback_name(callback)}", daemon=True)
+        self.callbacks.add(thread)
+        thread.start()
+        await done
+
+
+def refuse_margin(margin: float, ttl: float) -> None:
+    """ValueError for a margin that renewal could not keep."""
+    if margin >= ttl / 2:
+        raise ValueError(
+            f"margin must be below half of the TTL, not {margin:g} of {ttl:g} s: renewal begins after a third of it."
+        )
+
+
+def callback_name(callback: object) -> str:
+    return str(getattr(callback, "__name__", type(callback).__name__))

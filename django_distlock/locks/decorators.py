@@ -1,0 +1,335 @@
+"""The callable faces of a lock: functions, ``async def``, methods, and views with their transactions (R12)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import connections, transaction
+from django.http import HttpRequest
+from django.views import View
+
+from django_distlock.concurrency import finalizers
+from django_distlock.concurrency.caller import request_of_rest, serving
+from django_distlock.manager import owner
+
+from .name_templates import Template
+from .unfinished import finished, makes_manager, refuse_unfinished
+
+if TYPE_CHECKING:
+    from .base import Face
+
+F = TypeVar("F", bound=Callable[..., Any])
+OnBusy = Literal["raise", "skip"] | Callable[..., Any]
+
+
+def validate_on_busy(on_busy: object) -> Any:
+    """ "raise", "skip" or a callable; else ValueError or TypeError."""
+    if on_busy in ("raise", "skip") or callable(on_busy):
+        return on_busy
+    kind = ValueError if isinstance(on_busy, str) else TypeError
+    raise kind(f'on_busy must be "raise", "skip" or a callable, not {on_busy!r}.')
+
+
+# What Django's non_atomic_requests runs to take an alias out; its argument ``view`` is read from its frame.
+_TAKES_OUT = getattr(getattr(transaction, "_non_atomic_requests", None), "__code__", None)
+
+
+class LockedView(set[str]):
+    """``_non_atomic_requests`` of a locked view: Django opens no transaction around it, the innermost lock does.
+
+    Django asks whether an alias is *in* this set; the answer is always yes. The elements are the aliases that the user
+    himself took out with ``non_atomic_requests``; ``of_class`` has those of class-based views.
+    """
+
+    def __init__(self, other: Iterable[str] = ()) -> None:
+        super().__init__(other)
+        self.of_class: dict[type, frozenset[str]] = dict(getattr(other, "of_class", {}))
+
+    def __contains__(self, alias: object) -> bool:
+        return True
+
+    def add(self, alias: str) -> None:
+        """``functools.wraps`` gives several views one set: the view that is taken out gets one of its own.
+
+        ``method_decorator`` makes it anew for each request and shows it to nobody, so there it is kept by class.
+        """
+        frame = sys._getframe(1)
+        view = frame.f_locals["view"] if frame.f_code is _TAKES_OUT else None
+        instance = getattr(view.func, "__self__", None) if isinstance(view, functools.partial) else None
+        if isinstance(instance, View):
+            kind = type(instance)
+            self.of_class[kind] = self.of_class.get(kind, frozenset()) | {alias}
+        elif view is None:
+            super().add(alias)
+        else:
+            own = LockedView(self)
+            set.add(own, alias)
+            view._non_atomic_requests = own
+
+    def taken_out(self, view: Any) -> set[str]:
+        """The aliases that no transaction is opened for around ``view``."""
+        kind: Any = getattr(view, "view_class", None) or getattr(view, "cls", None)
+        return {*self, *self.of_class.get(kind, ())}
+
+
+def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
+    """Wrap ``function`` so that each call holds ``face``."""
+    refuse(function)
+    if not (is_async(function) or _may_be_async(function)):
+        if face.cancel_on_loss:
+            refuse_cancel_on_loss()
+        _refuse_async_on_busy(function, on_busy)
+    template = Template(face.templates(), function)
+    face = face.formatted({})  # one that remembers the name as it is written here
+    if is_async(function):
+        return _decorate_async(face, function, template, on_busy)
+    inner = getattr(function, "_non_atomic_requests", ())
+    innermost = not isinstance(inner, LockedView)
+    dispatches = getattr(function, "__name__", "") == "dispatch"
+
+    @functools.wraps(function)
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        request = request_of(args)
+        if request is None and (told := request_of_rest(args)) is None:
+            return held(None, *args, **kwargs)
+        with serving(request or told):
+            return held(request, *args, **kwargs)
+
+    def held(request: HttpRequest | None, /, *args: Any, **kwargs: Any) -> Any:
+        excluded: LockedView = locked._non_atomic_requests  # type: ignore[attr-defined]
+        run = functools.partial(finished, function)
+        call = functools.partial(call_view, run, request if innermost else None, excluded)
+        if dispatches and request is not None and _is_async_dispatch(function, args):
+            recipe = _recipe(face, template, args, kwargs)
+            return _held_async(recipe, function, call, args, kwargs, on_busy)
+        if dispatches:
+            _refuse_async_on_busy(function, on_busy)
+        recipe = _recipe(face, template, args, kwargs)
+        if owner.on_event_loop():
+            _refuse_event_loop(function)
+        lease = recipe._try_acquire(recipe.timeout) if on_busy != "raise" else recipe._acquire()
+        if lease is None:
+            return call_view(on_busy, request, excluded, *args, **kwargs) if callable(on_busy) else None
+        return _run(lease, function, call, args, kwargs)
+
+    locked._non_atomic_requests = LockedView(inner)  # type: ignore[attr-defined]
+    _note_template(locked, template)
+    return locked  # type: ignore[return-value]
+
+
+def refuse_cancel_on_loss() -> None:
+    """TypeError: a thread cannot be cancelled."""
+    raise TypeError(
+        "cancel_on_loss belongs to `async with` and to the decorator of an `async def`: only a task can be cancelled. "
+        "Ask lease.ensure_held(), or register lease.on_lost()."
+    )
+
+
+def _refuse_async_on_busy(function: Callable[..., Any], on_busy: OnBusy) -> None:
+    if callable(on_busy) and is_async(on_busy):
+        name = getattr(function, "__qualname__", repr(function))
+        raise TypeError(
+            f"on_busy is async and {name} is not: nothing would await what on_busy returns. Make on_busy a plain "
+            "function, or the decorated one an `async def`."
+        )
+
+
+def _may_be_async(function: Any) -> bool:
+    """Is that known only at the call? A ``dispatch`` may give either, and ``method_decorator`` tries a decorator out
+    on a function of Django's before there is a method."""
+    if getattr(function, "__name__", "") == "dispatch":
+        return True
+    return getattr(function, "__module__", "") == "django.utils.decorators"
+
+
+def is_async(function: Any) -> bool:
+    """Does a call of it surely give an awaitable? What it wraps says nothing: ``async_to_sync`` wraps an async one."""
+    while isinstance(function, functools.partial) and not iscoroutinefunction(function):
+        function = function.func
+    return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
+
+
+def _refuse_event_loop(function: Callable[..., Any]) -> None:
+    """The wait for the lock would stop the loop, and with it whoever holds the lock there."""
+    if not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+        name = getattr(function, "__qualname__", repr(function))
+        raise SynchronousOnlyOperation(
+            f"{name} is not known to be async, so its lock would block the event loop. Call it in a thread "
+            "(sync_to_async). If it gives an awaitable, make it an `async def` or mark it with "
+            "asgiref.sync.markcoroutinefunction below the lock."
+        )
+
+
+def _run(
+    lease: Any, function: Callable[..., Any], call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    try:
+        result = call(*args, **kwargs)
+    except BaseException:
+        lease._release(False)  # lets the exception of the body pass
+        raise
+    if inspect.isawaitable(result):
+        return _Awaited(lease, function, result)
+    lease._release(True)  # the call may come from an except block, whose exception is none of ours
+    return result
+
+
+async def _awaited(lease: Any, function: Callable[..., Any], result: Awaitable[Any]) -> Any:
+    async with lease:
+        return refuse_unfinished(function, await result)
+
+
+class _Awaited(Coroutine[Any, Any, Any]):
+    """What a plain function gave, awaited inside the lock that the call has taken.
+
+    A coroutine that was not begun runs no ``finally`` when it is cancelled, closed or dropped. This one has begun, so
+    that the lock is given back even then (R7).
+    """
+
+    def __init__(self, lease: Any, function: Callable[..., Any], result: Awaitable[Any]) -> None:
+        self._result = result
+        self._steps = self._run(lease, function, result)
+        next(self._steps)
+
+    @staticmethod
+    def _run(lease: Any, function: Callable[..., Any], result: Awaitable[Any]) -> Generator[Any, Any, Any]:
+        try:
+            yield
+        except BaseException as error:
+            finalizers.now_or_later(lease._release, False)
+            # as for any coroutine: what is cancelled says nothing, what is dropped warns that it was never awaited
+            if not isinstance(error, GeneratorExit) and inspect.iscoroutine(result):
+                result.close()
+            raise
+        return (yield from _awaited(lease, function, result).__await__())
+
+    def send(self, value: Any) -> Any:
+        return self._steps.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._steps.throw(*error)
+
+    def close(self) -> None:
+        self._steps.close()
+        if inspect.iscoroutine(self._result):
+            self._result.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._steps
+
+
+async def _held_async(
+    recipe: Face[Any],
+    function: Callable[..., Any],
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    on_busy: OnBusy,
+) -> Any:
+    with serving(request_of(args)):
+        lease = await recipe.aacquire() if on_busy == "raise" else await recipe.atry_acquire(recipe.timeout)
+        if lease is None:
+            result = on_busy(*args, **kwargs) if callable(on_busy) else None
+            return await result if inspect.isawaitable(result) else result
+        async with lease:
+            result = call(*args, **kwargs)
+            return refuse_unfinished(function, await result if inspect.isawaitable(result) else result)
+
+
+def _decorate_async(face: Face[Any], function: F, template: Template, on_busy: OnBusy) -> F:
+    @functools.wraps(function)
+    async def locked(*args: Any, **kwargs: Any) -> Any:
+        recipe = _recipe(face, template, args, kwargs)
+        return await _held_async(recipe, function, function, args, kwargs, on_busy)
+
+    _note_template(locked, template)
+    return markcoroutinefunction(locked)  # type: ignore[return-value]
+
+
+def _note_template(locked: Any, template: Template) -> None:
+    """For the system check of routes; ``method_decorator`` and ``as_view`` pass it on to the view."""
+    locked._distlock_templates = (*getattr(locked, "_distlock_templates", ()), template)
+
+
+def _recipe(face: Face[Any], template: Template, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Face[Any]:
+    values = template.fill(args, kwargs)
+    return face.formatted(values) if values else face
+
+
+def request_of(args: tuple[Any, ...]) -> HttpRequest | None:
+    """The request of a view: its first argument, or the second of a method."""
+    for argument in args[:2]:
+        if isinstance(argument, HttpRequest):
+            return argument
+    return None
+
+
+def _resolved_view(request: HttpRequest) -> Any:
+    match = getattr(request, "resolver_match", None)
+    return None if match is None else match.func
+
+
+def _is_async_dispatch(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Must this ``dispatch`` return an awaitable, whoever calls it? That is a matter of the class-based view: it is the
+    first argument, or ``method_decorator`` has bound it. A WSGI handler calls an async view before its loop runs."""
+    inner = inspect.unwrap(function, stop=lambda f: isinstance(f, functools.partial))
+    view = getattr(inner.func, "__self__", None) if isinstance(inner, functools.partial) else args[0]
+    return bool(getattr(view, "view_is_async", False))
+
+
+def call_view(
+    function: Callable[..., Any], request: HttpRequest | None, excluded: LockedView, /, *args: Any, **kwargs: Any
+) -> Any:
+    """Call ``function`` inside the transactions that Django left to us.
+
+    Whether Django did so is asked of the view that it resolved, not of this wrapper: ``method_decorator`` makes a new
+    wrapper for each request, and a plain call by other code opens nothing. ``excluded`` are the aliases that the user
+    took out between two decorators, which ``method_decorator`` does not show on the view.
+    """
+    view = None if request is None else _resolved_view(request)
+    marker = getattr(view, "_non_atomic_requests", None)
+    if not isinstance(marker, LockedView):
+        return function(*args, **kwargs)
+    out = marker.taken_out(view) | excluded.taken_out(view)
+    with ExitStack() as stack:
+        for alias, settings in connections.settings.items():
+            if settings["ATOMIC_REQUESTS"] and alias not in out and not _is_atomic(alias):
+                if iscoroutinefunction(view):
+                    raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")  # Django's own words
+                stack.enter_context(transaction.atomic(using=alias))
+        return function(*args, **kwargs)
+
+
+def _is_atomic(alias: str) -> bool:
+    """Is a transaction open that is not just the one around a TestCase?"""
+    connection = connections[alias]
+    blocks: Any = connection.atomic_blocks
+    return connection.in_atomic_block and not (blocks and blocks[-1]._from_testcase)
+
+
+def refuse(function: object, lock: str = "advisory_lock") -> None:
+    """TypeError for what a decorator cannot protect."""
+    name = getattr(function, "__qualname__", repr(function))
+    if inspect.isclass(function):
+        raise TypeError(
+            f"{name} is a class; use @method_decorator({lock}(...), name='dispatch') on a class-based view."
+        )
+    if isinstance(function, (classmethod, staticmethod, property)):
+        raise TypeError(f"Put @{type(function).__name__} above the lock, not below it.")
+    if not callable(function):
+        raise TypeError(f"A lock decorates a callable, not {type(function).__name__}; did you mean `with`?")
+    called = (function, type(function).__call__)
+    if any(inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body) for body in called):
+        raise TypeError(f"{name} is a generator: it would run after the lock is released. Use `with` inside it.")
+    if makes_manager(function):
+        raise TypeError(
+            f"{name} makes a context manager: it would run after the lock is released. Use `with` inside it."
+        )

@@ -1,0 +1,300 @@
+"""The recipe of a lock: what is wanted, and how long to wait for it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Self
+
+from django_distlock import signals
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import Call, Deadline, Flow, acquire_flow
+from django_distlock.concurrency.tokens import new_token
+from django_distlock.keys import validate_name
+from django_distlock.manager import owner as context
+from django_distlock.manager.hold import Holding, State
+from django_distlock.manager.isolation import warn_of_stale_snapshot
+from django_distlock.manager.keepalive import keepalive
+from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.loss import lose
+from django_distlock.manager.open_transactions import open_transactions
+from django_distlock.manager.registry import Entry, registry
+from django_distlock.manager.site_key import site_key
+from django_distlock.manager.transactions import bind, choose_scope, on_own_connection
+from django_distlock.records import Claim, Grant
+from django_distlock.validation import UNSET, Timeout, flag, optional_seconds
+
+from . import decorators
+from .base import Face
+from .lease import Lease
+from .task_guard import TaskGuard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from django_distlock.records import Scope
+
+
+class Lock(Face[Lease]):
+    """A named lock. Make it with :func:`advisory_lock`; one object may be used by any number of contexts at once."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        using: str = "default",
+        timeout: Timeout = UNSET,
+        ttl: Timeout = UNSET,
+        max_hold: Timeout = UNSET,
+        shared: bool = False,
+        on_busy: decorators.OnBusy = "raise",
+        cancel_on_loss: bool = False,
+    ) -> None:
+        self.name = validate_name(name)
+        self.using = validate_alias(using)
+        # locks are often made where they are used: what was not given is not validated
+        self.timeout = timeout if timeout is UNSET else optional_seconds("timeout", timeout, none=True)
+        self.ttl = ttl if ttl is UNSET else optional_seconds("ttl", ttl, positive=True)
+        self.max_hold = (
+            max_hold if max_hold is UNSET else optional_seconds("max_hold", max_hold, none=True, positive=True)
+        )
+        self.shared = flag("shared", shared)
+        self.on_busy = on_busy if on_busy == "raise" else decorators.validate_on_busy(on_busy)
+        self.cancel_on_loss = flag("cancel_on_loss", cancel_on_loss)
+        self._special = shared or cancel_on_loss or self.ttl is not UNSET or self.max_hold is not UNSET
+
+    def __repr__(self) -> str:
+        return f"<Lock {self.name!r} on {self.using!r}{' shared' if self.shared else ''}>"
+
+    def _described(self) -> str:
+        return f"The lock {self.name!r} of alias {self.using!r}"
+
+    def templates(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def formatted(self, values: Mapping[str, str]) -> Self:
+        made = type(self)(
+            values.get(self.name, self.name),
+            using=self.using,
+            timeout=self.timeout,
+            ttl=self.ttl,
+            max_hold=self.max_hold,
+            shared=self.shared,
+            on_busy=self.on_busy,
+            cancel_on_loss=self.cancel_on_loss,
+        )
+        made.template = self.template or self.name
+        return made
+
+    def _at_once(self, timeout: float | None) -> Lease | None:
+        if self._special or timeout == 0:
+            return None
+        entry = registry.entry(self.using)
+        if not (entry.supports_now and entry.ready):
+            return None
+        backend = entry.backend
+        opened = open_transactions()
+        if opened and not on_own_connection(backend, opened):
+            return None
+        keepalive.ensure()
+        # made before it is asked for, and ended whatever happens: KeyboardInterrupt comes between any two lines
+        holding = Holding(backend, entry.key(self.name), context.current(), False)
+        holding.template = self.template
+        grant: Grant | None = None
+        try:
+            if not holdings.claim(holding, entry.config.max_held):
+                return None
+            lease = Lease(holding)
+            claim = Claim(key=holding.key, scope="transaction") if opened else entry.claim(holding.key)
+            grant = backend.take_now(claim, math.inf if timeout is None else timeout)
+            if grant is None:
+                holdings.end(holding)
+                return None
+            holdings.establish(holding, grant, lease)
+            if opened:
+                bind(holding, opened)
+                warn_of_stale_snapshot(self.name, "transaction", getattr(grant.session, "isolation", None), opened)
+            if signals.lock_acquired.receivers:
+                signals.send_held(signals.lock_acquired, holding, wait=monotonic() - grant.acquired_at)
+            return lease
+        except BaseException as error:
+            if grant is not None:
+                backend.release(grant)
+            holdings.end(holding)
+            wait = monotonic() - holding.claimed_at
+            signals.send(signals.lock_failed, backend, self.name, self.template, wait=wait, error=error)
+            raise
+
+    def _flow(self, timeout: float | None, start: float) -> Flow[Lease | None]:
+        flow = lock_flow(self, (self.name,), timeout, start)
+        return signals.told(flow, registry.entry(self.using).backend, self, start)
+
+
+def validate_alias(using: object) -> str:
+    """TypeError if ``using`` is not a str."""
+    if not isinstance(using, str):
+        raise TypeError(f"using must be a str, the alias in DISTLOCK, not {type(using).__name__}.")
+    return using
+
+
+def lock_flow(
+    lock: Lock,
+    parts: tuple[str, ...],
+    timeout: float | None,
+    start: float,
+    *,
+    reenter: bool = True,
+    semaphore: int = 0,
+    since: float | None = None,
+) -> Flow[Lease | None]:
+    """Acquire one lock for the calling context: re-entry, the queue of this process, then the engine.
+
+    ``semaphore``: as many holders may have it at once; 0: it is a lock. ``since``: when its wait began, if not now.
+    """
+    deadline = Deadline(timeout, monotonic, start)
+    entry = registry.entry(lock.using)
+    backend = entry.backend
+    if lock._special:
+        _refuse_unsupported(lock, entry)
+    if not entry.ready:
+        yield Call(site_key, "load")
+    key = entry.key(*parts)
+    owner = context.current()
+    while True:
+        # made before it is asked for, and ended whatever happens: KeyboardInterrupt comes between any two lines
+        holding = Holding(backend, key, owner, lock.shared, semaphore)
+        lease = Lease(holding)
+        try:
+            mine = holdings.arrive(holding, may_wait=timeout != 0, reenter=reenter, limit=entry.config.max_held)
+            if mine is None:
+                return None
+            if mine is not holding:
+                lease = Lease(mine)
+            if lock.cancel_on_loss:
+                lease._guard = TaskGuard(lease)
+            if mine is holding:
+                if not (yield from _claimed(lock, entry, holding, lease, deadline)):
+                    return None
+                signals.send_held(signals.lock_acquired, holding, wait=monotonic() - (since or start))
+                return lease
+            if (yield from _entered_again(mine, lease)):
+                return lease
+        except GeneratorExit:
+            holdings.end(holding)
+            raise
+        except BaseException:
+            yield from _undone(holding, lease)
+            raise
+
+
+def _undone(holding: Holding, lease: Lease) -> Flow[None]:
+    """Whatever was interrupted: nothing stays behind."""
+    if lease._holding is not holding:
+        yield from lease._release_flow(False)
+    try:
+        if holding.grant is not None:
+            yield Call(holding.backend, "release", (holding.grant,))
+    finally:
+        holdings.end(holding)
+
+
+def _refuse_unsupported(lock: Lock, entry: Entry) -> None:
+    backend = entry.backend
+    if lock.shared and not backend.supports_shared:
+        raise backend.unsupported("share a lock")
+    if not backend.supports_ttl:
+        for argument in ("ttl", "max_hold"):
+            if getattr(lock, argument) is not UNSET:
+                raise backend.unsupported(f"give a lock a {argument}: it is held for as long as its session lives")
+
+
+def _entered_again(holding: Holding, lease: Lease) -> Flow[bool]:
+    """Re-entry. Of a lock that is only kept for a transaction the engine is asked again (R11)."""
+    if holding.state is State.DEFERRED:
+        if not (yield Call(holding.backend, "verify", (holding.grant,))):
+            lose(holding, "stolen")
+            return False
+    elif lease.lost:
+        return False
+    return holdings.enter_again(holding, lease)
+
+
+def _claimed(lock: Lock, entry: Entry, holding: Holding, lease: Lease, deadline: Deadline) -> Flow[bool]:
+    """Wait for the turn in this process, then ask the engine."""
+    backend = entry.backend
+    holding.template = lock.template
+    if holding.parker is not None and not (yield Call(holding, "park", (deadline.left(),))):
+        holdings.end(holding)
+        return False
+    keepalive.ensure()
+    opened = open_transactions()
+    claim = _claim(lock, entry, holding, choose_scope(backend, opened) if opened else "session", deadline)
+    grant = holding.grant = yield from acquire_flow(backend, claim, deadline, monotonic)
+    if grant is None:
+        holdings.end(holding)
+        return False
+    holdings.establish(holding, grant, lease)
+    if holding.ttl is not None:
+        keepalive.wake_at(grant.acquired_at + holding.ttl / 3)
+    if opened:
+        bind(holding, opened)
+        warn_of_stale_snapshot(lock.name, grant.claim.scope, getattr(grant.session, "isolation", None), opened)
+    return True
+
+
+def _claim(lock: Lock, entry: Entry, holding: Holding, scope: Scope, deadline: Deadline) -> Claim:
+    until = deadline.answer_by
+    if not entry.backend.supports_ttl:
+        limit = holding.semaphore
+        return Claim(key=holding.key, shared=lock.shared, scope=scope, answer_by=until, limit=limit)
+    config = entry.config
+    holding.ttl = config.ttl if lock.ttl is UNSET else lock.ttl
+    holding.max_hold = config.max_hold if lock.max_hold is UNSET else lock.max_hold
+    if holding.max_hold is not None and holding.ttl is not None:
+        holding.ttl = min(holding.ttl, holding.max_hold)
+    return Claim(
+        key=holding.key,
+        shared=lock.shared,
+        ttl=holding.ttl,
+        token=new_token(),
+        answer_by=until,
+        limit=holding.semaphore,
+    )
+
+
+def advisory_lock(
+    name: str,
+    *,
+    using: str = "default",
+    timeout: Timeout = UNSET,
+    ttl: Timeout = UNSET,
+    max_hold: Timeout = UNSET,
+    shared: bool = False,
+    on_busy: decorators.OnBusy = "raise",
+    cancel_on_loss: bool = False,
+) -> Lock:
+    """A named lock: ``with advisory_lock("x"):``, ``@advisory_lock("x")``, ``advisory_lock("x").acquire()``.
+
+    :param name: 1 to 512 characters. In a decorator ``{fields}`` are filled from the arguments of the call.
+    :param using: the alias in ``DISTLOCK``.
+    :param timeout: seconds to wait; 0 does not wait, None waits for ever; unset: the alias's TIMEOUT (10 s).
+    :param ttl: seconds that the lease lives without renewal, where the engine has a TTL; it is renewed while held.
+    :param max_hold: seconds after which renewal ends.
+    :param shared: readers together, writers alone.
+    :param on_busy: for decorators: "raise", "skip" (return None without calling), or a callable that is called with
+        the same arguments and whose result is returned.
+    :param cancel_on_loss: for ``async with`` and the decorator of an ``async def``: if the lock is lost, or the engine
+        cannot tell whether it still holds, the task is cancelled, and LockLost leaves the block.
+
+    Bad input raises ValueError or TypeError at once; what the engine cannot do raises UnsupportedOperation at the
+    first acquire.
+    """
+    return Lock(
+        name,
+        using=using,
+        timeout=timeout,
+        ttl=ttl,
+        max_hold=max_hold,
+        shared=shared,
+        on_busy=on_busy,
+        cancel_on_loss=cancel_on_loss,
+    )

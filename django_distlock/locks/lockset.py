@@ -1,0 +1,155 @@
+"""Several locks at once, and several holders at once."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Self
+
+from django_distlock import signals
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import PAUSE, Call, Deadline, Flow, backoff
+from django_distlock.manager.registry import registry
+from django_distlock.validation import UNSET, Timeout, count, optional_seconds
+
+from .attempts import Attempt
+from .base import Face
+from .lease import Lease, LeaseSet
+from .lock import Lock, lock_flow, validate_alias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+class LockSet(Face[LeaseSet]):
+    """Several locks at once, all or nothing. Make it with :func:`lock_all`."""
+
+    def __init__(
+        self,
+        names: Iterable[str | Lock],
+        *,
+        using: str = "default",
+        timeout: Timeout = UNSET,
+        ttl: Timeout = UNSET,
+        shared: bool = False,
+    ) -> None:
+        if isinstance(names, str):
+            raise TypeError("names must be an iterable of names, not one str; for one lock use advisory_lock().")
+        self.using = validate_alias(using)
+        self.timeout = optional_seconds("timeout", timeout, none=True)
+        locks: dict[tuple[str, str], Lock] = {}
+        for name in names:
+            lock = name if isinstance(name, Lock) else Lock(name, using=using, ttl=ttl, shared=shared)
+            identity = (lock.using, lock.name)
+            # asked for both ways, the exclusive one covers the other
+            if identity not in locks or locks[identity].shared:
+                locks[identity] = lock
+        if not locks:
+            raise ValueError("names must not be empty.")
+        if any(lock.cancel_on_loss for lock in locks.values()):
+            raise ValueError("names must not have locks with cancel_on_loss: lock_all() cancels no task.")
+        # everybody takes them in one order, across aliases: two callers can then not wait for each other (R9)
+        self.locks = tuple(locks[identity] for identity in sorted(locks))
+
+    def __repr__(self) -> str:
+        return f"<LockSet {[lock.name for lock in self.locks]!r}>"
+
+    def _described(self) -> str:
+        return "One of the locks " + ", ".join(repr(lock.name) for lock in self.locks)
+
+    def templates(self) -> tuple[str, ...]:
+        return tuple(lock.name for lock in self.locks)
+
+    def formatted(self, values: Mapping[str, str]) -> Self:
+        return type(self)([lock.formatted(values) for lock in self.locks], using=self.using, timeout=self.timeout)
+
+    def _flow(self, timeout: float | None, start: float) -> Flow[LeaseSet | None]:
+        attempt = Attempt(self.locks)
+        try:
+            for lock in self.locks:
+                lease = yield from lock._flow(timeout, start)
+                if lease is None:
+                    yield from attempt.abandon()
+                    return None
+                attempt.taken.append(lease)
+            attempt.succeed()
+            leases = LeaseSet(attempt.taken)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield from attempt.abandon()
+            raise
+        return leases
+
+
+class Semaphore(Face[Lease]):
+    """At most ``limit`` holders at once. Make it with :func:`semaphore`.
+
+    Where the engine knows no semaphores it is made of ``limit`` slot locks: waiters then try them in random order and
+    are not served in order of arrival. Unlike a lock it is not re-entrant: each acquire takes a slot of its own.
+    """
+
+    def __init__(
+        self, name: str, limit: int, *, using: str = "default", timeout: Timeout = UNSET, ttl: Timeout = UNSET
+    ) -> None:
+        self._lock = Lock(name, using=using, timeout=timeout, ttl=ttl)
+        self.name, self.using, self.timeout = self._lock.name, self._lock.using, self._lock.timeout
+        self.limit = count("limit", limit)
+
+    def __repr__(self) -> str:
+        return f"<Semaphore {self.name!r} of {self.limit} on {self.using!r}>"
+
+    def _described(self) -> str:
+        return f"Each of the {self.limit} slots of the semaphore {self.name!r} of alias {self.using!r}"
+
+    def templates(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def formatted(self, values: Mapping[str, str]) -> Self:
+        name = values.get(self.name, self.name)
+        made = type(self)(name, self.limit, using=self.using, timeout=self.timeout, ttl=self._lock.ttl)
+        made.template = made._lock.template = self.template or self.name
+        return made
+
+    def _flow(self, timeout: float | None, start: float) -> Flow[Lease | None]:
+        return signals.told(self._slot(timeout, start), registry.entry(self.using).backend, self, start)
+
+    def _slot(self, timeout: float | None, start: float) -> Flow[Lease | None]:
+        if registry.entry(self.using).backend.supports_semaphore:
+            parts: tuple[str, ...] = (self.name, "semaphore")
+            return (yield from lock_flow(self._lock, parts, timeout, start, reenter=False, semaphore=self.limit))
+        deadline = Deadline(timeout, monotonic, start)
+        attempt = 0
+        while True:
+            for slot in random.sample(range(self.limit), self.limit):
+                parts = (self.name, "semaphore", str(slot))
+                lease = yield from lock_flow(self._lock, parts, 0, monotonic(), reenter=False, since=start)
+                if lease is not None:
+                    return lease
+            left = deadline.left()
+            if left <= 0:
+                return None
+            yield Call(PAUSE, "sleep", (min(backoff(attempt, first=0.004), left),))
+            attempt += 1
+
+
+def lock_all(
+    names: Iterable[str | Lock],
+    *,
+    using: str = "default",
+    timeout: Timeout = UNSET,
+    ttl: Timeout = UNSET,
+    shared: bool = False,
+) -> LockSet:
+    """Several locks at once, all or nothing, within one timeout.
+
+    They are taken in one canonical order, so that two callers with the same names cannot deadlock. A name may also be a
+    :class:`Lock`, which keeps its own alias and mode.
+    """
+    return LockSet(names, using=using, timeout=timeout, ttl=ttl, shared=shared)
+
+
+def semaphore(
+    name: str, limit: int, *, using: str = "default", timeout: Timeout = UNSET, ttl: Timeout = UNSET
+) -> Semaphore:
+    """At most ``limit`` holders of ``name`` at once. Everybody must give the same limit."""
+    return Semaphore(name, limit, using=using, timeout=timeout, ttl=ttl)

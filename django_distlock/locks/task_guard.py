@@ -1,0 +1,73 @@
+"""Cancels the task whose lock was lost, as ``asyncio.timeout`` cancels one whose time is over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from django_distlock.exceptions import LockLost, LockNotHeld
+
+if TYPE_CHECKING:
+    from .lease import Lease
+
+# Seconds between two looks at the lease, which cost no round trip. A loss is told at once; that nobody can tell whether
+# the lock still holds is only seen by looking.
+LOOK = 0.1
+
+
+class TaskGuard:
+    """Watches over one ``async with`` block of the current task."""
+
+    __slots__ = ("_cancelling", "_lease", "_loop", "_task", "_timer", "fired")
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._cancelling = 0
+        self.fired = False
+
+    def arm(self) -> None:
+        """The block begins."""
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        if self._task is None:
+            raise RuntimeError("cancel_on_loss needs a task that can be cancelled.")
+        self._cancelling = self._task.cancelling()
+        self._timer = self._loop.call_later(LOOK, self._look)
+        self._lease.on_lost(self._lost)
+
+    def _lost(self, lease: Lease) -> None:
+        # most often in the keepalive thread
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._fire)
+
+    def _look(self) -> None:
+        if self._task is None or self._loop is None:
+            return
+        try:
+            self._lease.ensure_held()
+        except LockLost:
+            self._fire()
+        except LockNotHeld:
+            pass  # the block has given it up itself
+        else:
+            self._timer = self._loop.call_later(LOOK, self._look)
+
+    def _fire(self) -> None:
+        if self._task is not None and not self.fired:
+            self.fired = True
+            self._task.cancel()
+
+    def disarm(self, error: BaseException | None) -> bool:
+        """The block has ended. Was ``error`` the cancellation of this guard, and of nobody else?"""
+        task, self._task = self._task, None
+        if self._timer is not None:
+            self._timer.cancel()
+        if task is None or not self.fired:
+            return False
+        # somebody else's cancellation is still counted then, and goes on
+        others = task.uncancel() > self._cancelling
+        return not others and isinstance(error, asyncio.CancelledError)

@@ -1,0 +1,148 @@
+"""Which transactions are open around the caller: those of its thread or, in a task, of the thread that waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import AsyncToSync
+from django.db import connections
+from django.db.backends.signals import connection_created
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+
+def in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Is a transaction open on ``connection``: ``atomic()``, or autocommit switched off by hand?
+
+    Closed inside its block, a connection has none any more; Django leaves the block only later, without a word.
+    """
+    if connection.closed_in_transaction:
+        return False
+    return connection.in_atomic_block or (connection.connection is not None and not connection.autocommit)
+
+
+class _Connections(threading.local):
+    """Django's connections of this thread, looked up anew whenever any thread has connected: a connection that never
+    connected is in no transaction, and the look-up costs more than all the rest of an acquire."""
+
+    seen = -1
+    known: tuple[BaseDatabaseWrapper, ...] = ()
+
+
+_connections = _Connections()
+_guard = threading.Lock()
+_all: weakref.WeakSet[BaseDatabaseWrapper] = weakref.WeakSet()
+_connected = itertools.count(1)
+_latest = 0
+
+# What libpq calls INTRANS and INERROR: https://www.postgresql.org/docs/current/libpq-status.html
+_PG_INSIDE = (2, 3)
+
+# Set to False by testing.override_locks(): the transactions that TestCase puts around its tests keep no locks.
+testcases_count = True
+
+
+def _note_connection(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
+    global _latest  # a number that only rises
+    with _guard:
+        _all.add(connection)
+    _latest = next(_connected)
+
+
+def _after_fork() -> None:
+    global _guard
+    _guard = threading.Lock()
+
+
+connection_created.connect(_note_connection, dispatch_uid="django_distlock.manager.open_transactions")
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def open_transactions() -> list[BaseDatabaseWrapper]:
+    """The connections of the caller that are inside a transaction."""
+    if asyncio._get_running_loop() is not None:
+        return _around_task()
+    here = _connections
+    if here.seen != _latest:
+        here.seen = _latest
+        here.known = tuple(connections.all(initialized_only=True))
+    found = [  # in_transaction(), spelt out: this is asked at every acquire and every release
+        connection
+        for connection in here.known
+        if (connection.in_atomic_block or (connection.connection is not None and not connection.autocommit))
+        and not connection.closed_in_transaction
+    ]
+    return found if testcases_count else _without_testcases(found)
+
+
+def _without_testcases(found: list[BaseDatabaseWrapper]) -> list[BaseDatabaseWrapper]:
+    return [connection for connection in found if testcases_count or not only_testcases(connection)]
+
+
+def only_testcases(connection: BaseDatabaseWrapper) -> bool:
+    """Are all its open blocks those that TestCase has put around the class and the test?"""
+    blocks: Any = connection.atomic_blocks
+    return bool(blocks) and all(block._from_testcase for block in blocks)
+
+
+def in_testcase(connection: BaseDatabaseWrapper) -> bool:
+    """Is a test's own transaction around all others, and not to count?"""
+    blocks: Any = connection.atomic_blocks
+    return not testcases_count and bool(blocks) and bool(blocks[0]._from_testcase)
+
+
+def of_thread(thread: threading.Thread) -> list[BaseDatabaseWrapper]:
+    """The connections of another thread that are inside a transaction."""
+    return _of_ident(thread.ident) if thread.is_alive() else []
+
+
+def _of_ident(ident: int | None) -> list[BaseDatabaseWrapper]:
+    with _guard:
+        found = [connection for connection in _all if getattr(connection, "_thread_ident", None) == ident]
+    return _without_testcases([connection for connection in found if in_transaction(connection)])
+
+
+def begun_by_sql() -> list[BaseDatabaseWrapper]:
+    """The connections of this thread in a transaction that Django knows nothing of, begun by ``BEGIN`` in a cursor.
+
+    Their drivers tell, without asking the server; mysqlclient does not.
+    """
+    if asyncio._get_running_loop() is not None:
+        return []
+    found = [connection for connection in _connections.known if driver_inside(connection)]
+    return [connection for connection in found if not in_transaction(connection)]
+
+
+def driver_inside(connection: BaseDatabaseWrapper) -> bool:
+    """Does the driver know of an open transaction? That costs no statement."""
+    raw: Any = connection.connection
+    try:
+        if connection.vendor == "sqlite":
+            return raw is not None and raw.in_transaction
+        if connection.vendor == "postgresql":
+            # asked at each release: psycopg's own info is thirty times slower than what it asks; psycopg2 has only that
+            return raw is not None and (getattr(raw, "pgconn", None) or raw.info).transaction_status in _PG_INSIDE
+    except Exception:  # any of the driver's: the connection is closed, so nothing is open
+        return False
+    return False
+
+
+def _around_task() -> list[BaseDatabaseWrapper]:
+    """A task has no connections of its own. What it does with the ORM runs, if some thread waits for it in
+    ``async_to_sync``, in that thread and in its transactions.
+
+    Two more names inside asgiref, pinned by tests like those of context.py.
+    """
+    executor = getattr(AsyncToSync.executors, "current", None)
+    if executor is not None and not executor._broken:
+        return _of_ident(executor._work_thread.ident)
+    if os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):  # Django keeps other connections for the async code of a thread
+        found = list(connections.all(initialized_only=True))
+        return _without_testcases([connection for connection in found if in_transaction(connection)])
+    return []

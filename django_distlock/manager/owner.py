@@ -1,0 +1,225 @@
+"""Who is asking: the one place that decides whether two calls come from the same execution context (rule R2).
+
+A thread id is not identity, because two tasks share the thread of ``sync_to_async``. A context variable is not either,
+because every child task inherits a copy. What identifies a context is
+
+* the running asyncio task, or else the thread;
+* in code that a task *awaits* through ``sync_to_async``: that task, found by looking for the task whose chain of awaits
+  ends in this very call;
+* in a task that ``async_to_sync`` made: whoever called ``async_to_sync``.
+
+If the awaiting task cannot be found, the call is a context of its own. The search reads three functions inside asgiref
+(``SyncToAsync.thread_handler``, ``AsyncToSync.main_wrap`` and the ``new_loop_wrap`` around it) and their arguments;
+tests pin them against asgiref's lowest and newest version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import AsyncToSync, SyncToAsync
+from django.core.exceptions import SynchronousOnlyOperation
+
+from django_distlock.concurrency.text import one_line
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+logger = logging.getLogger("django_distlock.context")
+
+_WORKER = SyncToAsync.thread_handler.__code__
+_AWAITER = SyncToAsync.__call__.__code__
+_BRIDGE = AsyncToSync.main_wrap.__code__
+_CALLER = AsyncToSync.__call__.__code__
+# since asgiref 3.9; before, the event loop was given main_wrap itself
+_LOOP = next((const for const in _CALLER.co_consts if getattr(const, "co_name", "") == "new_loop_wrap"), object())
+
+_WRAPPERS = frozenset({"coroutine_wrapper", "async_generator_asend", "async_generator_athrow", "anext_awaitable"})
+
+# Looks, a tenth of a millisecond apart, for a task that is just about to wait for its worker.
+_PATIENCE = 2000
+
+# What a task of a closed event loop may want to await on its way out.
+_AWAITS = 100
+
+_last = threading.local()
+
+
+def current() -> object:
+    """The identity of the calling context; compare with ``is``.
+
+    A thread, a task, or an object that lives as long as one call of ``sync_to_async``.
+    """
+    # asyncio.current_task() would raise and catch an error where no event loop runs
+    if asyncio._get_running_loop() is not None:
+        task = asyncio.current_task()
+        if task is not None:
+            return _of_task(task)
+    # asgiref leaves this mark on every thread on which it ever ran something; elsewhere no frame need be looked at
+    if getattr(SyncToAsync.threadlocal, "main_event_loop_pid", None) is None:
+        return threading.current_thread()
+    return _of_frame(sys._getframe(1), threading.current_thread())
+
+
+def on_event_loop() -> bool:
+    """Does an event loop run in this thread, which stands still while we wait?"""
+    return asyncio._get_running_loop() is not None
+
+
+def refuse_event_loop(instead: str) -> None:
+    """SynchronousOnlyOperation in a thread whose event loop runs, as Django's ORM does it.
+
+    A sync call there would wait for a session whose reply only that event loop can read: it stood still until the
+    deadline, and the locks on that session were lost. DJANGO_ALLOW_ASYNC_UNSAFE permits it, for notebooks.
+    """
+    if on_event_loop() and not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+        raise SynchronousOnlyOperation(f"This would block the event loop. Use `{instead}`, a thread or sync_to_async.")
+
+
+def _of_task(task: asyncio.Task[Any]) -> object:
+    """The task itself, or the caller of async_to_sync if that made it."""
+    coroutine: Any = task.get_coro()
+    # the first coroutine of an event loop that async_to_sync started; what it awaits is not to be seen while it runs
+    if getattr(coroutine, "cr_code", None) is _LOOP and coroutine.cr_frame is not None:
+        coroutine = coroutine.cr_frame.f_locals["awaitable"]
+    if getattr(coroutine, "cr_code", None) is _BRIDGE and coroutine.cr_frame is not None:
+        return _of_bridge(coroutine.cr_frame.f_locals["call_result"]) or task
+    return task
+
+
+def _of_bridge(call_result: object) -> object | None:
+    """Find the thread that waits in async_to_sync for ``call_result``."""
+    threads = {thread.ident: thread for thread in threading.enumerate()}
+    for ident, top in sys._current_frames().items():
+        frame: FrameType | None = top
+        while frame is not None:
+            if frame.f_code is _CALLER and frame.f_locals.get("call_result") is call_result:
+                thread = threads.get(ident)
+                return None if thread is None else _of_frame(frame, thread)
+            frame = frame.f_back
+    return None
+
+
+def _of_frame(start: FrameType, thread: threading.Thread) -> object:
+    """Walk outwards from ``start``: the task that awaits this call of sync_to_async, or else ``thread``."""
+    frame: FrameType | None = start
+    while frame is not None:
+        if frame.f_code is _WORKER:
+            return _of_worker(frame)
+        frame = frame.f_back
+    return thread
+
+
+def _of_worker(frame: FrameType) -> object:
+    """The context on whose behalf asgiref's worker runs ``frame``.
+
+    ``child`` is made anew by each call of sync_to_async, so it tells two calls of one function apart.
+    """
+    arguments = frame.f_locals
+    child = arguments["args"][0]
+    if getattr(_last, "child", None) is child:
+        return _last.owner
+    task = _awaiting(arguments["loop"], child)
+    owner = child if task is None else _of_task(task)
+    _last.child, _last.owner = child, owner
+    return owner
+
+
+def _awaiting(loop: asyncio.AbstractEventLoop, child: object) -> asyncio.Task[Any] | None:
+    """The task of ``loop`` whose chain of awaits reaches the call of sync_to_async that made ``child``.
+
+    The worker can be here before that task has come to rest; its chain is not to be seen until then.
+    """
+    for _ in range(_PATIENCE):
+        task = _resting(loop, child)
+        if task is not None:
+            return task
+        if not _still_running(child):
+            return _resting(loop, child)  # it may have come to rest between the two looks
+        time.sleep(0.0001)
+    return None
+
+
+def _resting(loop: asyncio.AbstractEventLoop, child: object) -> asyncio.Task[Any] | None:
+    for task in asyncio.all_tasks(loop):
+        link: Any = task.get_coro()
+        while link is not None:
+            if (
+                getattr(link, "cr_code", None) is _AWAITER
+                and link.cr_frame is not None
+                and link.cr_frame.f_locals.get("child") is child
+            ):
+                return task
+            link = awaited_by(link)
+    return None
+
+
+def awaited_by(link: Any) -> Any:
+    """What a coroutine or a generator waits for; None if it cannot be told."""
+    for attribute in ("cr_await", "gi_yieldfrom", "ag_await"):
+        if hasattr(link, attribute):
+            return getattr(link, attribute)
+    # the step of an asynchronous generator, or the result of __await__: they do not say what they wrap
+    if type(link).__name__ in _WRAPPERS:
+        for referent in gc.get_referents(link):
+            if isinstance(referent, (Coroutine, AsyncGenerator)):
+                return referent
+    return None
+
+
+def _still_running(child: object) -> bool:
+    for top in sys._current_frames().values():
+        frame: FrameType | None = top
+        while frame is not None:
+            if frame.f_code is _AWAITER and frame.f_locals.get("child") is child:
+                return True
+            frame = frame.f_back
+    return False
+
+
+def alive(owner: object) -> bool:
+    """Can ``owner`` still do something? A finished task and a dead thread cannot."""
+    if isinstance(owner, threading.Thread):
+        return owner.is_alive()
+    if isinstance(owner, asyncio.Future):
+        return not owner.done() and not owner.get_loop().is_closed()
+    return True
+
+
+class Ended:
+    """In the place of a task that has ended, so that nobody keeps what it returned."""
+
+
+def unless_ended(owner: object) -> object:
+    """``owner``, or Ended() for a task that has run to its end.
+
+    It may have acquired for somebody else: before Python 3.12 ``asyncio.wait_for(lock.aacquire(), 5)`` makes a task for
+    the acquire alone. The Lease owns the lock (R16), so what counts then is whether somebody has that.
+    """
+    return Ended() if isinstance(owner, asyncio.Task) and owner.done() else owner
+
+
+def abandoned(owner: object) -> bool:
+    """Is it a task in the middle of something whose event loop is closed, so that it will never go on?"""
+    return isinstance(owner, asyncio.Task) and not owner.done() and owner.get_loop().is_closed()
+
+
+def end(owner: object) -> None:
+    """Have an abandoned task clean up where it was stopped, as the garbage collector would some day."""
+    coroutine: Any = owner.get_coro() if isinstance(owner, asyncio.Task) else None
+    for _ in range(_AWAITS):
+        if coroutine is None:
+            return
+        try:
+            coroutine.close()
+            return
+        except Exception as error:  # of its own, or it wanted to await something: then it goes on from there
+            logger.warning("A task of a closed event loop could not clean up: %s", one_line(error))

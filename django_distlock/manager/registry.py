@@ -1,0 +1,176 @@
+"""alias -> backend, once per process and for all its threads.
+
+Django's ``BaseConnectionHandler`` keeps an object per thread; a set of lock sessions per thread is wrong here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from django_distlock.backends.base import Backend
+from django_distlock.conf import AliasConfig, configured, read_alias
+from django_distlock.keys import LockKey, derive_key
+from django_distlock.operations.name_log import namebook
+from django_distlock.records import Claim
+
+from .keepalive import keepalive
+from .lock_table import holdings
+from .schedulers import refuse_patches
+from .site_key import site_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+logger = logging.getLogger("django_distlock.registry")
+
+CACHED_KEYS = 4096
+
+
+class Entry:
+    """One alias: its configuration, its backend, and the keys of the names used lately."""
+
+    __slots__ = ("_claims", "_keys", "backend", "config", "supports_now")
+
+    def __init__(self, config: AliasConfig, backend: Backend) -> None:
+        self.config = config
+        self.backend = backend
+        self._keys: dict[tuple[str, ...], LockKey] = {}
+        self._claims: dict[bytes, Claim] = {}
+        # only engines whose claims are all alike take the short cut: a token would have to be drawn for each
+        self.supports_now = type(backend).take_now is not Backend.take_now
+
+    @property
+    def ready(self) -> bool:
+        """Can keys be made without asking for the site key first?"""
+        return not self.backend.needs_site_key or site_key.pinned is not None
+
+    def key(self, *parts: str) -> LockKey:
+        """The key of a name; further parts tell the slots of a semaphore apart."""
+        key = self._keys.get(parts)
+        if key is None:
+            if len(self._keys) >= CACHED_KEYS:
+                self._keys.clear()
+            secret = (site_key.pinned or "") if self.backend.needs_site_key else ""
+            key = self._keys[parts] = derive_key(secret, self.config.alias, *parts)
+        return key
+
+    def claim(self, key: LockKey) -> Claim:
+        """The claim of an exclusive lock without TTL, which is always the same."""
+        claim = self._claims.get(key.digest)
+        if claim is None:
+            if len(self._claims) >= CACHED_KEYS:
+                self._claims.clear()
+            claim = self._claims[key.digest] = Claim(key=key)
+        return claim
+
+    def known_names(self) -> dict[str, str]:
+        """The names that this process used lately, by what the engine calls them."""
+        return {self.backend.listed_as(key): key.name for key in list(self._keys.values())}
+
+
+class Registry:
+    """The backends of ``DISTLOCK``, made when first used."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._entries: dict[str, Entry] = {}
+
+    def entry(self, alias: str) -> Entry:
+        """ImproperlyConfigured if the alias is not in ``DISTLOCK`` or its backend cannot be imported;
+        UnsupportedOperation under a scheduler that locks do not work with."""
+        entry = self._entries.get(alias)
+        if entry is None:
+            with self._guard:
+                entry = self._entries.get(alias) or self._make(alias)
+        return entry
+
+    def _make(self, alias: str) -> Entry:
+        if not isinstance(alias, str):
+            raise TypeError(f"using must be a str, the alias in DISTLOCK, not {type(alias).__name__}.")
+        return self._add(alias, read_alias(alias), Entry)
+
+    def add(self, name: str, config: AliasConfig, kind: type[Entry]) -> Entry:
+        """An entry that ``DISTLOCK`` does not have, under a name that no alias has. It is made once."""
+        with self._guard:
+            return self._entries.get(name) or self._add(name, config, kind)
+
+    def _add(self, name: str, config: AliasConfig, kind: type[Entry]) -> Entry:
+        alias = config.alias
+        refuse_patches()
+        try:
+            factory = import_string(config.backend)
+        except ImportError as error:
+            raise ImproperlyConfigured(f"DISTLOCK[{alias!r}]: cannot import {config.backend!r}: {error}") from error
+        backend: Backend = factory(alias, config.options)
+        backend.wake_at = keepalive.wake_at
+        backend.warn_hold_seconds = config.warn_hold_seconds
+        entry = self._entries[name] = kind(config, backend)
+        return entry
+
+    def backends(self) -> Iterator[Backend]:
+        """The backends made so far."""
+        return iter([entry.backend for entry in list(self._entries.values())])
+
+    def aliases(self) -> list[str]:
+        """Every alias of ``DISTLOCK``."""
+        return list(configured())
+
+    def close(self) -> None:
+        """Close every session and thread. What is still held is lost; the backends may be used again."""
+        for backend in self.backends():
+            backend.close()
+
+    def reset(self) -> None:
+        """:meth:`close`, and read the settings anew at the next use."""
+        with self._guard:
+            entries, self._entries = list(self._entries.values()), {}
+        namebook.forget()
+        for entry in entries:
+            for holding in holdings.held(entry.backend):
+                holdings.lose(holding, "settings changed")
+            try:
+                entry.backend.close()
+            except Exception:
+                logger.exception("The backend of alias %r could not be closed.", entry.config.alias)
+
+    def after_fork(self) -> None:
+        """In the child: the sessions are the parent's."""
+        self._guard = threading.Lock()
+        for backend in self.backends():
+            backend.after_fork()
+
+
+class _Backends:
+    """What the keepalive thread looks after, asked anew at each tick."""
+
+    def __iter__(self) -> Iterator[Backend]:
+        return registry.backends()
+
+
+registry = Registry()
+keepalive.backends = _Backends()
+
+
+def _after_fork() -> None:
+    registry.after_fork()
+    keepalive.backends = _Backends()
+
+
+def _settings_changed(*, setting: str, **kwargs: Any) -> None:
+    if setting in ("DISTLOCK", "DATABASES"):
+        registry.reset()
+    elif setting == "DISTLOCK_SITE_KEY":
+        registry.reset()
+        site_key.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+setting_changed.connect(_settings_changed, dispatch_uid="django_distlock.registry")

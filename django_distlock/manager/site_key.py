@@ -1,0 +1,95 @@
+"""Where the site key comes from: the setting, else one row that ``migrate`` made in the default database.
+
+Lock names are global to a server (MySQL's GET_LOCK even across databases), so two sites with one name must not meet,
+and a guest on the server must not guess a name. Each process pins what it read: a key that changed under running
+processes would end exclusion between them without a word.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import sync_to_async
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, router
+
+from django_distlock.backends.side_connection import ask
+from django_distlock.conf import site_key_setting
+from django_distlock.exceptions import BackendUnavailable
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+TABLE = "django_distlock_sitekey"
+CURES = (
+    f"Run `python manage.py migrate`, which makes it in the table {TABLE} of the {DEFAULT_DB_ALIAS!r} database, or set "
+    "DISTLOCK_SITE_KEY."
+)
+KEPT_OUT = (
+    f"A router in DATABASE_ROUTERS keeps the app django_distlock out of the {DEFAULT_DB_ALIAS!r} database: let it in. "
+)
+
+
+class SiteKey:
+    """The site key of this process, read once."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._found: str | None = None
+        self.pinned: str | None = None
+
+    def load(self) -> str:
+        """Return the key. BackendUnavailable, naming the two cures, if there is neither setting nor row."""
+        if self.pinned is None:
+            self.pinned = self._find()
+        return self.pinned
+
+    async def aload(self) -> str:
+        """:meth:`load` for a task; the row is read in Django's thread for the ORM."""
+        if self.pinned is None:
+            # pinned here and not in that thread: tasks that begin meanwhile would overtake those that wait for it
+            self.pinned = await sync_to_async(self._find)()
+        return self.pinned
+
+    def _find(self) -> str:
+        key = self._found or site_key_setting() or read_row()
+        with self._guard:
+            self._found = self.pinned or self._found or key
+            return self._found
+
+    def forget(self) -> None:
+        """Read anew at the next use: the settings changed."""
+        self.pinned = self._found = None
+
+
+def migrated() -> bool:
+    """Does `migrate` make the row? Not if a router says no."""
+    return router.allow_migrate(DEFAULT_DB_ALIAS, "django_distlock", model_name="sitekey")
+
+
+def read_row() -> str:
+    """The row, on a connection of its own: one that hangs would wait for as long as TCP does, and one in a transaction
+    may not see it. BackendUnavailable, naming the cures, without it."""
+    cures = f"{'' if migrated() else KEPT_OUT}{CURES}"
+    try:
+        row = ask(DEFAULT_DB_ALIAS, _row)
+    except DatabaseError as error:
+        raise BackendUnavailable(f"The site key of django-distlock could not be read. {cures}") from error
+    if row is None:
+        raise BackendUnavailable(f"There is no site key for django-distlock. {cures}")
+    return str(row[0])
+
+
+def _row(connection: BaseDatabaseWrapper) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT site_key FROM {TABLE} WHERE id = 1")  # noqa: S608 - a constant
+        return cursor.fetchone()
+
+
+def _after_fork() -> None:
+    site_key._guard = threading.Lock()
+
+
+site_key = SiteKey()
+os.register_at_fork(after_in_child=_after_fork)

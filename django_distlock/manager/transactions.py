@@ -1,0 +1,314 @@
+"""What a transaction does to a lock: what was written under it is committed before the next holder gets in.
+
+``on_commit`` is not enough for that: it misses rollbacks, failed commits, closed and killed connections. So for as long
+as something is kept for a transaction, ``commit``, ``rollback``, ``close``, ``set_autocommit`` and
+``savepoint_rollback`` are wrapped on that one connection object.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections
+
+from django_distlock import signals
+from django_distlock.concurrency import finalizers
+
+from . import open_transactions as opentransactions
+from .hold import State
+from .lock_table import holdings
+from .loss import lose
+from .loss import tell as tell_of_loss
+from .open_transactions import in_testcase, in_transaction, of_thread, only_testcases, open_transactions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from django_distlock.records import Scope
+
+    from .hold import Holding
+
+logger = logging.getLogger("django_distlock.transactions")
+
+# What is to be told once the transaction is quite over.
+News = list[Callable[[], object]]
+_WRAPPED = ("commit", "rollback", "close", "set_autocommit", "savepoint_rollback")
+
+# A task binds locks to the connection of the thread that waits for it, which may run something else meanwhile.
+_watching = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _watching
+    _watching = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def choose_scope(backend: Any, opened: list[BaseDatabaseWrapper]) -> Scope:
+    """On the caller's own connection only if its transaction is the only one that counts."""
+    if backend.supports_transaction_scope and len(opened) == 1 and opened[0].alias == backend.database:
+        return "transaction"
+    return "session"
+
+
+def on_own_connection(backend: Any, opened: list[BaseDatabaseWrapper]) -> bool:
+    """Is it of the scope of a transaction of this very thread? A task's is that of a thread that waits for it."""
+    return choose_scope(backend, opened) == "transaction" and opened[0] is connections[opened[0].alias]
+
+
+class TransactionWatch:
+    """Tells holdings when the transaction of one connection has ended."""
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self.connection = connection
+        self.holdings: list[Holding] = []
+        # autocommit was switched off by the user, who alone switches it on again
+        self.by_hand = not (connection.in_atomic_block and connection.commit_on_exit)
+        self.wrappers: dict[str, Callable[..., Any]] = {}
+        # what others have put in the place of the methods: test suites, tracing
+        self.replaced: dict[str, Any] = {}
+        # the outermost block of the tested code is a savepoint of its test
+        in_test = not opentransactions.testcases_count and in_testcase(connection)
+        for name in (*_WRAPPED, "savepoint_commit") if in_test else _WRAPPED:
+            present = connection.__dict__.get(name)
+            if present is not None and getattr(present, "_distlock", None) is not True:
+                self.replaced[name] = present
+            wrapper = getattr(self, f"_wrap_{name}")(getattr(connection, name))
+            wrapper._distlock = True
+            self.wrappers[name] = wrapper
+            setattr(connection, name, wrapper)
+        connection._distlock_watch = self  # type: ignore[attr-defined]
+
+    @classmethod
+    def add(cls, connection: BaseDatabaseWrapper, holding: Holding) -> None:
+        """Keep ``holding`` until the transaction of ``connection`` has ended."""
+        with _watching:
+            watch: TransactionWatch = getattr(connection, "_distlock_watch", None) or cls(connection)
+            if watch not in holding.transactions:
+                holding.transactions.add(watch)
+                watch.holdings.append(holding)
+                if holding.scope == "transaction":
+                    watch.listen()
+        if not in_transaction(connection):  # it is another thread's, and has ended meanwhile
+            watch.finish()
+
+    def _wrap_commit(self, original: Callable[[], Any]) -> Callable[[], Any]:
+        def commit() -> None:
+            original()
+            self.finish()
+
+        return commit
+
+    def _wrap_rollback(self, original: Callable[[], Any]) -> Callable[[], Any]:
+        def rollback() -> None:
+            original()
+            self.finish()
+
+        return rollback
+
+    def _wrap_close(self, original: Callable[[], Any]) -> Callable[[], Any]:
+        def close() -> None:
+            try:
+                original()
+            finally:
+                # refused to another thread, or on an in-memory SQLite database, it closes nothing
+                if self.connection.connection is None or self.connection.closed_in_transaction:
+                    self.finish()
+
+        return close
+
+    def _wrap_set_autocommit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def set_autocommit(*args: Any, **kwargs: Any) -> None:
+            original(*args, **kwargs)
+            if not in_transaction(self.connection):
+                self.finish()
+
+        return set_autocommit
+
+    def _wrap_savepoint_rollback(self, original: Callable[[str], Any]) -> Callable[[str], Any]:
+        def savepoint_rollback(sid: str) -> None:
+            original(sid)  # a statement, which is listened to
+            self._end_in_testcase()
+
+        return savepoint_rollback
+
+    def _wrap_savepoint_commit(self, original: Callable[[str], Any]) -> Callable[[str], Any]:
+        def savepoint_commit(sid: str) -> None:
+            original(sid)
+            self._end_in_testcase()
+
+        return savepoint_commit
+
+    def listen(self) -> None:
+        """Look at each statement of the transaction, for locks that live and die with a part of it."""
+        wrappers = self.connection.execute_wrappers
+        if self._listen not in wrappers:
+            wrappers.insert(0, self._listen)  # whoever wraps for a block takes away the last one
+
+    def _listen(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
+        result = execute(sql, params, many, context)
+        # what the server says it has done, ROLLBACK TO a savepoint included, however it was spelt
+        if getattr(context["cursor"], "statusmessage", None) in ("ROLLBACK", "COMMIT"):
+            self.recheck()
+        return result
+
+    def _end_in_testcase(self) -> None:
+        if in_testcase(self.connection) and only_testcases(self.connection):
+            self.finish()
+
+    def finish(self) -> None:
+        """The transaction has ended, one way or the other."""
+        if finalizers.collecting():
+            finalizers.later(self.finish)
+            return
+        with _watching:
+            self._uninstall()
+            ended, self.holdings = self.holdings, []
+        news: News = []
+        with ExitStack() as stack:  # Ctrl-C in the midst of one does not keep the others
+            stack.callback(self._tell, news)
+            for holding in reversed(ended):
+                stack.callback(self._let_go, holding, news)
+
+    def _let_go(self, holding: Holding, news: News) -> None:
+        holding.transactions.discard(self)
+        if holding.transactions:
+            return
+        others = [connection for connection in open_transactions() if connection is not self.connection]
+        if others and holding.scope == "session" and holding.state is not State.ENDED:
+            bind(holding, others)  # begun under the lock, and what they have written is not committed
+        elif others and holdings.lose(holding, "transaction"):  # the server has freed it with this one
+            news.append(partial(tell_of_loss, holding, "transaction"))
+        else:
+            _give_back(holding, news)
+
+    def _tell(self, news: News) -> None:
+        """Tell receivers, who may use this connection: not before it is back in autocommit, else their first query
+        begins a transaction in the midst of Django's end of the last one."""
+        connection = self.connection
+        over = not news or self.by_hand or connection.autocommit
+        if over or not in_transaction(connection) or in_testcase(connection):
+            for tell in news:
+                tell()
+            return
+        original, present = connection.set_autocommit, connection.__dict__.get("set_autocommit")
+
+        def set_autocommit(*args: Any, **kwargs: Any) -> None:
+            if connection.__dict__.get("set_autocommit") is set_autocommit:
+                del connection.__dict__["set_autocommit"]
+                if present is not None:
+                    connection.__dict__["set_autocommit"] = present
+            try:
+                original(*args, **kwargs)
+            finally:
+                for tell in news:
+                    tell()
+
+        set_autocommit._distlock = True  # type: ignore[attr-defined]
+        connection.__dict__["set_autocommit"] = set_autocommit
+
+    def _uninstall(self) -> None:
+        attributes = self.connection.__dict__
+        if self._listen in self.connection.execute_wrappers:
+            self.connection.execute_wrappers.remove(self._listen)
+        if attributes.get("_distlock_watch") is self:
+            del attributes["_distlock_watch"]
+        for name, wrapper in self.wrappers.items():
+            # somebody may have wrapped our wrapper; it then stays, and finds nothing to do
+            if attributes.get(name) is wrapper:
+                if name in self.replaced:
+                    attributes[name] = self.replaced[name]
+                else:
+                    del attributes[name]
+
+    def recheck(self) -> None:
+        """ROLLBACK TO a savepoint freed the transaction-scoped locks taken after it (R15), a COMMIT by SQL all of them:
+        ask which are left."""
+        inside = opentransactions.driver_inside(self.connection)
+        scoped = [holding for holding in self.holdings if holding.scope == "transaction"]
+        if not scoped:
+            return
+        try:
+            left = scoped[0].backend.still_held(self.connection, [holding.key for holding in scoped])  # type: ignore[attr-defined]
+        except Exception:
+            logger.exception("Could not ask which locks a rolled back savepoint has freed; all count as lost.")
+            left = set()
+        for holding in scoped:
+            if holding.key not in left:
+                self.holdings.remove(holding)
+                holding.transactions.discard(self)
+                if holding.leases and inside:
+                    lose(holding, "savepoint")
+                elif holding.leases:
+                    lose(holding, "transaction")
+                else:  # everybody has released it: nothing is lost by its end
+                    holdings.end(holding)
+                    signals.send_held(signals.lock_released, holding)
+
+
+def _give_back(holding: Holding, news: News) -> None:
+    """The last transaction that a holding was kept for has ended. Never raises: the transaction is over."""
+    lost = ""
+    if not holdings.start_release(holding):
+        return
+    try:
+        grant = holding.grant
+        # a lock of the scope of its transaction was taken along by that
+        if grant is not None and grant.claim.scope == "session" and not holding.backend.release(grant):
+            lost = "stolen"
+    except Exception:
+        logger.exception("The lock %r could not be given back after its transaction.", holding.key.name)
+        lost = "unreachable"
+    finally:
+        if lost and holdings.lose(holding, lost, releasing=True):
+            news.append(partial(tell_of_loss, holding, lost))
+        holdings.end(holding)
+    if holding.lost is None and signals.lock_released.receivers:
+        news.append(partial(signals.send_held, signals.lock_released, holding))
+
+
+def bind(holding: Holding, opened: Iterable[BaseDatabaseWrapper]) -> None:
+    """Keep ``holding`` until each of these transactions has ended."""
+    for connection in opened:
+        TransactionWatch.add(connection, holding)
+
+
+def unbind(holding: Holding) -> None:
+    """Keep ``holding`` for no transaction any more."""
+    with _watching:
+        for watch in holding.transactions:
+            watch.holdings.remove(holding)
+        holding.transactions.clear()
+
+
+def defer(holding: Holding) -> bool:
+    """The last Lease was released: True if the lock is kept because a transaction is still open."""
+    if holding.abandoned:
+        return False
+    opened = open_transactions()
+    owner = holding.owner
+    if isinstance(owner, threading.Thread) and owner is not threading.current_thread():
+        opened = [*opened, *of_thread(owner)]  # released by another thread, while its owner writes
+    if not opened and not holding.transactions:
+        return False
+    if holding.scope == "session":
+        bind(holding, opened)
+    if not holding.transactions:
+        return False
+    holdings.defer(holding)
+    if not holding.transactions:  # the last one ended meanwhile in another thread, which left the release to us
+        news: News = []
+        _give_back(holding, news)
+        for tell in news:
+            tell()
+    return True

@@ -1,0 +1,1 @@
+"""What the person on call uses: commands, the admin page, the doctor, history, metrics."""

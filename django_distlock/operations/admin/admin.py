@@ -1,0 +1,245 @@
+"""The page of held locks in Django's admin: who holds what, who waits, and taking a lock away.
+
+Permissions: ``django_distlock.view_heldlock`` to look, with ``django_distlock.break_lock`` also to break.
+Nothing can be added, changed or deleted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlencode
+
+import django
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.options import ShowFacets
+from django.contrib.admin.utils import quote, unquote
+from django.core.exceptions import PermissionDenied
+from django.http import HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_distlock.concurrency.text import one_line
+from django_distlock.models import HeldLock
+
+from . import breaking, filters
+from .changelist import HeldLockChangeList
+from .columns import Columns
+from .recent import recent
+from .rows import Row, Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from django.http import HttpRequest, HttpResponse
+
+    Base = admin.ModelAdmin[HeldLock]
+else:
+    Base = admin.ModelAdmin
+
+# The header with which an open list asks for itself anew.
+REFRESH = "X-Distlock-Refresh"
+# Most of one text that a page shows.
+LONGEST = 2000
+
+
+@admin.register(HeldLock)
+class HeldLockAdmin(Columns, Base):
+    """Every row is a held lock of ``held_locks()``; there is no table behind it."""
+
+    # what one looks for first comes first: a narrow screen shows no more
+    list_display = ("name", "held_since", "waiters", "holder", "backend", "mode", "ttl_left", "fence")
+    list_display_links = ("name",)
+    list_filter = (
+        filters.AliasFilter,
+        filters.ModeFilter,
+        filters.WaitersFilter,
+        filters.AgeFilter,
+        filters.KindFilter,
+    )
+    list_per_page = 100
+    list_max_show_all = 0
+    search_fields = ("key",)
+    show_facets = ShowFacets.NEVER
+    actions = ("break_selected",)
+    empty_value_display = "-"
+
+    @property
+    def media(self) -> forms.Media:
+        """Instead of the admin's own scripts for lists: rows come and go while the page is open."""
+        return forms.Media(
+            css={"all": ("django_distlock/heldlocks.css",)}, js=("admin/js/core.js", "django_distlock/heldlocks.js")
+        )
+
+    # who may
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.has_perm("django_distlock.view_heldlock")
+
+    def has_break_permission(self, request: HttpRequest) -> bool:
+        """Who may break a lock must see whose it is."""
+        return self.has_view_permission(request) and request.user.has_perm("django_distlock.break_lock")
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    # addresses
+
+    def get_urls(self) -> list[Any]:
+        def named(view: Any, what: str, pattern: str) -> Any:
+            return path(pattern, self.admin_site.admin_view(view), name=f"django_distlock_heldlock_{what}")
+
+        return [
+            named(self.changelist_view, "changelist", ""),
+            named(self.break_view, "break", "break/"),
+            named(self.confirm_view, "confirm", "<path:object_id>/break/"),
+            # the address that log entries link to
+            named(self.detail_view, "change", "<path:object_id>/change/"),
+        ]
+
+    def back(self, request: HttpRequest) -> str:
+        """The list as it was. Only its query comes from the request, so it leads nowhere else."""
+        query = urlencode(parse_qsl(request.GET.get("_changelist_filters", "")))
+        address = reverse("admin:django_distlock_heldlock_changelist", current_app=self.admin_site.name)
+        return f"{address}?{query}" if query else address
+
+    def address(self, request: HttpRequest, what: str, pk: str | None = None) -> str:
+        """Of one of the views, with the way back to the list."""
+        args = [] if pk is None else [quote(pk)]
+        address = reverse(f"admin:django_distlock_heldlock_{what}", args=args, current_app=self.admin_site.name)
+        filters = self.get_preserved_filters(request)
+        return f"{address}?{filters}" if filters else address
+
+    # the list
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        return Rows()
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[HeldLockChangeList]:
+        return HeldLockChangeList
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        if request.method == "POST" and not self.has_break_permission(request):
+            raise PermissionDenied
+        context = dict(extra_context or {})
+        if REFRESH in request.headers:  # what is to be told belongs on the page that was asked for by hand
+            context["messages"] = ()
+        return super().changelist_view(request, context)  # type: ignore[no-any-return,unused-ignore]
+
+    # one lock
+
+    def detail_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Everything that is known of one held lock."""
+        if request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
+            raise PermissionDenied
+        pk = unquote(object_id)
+        row = self._find(rows := self._at(pk), pk)
+        if row is None:
+            return self._gone(request, rows, pk)
+        context = {
+            "title": row.label,
+            **self._told(row),
+            "key": one_line(row.info.key, LONGEST),
+            "facts": [(fact, one_line(value, LONGEST)) for fact, value in breaking.facts_of(row)],
+            "blocks": one_line(row.info.details.get("blocks", ""), LONGEST),
+            "history": recent(row.info.backend, row.info.name),
+            "break_url": self.address(request, "confirm", row.pk)
+            if row.breakable and self.has_break_permission(request)
+            else None,
+        }
+        return self._page(request, "detail", context)
+
+    def _at(self, pk: str) -> Rows:
+        return Rows().of(pk.partition("/")[0]).at([pk])
+
+    def _find(self, rows: Rows, pk: str) -> Row | None:
+        return next((row for row in rows.rows if row.pk == pk), None)
+
+    def _gone(self, request: HttpRequest, rows: Rows, pk: str) -> HttpResponse:
+        """The holder has it no more; or nobody knows, because the alias does not answer."""
+        unanswered = rows.errors[0] if rows.errors else None
+        context = {
+            "title": _("This lock cannot be looked at now") if unanswered else _("This lock is no longer held"),
+            "unanswered": unanswered,
+            "others": [(row.label, self.address(request, "change", row.pk)) for row in rows.rows],
+        }
+        # an alias that is not configured has nothing
+        known = unanswered is not None and bool(unanswered.backend)
+        return self._page(request, "gone", context, status=200 if known else 404)
+
+    # breaking
+
+    @admin.action(permissions=["break"], description=gettext_lazy("Break selected locks"))
+    def break_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        if not queryset:
+            self.message_user(request, _("None of these locks is still held."), messages.WARNING)
+            return None
+        if len(queryset) > breaking.MOST:
+            text = _("At most %d locks can be broken at once.") % breaking.MOST
+            self.message_user(request, text, messages.ERROR)
+            return None
+        # the locks that were chosen, or, with "select_across", all that match
+        rows = queryset.having(start=0, stop=breaking.MOST).rows if isinstance(queryset, Rows) else queryset
+        return self._confirmation(request, rows)
+
+    def confirm_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Shows what would be broken, and asks."""
+        if request.method not in ("GET", "HEAD") or not self.has_break_permission(request):
+            raise PermissionDenied
+        pk = unquote(object_id)
+        row = self._find(rows := self._at(pk), pk)
+        return self._gone(request, rows, pk) if row is None else self._confirmation(request, [row])
+
+    def _confirmation(self, request: HttpRequest, rows: Sequence[Row]) -> HttpResponse:
+        context = {
+            "title": _("Break this lock?") if len(rows) == 1 else _("Break these locks?"),
+            "locks": [self._told(row) for row in rows if row.breakable],
+            "refused": [row.label for row in rows if not row.breakable],
+            "break_url": self.address(request, "break"),
+            "longest_reason": breaking.LONGEST_REASON,
+        }
+        return self._page(request, "break_confirmation", context)
+
+    def _told(self, row: Row) -> dict[str, Any]:
+        """What the pages about a lock show of it."""
+        details = row.info.details
+        return {
+            "row": row,
+            **self.shown(row),
+            "waiting": [one_line(who, 200) for who in row.info.waiting],
+            "more_waiting": max(0, (row.info.waiters or 0) - len(row.info.waiting)) if row.info.waiting else 0,
+            # there the session is ended, with all that it holds
+            "session": "pid" in details or "connection" in details,
+            "also_holds": one_line(details.get("also_holds", ""), LONGEST),
+            "collision": one_line(details.get("collision", ""), LONGEST),
+        }
+
+    def break_view(self, request: HttpRequest) -> HttpResponse:
+        """Breaks what was confirmed: the form has the primary keys of the locks, which name their holders too."""
+        if not self.has_break_permission(request):
+            raise PermissionDenied
+        confirmed = request.POST.getlist("lock")[: breaking.MOST] if request.method == "POST" else []
+        if confirmed:
+            breaking.break_all(request, dict.fromkeys(confirmed), breaking.reason_of(request.POST.get("reason", "")))
+        return HttpResponseRedirect(self.back(request))
+
+    def _page(self, request: HttpRequest, template: str, context: dict[str, Any], status: int = 200) -> HttpResponse:
+        request.current_app = self.admin_site.name
+        common = {
+            **self.admin_site.each_context(request),
+            "opts": self.opts,
+            "media": self.media,
+            "back": self.back(request),
+            # Django 6.1 writes breadcrumbs as a list
+            "listed_breadcrumbs": django.VERSION >= (6, 1),
+        }
+        name = f"admin/django_distlock/heldlock/{template}.html"
+        return TemplateResponse(request, name, {**common, **context}, status=status)

@@ -1,0 +1,119 @@
+"""``manage.py distlock break NAME``: take a lock away from its holder."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.core.management.base import CommandError
+
+from django_distlock import BackendUnavailable, break_lock, held_locks
+from django_distlock.concurrency.text import one_line
+from django_distlock.manager.lookup import held_by_name
+
+from .base import WRONG_ARGUMENTS, Subcommand
+from .listing import described
+from .text import encodable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from django.core.management.base import CommandParser
+
+    from django_distlock.records import BackendReport, LockInfo
+
+FAILED = 1
+
+
+class Command(Subcommand):
+    help = "Take a lock away from its holder, who is told that it is lost."
+    description: ClassVar[str] = (
+        "Shows who holds it and who waits, and asks. Exit status: 0 if it was taken away; 1 if nobody holds it, if it "
+        "has changed hands meanwhile, or if you said no; 69 if the lock's server does not answer."
+    )
+
+    @staticmethod
+    def add_arguments(parser: CommandParser) -> None:
+        parser.add_argument("name", nargs="?", help="the name of the lock")
+        parser.add_argument("--key", help="what the engine calls the lock, as in `list`, instead of its name")
+        parser.add_argument("--using", metavar="ALIAS", help="one alias in DISTLOCK instead of all")
+        parser.add_argument("--yes", action="store_true", help="do not ask")
+        which = parser.add_mutually_exclusive_group()
+        which.add_argument("--all", action="store_true", help="all of several holders")
+        which.add_argument("--holder", type=int, metavar="N", help="the N-th of several holders")
+        parser.add_argument("--reason", default="", help="why, for the log and the signal")
+
+    def handle(self, **options: Any) -> int:
+        if (options["name"] is None) == (options["key"] is None):
+            raise CommandError("Give the name of the lock, or --key.", returncode=WRONG_ARGUMENTS)
+        found = self._found(**options)
+        if not found:
+            self.stderr.write(f"Nobody holds the lock '{one_line(options['name'] or options['key'])}'.")
+            return FAILED
+        now = datetime.now(UTC)
+        for number, info in enumerate(found, 1):
+            lines = described(info, now)
+            self._say(f"{number}. {lines[0]}" if len(found) > 1 else lines[0], *lines[1:])
+        chosen = self._chosen(found, options["all"], options["holder"])
+        if not options["yes"] and not self._asked(len(chosen)):
+            self.stderr.write("Nothing was broken.")
+            return FAILED
+        reason = f"manage.py distlock break by {user()}" + (f": {options['reason']}" if options["reason"] else "")
+        return max([self._break(info, reason) for info in chosen])
+
+    def _say(self, *lines: str) -> None:
+        for line in lines:
+            self.stdout.write(encodable(line, getattr(self.stdout, "encoding", None)))
+
+    def _found(self, *, name: str | None, key: str | None, using: str | None, **options: Any) -> list[LockInfo]:
+        reports: Iterable[BackendReport] = held_locks(using) if name is None else held_by_name(name, using)
+        found: list[LockInfo] = []
+        for report in reports:
+            if report.error is not None:
+                message = f"The locks of alias {report.alias!r} cannot be listed: {report.error}."
+                if using is not None:
+                    raise BackendUnavailable(message)
+                self.stderr.write(message)
+            found += [info for info in report.locks if key is None or info.key == key]
+        return found
+
+    @staticmethod
+    def _chosen(found: list[LockInfo], every: bool, number: int | None) -> list[LockInfo]:
+        if every or (number is None and len(found) == 1):
+            return found
+        if number is None:
+            text = "There are several holders: choose one with --holder N, or --all."
+            raise CommandError(text, returncode=WRONG_ARGUMENTS)
+        if not 1 <= number <= len(found):
+            text = f"--holder must be between 1 and {len(found)}, not {number}."
+            raise CommandError(text, returncode=WRONG_ARGUMENTS)
+        return [found[number - 1]]
+
+    def _asked(self, count: int) -> bool:
+        if not sys.stdin.isatty():
+            text = "This is no terminal where you could be asked: add --yes."
+            raise CommandError(text, returncode=WRONG_ARGUMENTS)
+        try:
+            answer = input(f"Take {'it' if count == 1 else f'all {count}'} away? [y/N] ")
+        except (EOFError, KeyboardInterrupt):
+            return False
+        return answer.strip().lower() in ("y", "yes")
+
+    def _break(self, info: LockInfo, reason: str) -> int:
+        what = one_line(f"{info.name or info.key}")
+        if break_lock(info, reason=reason):
+            self._say(f"Taken away: {what} from {one_line(info.holder or 'unknown')}.")
+            return 0
+        self.stderr.write(f"The lock '{what}' has changed hands, or was given back; it was not broken.")
+        return FAILED
+
+
+def user() -> str:
+    """Of the operating system."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's, without a name
+        return f"uid {os.getuid()}"

@@ -1,0 +1,121 @@
+"""``manage.py distlock migrate``: Django's ``migrate``, by one process at a time."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.core.management import get_commands, load_command_class
+from django.core.management.base import BaseCommand
+
+from django_distlock import BackendUnavailable, LockLost, held_locks
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.text import one_line
+from django_distlock.operations.migration_lock import migration_lock
+
+from .base import EX_TEMPFAIL, EX_UNAVAILABLE, Subcommand, number
+
+if TYPE_CHECKING:
+    from django.core.management.base import CommandParser
+
+    from django_distlock import Lease, Lock
+
+# Seconds between two attempts, and between two messages that say who is waited for.
+#
+# Who waits asks again and again, instead of standing in the server's queue: on PostgreSQL CREATE INDEX CONCURRENTLY
+# waits for every statement that runs, so the migration would wait for those who wait for it.
+PAUSE, NEWS = 0.5, 10.0
+# So long may the server not answer: it may be busy, or just start.
+SILENCE = 10.0
+
+
+class Command(Subcommand):
+    help = "Run Django's migrate, in one process at a time."
+    description: ClassVar[str] = (
+        "Takes all options of migrate. Who comes second waits, says for whom, and then finds nothing to do. The lock "
+        "is one of the database that is migrated and needs no table. Exit status: that of migrate; 75 if --timeout "
+        "is over; 69 if the lock's server does not answer for 10 s, or if the lock was lost meanwhile."
+    )
+
+    @staticmethod
+    def parent() -> CommandParser:
+        return _migrate().create_parser("manage.py", "migrate")
+
+    @staticmethod
+    def add_arguments(parser: CommandParser) -> None:
+        parser.add_argument(
+            "--using", metavar="ALIAS", help="an alias in DISTLOCK, instead of locks of the database itself"
+        )
+        parser.add_argument(
+            "--timeout",
+            type=number(none=True),
+            metavar="S",
+            help='seconds to wait for the lock (default: "none", no end)',
+        )
+
+    def handle(self, **options: Any) -> int:
+        lock = migration_lock(options["database"], options["using"])
+        lease = self._acquire(lock, options["timeout"])
+        if lease is None:
+            return EX_TEMPFAIL
+        lease.on_lost(self._lost)
+        migrate = _migrate()
+        migrate.stdout, migrate.stderr = self.stdout, self.stderr
+        try:
+            migrate.execute(**options)
+        except BaseException:
+            lease.release()
+            raise
+        try:
+            lease.release()
+        except (LockLost, BackendUnavailable) as error:
+            self.stderr.write(str(error))
+            return EX_UNAVAILABLE
+        return 0
+
+    def _lost(self, *args: Any) -> None:
+        self.stderr.write("The lock was lost: another process may migrate at the same time.")
+
+    def _acquire(self, lock: Lock, timeout: float | None) -> Lease | None:
+        began = news_at = monotonic()
+        while (lease := self._tried(lock)) is None:
+            now = monotonic()
+            if timeout is not None and now - began >= timeout:
+                self.stderr.write(f"Another process still migrates after {timeout:g} s; nothing was done.")
+                return None
+            if now >= news_at:
+                self.stderr.write(f"Waiting for another process that migrates{self._who(lock)}.")
+                news_at = now + NEWS
+            time.sleep(PAUSE if timeout is None else max(0.0, min(PAUSE, began + timeout - now)))
+        return lease
+
+    @staticmethod
+    def _tried(lock: Lock) -> Lease | None:
+        until = monotonic() + SILENCE
+        while True:
+            try:
+                return lock.try_acquire()
+            except BackendUnavailable as error:
+                if "does not exist" in str(error):
+                    raise BackendUnavailable(
+                        f"{error} Before the first migrate there are no leases in tables: leave out --using, or name "
+                        "an alias with another backend."
+                    ) from error.__cause__
+                if monotonic() >= until:
+                    raise
+            time.sleep(PAUSE)
+
+    @staticmethod
+    def _who(lock: Lock) -> str:
+        (report,) = held_locks(lock.using)
+        for info in report.locks:
+            if info.name == lock.name and info.holder:
+                since = f" since {info.acquired_at:%Y-%m-%d %H:%M:%S %Z}" if info.acquired_at else ""
+                return f": {one_line(info.holder)}{since}"
+        return ""
+
+
+def _migrate() -> BaseCommand:
+    """The project's own, if an app has replaced Django's."""
+    found = get_commands()["migrate"]
+    return found if isinstance(found, BaseCommand) else load_command_class(found, "migrate")

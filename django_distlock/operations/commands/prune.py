@@ -1,0 +1,42 @@
+"""``manage.py distlock prune``: delete what nobody needs any more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django_distlock.concurrency.text import one_line
+from django_distlock.operations.pruning import prune_all
+
+from .base import Subcommand, number
+
+if TYPE_CHECKING:
+    from django.core.management.base import CommandParser
+
+DAYS = 30.0
+
+
+class Command(Subcommand):
+    help = "Delete old leases, names and records."
+    description: ClassVar[str] = (
+        "In batches, so that nobody waits for it. Once a day is enough. Exit status: 69 if a server does not answer; "
+        "the others are pruned all the same."
+    )
+
+    @staticmethod
+    def add_arguments(parser: CommandParser) -> None:
+        parser.add_argument("--using", metavar="ALIAS", help="one alias in DISTLOCK instead of all")
+        parser.add_argument(
+            "--days", type=number("days"), default=DAYS, help=f"what is older than so many days ({DAYS:g})"
+        )
+
+    def handle(self, **options: Any) -> int:
+        deleted, failed = prune_all(options["using"], days=options["days"])
+        for what, count in deleted.items():
+            self.stdout.write(f"{what}: {count} deleted")
+        for error in failed[1:]:
+            self.stderr.write(one_line(str(error)))
+        if failed:
+            raise failed[0]
+        if not deleted:
+            self.stdout.write("Nothing is kept there.")
+        return 0

@@ -1,0 +1,202 @@
+"""``manage.py distlock run NAME -- command``: any program under a lock, like flock(1), but across machines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django_distlock import DistlockError, LockNotAcquired, advisory_lock
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.manager.lookup import show_name
+
+from .base import EX_TEMPFAIL, EX_UNAVAILABLE, Subcommand, number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django.core.management.base import CommandParser
+
+    from django_distlock import Lease
+
+# What a shell gives for a command that cannot be executed, that is not there, and that a signal has ended.
+NOT_EXECUTABLE, NOT_FOUND, SIGNALLED = 126, 127, 128
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+# Sent by a terminal to all its programs.
+FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
+# Seconds between two looks at the lease, which cost no round trip.
+LOOK = 0.1
+# The part of a lease's life that is kept for ending the command.
+MARGIN = 0.25
+
+
+class Command(Subcommand):
+    help = "Run a program while holding a lock."
+    description: ClassVar[str] = (
+        "Exit status: that of the program; 128 + n if signal n ended it; 75 if the lock is busy; 69 if the lock's "
+        "server does not answer, or if the lock was lost and the program ended without an error of its own; 126 and "
+        "127 as in a shell. Signals are passed on to the program. If the lock is lost, or cannot be renewed, the "
+        "program gets TERM, and KILL after the grace time or at the end of the lease."
+    )
+
+    @staticmethod
+    def add_arguments(parser: CommandParser) -> None:
+        parser.usage = "%(prog)s [options] name -- command [argument ...]"
+        parser.add_argument("name", help="the name of the lock")
+        parser.add_argument("--using", default="default", metavar="ALIAS", help="the alias in DISTLOCK (default)")
+        parser.add_argument(
+            "--timeout",
+            type=number(none=True),
+            default=0.0,
+            metavar="S",
+            help='seconds to wait for it, "none": no end (0)',
+        )
+        parser.add_argument(
+            "--ttl",
+            type=number(positive=True),
+            metavar="S",
+            help="seconds that the lock outlives this process, where it has a TTL",
+        )
+        parser.add_argument("--shared", action="store_true", help="together with other shared holders")
+        parser.add_argument(
+            "--grace", type=number(), default=10.0, metavar="S", help="seconds between TERM and KILL after a loss (10)"
+        )
+        parser.add_argument("command", nargs="+", help="the program and its arguments")
+
+    def handle(self, **options: Any) -> int:
+        ttl = {} if options["ttl"] is None else {"ttl": options["ttl"]}
+        lock = advisory_lock(
+            options["name"], using=options["using"], timeout=options["timeout"], shared=options["shared"], **ttl
+        )
+        try:
+            lease = lock.acquire()
+        except LockNotAcquired as error:
+            self.stderr.write(str(error))
+            return EX_TEMPFAIL
+        show_name(lease)
+        try:
+            status = self._run(options["command"], lease, options["grace"])
+        except BaseException:
+            lease.release()
+            raise
+        try:
+            lease.release()
+        except DistlockError as error:
+            self.stderr.write(str(error))
+            return status or EX_UNAVAILABLE
+        return status
+
+    def _run(self, command: list[str], lease: Lease, grace: float) -> int:
+        program = Program(command)
+        with program.gets_our_signals():
+            try:
+                program.start()
+            except FileNotFoundError:
+                self.stderr.write(f"{command[0]}: not found")
+                return NOT_FOUND
+            except OSError as error:
+                self.stderr.write(f"{command[0]}: {error.strerror}")
+                return NOT_EXECUTABLE
+            return self._watch(program, lease, grace)
+
+    def _watch(self, program: Program, lease: Lease, grace: float) -> int:
+        margin = 0.0 if lease.valid_until is None else MARGIN * (lease.valid_until - monotonic())
+        try:
+            while (status := program.wait(LOOK)) is None:
+                if not lease.held_for(margin):
+                    return self._end(program, lease, grace) or EX_UNAVAILABLE
+        except BaseException:
+            program.end(grace)
+            raise
+        return status
+
+    def _end(self, program: Program, lease: Lease, grace: float) -> int:
+        """While nobody else can hold the lock, and no longer: KILL comes with the end of the lease at the latest."""
+        why = "was lost"
+        if lease.held and lease.valid_until is not None:
+            why = "could not be renewed"
+            grace = min(grace, max(0.0, lease.valid_until - monotonic()))
+        self.stderr.write(f"The lock {lease.name!r} {why}: the command is ended.")
+        return program.end(grace)
+
+
+class Program:
+    """A child process, and with it, but for a terminal, all its descendants: as a group of their own they can be ended
+    together. In a terminal a group of its own could not read from it."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._grouped = not os.isatty(0)
+        self._pending: list[int] = []
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, process_group=0 if self._grouped else None)  # noqa: S603
+        while self._pending:
+            self.send(self._pending.pop(0))
+
+    @contextlib.contextmanager
+    def gets_our_signals(self) -> Iterator[None]:
+        """Pass signals on. Only a main thread may."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._forward) for number in FORWARDED}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _forward(self, number: int, frame: object) -> None:
+        if not self._grouped and number in FROM_TERMINAL:
+            return  # the terminal has sent it to the program too
+        if self._process is None:
+            self._pending.append(number)
+        else:
+            self.send(number)
+
+    def send(self, number: int) -> None:
+        """To all of them that are left."""
+        assert self._process is not None  # noqa: S101 - it was started
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if self._grouped:
+                os.killpg(self._process.pid, number)
+            else:
+                self._process.send_signal(number)
+
+    def _gone(self) -> bool:
+        """Has it ended, and all its descendants with it?"""
+        assert self._process is not None  # noqa: S101 - it was started
+        if self._process.poll() is None:
+            return False
+        if self._grouped:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, 0)
+                return False
+        return True
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit status, as a shell tells it; None if it goes on after so many seconds."""
+        assert self._process is not None  # noqa: S101 - it was started
+        try:
+            status = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        return status if status >= 0 else SIGNALLED - status
+
+    def end(self, grace: float) -> int:
+        """TERM, and KILL if that does not help within ``grace`` seconds."""
+        self.send(signal.SIGTERM)
+        until = monotonic() + grace
+        while not self._gone() and (left := until - monotonic()) > 0:
+            time.sleep(min(left, LOOK / 4))
+        if not self._gone():
+            self.send(signal.SIGKILL)
+        while (status := self.wait(LOOK)) is None:
+            pass
+        return status

@@ -1,0 +1,121 @@
+"""What is wrong, or may go wrong, on the servers of the locks: checks that need a connection."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_distlock.checks.routers import kept_out
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.conf import site_key_setting
+from django_distlock.exceptions import BackendUnavailable, DistlockError, LockNotAcquired
+from django_distlock.locks.lock import Lock
+from django_distlock.manager.introspection import held_locks
+from django_distlock.manager.registry import registry
+from django_distlock.manager.site_key import read_row
+from django_distlock.records import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django_distlock.manager.registry import Entry
+
+# Taken and given back on each alias.
+DOCTOR = "django_distlock.doctor"
+PATIENCE = 2.0
+
+
+def diagnose(using: str | None = None) -> list[Finding]:
+    """Look at the servers of one alias, or of all, and at the site key.
+
+    Nothing of a server that does not answer is an exception. Texts hold neither the site key nor passwords.
+    """
+    key = list(_site_key())
+    keyless = any(finding.level == "error" for finding in key)
+    found = key
+    for alias in [using] if using is not None else registry.aliases():
+        try:
+            entry = registry.entry(alias)
+        except ImproperlyConfigured as error:
+            found.append(Finding("error", str(error), "See `manage.py check --tag distlock`.", alias))
+            continue
+        found += (replace(finding, alias=alias) for finding in _alias(entry, alias, keyless))
+    return found
+
+
+def _alias(entry: Entry, alias: str, keyless: bool) -> Iterator[Finding]:
+    backend = entry.backend
+    failed = False
+    yield from kept_out(backend)
+    if not (keyless and backend.needs_site_key):
+        for finding in _taken(alias):
+            failed = failed or finding.level == "error"
+            yield finding
+    if not backend.needs_site_key:
+        yield Finding("info", "Its locks are seen by this process only.")
+    try:
+        yield from backend.diagnose()
+    except (DistlockError, ImproperlyConfigured) as error:
+        if not failed:
+            yield Finding("error", _said(error))
+        return
+    except Exception as error:  # a server that is unlike all that we know
+        yield Finding("warning", f"The server could not be examined: {type(error).__name__}.")
+    yield from _collisions(alias)
+
+
+def _taken(alias: str) -> Iterator[Finding]:
+    """Can a lock be taken and given back?"""
+    began = monotonic()
+    try:
+        Lock(DOCTOR, using=alias, timeout=PATIENCE).acquire().release()
+    except LockNotAcquired:
+        yield Finding("warning", f"The lock {DOCTOR!r} was busy for {PATIENCE:g} s.", "Does another doctor look?")
+    except (DistlockError, ImproperlyConfigured) as error:
+        yield Finding("error", f"No lock can be taken: {_said(error)}")
+    else:
+        yield Finding("info", f"A lock was taken and given back in {(monotonic() - began) * 1000:.0f} ms.")
+
+
+def _collisions(alias: str) -> Iterator[Finding]:
+    for report in held_locks(alias):
+        for info in report.locks:
+            if other := info.details.get("collision"):
+                yield Finding(
+                    "error",
+                    f"The names {info.name!r} and {other!r} have one key: they exclude each other.",
+                    "Rename one of them.",
+                )
+
+
+def _site_key() -> Iterator[Finding]:
+    try:
+        given = site_key_setting()
+    except ImproperlyConfigured as error:
+        yield Finding("error", str(error))
+        return
+    try:
+        row = read_row()
+    except BackendUnavailable as error:
+        if given is None:
+            yield Finding("error", str(error))
+            return
+        row = None
+    if given is None:
+        yield Finding("info", "The site key comes from the database.")
+    elif row is None or row == given:
+        yield Finding("info", "The site key comes from DISTLOCK_SITE_KEY.")
+    else:
+        yield Finding(
+            "info",
+            "The site key comes from DISTLOCK_SITE_KEY, and the database has another one: a process without the "
+            "setting would exclude nobody that has it.",
+        )
+
+
+def _said(error: BaseException) -> str:
+    """Its message, and the first line of its cause's."""
+    cause = str(error.__cause__ or "").strip().splitlines()
+    return f"{error} ({cause[0]})" if cause and cause[0] not in str(error) else str(error)

@@ -1,0 +1,149 @@
+"""Which names are written down for other processes, and when: names of locks whose engine keeps only a hash.
+
+The keepalive thread looks once a second at what this process holds. A name that two looks have met is written: it is
+held for more than a second, or often. Names made from user data that are used for a moment and never again are not, and
+no acquire and no release ever has a statement more.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+from django_distlock.concurrency import caller
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.records import Note, Noted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from django_distlock.backends.base import Backend
+    from django_distlock.manager.hold import Holding
+
+logger = logging.getLogger("django_distlock.names")
+
+# Seconds between two looks.
+LOOK = 1.0
+# A name that is still in use is written again so often, so that pruning by age leaves it alone; seconds.
+AGAIN = 86_400.0
+# And what is still held: who looks at it misses it if others have displaced it, or somebody emptied the table.
+HELD_AGAIN = 3600.0
+# Most that is remembered, and most that is written at one look for one alias.
+REMEMBERED, AT_ONCE = 4096, 100
+
+
+class NameBook:
+    """What was met and what was written by this process."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._looked_at = 0.0
+        self._met: set[tuple[str, bytes]] = set()
+        # (alias, the key as the engine lists it, name) -> when that was written
+        self._written: dict[tuple[str, str, str], float] = {}
+        # what the last look has met
+        self._before: set[Holding] = set()
+        # the holds whose beginning is written down, until it is written that they are over; and when that was
+        self._noted: dict[Holding, tuple[Note, float]] = {}
+        self._reported: set[tuple[str, str]] = set()
+
+    def look(self, now: float, held: Iterable[Holding]) -> None:
+        """Look at what this process holds, unless that was done less than a second ago."""
+        if now - self._looked_at < LOOK:
+            return
+        met = {holding for holding in held if holding.backend.keeps_notes}
+        due: dict[Backend, list[tuple[Holding, Note]]] = {}
+        for holding, over in self._over(met):  # first: what is noted of a next hold comes after it
+            due.setdefault(holding.backend, []).append((holding, over))
+        named: dict[tuple[str, str], str] = {}
+        for holding in met:
+            notes = due.setdefault(holding.backend, [])
+            if len(notes) < AT_ONCE and (note := self._due(holding, now)) is not None:
+                listed = holding.backend.alias, holding.backend.listed_as(note.key)
+                if named.setdefault(listed, note.key.name) == note.key.name:  # of two with one key one comes next time
+                    notes.append((holding, note))
+        self._before, self._looked_at = met, now
+        for backend, notes in due.items():
+            if notes:
+                backend.write_notes([note for _, note in notes], functools.partial(self._done, backend, notes, now))
+
+    def write_now(self, holding: Holding) -> None:
+        """Do not wait for two looks: it is known that this hold will last."""
+        backend, grant = holding.backend, holding.grant
+        if backend.keeps_notes and grant is not None:
+            noted = [(holding, Note(holding.key, backend.server_session(grant), holding.held_at, told(holding)))]
+            done = functools.partial(self._done, backend, noted, monotonic())
+            backend.write_notes([note for _, note in noted], done)
+
+    def forget(self) -> None:
+        """The backends have been replaced, and their sessions are closed."""
+        with self._guard:
+            self._noted.clear()
+
+    def _over(self, met: set[Holding]) -> list[tuple[Holding, Note]]:
+        """Those that have ended since they were noted, on sessions that live on; else a later hold of such a session
+        would be taken for them."""
+        with self._guard:
+            ended = [(holding, note) for holding, (note, _) in self._noted.items() if holding not in met]
+            for holding, note in list(ended):
+                if holding.lost is not None or holding.grant is None or not holding.backend.alive(holding.grant):
+                    del self._noted[holding]
+                    ended.remove((holding, note))
+        return [(holding, Note(note.key, -note.session)) for holding, note in ended]
+
+    def _due(self, holding: Holding, now: float) -> Note | None:
+        backend, key, grant = holding.backend, holding.key, holding.grant
+        if holding in self._before and grant is not None:
+            _, written = self._noted.get(holding, (None, None))
+            if written is not None and now - written < HELD_AGAIN:
+                return None
+            return Note(key, backend.server_session(grant), holding.held_at, told(holding))
+        met = (backend.alias, key.digest)
+        if met not in self._met:
+            if len(self._met) >= REMEMBERED:
+                self._met.clear()
+            self._met.add(met)
+            return None
+        written = self._written.get((backend.alias, backend.listed_as(key), key.name))
+        return Note(key) if written is None or now - written >= AGAIN else None
+
+    def _done(self, backend: Backend, notes: Sequence[tuple[Holding, Note]], now: float, answers: list[Noted]) -> None:
+        """They are written; in the thread that did it."""
+        with self._guard:
+            if len(self._written) >= REMEMBERED:
+                self._written.clear()
+            for holding, note in notes:
+                self._written[backend.alias, backend.listed_as(note.key), note.key.name] = now
+                if note.session > 0:
+                    self._noted[holding] = note, now
+                elif note.session:
+                    self._noted.pop(holding, None)
+        mine = {backend.listed_as(note.key) for _, note in notes}
+        for answer in answers:
+            if answer.other and answer.key in mine and (backend.alias, answer.key) not in self._reported:
+                self._reported.add((backend.alias, answer.key))
+                logger.error(
+                    "The locks %r and %r have the same key %s on alias %r and exclude each other. Rename one of them.",
+                    answer.name,
+                    answer.other,
+                    answer.key,
+                    backend.alias,
+                )
+
+
+def told(holding: Holding) -> str:
+    """Who holds it: host:pid:thread or task, and the address that it served when it asked."""
+    return f"{this_process()}:{caller.of(holding.owner, holding.address)}"
+
+
+def this_process() -> str:
+    """As the lock sessions are called, too."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+namebook = NameBook()
+os.register_at_fork(after_in_child=namebook.__init__)  # type: ignore[misc]

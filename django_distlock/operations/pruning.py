@@ -1,0 +1,85 @@
+"""Deleting what the library keeps and does not need any more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError
+
+from django_distlock.backends.side_connection import Silent, attended
+from django_distlock.concurrency.text import one_line
+from django_distlock.exceptions import BackendUnavailable, DistlockError
+from django_distlock.manager.registry import registry
+from django_distlock.validation import seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+
+class Pruner(NamedTuple):
+    """Another part of the library that keeps something: ``delete(database, days)`` what is older, in each of
+    ``databases()``; how much it was."""
+
+    databases: Callable[[], Iterable[str]]
+    delete: Callable[[str, float], int]
+
+
+# What it is called -> how.
+pruners: dict[str, Pruner] = {}
+
+Failure = DistlockError | ImproperlyConfigured
+
+
+def prune(using: str | None = None, *, days: float = 30) -> dict[str, int]:
+    """Delete names of locks that were not seen for ``days``, leases that ended a day ago, and, unless ``using`` names
+    one alias, what else is kept: events of the history after ``DISTLOCK_HISTORY_DAYS`` (``days`` where that is not
+    set), idempotency keys after their lifetime. In batches of 1,000. Returns how much of what was deleted.
+
+    A lock in use loses nothing: its name is seen once a day, and fences follow the clock. BackendUnavailable if a
+    server does not answer, for two seconds, or has no such table; the others are pruned all the same.
+    """
+    deleted, failed = prune_all(using, days=days)
+    if failed:
+        raise failed[0]
+    return deleted
+
+
+def prune_all(using: str | None = None, *, days: float = 30) -> tuple[dict[str, int], list[Failure]]:
+    """:func:`prune`: how much of what was deleted, and what failed."""
+    days = seconds("days", days) or 0.0
+    deleted: Counter[str] = Counter()
+    failed: list[Failure] = []
+    for step in _steps(using, days):
+        try:
+            deleted.update(step())
+        except (DistlockError, ImproperlyConfigured) as error:
+            failed.append(error)
+    return dict(deleted), failed
+
+
+def _steps(using: str | None, days: float) -> Iterator[Callable[[], Mapping[str, int]]]:
+    for alias in [using] if using is not None else registry.aliases():
+        yield partial(_of_alias, alias, days)
+    silent: set[str] = set()
+    for kind, pruner in pruners.items() if using is None else ():
+        for database in pruner.databases():
+            if database not in silent:
+                yield partial(_of_kind, kind, pruner, database, days, silent)
+
+
+def _of_alias(alias: str, days: float) -> Mapping[str, int]:
+    return registry.entry(alias).backend.prune_old(days)
+
+
+def _of_kind(kind: str, pruner: Pruner, database: str, days: float, silent: set[str]) -> Mapping[str, int]:
+    try:
+        with attended(database):
+            return {kind: pruner.delete(database, days)}
+    except Silent as error:
+        silent.add(database)
+        raise BackendUnavailable(f"{error} Its {kind}, and what else is kept there, were not pruned.") from None
+    except (DatabaseError, BackendUnavailable) as error:
+        raise BackendUnavailable(f"The {kind} in {database!r} cannot be pruned: {one_line(error)}") from error
