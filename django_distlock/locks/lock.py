@@ -10,6 +10,7 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Call, Deadline, Flow, acquire_flow
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.keys import validate_name
+from django_distlock.manager import events
 from django_distlock.manager import owner as context
 from django_distlock.manager.hold import Holding, State
 from django_distlock.manager.isolation import warn_of_stale_snapshot
@@ -114,19 +115,19 @@ class Lock(Face[Lease]):
                 bind(holding, opened)
                 warn_of_stale_snapshot(self.name, "transaction", getattr(grant.session, "isolation", None), opened)
             if signals.lock_acquired.receivers:
-                signals.send_held(signals.lock_acquired, holding, wait=monotonic() - grant.acquired_at)
+                events.send_held(signals.lock_acquired, holding, wait=monotonic() - grant.acquired_at)
             return lease
         except BaseException as error:
             if grant is not None:
                 backend.release(grant)
             holdings.end(holding)
             wait = monotonic() - holding.claimed_at
-            signals.send(signals.lock_failed, backend, self.name, self.template, wait=wait, error=error)
+            events.send(signals.lock_failed, backend, self.name, self.template, wait=wait, error=error)
             raise
 
     def _flow(self, timeout: float | None, start: float) -> Flow[Lease | None]:
         flow = lock_flow(self, (self.name,), timeout, start)
-        return signals.told(flow, registry.entry(self.using).backend, self, start)
+        return events.told(flow, registry.entry(self.using).backend, self, start)
 
 
 def validate_alias(using: object) -> str:
@@ -174,7 +175,7 @@ def lock_flow(
             if mine is holding:
                 if not (yield from _claimed(lock, entry, holding, lease, deadline)):
                     return None
-                signals.send_held(signals.lock_acquired, holding, wait=monotonic() - (since or start))
+                events.send_held(signals.lock_acquired, holding, wait=monotonic() - (since or start))
                 return lease
             if (yield from _entered_again(mine, lease)):
                 return lease

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Self
 
-from django_distlock import signals
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import PAUSE, Call, Deadline, Flow, backoff
+from django_distlock.manager import events
 from django_distlock.manager.registry import registry
 from django_distlock.validation import UNSET, Timeout, count, optional_seconds
 
@@ -111,7 +111,7 @@ class Semaphore(Face[Lease]):
         return made
 
     def _flow(self, timeout: float | None, start: float) -> Flow[Lease | None]:
-        return signals.told(self._slot(timeout, start), registry.entry(self.using).backend, self, start)
+        return events.told(self._slot(timeout, start), registry.entry(self.using).backend, self, start)
 
     def _slot(self, timeout: float | None, start: float) -> Flow[Lease | None]:
         if registry.entry(self.using).backend.supports_semaphore:

@@ -19,11 +19,12 @@ from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import DistlockError
-from django_distlock.operations.name_log import this_process, told
 from django_distlock.records import MOST_WAITING, BackendReport, LockInfo
 
+from . import events
 from .hold import State
 from .lock_table import holdings
+from .name_log import this_process, told
 from .registry import Entry, registry
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def break_lock(info: LockInfo, *, reason: str = "") -> bool:
         logger.warning(
             "The lock %r of alias %r was broken: %s", info.name or info.key, info.backend, one_line(reason or "-")
         )
-        signals.send(signals.lock_broken, backend, info.name or info.key, reason=reason)
+        events.send(signals.lock_broken, backend, info.name or info.key, reason=reason)
     return broken
 
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.text import one_line
-from django_distlock.operations.name_log import namebook
 
 from . import closed_loops, owner
 from .lock_table import holdings
 from .loss import lose, lose_dead
+from .name_log import namebook
 from .stack import whereabouts
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from django_distlock import signals
 from django_distlock.concurrency.clock import monotonic
 
+from . import events
 from .lock_table import holdings
 
 if TYPE_CHECKING:
@@ -41,4 +42,4 @@ def tell(holding: Holding, reason: str) -> None:
             callback()
         except Exception:
             logger.exception("A callback for the loss of the lock %r failed.", holding.key.name)
-    signals.send_held(signals.lock_lost, holding, reason=reason)
+    events.send_held(signals.lock_lost, holding, reason=reason)

@@ -17,11 +17,11 @@ from django.utils.module_loading import import_string
 from django_distlock.backends.base import Backend
 from django_distlock.conf import AliasConfig, configured, read_alias
 from django_distlock.keys import LockKey, derive_key
-from django_distlock.operations.name_log import namebook
 from django_distlock.records import Claim
 
 from .keepalive import keepalive
 from .lock_table import holdings
+from .name_log import namebook
 from .schedulers import refuse_patches
 from .site_key import site_key
 

@@ -8,6 +8,7 @@ from django_distlock import signals
 from django_distlock.concurrency.flow import Call, Flow
 from django_distlock.exceptions import DistlockError, LockLost
 
+from . import events
 from .lock_table import holdings
 from .loss import lose, lose_dead
 
@@ -22,7 +23,7 @@ def freed_now(holding: Holding) -> bool:
         return False
     holdings.end(holding)
     if signals.lock_released.receivers:
-        signals.send_held(signals.lock_released, holding)
+        events.send_held(signals.lock_released, holding)
     return True
 
 
@@ -42,5 +43,5 @@ def give_back(holding: Holding) -> Flow[DistlockError | None]:
         return LockLost(
             f"The lock {holding.key.name!r} of alias {holding.backend.alias!r} was lost before its release."
         )
-    signals.send_held(signals.lock_released, holding)
+    events.send_held(signals.lock_released, holding)
     return None

@@ -20,6 +20,7 @@ from django.db import connections
 from django_distlock import signals
 from django_distlock.concurrency import finalizers
 
+from . import events
 from . import open_transactions as opentransactions
 from .hold import State
 from .lock_table import holdings
@@ -253,7 +254,7 @@ class TransactionWatch:
                     lose(holding, "transaction")
                 else:  # everybody has released it: nothing is lost by its end
                     holdings.end(holding)
-                    signals.send_held(signals.lock_released, holding)
+                    events.send_held(signals.lock_released, holding)
 
 
 def _give_back(holding: Holding, news: News) -> None:
@@ -274,7 +275,7 @@ def _give_back(holding: Holding, news: News) -> None:
             news.append(partial(tell_of_loss, holding, lost))
         holdings.end(holding)
     if holding.lost is None and signals.lock_released.receivers:
-        news.append(partial(signals.send_held, signals.lock_released, holding))
+        news.append(partial(events.send_held, signals.lock_released, holding))
 
 
 def bind(holding: Holding, opened: Iterable[BaseDatabaseWrapper]) -> None:

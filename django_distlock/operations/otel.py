@@ -1,6 +1,6 @@
 """Spans and metrics through OpenTelemetry (extra ``otel``). Nothing of it is imported or done unless it is switched on.
 
-    from django_distlock.operations.otel import DistlockInstrumentor
+    from .otel import DistlockInstrumentor
 
     DistlockInstrumentor().instrument()
 

@@ -88,7 +88,7 @@ def test_an_old_primary_that_wakes_grants_nothing_without_replicas(own: Own, rep
 
 def test_the_doctor_asks_for_min_replicas(own: Own, replica: Own) -> None:
     def told() -> str:
-        return " ".join(finding.text for finding in doctor.findings(own.holder))
+        return " ".join(finding.text for finding in doctor.findings(own.holder.target))
 
     assert "is replicated" in told()
     assert "min-replicas-to-write is 0" in told()

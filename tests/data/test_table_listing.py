@@ -10,7 +10,7 @@ from django.db import connections, transaction
 
 from django_distlock import advisory_lock, held_locks, table_lock
 from django_distlock.backends.query import LockQuery
-from django_distlock.manager.lookup import find_locks
+from django_distlock.operations.lookup import find_locks
 from tests.backends.statements import counted
 from tests.conftest import eventually
 from tests.data.app.models import Account, Currency

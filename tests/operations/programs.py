@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command, execute_from_comm
 from django.db import connections
 from django.db.models.signals import pre_migrate
 
-from django_distlock.operations import name_log
+from django_distlock.manager import name_log
 from django_distlock.operations.commands import migrate
 
 if TYPE_CHECKING:

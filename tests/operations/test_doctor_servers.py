@@ -225,7 +225,7 @@ def test_a_lock_session_of_its_own_for_redis() -> None:
     with Redis.from_url(url()) as client:
         client.ping()
         before = {each["id"] for each in client.client_list()}
-        list(redis_doctor.findings(_redis()))
+        list(redis_doctor.findings(_redis().target))
         assert not {each["id"] for each in client.client_list() if each["cmd"] == "info"} - before
 
 

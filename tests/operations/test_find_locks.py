@@ -16,8 +16,8 @@ from django.test import override_settings
 from django_distlock import advisory_lock, held_locks
 from django_distlock.backends.query import ORDERS, LockQuery, chosen
 from django_distlock.backends.text import printable
-from django_distlock.manager.lookup import find_locks
 from django_distlock.manager.registry import registry
+from django_distlock.operations.lookup import find_locks
 from tests.conftest import eventually
 from tests.faults.server import ask, key_of
 

@@ -17,7 +17,7 @@ from django_distlock import UnsupportedOperation, advisory_lock, break_lock, hel
 from django_distlock.backends.postgres.select import statement
 from django_distlock.backends.query import LockQuery
 from django_distlock.backends.text import printable
-from django_distlock.manager.lookup import find_locks
+from django_distlock.operations.lookup import find_locks
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask

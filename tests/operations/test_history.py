@@ -15,6 +15,7 @@ from django.core.checks import run_checks
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
 from django_distlock import LockLost, advisory_lock, signals
+from django_distlock.manager.events import send
 from django_distlock.models import LockEvent
 from django_distlock.operations import history
 from django_distlock.operations.history import Event, recorder
@@ -62,7 +63,7 @@ def test_everything_that_happens_is_there_the_newest_first(recorded: None, name:
     lose(lease, reason="session")
     with pytest.raises(LockLost):
         lease.release()
-    signals.send(signals.lock_broken, lease._holding.backend, name, reason="by\nann")
+    send(signals.lock_broken, lease._holding.backend, name, reason="by\nann")
     events = written(name)
     assert [event.kind for event in events] == ["broken", "lost", "acquired", "released", "timed_out", "acquired"]
     broken, lost, acquired, released, timed_out, _ = events

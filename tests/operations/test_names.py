@@ -17,8 +17,8 @@ from django_distlock import advisory_lock, held_locks
 from django_distlock.backends.sessions import names as notes
 from django_distlock.keys import LockKey
 from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.name_log import AGAIN, NameBook
 from django_distlock.manager.registry import registry
-from django_distlock.operations.name_log import AGAIN, NameBook
 from django_distlock.operations.pruning import Pruner, prune, pruners
 from tests.backends.actors import hold
 from tests.backends.statements import counted

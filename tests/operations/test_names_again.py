@@ -12,8 +12,8 @@ import pytest
 from django_distlock import advisory_lock
 from django_distlock.backends.sessions import names as notes
 from django_distlock.backends.sessions.names import TABLE
+from django_distlock.manager.name_log import HELD_AGAIN
 from django_distlock.manager.registry import registry
-from django_distlock.operations.name_log import HELD_AGAIN
 from django_distlock.operations.pruning import prune
 from tests.backends.statements import counted
 from tests.backends.test_redis_late import refuse
@@ -100,7 +100,7 @@ def test_a_thread_that_cannot_be_started_is_started_later(
 @each_engine
 def test_all_of_a_crowd_are_written_once(using: str, name: str, looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
     """More names are held at a time than the book remembers."""
-    monkeypatch.setattr("django_distlock.operations.name_log.REMEMBERED", 3)
+    monkeypatch.setattr("django_distlock.manager.name_log.REMEMBERED", 3)
     names = [f"{name} {number}" for number in range(10)]
     with ExitStack() as stack:
         for each in names:

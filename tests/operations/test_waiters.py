@@ -12,7 +12,7 @@ from django.core.management import call_command
 
 from django_distlock import advisory_lock, held_locks
 from django_distlock.backends.query import LockQuery
-from django_distlock.manager.lookup import find_locks
+from django_distlock.operations.lookup import find_locks
 from tests.conftest import eventually
 from tests.processes import Child
 

@@ -16,7 +16,7 @@ from django_distlock.backends.cleanup import Remains, Store, StoreError
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import LEAST_ANSWER, Flow, adrive, drive
 from django_distlock.exceptions import BackendUnavailable
-from django_distlock.records import Claim, Grant, LockInfo, drift
+from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor, path
 from .pruning import Pruning
@@ -238,7 +238,8 @@ class LeaseTableBackend(Backend):
         valid_until = asked + ttl - drift(ttl)
         return Grant(claim=grant.claim, fence=grant.fence, acquired_at=grant.acquired_at, valid_until=valid_until)
 
-    diagnose = doctor.findings
+    def diagnose(self) -> Iterable[Finding]:
+        return doctor.findings(self.store, self.database)
 
     def check(self) -> list[CheckMessage]:
         return path.check(self) if self._embedded is not None else []

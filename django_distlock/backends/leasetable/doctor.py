@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-    from .backend import LeaseTableBackend
-
 CLOCKS = {
     "postgresql": "SELECT extract(epoch FROM clock_timestamp())",
     "mysql": "SELECT UNIX_TIMESTAMP(NOW(6))",
@@ -27,9 +25,9 @@ CLOCKS = {
 SKEW = 2.0
 
 
-def findings(backend: LeaseTableBackend) -> Iterator[Finding]:
-    if isinstance(backend.store, SqliteStore):
-        path = backend.store.file().path
+def findings(store: object, database: str) -> Iterator[Finding]:
+    if isinstance(store, SqliteStore):
+        path = store.file().path
         if path == ":memory:":
             yield Finding(
                 "warning",
@@ -41,11 +39,11 @@ def findings(backend: LeaseTableBackend) -> Iterator[Finding]:
         return
     try:
         # on a connection of its own: a server that hangs would keep the command for ever
-        yield from ask(backend.database, _server)
+        yield from ask(database, _server)
     except Silent as error:
         yield Finding("error", str(error))
     except DatabaseError as error:
-        yield Finding("error", f"The database {backend.database!r} does not answer: {type(error).__name__}.")
+        yield Finding("error", f"The database {database!r} does not answer: {type(error).__name__}.")
 
 
 def _server(connection: BaseDatabaseWrapper) -> list[Finding]:

@@ -45,7 +45,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from django_distlock.records import Claim, Grant, LockInfo
+    from django_distlock.records import Claim, Finding, Grant, LockInfo
 
 KNOWN_NAMES = 4096
 
@@ -93,7 +93,8 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         found = infos(self.alias, _texts(drive(self._aside(self._listed))))
         return [info if info.name is not None else replace(info, name=self._known.get(info.key)) for info in found]
 
-    diagnose = doctor.findings
+    def diagnose(self) -> Iterable[Finding]:
+        return doctor.findings(self._ask, int(self.options.get("wait_sessions", 8)))
 
     def _listed(self, session: MySQLSession) -> Flow[list[Any]]:
         until = monotonic() + STATEMENT_LIMIT

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from django_distlock.backends.sessions.session import STATEMENT_LIMIT, ServerError
-from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call, Flow, drive
+from django_distlock.backends.sessions.session import ServerError
 from django_distlock.records import Finding
 
 from .introspection import MYSQL
@@ -15,8 +13,7 @@ from .introspection import MYSQL
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .backend import NamedLockBackend
-    from .session import MySQLSession
+    from django_distlock.backends.sessions.session import Ask
 
 FACTS = b"SELECT VERSION(), @@max_connections, @@global.read_only, @@global.wait_timeout"
 USED = b"SHOW GLOBAL STATUS LIKE 'Threads_connected'"
@@ -36,15 +33,16 @@ GLOBAL = re.compile(r"GRANT (.+?) ON \*\.\* TO ")
 WRITABLE = ("0", "OFF")
 
 
-def findings(backend: NamedLockBackend) -> Iterator[Finding]:
-    version, connections, read_only, idle = _rows(backend, FACTS)[0]
+def findings(ask: Ask, wait_sessions: int) -> Iterator[Finding]:
+    """``ask`` returns the rows of a statement."""
+    version, connections, read_only, idle = ask(FACTS)[0]
     mariadb = "MARIADB" in _text(version).upper()
     yield Finding("info", f"{'MariaDB' if mariadb else 'MySQL'} {_text(version)}, wait_timeout {idle} s.")
-    yield from of_role(read_only, _asked(backend, GROUP))
-    shown = _asked(backend, USER_LOCKS_MARIADB if mariadb else USER_LOCKS_MYSQL)
-    yield from of_listing(mariadb, shown, _asked(backend, GRANTS))
-    used = _asked(backend, USED)
-    wanted = 1 + int(backend.options.get("wait_sessions", 8))
+    yield from of_role(read_only, _asked(ask, GROUP))
+    shown = _asked(ask, USER_LOCKS_MARIADB if mariadb else USER_LOCKS_MYSQL)
+    yield from of_listing(mariadb, shown, _asked(ask, GRANTS))
+    used = _asked(ask, USED)
+    wanted = 1 + wait_sessions
     if used and connections - int(_text(used[0][1])) < wanted:
         yield Finding(
             "warning",
@@ -101,20 +99,12 @@ def looks(shown: list[Any]) -> bool:
     return len(shown) > 1 and shown[1][0] is not None
 
 
-def _asked(backend: NamedLockBackend, sql: bytes) -> list[Any]:
+def _asked(ask: Ask, sql: bytes) -> list[Any]:
     """Nothing where the server has no such table, or no privilege for us."""
     try:
-        return _rows(backend, sql)
+        return ask(sql)
     except ServerError:
         return []
-
-
-def _rows(backend: NamedLockBackend, sql: bytes) -> list[Any]:
-    def asked(session: MySQLSession) -> Flow[list[Any]]:
-        rows: list[Any] = yield Call(session, "query", (sql, monotonic() + STATEMENT_LIMIT))
-        return rows
-
-    return drive(backend._aside(asked))
 
 
 def _text(value: object) -> str:

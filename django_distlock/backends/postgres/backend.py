@@ -30,7 +30,7 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import LEAST_PATIENCE, Call, Flow, adrive, drive
 from django_distlock.concurrency.parking import Turnstile
 from django_distlock.exceptions import BackendUnavailable, DeadlockDetected, UnsupportedOperation
-from django_distlock.records import Claim, Grant
+from django_distlock.records import Claim, Finding, Grant
 
 from . import doctor, introspection, select
 from .introspection import OURS, PostgresNotes
@@ -325,7 +325,8 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
         return introspection.chosen(self.alias, drive(self._aside(row))[0])
 
-    diagnose = doctor.findings
+    def diagnose(self) -> Iterable[Finding]:
+        return doctor.findings(self._ask, int(self.options.get("wait_sessions", 8)))
 
     def break_lock(self, info: LockInfo) -> bool:
         if info.holder == select.PREPARED:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from django_distlock.backends.sessions.session import STATEMENT_LIMIT
-from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call, Flow, drive
 from django_distlock.records import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .backend import AdvisoryBackend
-    from .session import PostgresSession
+    from django_distlock.backends.sessions.session import Ask
 
 FACTS = b"""
 SELECT current_setting('server_version'), current_setting('server_version_num'), pg_is_in_recovery(),
@@ -48,11 +44,12 @@ class Facts(NamedTuple):
     sees_all: str
 
 
-def findings(backend: AdvisoryBackend) -> Iterator[Finding]:
-    (row,) = _rows(backend, FACTS)
+def findings(ask: Ask, wait_sessions: int) -> Iterator[Finding]:
+    """``ask`` returns the rows of a statement."""
+    (row,) = ask(FACTS)
     facts = Facts(*row)
     yield from of_server(facts)
-    yield from of_room(facts, 1 + int(backend.options.get("wait_sessions", 8)))
+    yield from of_room(facts, 1 + wait_sessions)
 
 
 def of_server(facts: Facts) -> Iterator[Finding]:
@@ -105,11 +102,3 @@ def of_room(facts: Facts, wanted: int) -> Iterator[Finding]:
             f"The server's table of locks has room for about {places}, of which {taken} are taken.",
             "Raise max_locks_per_transaction, or find out who holds so many: distlock list.",
         )
-
-
-def _rows(backend: AdvisoryBackend, sql: bytes) -> list[Any]:
-    def asked(session: PostgresSession) -> Flow[list[Any]]:
-        rows: list[Any] = yield Call(session, "query", (sql, monotonic() + STATEMENT_LIMIT))
-        return rows
-
-    return drive(backend._aside(asked))

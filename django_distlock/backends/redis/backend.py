@@ -17,7 +17,7 @@ from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, adrive, drive
 from django_distlock.exceptions import BackendUnavailable, DistlockError, UnsupportedOperation
-from django_distlock.records import Claim, Grant, LockInfo, drift
+from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor
 from .acquire import FAREWELL, LEAST_PATIENCE, Attempt
@@ -30,6 +30,8 @@ from .target import ClusterNode, Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from django.core.checks import CheckMessage
 
     from django_distlock.keys import LockKey
 
@@ -253,8 +255,11 @@ class RedisBackend(Backend):
             reply, _ = yield from run(self.pool, monotonic() + patience, script, claim, *args)
         return reply
 
-    check = doctor.check
-    diagnose = doctor.findings
+    def check(self) -> list[CheckMessage]:
+        return doctor.check(self.alias, self.options, self.target)
+
+    def diagnose(self) -> Iterable[Finding]:
+        return doctor.findings(self.target)
 
     def inspect(self) -> Iterable[LockInfo]:
         return self._listed(None)

@@ -15,9 +15,8 @@ from .protocol import ReplyError, pack
 from .target import ClusterNode, WrongTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from .backend import RedisBackend
     from .target import Target
 
 PATIENCE = 2.0
@@ -25,13 +24,13 @@ PATIENCE = 2.0
 SKEW = 2.0
 
 
-def check(backend: RedisBackend) -> list[CheckMessage]:
+def check(alias: str, options: Mapping[str, Any], target: Target) -> list[CheckMessage]:
     """System checks, without a connection."""
-    where = f"DISTLOCK[{backend.alias!r}]"
-    if "cache" in backend.options and "url" in backend.options:
+    where = f"DISTLOCK[{alias!r}]"
+    if "cache" in options and "url" in options:
         return [Error(f"{where}: give either OPTIONS['cache'] or OPTIONS['url'], not both.", id="distlock.E003")]
     try:
-        backend.target.resolve()
+        target.resolve()
     except WrongTarget as error:
         return [
             Error(
@@ -71,9 +70,9 @@ def _parsed(told: Any) -> dict[str, str]:
     return {name: value for name, _, value in lines}
 
 
-def findings(backend: RedisBackend) -> Iterator[Finding]:
+def findings(target: Target) -> Iterator[Finding]:
     try:
-        found = facts(backend.target)
+        found = facts(target)
     except ClusterNode:  # which the lock has said already
         return
     except Exception as error:  # of the socket or of redis-py; whether locks work was said already

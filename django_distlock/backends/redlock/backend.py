@@ -11,7 +11,7 @@ from django_distlock.backends.base import Backend
 from django_distlock.backends.redis.introspection import Teller
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, adrive, drive
-from django_distlock.records import Claim, Grant, LockInfo, drift
+from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor
 from .acquire import LAST_LOOK, Ballot, again_question, extend_question, release_question, stay_nowhere
@@ -257,7 +257,8 @@ class RedlockBackend(Backend):
 
     # what an operator sees and does
 
-    diagnose = doctor.findings
+    def diagnose(self) -> Iterable[Finding]:
+        return doctor.findings(self.alias, self._targets)
 
     def inspect(self) -> Iterable[LockInfo]:
         return drive(self._alone(lambda lane: listing(self.alias, lane, PATIENCE)))

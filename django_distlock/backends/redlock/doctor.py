@@ -14,16 +14,13 @@ from django_distlock.records import Finding
 from .quorum import majority
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from django_distlock.backends.redis.target import Target
 
-    from .backend import RedlockBackend
 
-
-def findings(backend: RedlockBackend) -> Iterator[Finding]:
-    targets = backend._targets
-    with ThreadPoolExecutor(len(targets), thread_name_prefix=f"distlock-{backend.alias}-doctor") as pool:
+def findings(alias: str, targets: Sequence[Target]) -> Iterator[Finding]:
+    with ThreadPoolExecutor(len(targets), thread_name_prefix=f"distlock-{alias}-doctor") as pool:
         answers = dict(enumerate(pool.map(_asked, targets), 1))
     reached = {number: found for number, found in answers.items() if isinstance(found, Facts)}
     needed = majority(len(targets))

@@ -170,6 +170,15 @@ class SessionLockBackend(SessionAcquire[S]):
         except (SessionDead, StatementTimeout) as error:
             raise self._unavailable(error) from error
 
+    def _ask(self, sql: bytes) -> list[Any]:
+        """The rows of one statement, for an operator."""
+
+        def asked(session: S) -> Flow[list[Any]]:
+            rows: list[Any] = yield Call(session, "query", (sql, monotonic() + STATEMENT_LIMIT))
+            return rows
+
+        return drive(self._aside(asked))
+
     check = poolers.check
 
     def tick(self, now: float) -> float | None:

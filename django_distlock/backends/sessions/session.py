@@ -6,7 +6,8 @@ import contextlib
 import os
 import threading
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from django_distlock.concurrency import sockets
 from django_distlock.concurrency.clock import monotonic
@@ -25,6 +26,10 @@ HEARTBEAT = 3.9
 TICK = 0.5
 # A reply may come this much after the deadline of its statement; seconds.
 GRACE = 0.03
+
+
+# The rows of a statement.
+Ask: TypeAlias = Callable[[bytes], list[Any]]
 
 
 class SessionDead(Exception):

@@ -15,7 +15,7 @@ from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, adrive, drive
 from django_distlock.exceptions import BackendUnavailable
-from django_distlock.records import Claim, Grant, LockInfo
+from django_distlock.records import Claim, Finding, Grant, LockInfo
 
 from . import doctor
 from .introspection import find, listed
@@ -199,7 +199,9 @@ class ZooKeeperBackend(Backend):
             return bool(stat is not None and stat.czxid == place.czxid)
         return False
 
-    diagnose = doctor.findings
+    def diagnose(self) -> Iterable[Finding]:
+        list(self.inspect())  # so that there is a session
+        return doctor.findings(self.alias, self._settings, self._session)
 
     def inspect(self) -> Iterable[LockInfo]:
         return self._listed(None)

@@ -14,7 +14,8 @@ from django_distlock.records import Finding
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .backend import ZooKeeperBackend
+    from .options import Settings
+    from .session import Session
 
 PATIENCE = 1.0
 # The one word that servers answer to without being configured for it:
@@ -23,10 +24,7 @@ WORD = b"srvr"
 LEAST = (3, 5, 3)
 
 
-def findings(backend: ZooKeeperBackend) -> Iterator[Finding]:
-    settings = backend._settings
-    list(backend.inspect())  # so that there is a session
-    session = backend._session
+def findings(alias: str, settings: Settings, session: Session | None) -> Iterator[Finding]:
     if session is not None:
         wanted = settings.kazoo["timeout"]
         yield Finding("info", f"Session timeout {session.timeout:g} s.")
@@ -40,7 +38,7 @@ def findings(backend: ZooKeeperBackend) -> Iterator[Finding]:
         yield Finding("info", "The servers are not asked one by one, because of TLS.")
         return
     hosts, _ = collect_hosts(settings.kazoo["hosts"])
-    with ThreadPoolExecutor(len(hosts), thread_name_prefix=f"distlock-{backend.alias}-doctor") as pool:
+    with ThreadPoolExecutor(len(hosts), thread_name_prefix=f"distlock-{alias}-doctor") as pool:
         answers = list(pool.map(_srvr, hosts))
     for (host, port), told in zip(hosts, answers, strict=True):
         yield from of_server(f"{host}:{port}", told)

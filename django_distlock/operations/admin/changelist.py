@@ -8,7 +8,7 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ORDER_VAR, ChangeList
 from django.utils.translation import gettext as _
 
-from django_distlock.manager.lookup import aliases
+from django_distlock.operations.lookup import aliases
 
 from .rows import SORTS, sorts
 

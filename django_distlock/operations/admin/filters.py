@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
-from django_distlock.manager.lookup import aliases
+from django_distlock.operations.lookup import aliases
 
 from .rows import KINDS
 

@@ -15,8 +15,8 @@ from django.utils.functional import cached_property  # the one of functools lock
 from django_distlock import UnsupportedOperation, break_lock
 from django_distlock.backends.query import LockQuery, kind_of
 from django_distlock.concurrency.text import one_line
-from django_distlock.manager.lookup import find_locks
 from django_distlock.models import HeldLock
+from django_distlock.operations.lookup import find_locks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from django_distlock import BackendUnavailable, UnsupportedOperation
 from django_distlock.concurrency.text import one_line
-from django_distlock.manager.lookup import aliases
+from django_distlock.operations.lookup import aliases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ from django.core.management.base import CommandError
 
 from django_distlock import BackendUnavailable, break_lock, held_locks
 from django_distlock.concurrency.text import one_line
-from django_distlock.manager.lookup import held_by_name
+from django_distlock.operations.lookup import held_by_name
 
 from .base import WRONG_ARGUMENTS, Subcommand
 from .listing import described

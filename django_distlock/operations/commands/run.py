@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock import DistlockError, LockNotAcquired, advisory_lock
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.manager.lookup import show_name
+from django_distlock.operations.lookup import show_name
 
 from .base import EX_TEMPFAIL, EX_UNAVAILABLE, Subcommand, number
 

@@ -12,11 +12,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django_distlock.backends.query import LockPage, LockQuery, merged
 from django_distlock.exceptions import DistlockError
 from django_distlock.keys import validate_name
-from django_distlock.operations.name_log import namebook
-
-from .introspection import ask, held_locks
-from .registry import registry
-from .site_key import site_key
+from django_distlock.manager.introspection import ask, held_locks
+from django_distlock.manager.name_log import namebook
+from django_distlock.manager.registry import registry
+from django_distlock.manager.site_key import site_key
 
 if TYPE_CHECKING:
     from django_distlock.locks.lease import Lease

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from django_distlock.backends.base import Backend
-    from django_distlock.manager.hold import Holding
+
+    from .hold import Holding
 
 logger = logging.getLogger("django_distlock.names")
 
