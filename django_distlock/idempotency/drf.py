@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.db import transaction
 
 from .atomic import exactly_once, in_transaction
-from .bodies import may_be_read
 from .conf import config
 from .decisions import SAFE_METHODS
 from .decorator import atomic_aliases, freeing
 from .execution import claim, enter, finish
 from .handle import Idempotency
+from .http.bodies import may_be_read
 from .http.requests import HEADER
 from .http.waiting_page import is_asked, look
 from .job import Job, drive

@@ -35,7 +35,7 @@ from .job import Flow, Job
 from .records import CLAIMED, COMPLETED, Record
 from .renewal import renewal
 from .storage import TooManyKeys, storage_of
-from .sweeping import sweeper
+from .storage.sweeping import sweeper
 
 if TYPE_CHECKING:
     from django.dispatch import Signal

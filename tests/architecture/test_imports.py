@@ -42,7 +42,7 @@ STILL_CIRCLES = {
         "locks.base locks.decorators",
         "data.rows.decorator data.rows.lock",
         "operations.history operations.history_plot",
-        "idempotency.bodies idempotency.http.forms idempotency.http.requests",
+        "idempotency.http.bodies idempotency.http.forms idempotency.http.requests",
         "idempotency.execution idempotency.handle",
         "idempotency.storage idempotency.storage.database idempotency.storage.portable",
         "backends.leasetable.backend backends.leasetable.doctor backends.leasetable.path backends.leasetable.sqlite"

@@ -12,8 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.http import HttpResponse, JsonResponse
 
-from django_distlock.idempotency import sealing
-from django_distlock.idempotency.storage import storage_of
+from django_distlock.idempotency.storage import sealing, storage_of
 from tests.idempotency.conftest import Sender, every_database, expire, states
 from tests.idempotency.test_forms import Browser
 from tests.idempotency.test_storages import ANSWER, claim_of, read, storage

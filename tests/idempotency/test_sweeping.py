@@ -9,9 +9,9 @@ import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_distlock.idempotency import sweeping
+from django_distlock.idempotency.storage import sweeping
 from django_distlock.idempotency.storage.database import DatabaseStorage
-from django_distlock.idempotency.sweeping import sweeper
+from django_distlock.idempotency.storage.sweeping import sweeper
 from tests.conftest import eventually
 from tests.idempotency.conftest import Sender, every_database
 from tests.idempotency.test_statements import ours

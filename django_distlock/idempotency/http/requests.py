@@ -10,10 +10,10 @@ from django.utils.encoding import escape_uri_path, iri_to_uri
 from django.utils.http import escape_leading_slashes
 
 from django_distlock.idempotency import conf, decisions
-from django_distlock.idempotency.bodies import FORM_TYPES, body_of, is_parsed
 from django_distlock.idempotency.decisions import BadKey, gettext_noop
 
 from . import forms
+from .bodies import FORM_TYPES, body_of, is_parsed
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, QueryDict

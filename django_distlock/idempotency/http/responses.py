@@ -20,11 +20,11 @@ from django.utils.translation import gettext as _
 
 from django_distlock.idempotency import decisions
 from django_distlock.idempotency.records import CLAIMED, COMPLETED, Answer, Record
-from django_distlock.idempotency.secretnames import is_secret
 from django_distlock.language import language_of_texts, text_language
 
 from . import forms
 from .requests import address_of
+from .secret_names import is_secret
 
 if TYPE_CHECKING:
     from django.contrib.messages.storage.base import Message

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from django.db import connections
 
-from django_distlock.idempotency import sealing
 from django_distlock.idempotency.conf import config
+from django_distlock.idempotency.storage import sealing
 
 from .base import Storage, TooManyKeys
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django.core.cache import caches
 
 from django_distlock import BackendUnavailable
-from django_distlock.idempotency import sealing
 from django_distlock.idempotency.records import (
     CLAIMED,
     COMPLETED,
@@ -30,6 +29,7 @@ from django_distlock.idempotency.records import (
     Record,
     record_of,
 )
+from django_distlock.idempotency.storage import sealing
 
 from .base import Storage
 

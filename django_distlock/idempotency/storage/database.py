@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from django.db import Error, OperationalError, connections, router
 
 from django_distlock import BackendUnavailable, Lock, LockNotAcquired, advisory_lock
-from django_distlock.idempotency import sealing
 from django_distlock.idempotency.conf import config
 from django_distlock.idempotency.records import CLAIMED, FAILED, Answer, Claim, Record, record_of
+from django_distlock.idempotency.storage import sealing
 
 from .base import Storage, TooManyKeys
 from .statements import INSERT, INSERT_IF_ROOM, LIVE, LOCKING, NOW, READ, ROOM, TABLE, TRY_INSERT, committed

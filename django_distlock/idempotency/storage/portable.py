@@ -16,8 +16,8 @@ from django.db.models import Case, F, Q, TextField, Value, When
 from django.db.models.functions import Now
 from django.db.models.sql import Query
 
-from django_distlock.idempotency import sealing
 from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, UNKNOWN, Answer, Claim, Record
+from django_distlock.idempotency.storage import sealing
 from django_distlock.models import IdempotencyRecord
 
 from .base import TooManyKeys

@@ -15,8 +15,8 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.encoding import force_bytes
 
-from .conf import config, secret_keys
-from .records import Answer
+from django_distlock.idempotency.conf import config, secret_keys
+from django_distlock.idempotency.records import Answer
 
 MARK = "sealed:"  # JSON does not begin so
 NONCE = 12  # bytes

@@ -16,16 +16,17 @@ from django.core.files.uploadedfile import UploadedFile
 from django.core.files.uploadhandler import FileUploadHandler
 from django.http.multipartparser import MultiPartParser
 
-from . import conf, decisions
-from .decisions import BadKey, gettext_noop
-from .http import forms
+from django_distlock.idempotency import conf, decisions
+from django_distlock.idempotency.decisions import BadKey, gettext_noop
+
+from . import forms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from django.http import HttpRequest
 
-    from .options import Options
+    from django_distlock.idempotency.options import Options
 
 FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
 JSON_TYPES = ("application/json",)

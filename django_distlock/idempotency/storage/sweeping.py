@@ -16,12 +16,12 @@ from django.db import connections
 
 from django_distlock import LockNotAcquired
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.idempotency.conf import config
 
-from .conf import config
-from .storage.database import DatabaseStorage
+from .database import DatabaseStorage
 
 if TYPE_CHECKING:
-    from .storage import Storage
+    from django_distlock.idempotency.storage import Storage
 
 logger = logging.getLogger("django_distlock.idempotency")
 # What one sweep deletes at most, so that it never is one long burden; what is left is for the next.
