@@ -21,7 +21,7 @@ from django_distlock.manager.registry import registry
 from django_distlock.validation import UNSET, Timeout, optional_seconds
 
 from . import decorators
-from .releasable import Releasable
+from .lease import Releasable
 
 L = TypeVar("L", bound=Releasable)
 F = TypeVar("F", bound=Callable[..., Any])

@@ -1,12 +1,14 @@
-"""The proof of one holding."""
+"""The proof of one holding, with its ``with`` and ``release``."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Call, Flow, adrive, drive
 from django_distlock.exceptions import DistlockError, LockLost, LockNotHeld, UnsupportedOperation
@@ -14,13 +16,10 @@ from django_distlock.manager import owner
 from django_distlock.manager.hold import FORKED, Holding, State
 from django_distlock.manager.keepalive import RENEWALS_PER_TTL, keepalive
 from django_distlock.manager.lock_table import holdings
-from django_distlock.manager.loss import lose, lose_dead
 from django_distlock.manager.open_transactions import begun_by_sql
-from django_distlock.manager.release import freed_now, give_back
+from django_distlock.manager.release import freed_now, give_back, lose, lose_dead
 from django_distlock.manager.transactions import defer
 from django_distlock.validation import seconds
-
-from .releasable import Releasable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,6 +29,68 @@ if TYPE_CHECKING:
     from django_distlock.records import Grant
 
     from .task_guard import TaskGuard
+
+
+class Releasable:
+    """``with lease:`` and ``async with lease:`` for whatever can be released."""
+
+    __slots__ = ()
+
+    def _release_flow(self, raising: bool) -> Flow[None]:
+        raise NotImplementedError
+
+    def _release(self, raising: bool) -> None:
+        drive(self._release_flow(raising))
+
+    def _aenters(self) -> None:
+        """An ``async with`` block begins in this task."""
+
+    async def _aleave(self, error: BaseException | None) -> None:
+        """The block has ended, with that exception."""
+        await adrive(self._release_flow(error is None))
+
+    def release(self) -> None:
+        """Give it back. Releasing twice is harmless.
+
+        Raises LockLost if it was lost before, unless another exception is on its way already. Inside a transaction
+        the engine keeps the lock until that has ended.
+        """
+        if finalizers.collecting():
+            finalizers.later(self._release, False)
+        else:
+            self._release(sys.exc_info()[0] is None)
+
+    async def arelease(self) -> None:
+        """:meth:`release` for a task."""
+        if finalizers.collecting():
+            finalizers.later(self._release, False)
+        elif not owner.on_event_loop():  # the coroutine is being closed: nothing can be awaited
+            self._release(False)
+        else:
+            await adrive(self._release_flow(sys.exc_info()[0] is None))
+
+    def __enter__(self) -> Self:
+        owner.refuse_event_loop("async with")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if finalizers.collecting():
+            finalizers.later(self._release, False)
+        else:
+            self._release(kind is None)
+
+    async def __aenter__(self) -> Self:
+        self._aenters()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if finalizers.collecting():
+            finalizers.later(self._release, False)
+        elif not owner.on_event_loop():
+            self._release(False)
+        else:
+            await self._aleave(error)
+
 
 logger = logging.getLogger("django_distlock.lease")
 

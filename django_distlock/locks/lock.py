@@ -16,9 +16,9 @@ from django_distlock.manager.hold import Holding, State
 from django_distlock.manager.isolation import warn_of_stale_snapshot
 from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.lock_table import holdings
-from django_distlock.manager.loss import lose
 from django_distlock.manager.open_transactions import open_transactions
 from django_distlock.manager.registry import Entry, registry
+from django_distlock.manager.release import lose
 from django_distlock.manager.site_key import site_key
 from django_distlock.manager.transactions import bind, choose_scope, on_own_connection
 from django_distlock.records import Claim, Grant

@@ -16,8 +16,8 @@ from django_distlock.concurrency.text import one_line
 
 from . import closed_loops, owner
 from .lock_table import holdings
-from .loss import lose, lose_dead
 from .name_log import namebook
+from .release import lose, lose_dead
 from .stack import whereabouts
 
 if TYPE_CHECKING:

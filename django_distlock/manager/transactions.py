@@ -24,9 +24,9 @@ from . import events
 from . import open_transactions as opentransactions
 from .hold import State
 from .lock_table import holdings
-from .loss import lose
-from .loss import tell as tell_of_loss
 from .open_transactions import in_testcase, in_transaction, of_thread, only_testcases, open_transactions
+from .release import lose
+from .release import tell as tell_of_loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django_distlock.concurrency.flow import drive
 from django_distlock.conf import configured
 from django_distlock.exceptions import DistlockError, LockNotHeld
-from django_distlock.manager import loss, open_transactions, owner
+from django_distlock.manager import open_transactions, owner, release
 from django_distlock.manager.hold import State
 from django_distlock.manager.introspection import held_locks
 from django_distlock.manager.lock_table import holdings
@@ -86,7 +86,7 @@ def lose(lease: Lease, reason: str) -> None:
     """Have ``lease`` lost: the engine gives the lock away, and the holder is told."""
     holding = lease._holding
     grant = holding.grant
-    if lease._released or not loss.lose(holding, reason):
+    if lease._released or not release.lose(holding, reason):
         raise LockNotHeld(f"{lease!r} cannot be lost: it is not held.")
     if grant is None or grant.claim.scope == "transaction":  # only its transaction can end it
         return

@@ -11,8 +11,8 @@ from django.db import connections
 
 from django_distlock import LockLost, advisory_lock, lock_all
 from django_distlock.manager.lock_table import holdings
-from django_distlock.manager.loss import lose
 from django_distlock.manager.registry import registry
+from django_distlock.manager.release import lose
 from tests.matrix import MATRIX
 
 if TYPE_CHECKING:

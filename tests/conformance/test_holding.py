@@ -217,7 +217,7 @@ def test_r17_a_callback_is_not_missed_if_the_loss_comes_while_it_is_registered(
     me: Actor, lock: Any, backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The keepalive thread notices the loss between the question and the registration."""
-    from django_distlock.manager.loss import lose
+    from django_distlock.manager.release import lose
 
     lease = me.acquire(lock)
     called: list[Any] = []

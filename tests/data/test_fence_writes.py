@@ -9,7 +9,7 @@ import pytest
 from django.db import transaction
 
 from django_distlock import LockLost, LockNotHeld, UnsupportedOperation, advisory_lock
-from django_distlock.manager.loss import lose
+from django_distlock.manager.release import lose
 from tests.data.app.models import CashRegister, Register
 from tests.data.fences import EARLY, LATE, LEASES, register, rows, sent, stored, till, tills
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from django_distlock.locks.lease import Lease
 
 TTL = 10.0
-TIMED = ("locks.lock", "locks.lease", "manager.loss", "manager.hold", "backends.memory")
+TIMED = ("locks.lock", "locks.lease", "manager.release", "manager.hold", "backends.memory")
 DATED = ("backends.memory",)
 
 

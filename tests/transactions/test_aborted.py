@@ -10,7 +10,7 @@ from django.db import DatabaseError, Error, InternalError, connections, transact
 
 from django_distlock import BackendUnavailable, LockLost, LockNotHeld, advisory_lock
 from django_distlock.manager.lock_table import holdings
-from django_distlock.manager.loss import lose
+from django_distlock.manager.release import lose
 from tests.transactions import rows
 from tests.transactions.rival import is_out
 from tests.transactions.ways import Boom

@@ -8,7 +8,7 @@ import pytest
 from django.db import transaction
 
 from django_distlock import signals
-from django_distlock.manager.loss import lose
+from django_distlock.manager.release import lose
 from tests.transactions import rows
 from tests.transactions.ways import Boom
 from tests.transactions.world import swallow

@@ -162,7 +162,7 @@ def test_r11_release_in_another_thread_at_the_moment_the_transaction_ends(one_wo
 
 def test_r11_lease_that_was_lost_inside_is_not_given_back(one_world: World) -> None:
     """What was lost before the end is not released at the end: it is somebody else's by then."""
-    from django_distlock.manager.loss import lose
+    from django_distlock.manager.release import lose
 
     world = one_world
     with transaction.atomic(world.alias):
