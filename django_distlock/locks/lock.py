@@ -171,7 +171,7 @@ def lock_flow(
             if mine is not holding:
                 lease = Lease(mine)
             if lock.cancel_on_loss:
-                lease._guard = TaskGuard(lease)
+                lease._guard = TaskGuard(lease.ensure_held, lease.on_lost)
             if mine is holding:
                 if not (yield from _claimed(lock, entry, holding, lease, deadline)):
                     return None

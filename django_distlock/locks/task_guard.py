@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from django_distlock.exceptions import LockLost, LockNotHeld
 
 if TYPE_CHECKING:
-    from .lease import Lease
+    from collections.abc import Callable
 
 # Seconds between two looks at the lease, which cost no round trip. A loss is told at once; that nobody can tell whether
 # the lock still holds is only seen by looking.
@@ -19,10 +19,13 @@ LOOK = 0.1
 class TaskGuard:
     """Watches over one ``async with`` block of the current task."""
 
-    __slots__ = ("_cancelling", "_lease", "_loop", "_task", "_timer", "fired")
+    __slots__ = ("_cancelling", "_ensure_held", "_loop", "_on_lost", "_task", "_timer", "fired")
 
-    def __init__(self, lease: Lease) -> None:
-        self._lease = lease
+    def __init__(
+        self, ensure_held: Callable[[], object], on_lost: Callable[[Callable[[object], object]], object]
+    ) -> None:
+        """The two methods of the lease: raise if it does not hold, and have a function called once it is lost."""
+        self._ensure_held, self._on_lost = ensure_held, on_lost
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[object] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -36,9 +39,9 @@ class TaskGuard:
             raise RuntimeError("cancel_on_loss needs a task that can be cancelled.")
         self._cancelling = self._task.cancelling()
         self._timer = self._loop.call_later(LOOK, self._look)
-        self._lease.on_lost(self._lost)
+        self._on_lost(self._lost)
 
-    def _lost(self, lease: Lease) -> None:
+    def _lost(self, _lease: object) -> None:
         # most often in the keepalive thread
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -48,7 +51,7 @@ class TaskGuard:
         if self._task is None or self._loop is None:
             return
         try:
-            self._lease.ensure_held()
+            self._ensure_held()
         except LockLost:
             self._fire()
         except LockNotHeld:

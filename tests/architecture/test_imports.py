@@ -38,9 +38,7 @@ STILL_UPWARDS = {("data.fencing.triggers", "checks.links")}
 STILL_CIRCLES = {
     frozenset(circle.split())
     for circle in (
-        "locks.lease locks.task_guard",
         "locks.base locks.decorators",
-        "data.rows.decorator data.rows.lock",
         "operations.history operations.history_plot",
         "idempotency.http.bodies idempotency.http.forms idempotency.http.requests",
         "idempotency.execution idempotency.handle",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django_distlock.data.base import wrap
@@ -12,8 +11,9 @@ from django_distlock.locks.name_templates import follow, known_names, signature_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
-    from .lock import RowLock
+    RowsOf = Callable[[Any], AbstractContextManager[Any]]
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -66,14 +66,13 @@ class Calls:
         return follow("row_lock's pk", self._path, values_of(self.outer.bind(*args, **kwargs)))
 
 
-def decorate(recipe: RowLock[Any], function: F) -> F:
-    """Wrap ``function`` so that each call holds the rows."""
-    into, pk = recipe.into, recipe.pk
+def decorate(function: F, name: str, pk: object, into: str | None, rows_of: RowsOf) -> F:
+    """Wrap ``function`` so that each call holds the rows that ``rows_of`` gives for its primary key."""
 
     def hold(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _given(replace(recipe, pk=calls.pk(args, kwargs, pk)), into)
+        return _given(rows_of(calls.pk(args, kwargs, pk)), into)
 
-    locked = wrap(function, recipe.name, hold)
+    locked = wrap(function, name, hold)
     calls = Calls(function, pk if isinstance(pk, str) else None, into)
     if into is not None:
         locked.__signature__ = calls.outer  # type: ignore[attr-defined]
@@ -81,8 +80,8 @@ def decorate(recipe: RowLock[Any], function: F) -> F:
 
 
 @contextmanager
-def _given(recipe: RowLock[Any], into: str | None) -> Iterator[Mapping[str, Any]]:
-    with recipe.hold() as rows:
+def _given(held: AbstractContextManager[Any], into: str | None) -> Iterator[Mapping[str, Any]]:
+    with held as rows:
         yield {} if into is None else {into: rows}
 
 

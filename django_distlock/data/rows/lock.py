@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from django.db.models import Model
@@ -44,7 +44,7 @@ class RowLock(DataLock[R]):
     def __call__(self, function: Callable[..., T]) -> Callable[..., T]:
         """Each call of ``function`` runs with the rows locked; ``into`` names the argument that gets them, which is not
         the caller's to give. (A type checker can take no argument out of a signature.)"""
-        return decorate(self, function)
+        return decorate(function, self.name, self.pk, self.into, lambda pk: replace(self, pk=pk).hold())
 
     @contextmanager
     def hold(self) -> Iterator[R]:
