@@ -43,8 +43,6 @@ STILL_CIRCLES = {
         "idempotency.http.bodies idempotency.http.forms idempotency.http.requests",
         "idempotency.execution idempotency.handle",
         "idempotency.storage idempotency.storage.database idempotency.storage.portable",
-        "backends.leasetable.backend backends.leasetable.doctor backends.leasetable.path backends.leasetable.sqlite"
-        " backends.leasetable.sqlite_file",
         "backends.postgres.pooler backends.postgres.session",
         "backends.redlock.debts backends.redlock.inquiry backends.redlock.lanes backends.redlock.lines"
         " backends.redlock.nodes",

@@ -242,7 +242,7 @@ class LeaseTableBackend(Backend):
         return doctor.findings(self.store, self.database)
 
     def check(self) -> list[CheckMessage]:
-        return path.check(self) if self._embedded is not None else []
+        return path.check(self.alias, self.database) if self._embedded is not None else []
 
     def inspect(self) -> Iterable[LockInfo]:
         return [row.info(self.alias) for row in drive(self._asked("rows"))]

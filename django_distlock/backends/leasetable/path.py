@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from django.core.checks import CheckMessage, Warning
 from django.db import connections
-
-if TYPE_CHECKING:
-    from .backend import LeaseTableBackend
 
 # One line for each mount that this process sees; the fifth field is where it is.
 # https://man7.org/linux/man-pages/man5/proc_pid_mountinfo.5.html
@@ -33,9 +29,9 @@ def database_path(name: object) -> str | None:
     return os.path.realpath(text)
 
 
-def check(backend: LeaseTableBackend) -> list[CheckMessage]:
+def check(alias: str, database: str) -> list[CheckMessage]:
     """Has the file a second name, beside which other processes would look for the leases?"""
-    path = database_path(connections.settings[backend.database]["NAME"])
+    path = database_path(connections.settings[database]["NAME"])
     if path is None:
         return []
     try:
@@ -50,7 +46,7 @@ def check(backend: LeaseTableBackend) -> list[CheckMessage]:
         return []
     return [
         Warning(
-            f"DISTLOCK[{backend.alias!r}]: the database {path} {why}. Its leases are in a file beside it: processes "
+            f"DISTLOCK[{alias!r}]: the database {path} {why}. Its leases are in a file beside it: processes "
             "that use another name of the database do not see them, and both may hold the same lock.",
             hint="Use one name in all processes: a symbolic link in place of a hard link, a mount of the directory in "
             "place of the file.",
