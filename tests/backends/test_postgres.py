@@ -286,7 +286,7 @@ import sys
 sys.modules[{driver!r}] = None
 from django.core.exceptions import ImproperlyConfigured
 try:
-    import django_distlock.backends.{module}
+    import django_distlock.backends.{module}.backend
 except ImproperlyConfigured as error:
     print(error)
 """

@@ -106,4 +106,4 @@ def test_galera(settings: Any, galera: str) -> None:
     assert "INSTALL SONAME 'metadata_lock_info'" in listing
     # the statement for MySQL, which both know: performance_schema is off
     backend: Any = registry.entry("sick").backend
-    assert not doctor.looks(doctor._asked(backend, doctor.USER_LOCKS_MYSQL))
+    assert not doctor.looks(doctor._asked(backend._ask, doctor.USER_LOCKS_MYSQL))
