@@ -16,7 +16,7 @@ from django_distlock.manager.hold import Holding, State
 from django_distlock.manager.isolation import warn_of_stale_snapshot
 from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.lock_table import holdings
-from django_distlock.manager.open_transactions import open_transactions
+from django_distlock.manager.open_transactions import listen_for_begin, open_transactions
 from django_distlock.manager.registry import Entry, registry
 from django_distlock.manager.release import lose
 from django_distlock.manager.site_key import site_key
@@ -111,6 +111,7 @@ class Lock(Face[Lease]):
                 holdings.end(holding)
                 return None
             holdings.establish(holding, grant, lease)
+            listen_for_begin(holding)
             if opened:
                 bind(holding, opened)
                 warn_of_stale_snapshot(self.name, "transaction", getattr(grant.session, "isolation", None), opened)
@@ -234,6 +235,7 @@ def _claimed(lock: Lock, entry: Entry, holding: Holding, lease: Lease, deadline:
         holdings.end(holding)
         return False
     holdings.establish(holding, grant, lease)
+    listen_for_begin(holding)
     if holding.ttl is not None:
         keepalive.wake_at(grant.acquired_at + holding.ttl / 3)
     if opened:

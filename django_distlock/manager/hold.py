@@ -46,6 +46,7 @@ class Holding:
         "kept",
         "key",
         "leases",
+        "listeners",
         "lost",
         "max_hold",
         "owner",
@@ -80,6 +81,8 @@ class Holding:
         self.callbacks: list[Callable[[], object]] = []
         # the open transactions that must end before the engine may give the lock away
         self.transactions: set[Any] = set()
+        # on connections whose driver does not tell of a transaction begun by SQL
+        self.listeners: tuple[Any, ...] = ()
         # was it ever released by everybody and kept for a transaction?
         self.kept = False
         # taken by an attempt that failed: given back at once, transaction or not

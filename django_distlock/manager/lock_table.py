@@ -133,6 +133,13 @@ class Holdings:
         holding.leases.add(lease)
         holding.state = State.HELD
 
+    def listen(self, holding: Holding, listener: Any) -> None:
+        """Have ``listener`` started for this holding, and stopped when it ends."""
+        with self._mutex:
+            if holding.state is not State.ENDED and listener not in holding.listeners:
+                holding.listeners = (*holding.listeners, listener)
+                listener.start(holding)
+
     def enter_again(self, holding: Holding, lease: Any) -> bool:
         """Count one more Lease of the same context. False if the holding ended meanwhile."""
         with self._mutex:
@@ -191,6 +198,8 @@ class Holdings:
                 self._promote(slot)
             if not slot.holders and not slot.queue:
                 del self._slots[holding.key.digest]
+        for listener in holding.listeners:
+            listener.stop(holding)
         holding.state = State.ENDED
         return True
 
@@ -272,6 +281,8 @@ def _forget_parent() -> None:
     for holding in holdings.everything():
         holding.lost = FORKED
         holding.state = State.ENDED
+        for listener in holding.listeners:
+            listener.stop(holding)
     holdings.__init__()  # type: ignore[misc]
 
 

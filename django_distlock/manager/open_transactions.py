@@ -13,8 +13,15 @@ from asgiref.sync import AsyncToSync
 from django.db import connections
 from django.db.backends.signals import connection_created
 
+from django_distlock.backends.begin_listener import BeginListener, server_inside
+
+from . import owner
+from .lock_table import holdings
+
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from .hold import Holding
 
 
 def in_transaction(connection: BaseDatabaseWrapper) -> bool:
@@ -33,6 +40,7 @@ class _Connections(threading.local):
 
     seen = -1
     known: tuple[BaseDatabaseWrapper, ...] = ()
+    mysql: tuple[BaseDatabaseWrapper, ...] = ()
 
 
 _connections = _Connections()
@@ -53,6 +61,12 @@ def _note_connection(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
     with _guard:
         _all.add(connection)
     _latest = next(_connected)
+    connection.__dict__.pop("_distlock_may_be_inside", None)
+    if connection.vendor == "mysql" and (held := holdings.held()):  # opened under locks that the caller holds already
+        caller = owner.current()
+        for holding in held:
+            if holding.owner is caller:
+                holdings.listen(holding, BeginListener.of(connection))
 
 
 def _after_fork() -> None:
@@ -72,6 +86,7 @@ def open_transactions() -> list[BaseDatabaseWrapper]:
     if here.seen != _latest:
         here.seen = _latest
         here.known = tuple(connections.all(initialized_only=True))
+        here.mysql = tuple(connection for connection in here.known if connection.vendor == "mysql")
     found = [  # in_transaction(), spelt out: this is asked at every acquire and every release
         connection
         for connection in here.known
@@ -111,16 +126,22 @@ def _of_ident(ident: int | None) -> list[BaseDatabaseWrapper]:
 def begun_by_sql() -> list[BaseDatabaseWrapper]:
     """The connections of this thread in a transaction that Django knows nothing of, begun by ``BEGIN`` in a cursor.
 
-    Their drivers tell, without asking the server; mysqlclient does not.
+    Their drivers tell, without asking the server; of mysqlclient see backends/begin_listener.py.
     """
     if asyncio._get_running_loop() is not None:
         return []
-    found = [connection for connection in _connections.known if driver_inside(connection)]
-    return [connection for connection in found if not in_transaction(connection)]
+    known = _connections.known
+    return [connection for connection in known if not in_transaction(connection) and driver_inside(connection)]
+
+
+def listen_for_begin(holding: Holding) -> None:
+    """A lock has been granted: from now on notice what drivers do not tell."""
+    for connection in _connections.mysql:
+        holdings.listen(holding, BeginListener.of(connection))
 
 
 def driver_inside(connection: BaseDatabaseWrapper) -> bool:
-    """Does the driver know of an open transaction? That costs no statement."""
+    """Does the driver know of an open transaction? That costs no statement, but for MySQL after one like BEGIN."""
     raw: Any = connection.connection
     try:
         if connection.vendor == "sqlite":
@@ -128,6 +149,8 @@ def driver_inside(connection: BaseDatabaseWrapper) -> bool:
         if connection.vendor == "postgresql":
             # asked at each release: psycopg's own info is thirty times slower than what it asks; psycopg2 has only that
             return raw is not None and (getattr(raw, "pgconn", None) or raw.info).transaction_status in _PG_INSIDE
+        if connection.vendor == "mysql":
+            return server_inside(connection)
     except Exception:  # any of the driver's: the connection is closed, so nothing is open
         return False
     return False

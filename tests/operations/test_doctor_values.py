@@ -149,7 +149,8 @@ def test_the_statement_for_mysql_on_a_server_that_knows_it_too(databases: None) 
     try:
         for enabled in ("YES", "NO"):
             ask("mysql", INSTRUMENT, enabled)
-            assert mysql_doctor.looks(mysql_doctor._asked(backend._ask, mysql_doctor.USER_LOCKS_MYSQL)) == (enabled == "YES")
+            shown = mysql_doctor._asked(backend._ask, mysql_doctor.USER_LOCKS_MYSQL)
+            assert mysql_doctor.looks(shown) == (enabled == "YES")
     finally:
         ask("mysql", INSTRUMENT, "YES")
 

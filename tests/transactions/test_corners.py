@@ -8,6 +8,7 @@ import contextlib
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from django.db import connections, transaction
@@ -98,6 +99,11 @@ def test_r11_nested_transactions_of_two_databases_lose_nothing(one_world: World,
 # BEGIN through a cursor
 
 
+def check_no_wrapper_left() -> None:
+    left = {connection.alias: connection.execute_wrappers for connection in connections.all(initialized_only=True)}
+    assert not any(left.values()), left
+
+
 @contextlib.contextmanager
 def begun(alias: str) -> Iterator[None]:
     """A transaction that Django knows nothing of."""
@@ -107,9 +113,10 @@ def begun(alias: str) -> Iterator[None]:
 
 
 TOLD = (
-    r"was released while a transaction begun by SQL is open on '(default|postgres)': .* Use transaction\.atomic\(\), or"
+    r"was released while a transaction begun by SQL is open on '(default|postgres|mariadb)': "
+    r".* Use transaction\.atomic\(\), or"
 )
-by_drivers_that_tell = pytest.mark.parametrize("alias", ["default", "postgres"])
+EVERY_ENGINE = ["default", "postgres", "mariadb"]
 SOME_LOCKS = [
     ("memory", "one"),
     ("postgres", "one"),
@@ -119,7 +126,7 @@ SOME_LOCKS = [
 ]
 
 
-@by_drivers_that_tell
+@pytest.mark.parametrize("alias", EVERY_ENGINE)
 @pytest.mark.parametrize(("using", "kind"), SOME_LOCKS)
 def test_r11_release_inside_a_transaction_begun_by_sql_is_refused(
     databases: None, tables: None, name: str, alias: str, using: str, kind: str
@@ -137,6 +144,7 @@ def test_r11_release_inside_a_transaction_begun_by_sql_is_refused(
         assert in_thread(lambda: lock.try_acquire().release()) is None
     with lock, begun(alias):
         rows.write(alias, name)
+    check_no_wrapper_left()
 
 
 def test_r11_lock_that_is_kept_for_a_transaction_is_none_of_its_business(
@@ -148,11 +156,116 @@ def test_r11_lock_that_is_kept_for_a_transaction_is_none_of_its_business(
         pass
 
 
-def test_mysqlclient_does_not_tell_of_a_transaction_begun_by_sql(databases: None, tables: None, name: str) -> None:
-    """As docs/usage/transactions.md says. If this fails, opentransactions.driver_inside() can learn to ask it."""
-    raw = connections["mariadb"]
-    raw.ensure_connection()
-    assert not {"in_transaction", "transaction_status", "server_status"} & set(dir(raw.connection))
+# on MySQL and MariaDB statements are listened to while a lock is held, and the server is asked after those only
+
+
+@pytest.fixture
+def sent(databases: None, tables: None) -> Iterator[list[str]]:
+    """All that the server of "mariadb" is sent by this connection; by a wrapper around its cursors, so that the
+    library's own questions, which go past ``execute_wrappers``, are seen too."""
+    connection: Any = connections["mariadb"]
+    connection.ensure_connection()
+    seen: list[str] = []
+    create_cursor = connection.create_cursor
+
+    def listened(name: Any = None) -> Any:
+        cursor = create_cursor(name)
+        execute = cursor.cursor.execute
+        cursor.cursor.execute = lambda sql, *args: (seen.append(sql), execute(sql, *args))[1]
+        return cursor
+
+    with mock.patch.object(connection, "create_cursor", listened):
+        yield seen
+        with connection.cursor() as cursor:
+            cursor.execute("ROLLBACK")
+            cursor.execute("SET autocommit = 1")
+    check_no_wrapper_left()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "BEGIN",
+        "begin work",
+        "/* a */ -- b\n # c\n START TRANSACTION",
+        "/*!50000 BEGIN */",
+        b"BEGIN",
+        "SET @@session.autocommit = 0",
+    ],
+)
+def test_r11_mysql_is_asked_after_a_statement_that_may_begin(sent: list[str], name: str, sql: Any) -> None:
+    with pytest.raises(UnsupportedOperation, match=TOLD), advisory_lock(name, using="memory"):
+        execute("mariadb", sql)
+    with pytest.raises(UnsupportedOperation, match=TOLD), advisory_lock(name, using="memory"):
+        pass  # it is still open
+
+
+def test_r11_mysql_is_not_asked_without_a_reason(sent: list[str], name: str) -> None:
+    """And after a transaction that has ended, once."""
+    usual = ["SELECT 1", "SET @started = 1", "SELECT 'BEGIN'", "-- BEGIN\nSELECT 2"]
+    with advisory_lock(name, using="memory"):
+        for sql in usual:
+            execute("mariadb", sql)
+    with advisory_lock(name, using="memory"), transaction.atomic("mariadb"):
+        pass
+    assert sent == usual
+    with advisory_lock(name, using="memory"), begun("mariadb"):
+        pass
+    assert len(sent) == len(usual) + 4, "BEGIN, ROLLBACK, and the question, which is two"
+    with advisory_lock(name, using="memory"):
+        pass
+    assert len(sent) == len(usual) + 4
+
+
+def test_r11_mysql_transaction_on_a_connection_that_is_opened_under_the_lock(sent: list[str], name: str) -> None:
+    """And one that is closed takes its transaction along."""
+    connections["mariadb"].close()
+    with pytest.raises(UnsupportedOperation, match=TOLD), advisory_lock(name, using="memory"):
+        execute("mariadb", "BEGIN")
+    with advisory_lock(name, using="memory"):
+        execute("mariadb", "BEGIN")
+        connections["mariadb"].close()
+    with advisory_lock(name, using="memory"):
+        execute("mariadb", "SELECT 1")
+
+
+def test_r11_mysql_transaction_on_the_first_connection_of_a_thread(databases: None, tables: None, name: str) -> None:
+    def first() -> Any:
+        try:
+            with advisory_lock(name, using="memory"):
+                execute("mariadb", "BEGIN")
+        finally:
+            wrappers = connections["mariadb"].execute_wrappers
+            connections.close_all()
+        return wrappers
+
+    with pytest.raises(UnsupportedOperation, match=TOLD):
+        in_thread(first)
+
+
+def test_r11_mysql_transaction_under_nested_locks(sent: list[str], name: str) -> None:
+    """Each release is refused, in whatever order, and the same lock twice is one."""
+    inner, outer = advisory_lock(f"{name}-inner", using="memory"), advisory_lock(name, using="memory")
+    leases = [outer.acquire(), outer.acquire(), inner.acquire()]
+    leases[1].release()
+    execute("mariadb", "BEGIN")
+    for lease in leases[0], leases[2]:
+        with pytest.raises(UnsupportedOperation, match=TOLD):
+            lease.release()
+
+
+def test_r11_mysql_is_listened_to_no_longer_after_a_release_by_another_thread(sent: list[str], name: str) -> None:
+    lease = advisory_lock(name, using="memory").acquire()
+    assert connections["mariadb"].execute_wrappers
+    in_thread(lease.release)
+    check_no_wrapper_left()
+
+
+def test_mysql_transaction_begun_by_sql_before_the_lock_is_not_seen(sent: list[str], name: str) -> None:
+    """As docs/usage/transactions.md says: mysqlclient tells nothing. If this fails, driver_inside() can learn to ask
+    it, and backends/begin_listener.py may go."""
+    raw = connections["mariadb"].connection
+    assert not {"in_transaction", "transaction_status", "server_status"} & set(dir(raw))
     with begun("mariadb"), advisory_lock(name, using="memory"):
         pass
 

@@ -72,7 +72,7 @@ def test_r11_lock_around_the_transaction_is_given_back_by_its_own_exit(one_world
     with world.lock():
         with transaction.atomic(world.alias):
             world.write()
-            world.check_connection_is_clean()
+            world.check_connection_is_clean(locked=True)
         world.still_inside()
     world.check_rival_came_in(1)
     assert not world.returned

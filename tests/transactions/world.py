@@ -10,6 +10,7 @@ from unittest import mock
 from django.db import connections
 
 from django_distlock import Lock, advisory_lock
+from django_distlock.backends.begin_listener import BeginListener
 from django_distlock.manager import transactions
 from django_distlock.manager.hold import Holding, State
 from django_distlock.manager.registry import registry
@@ -104,11 +105,14 @@ class World:
         assert self.returned[0].state is State.ENDED
         self.check_connection_is_clean()
 
-    def check_connection_is_clean(self) -> None:
+    def check_connection_is_clean(self, *, locked: bool = False) -> None:
+        """``locked``: a lock is held, so that MySQL is listened to, by one wrapper."""
         for connection in connections.all(initialized_only=True):
             left = {"_distlock_watch", *WRAPPED} & set(connection.__dict__)
             assert not left, f"left on {connection.alias}: {left}"
-            assert not connection.execute_wrappers, f"left on {connection.alias}: {connection.execute_wrappers}"
+            kinds = [type(wrapper) for wrapper in connection.execute_wrappers]
+            expected = [BeginListener] if locked and connection.vendor == "mysql" else []
+            assert kinds == expected, f"left on {connection.alias}: {connection.execute_wrappers}"
 
     def check_rival_keeps_it(self) -> None:
         """What this connection does next takes nothing away from the rival."""
