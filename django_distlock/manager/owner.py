@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import os
 import sys
 import threading
@@ -28,12 +27,8 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import AsyncToSync, SyncToAsync
 from django.core.exceptions import SynchronousOnlyOperation
 
-from django_distlock.concurrency.text import one_line
-
 if TYPE_CHECKING:
     from types import FrameType
-
-logger = logging.getLogger("django_distlock.context")
 
 _WORKER = SyncToAsync.thread_handler.__code__
 _AWAITER = SyncToAsync.__call__.__code__
@@ -46,9 +41,6 @@ _WRAPPERS = frozenset({"coroutine_wrapper", "async_generator_asend", "async_gene
 
 # Looks, a tenth of a millisecond apart, for a task that is just about to wait for its worker.
 _PATIENCE = 2000
-
-# What a task of a closed event loop may want to await on its way out.
-_AWAITS = 100
 
 _last = threading.local()
 
@@ -210,16 +202,3 @@ def unless_ended(owner: object) -> object:
 def abandoned(owner: object) -> bool:
     """Is it a task in the middle of something whose event loop is closed, so that it will never go on?"""
     return isinstance(owner, asyncio.Task) and not owner.done() and owner.get_loop().is_closed()
-
-
-def end(owner: object) -> None:
-    """Have an abandoned task clean up where it was stopped, as the garbage collector would some day."""
-    coroutine: Any = owner.get_coro() if isinstance(owner, asyncio.Task) else None
-    for _ in range(_AWAITS):
-        if coroutine is None:
-            return
-        try:
-            coroutine.close()
-            return
-        except Exception as error:  # of its own, or it wanted to await something: then it goes on from there
-            logger.warning("A task of a closed event loop could not clean up: %s", one_line(error))

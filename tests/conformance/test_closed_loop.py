@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.utils.functional import SimpleLazyObject
 
 from django_distlock import advisory_lock, lock_all, semaphore
 from django_distlock.manager.keepalive import TICK
@@ -17,7 +18,7 @@ from tests.conftest import eventually
 from tests.matrix import MATRIX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterator
 
 # What is decided in this process is the same for all engines: one without a TTL, one with, one with an async client.
 SOME = [entry for entry in MATRIX if entry.using in ("memory", "leasetable", "postgres")]
@@ -188,6 +189,155 @@ def test_r16_lease_that_somebody_else_has_outlives_the_loop(
     assert advisory_lock(name, using=using).try_acquire() is None
     handed.pop().release()
     gets(advisory_lock(name, using=using))
+
+
+async def of_for(steps: AsyncGenerator[bool], forever: asyncio.Event) -> None:
+    async for waits in steps:
+        if waits:
+            await forever.wait()
+
+
+async def of_anext(steps: AsyncGenerator[bool], forever: asyncio.Event) -> None:
+    if await anext(steps):
+        await forever.wait()
+    await anext(steps, None)
+
+
+async def of_another(steps: AsyncGenerator[bool], forever: asyncio.Event) -> None:
+    async def through() -> AsyncGenerator[bool]:
+        async for waits in steps:
+            yield waits
+
+    await of_for(through(), forever)
+
+
+@in_process
+@pytest.mark.parametrize("waits", [False, True], ids=["generator_waits", "its_reader_waits"])
+@pytest.mark.parametrize("read", [of_for, of_anext, of_another])
+def test_r7_hold_of_an_async_generator_ends_with_the_event_loop_of_its_reader(
+    using: str, name: str, loop: asyncio.AbstractEventLoop, read: Callable[..., Any], waits: bool
+) -> None:
+    lock = locks(using, name)["lock"]
+    cleaned: list[str] = []
+
+    async def generator(entered: asyncio.Event) -> AsyncGenerator[bool]:
+        async with lock():
+            try:
+                entered.set()
+                yield waits
+                await asyncio.Event().wait()
+            finally:
+                try:
+                    await asyncio.sleep(0)
+                finally:
+                    cleaned.append("generator")
+
+    async def block(entered: asyncio.Event) -> None:
+        try:
+            await read(generator(entered), asyncio.Event())
+        finally:
+            cleaned.append("reader")
+
+    task = stopped_inside(loop, block)
+    loop.close()
+    gets(lock())
+    # as where a task is cancelled: from the inside outwards, if that is where it waits
+    assert cleaned == (["reader", "generator"] if waits else ["generator", "reader"])
+    del task
+
+
+@pytest.mark.parametrize("entry", SOME[:1], ids=lambda entry: entry.using, indirect=True)
+def test_r7_generators_that_fail_on_their_way_out(
+    using: str, name: str, loop: asyncio.AbstractEventLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The one that waits, and the one that its reader has read from; what the reader holds ends with it too."""
+    names = [f"{name}{part}" for part in ("reader", "first", "second")]
+
+    async def generator(part: str) -> AsyncGenerator[bool]:
+        async with advisory_lock(part, using=using):
+            try:
+                yield True
+                await asyncio.Event().wait()
+            finally:
+                raise ValueError(f"{part} fails")
+
+    async def block(entered: asyncio.Event) -> None:
+        async with advisory_lock(names[0], using=using):
+            first, second = generator(names[1]), generator(names[2])
+            assert [await anext(first), await anext(second)]
+            entered.set()
+            await anext(second)
+
+    task = stopped_inside(loop, block)
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    for part in names:
+        gets(advisory_lock(part, using=using))
+    for part in names[1:]:
+        assert f"{part} fails" in caplog.text
+    del task
+
+
+@pytest.mark.parametrize("entry", SOME[:1], ids=lambda entry: entry.using, indirect=True)
+def test_r7_lazy_variables_of_the_task_stay_lazy(using: str, name: str, loop: asyncio.AbstractEventLoop) -> None:
+    """``request.user`` would ask the database, in a thread that has nothing to do with the request."""
+    asked: list[str] = []
+
+    async def block(entered: asyncio.Event) -> None:
+        user = SimpleLazyObject(lambda: asked.append("who"))
+        async with advisory_lock(name, using=using):
+            entered.set()
+            await asyncio.Event().wait()
+        del user
+
+    task = stopped_inside(loop, block)
+    loop.close()
+    gets(advisory_lock(name, using=using))
+    assert not asked
+    del task
+
+
+@in_process
+def test_r16_generator_that_another_task_reads_outlives_the_loop(
+    using: str, name: str, loop: asyncio.AbstractEventLoop
+) -> None:
+    """It was begun in the task whose loop is closed, and is at work in a live one."""
+    lock = locks(using, name)["lock"]
+    go_on = asyncio.Event()
+    handed: list[AsyncGenerator[bool]] = []
+
+    async def generator() -> AsyncGenerator[bool]:
+        async with lock() as lease:
+            yield True
+            await go_on.wait()
+            yield lease.held
+
+    async def begins(entered: asyncio.Event) -> None:
+        steps = generator()
+        await anext(steps)
+        handed.append(steps)
+        entered.set()
+        await asyncio.Event().wait()
+
+    async def goes_on(entered: asyncio.Event) -> list[bool]:
+        entered.set()
+        return [held async for held in handed.pop()]
+
+    other = asyncio.new_event_loop()
+    first = stopped_inside(loop, begins)
+    second = stopped_inside(other, goes_on)
+    try:
+        loop.close()
+        eventually(lambda: first.get_coro().cr_frame is None, "the task is not ended")  # type: ignore[union-attr]
+        eventually(lambda: not threads("distlock-release"), "the task is not ended")
+        assert lock().try_acquire() is None
+        go_on.set()
+        assert other.run_until_complete(second) == [True]
+    finally:
+        second.cancel()
+        other.run_until_complete(asyncio.gather(second, return_exceptions=True))
+        other.close()
+    gets(lock())
 
 
 def threads(prefix: str) -> list[str]:
