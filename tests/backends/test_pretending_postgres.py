@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -87,6 +87,16 @@ def test_r22b_locks_of_a_transaction(pretends: Any, name: str, shared: bool) -> 
     lock = advisory_lock(name, using="postgres", shared=shared)
     with transaction.atomic("postgres"):
         refused(lock.acquire)
+
+
+def test_r22b_a_second_session_that_got_the_lock_is_proof_enough(pretends: Any, name: str) -> None:
+    """Also where the server then fails to say what it is: that it does not exclude is known by then."""
+    pretends(*FUNCTIONS)
+    head = "pretending.version() RETURNS text LANGUAGE plpgsql"
+    ask("postgres", f"CREATE OR REPLACE FUNCTION {head} AS $$ BEGIN RAISE 'not now'; END $$")
+    for scope in (transaction.atomic("postgres"), nullcontext()):
+        with scope, pytest.raises(UnsupportedOperation, match="grants one lock to two sessions"):
+            advisory_lock(name, using="postgres").acquire()
 
 
 def test_r22b_the_doctor_says_so(pretends: Any) -> None:

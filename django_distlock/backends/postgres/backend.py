@@ -224,8 +224,9 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
                 second.close()
             self._transactions_exclude = True
         except (BackendUnavailable, ServerError, SessionDead, StatementTimeout) as error:
-            self._prove_from = monotonic() + PROVE_AGAIN
-            logger.warning("%s It is asked again in %g s.", exclusion.unproven(self.alias, error), PROVE_AGAIN)
+            if any(entered):  # else another thread is at it, and its answer counts for all
+                self._prove_from = monotonic() + PROVE_AGAIN
+                logger.warning("%s It is asked again in %g s.", exclusion.unproven(self.alias, error), PROVE_AGAIN)
         finally:
             if any(entered):
                 self._proving.release()

@@ -65,8 +65,11 @@ def _refused(alias: str, first: S, second: S, shared: bool, until: float) -> Flo
 
 
 def refuse(alias: str, session: Session, until: float) -> Flow[NoReturn]:
-    rows = yield Call(session, "query", (b"SELECT version()", until))
-    version = rows[0][0].decode() if isinstance(rows[0][0], bytes) else rows[0][0]
+    try:
+        rows = yield Call(session, "query", (b"SELECT version()", until))
+        version = rows[0][0].decode() if isinstance(rows[0][0], bytes) else rows[0][0]
+    except (ServerError, SessionDead, StatementTimeout):  # that it does not exclude is known all the same
+        version = "of an unknown version"
     raise UnsupportedOperation(
         f"The server of alias {alias!r} ({version}) grants one lock to two sessions: its locks exclude nobody. Take "
         "another backend there, such as leasetable.LeaseTableBackend or redis.RedisBackend. A session_database must "
