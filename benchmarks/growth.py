@@ -109,11 +109,11 @@ def measure(group: str, rounds: int, elsewhere: tuple[int, ...], here: tuple[int
         for entry in (bare, ours):
             entry.open()
             stack.callback(entry.close)
-        for where, counts, holding in ((ELSEWHERE, elsewhere, held_elsewhere), (HERE, here, held_here)):
+        for where, counts, hold in ((ELSEWHERE, elsewhere, held_elsewhere), (HERE, here, held_here)):
             rows = [Growth(group, where, count) for count in counts]
             for row in rows:
                 try:
-                    with holding(server.lock_alias, row.held):
+                    with hold(server.lock_alias, row.held):
                         row.median_us, row.ratio = compare(bare, ours, rounds)
                 except Exception as error:
                     row.error = reason(error)

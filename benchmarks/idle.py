@@ -81,12 +81,12 @@ def wait(pipe: Connection, group: str, label: str) -> None:
             pipe.send(reason(error))
 
 
-def holding(entries: Sequence[Entry], body: Callable[[], object]) -> None:
+def hold(entries: Sequence[Entry], body: Callable[[], object]) -> None:
     """Hold the lock of every entry at once while ``body`` is called."""
     if not entries:
         body()
     else:
-        entries[0].cycle(lambda: holding(entries[1:], body))
+        entries[0].cycle(lambda: hold(entries[1:], body))
 
 
 def count(group: str, label: str, seconds: float) -> float:
@@ -110,7 +110,7 @@ def count(group: str, label: str, seconds: float) -> float:
             counted = server.requests() - before - (before - first)  # asking is a request as well
             found.append(max(0, counted) / (time.perf_counter() - began))
 
-        holding(entries, watch)
+        hold(entries, watch)
         for pipe in pipes:
             value(pipe)
     return found[0]

@@ -110,19 +110,19 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     A test that has failed did not come to its releases: that is no second fault.
     """
     yield
-    from django_distlock.manager.lock_table import holdings
+    from django_distlock.manager.lock_table import lock_table
     from django_distlock.manager.registry import registry
 
-    held = holdings.held()
+    held = lock_table.held()
     eventually(lambda: not _threads("distlock-release"), "a release is not through")
     registry.close()
-    for holding in held:
-        holdings.end(holding)
+    for hold in held:
+        lock_table.end(hold)
     if request.node.stash.get(_failed, False):
         return
-    assert not held, f"still held: {[holding.key.name for holding in held]}"
+    assert not held, f"still held: {[hold.key.name for holding in held]}"
     # what is released on an event loop is given back by a thread
-    eventually(lambda: not list(holdings.everything()), "somebody still waits or claims")
+    eventually(lambda: not list(lock_table.everything()), "somebody still waits or claims")
     eventually(lambda: not _sessions(), f"lock sessions are open: {_sessions()}")
     eventually(lambda: not _threads(), f"threads are left: {_threads()}")
 

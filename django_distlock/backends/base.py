@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from django_distlock.concurrency.deadline import backoff
 from django_distlock.concurrency.executor import Threads
-from django_distlock.concurrency.flow import backoff
 from django_distlock.exceptions import UnsupportedOperation
 
 if TYPE_CHECKING:
@@ -118,14 +118,14 @@ class Backend(ABC):
         """Delete what is kept and not needed any more, notes after ``days``; how much, by kind."""
         return {}
 
-    def take_now(self, claim: Claim, wait: float) -> Grant | None:
+    def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
         """Take the lock in this thread with one statement on a session at hand, if that is possible; else None.
 
         Only a short cut for the most frequent cases: after None the caller asks :meth:`try_acquire`.
         """
         return None
 
-    def free_now(self, grant: Grant) -> bool:
+    def release_fast(self, grant: Grant) -> bool:
         """Give a lock back in the same way. False: not done, or not ours any more; the caller asks :meth:`release`."""
         return False
 

@@ -32,7 +32,7 @@ class BeginListener:
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self._connection = weakref.ref(connection)  # a lease may outlive its thread, whose connections end with it
-        self._holdings: set[object] = set()
+        self._holds: set[object] = set()
 
     @classmethod
     def of(cls, connection: BaseDatabaseWrapper) -> BeginListener:
@@ -47,16 +47,16 @@ class BeginListener:
 
     # These two are called under the mutex of the lock table.
 
-    def start(self, holding: object) -> None:
-        self._holdings.add(holding)
+    def start(self, hold: object) -> None:
+        self._holds.add(hold)
         connection = self._connection()
         if connection is not None and self not in connection.execute_wrappers:
             connection.execute_wrappers.insert(0, self)  # execute_wrapper() takes away the last one at its end
 
-    def stop(self, holding: object) -> None:
-        self._holdings.discard(holding)
+    def stop(self, hold: object) -> None:
+        self._holds.discard(hold)
         connection = self._connection()
-        if connection is not None and not self._holdings and self in connection.execute_wrappers:
+        if connection is not None and not self._holds and self in connection.execute_wrappers:
             connection.execute_wrappers.remove(self)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Flow, drive
+from django_distlock.concurrency.flow import Flow, run
 
 if TYPE_CHECKING:
     from typing import Any
@@ -47,7 +47,7 @@ class Remnant:
     in_hand: bool = False
 
 
-class Remains:
+class PendingCleanup:
     """Claims to be cleaned up behind their callers' backs, in a thread that ends when it has done what is due."""
 
     def __init__(self, store: Store, alias: str) -> None:
@@ -109,7 +109,7 @@ class Remains:
             remnant.in_hand = True
         failed = False
         try:
-            drive(self._undo(remnant.claim))
+            run(self._undo(remnant.claim))
         except StoreError:
             failed = True
         now = monotonic()

@@ -42,7 +42,7 @@ def short(text: str) -> str:
     return made
 
 
-class Holdings:
+class LockTable:
     """Which session holds which locks: what is lost with one of them, if the session is ended for it."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Where threads and tasks wait side by side: one sleeper (Parker) and one first-come mutex (Turnstile).
+"""Where threads and tasks wait side by side: one sleeper (Parker) and one first-come mutex (FairLock).
 
 ``threading`` and ``asyncio`` each have their own locks, and neither queues the waiters of the other. A lock session is
 used by both, and so is the queue in front of an engine.
@@ -91,7 +91,7 @@ def _settle(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class Turnstile:
+class FairLock:
     """A mutex that serves threads and tasks in order of arrival, each within its own time.
 
     A free one costs no more than a ``threading.Lock``. Somebody who comes in the moment of a hand-over may get in

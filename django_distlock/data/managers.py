@@ -15,7 +15,7 @@ from django_distlock.validation import UNSET, Timeout
 from .fencing.querysets import FencedQuerySet
 from .rows.fetch import lock_inside
 from .rows.lock import RowLock, row_lock
-from .rows.query import wish_of
+from .rows.query import options_of
 from .tables.lock import table_lock
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class LockingQuerySet(FencedQuerySet[M]):
         Raises TransactionManagementError outside of a transaction, the model's DoesNotExist and
         MultipleObjectsReturned, and what :func:`row_lock` raises.
         """
-        wish = wish_of(timeout, nowait=nowait, skip_locked=False, of=of, no_key=no_key)
+        wish = options_of(timeout, nowait=nowait, skip_locked=False, of=of, no_key=no_key)
         found = self.filter(**lookup)
         if not found.query.is_sliced and len(found.query.alias_map) <= 1:  # a join may find one row twice
             found = found.order_by("pk")[:2]  # enough to know that there are too many

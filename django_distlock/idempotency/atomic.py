@@ -14,7 +14,7 @@ from django_distlock import BackendUnavailable, LockNotAcquired
 from .decisions import Ending
 from .execution import claim, ending_of, keep_body_when_rendered, leave, logger
 from .http import responses
-from .job import drive
+from .job import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ def _claim_inside(job: Job) -> Any:
     # a savepoint only for who wants the view to run although the claim has failed
     optional = job.on_store_error == "open"
     with transaction.atomic(using=job.alias) if optional else nullcontext():
-        answering = drive(claim(job))
+        answering = run(claim(job))
         if job.broken:  # after a failed statement PostgreSQL takes no other
             transaction.set_rollback(True, using=job.alias)
     return answering

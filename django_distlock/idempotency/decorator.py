@@ -20,7 +20,7 @@ from .execution import enter, finish, free, leave
 from .handle import Idempotency
 from .http.disconnect import to_the_end
 from .http.waiting_page import is_asked, look
-from .job import Job, adrive, drive
+from .job import Job, arun, run
 from .middleware import attempt
 from .options import ATTRIBUTE, EXEMPT, NAMES, PLAIN, OnCrash, OnStoreError, Options
 
@@ -175,7 +175,7 @@ def _sync_wrapper(options: Options, view: Any) -> Any:
                 _without_half_commit(view, args, kwargs) if answering is None else _now_or_awaited(request, answering)
             )
         _refuse_open_transaction()
-        if (answer := drive(attempt(request, options, view))) is not None:
+        if (answer := run(attempt(request, options, view))) is not None:
             return answer
         job: Job | None = request.idempotency.job  # type: ignore[attr-defined]
         if job is None:
@@ -184,7 +184,7 @@ def _sync_wrapper(options: Options, view: Any) -> Any:
             response = view(*args, **kwargs)
             if inspect.isawaitable(response):
                 return _afinish(job, response)
-        drive(finish(job, response))
+        run(finish(job, response))
         return response
 
     return idempotent_view
@@ -203,7 +203,7 @@ async def _awaited(step: Callable[[], Any]) -> Any:
 
 def _outcome(request: HttpRequest, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the waiting page asks for, else what the view says."""
-    seen = drive(look(request))
+    seen = run(look(request))
     return view(*args, **kwargs) if seen is None else seen
 
 
@@ -213,7 +213,7 @@ def freeing(job: Job) -> Iterator[None]:
     try:
         yield
     except Exception:
-        drive(free(job))
+        run(free(job))
         raise
     except BaseException:
         leave(job)
@@ -224,12 +224,12 @@ async def _afinish(job: Job, awaitable: Any) -> Any:
     try:
         response = await awaitable
     except Exception:
-        await adrive(free(job))
+        await arun(free(job))
         raise
     except BaseException:
         leave(job)
         raise
-    await adrive(finish(job, response))
+    await arun(finish(job, response))
     return response
 
 
@@ -237,7 +237,7 @@ def _async_wrapper(options: Options, view: Any) -> Any:
     @functools.wraps(view)
     async def idempotent_view(*args: Any, **kwargs: Any) -> Any:
         request = request_of(args)
-        if is_asked(request) and (seen := await adrive(look(request))) is not None:
+        if is_asked(request) and (seen := await arun(look(request))) is not None:
             return seen
         if request.method in SAFE_METHODS:
             return await view(*args, **kwargs)
@@ -252,7 +252,7 @@ def _async_wrapper(options: Options, view: Any) -> Any:
 async def _answer(
     request: HttpRequest, options: Options, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    if (answer := await adrive(attempt(request, options, view))) is not None:
+    if (answer := await arun(attempt(request, options, view))) is not None:
         return answer
     job: Job | None = request.idempotency.job  # type: ignore[attr-defined]
     return await (view(*args, **kwargs) if job is None else _afinish(job, view(*args, **kwargs)))
@@ -291,9 +291,9 @@ def _atomic_wrapper(options: Options, view: Any) -> Any:
                 "hides it. Put @idempotent on top, or use functools.wraps in that decorator."
             )
         if request.method in SAFE_METHODS:
-            waiting = drive(look(request)) if is_asked(request) else None
+            waiting = run(look(request)) if is_asked(request) else None
             return view(*args, **kwargs) if waiting is None else waiting
-        job = drive(enter(request, options, view))
+        job = run(enter(request, options, view))
         if job is None:
             return view(*args, **kwargs)
         if not isinstance(job, Job):

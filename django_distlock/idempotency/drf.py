@@ -17,7 +17,7 @@ from .handle import Idempotency
 from .http.bodies import may_be_read
 from .http.requests import HEADER
 from .http.waiting_page import is_asked, look
-from .job import Job, drive
+from .job import Job, run
 from .options import EXEMPT, Options
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class IdempotentMixin:
 
     def _seen(self, handler: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
         """The outcome that the waiting page asks for."""
-        seen = drive(look(request._request))
+        seen = run(look(request._request))
         return handler(request, *args, **kwargs) if seen is None else seen
 
     def _options(self) -> Options:
@@ -73,19 +73,19 @@ class IdempotentMixin:
         state: Idempotency | None = getattr(plain, "idempotency", None)
         if state is None:
             state = plain.idempotency = Idempotency()  # type: ignore[attr-defined]
-        job = drive(enter(plain, self._options(), self))
+        job = run(enter(plain, self._options(), self))
         if not isinstance(job, Job):
             return handler(request, *args, **kwargs) if job is None else job
         call = partial(self._answered, handler, job, request, *args, **kwargs)
         job.vouched = request.successful_authenticator is not None
         if job.alias is not None:
             return exactly_once(job, state, call)
-        if (answering := drive(claim(job))) is not None:
+        if (answering := run(claim(job))) is not None:
             return answering()
         state.job = job
         with freeing(job):
             response = call()
-        drive(finish(job, response))
+        run(finish(job, response))
         return response
 
     def _answered(self, handler: Callable[..., Any], job: Job, request: Any, *args: Any, **kwargs: Any) -> Any:

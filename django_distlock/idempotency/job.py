@@ -88,7 +88,7 @@ class Job:
         return f"{self.principal.label} {digits[:12]}"
 
 
-def drive(flow: Flow[T]) -> T:
+def run(flow: Flow[T]) -> T:
     """Carry out a flow in this thread."""
     value: Any = None
     error: Exception | None = None
@@ -107,7 +107,7 @@ def drive(flow: Flow[T]) -> T:
             error = raised
 
 
-async def adrive(flow: Flow[T]) -> T:
+async def arun(flow: Flow[T]) -> T:
     """Carry out a flow for a task: what blocks runs in Django's thread for the ORM."""
     value: Any = None
     error: Exception | None = None

@@ -16,7 +16,7 @@ from .http import responses
 from .http.disconnect import to_the_end
 from .http.requests import has_none
 from .http.waiting_page import is_asked, is_told_by_view, look
-from .job import Flow, Job, adrive, drive
+from .job import Flow, Job, arun, run
 from .options import PLAIN, Options, is_exempt, options_of, view_class
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ class IdempotencyMiddleware:
             _leave(request)
             raise
         if (job := _job_of(request)) is not None:
-            drive(finish(job, response))
+            run(finish(job, response))
         if _is_not_allowed(request, response):
-            response = drive(look(request, bare=True)) or response
+            response = run(look(request, bare=True)) or response
         responses.mark_as_private(request, response)
         return response
 
@@ -74,9 +74,9 @@ class IdempotencyMiddleware:
             _leave(request)
             raise
         if (job := _job_of(request)) is not None:
-            await adrive(finish(job, response))
+            await arun(finish(job, response))
         if _is_not_allowed(request, response):
-            seen: HttpResponse | None = await adrive(look(request, bare=True))
+            seen: HttpResponse | None = await arun(look(request, bare=True))
             response = seen or response
         responses.mark_as_private(request, response)
         return response
@@ -84,13 +84,13 @@ class IdempotencyMiddleware:
     def process_template_response(self, request: HttpRequest, response: Any) -> Any:
         """The view has acted: that is kept before the answer is rendered, which may fail."""
         if (job := _job_of(request)) is not None:
-            drive(finish(job, response))
+            run(finish(job, response))
         return response
 
     async def aprocess_template_response(self, request: HttpRequest, response: Any) -> Any:
         """:meth:`process_template_response` for a task."""
         if (job := _job_of(request)) is not None:
-            await adrive(finish(job, response))
+            await arun(finish(job, response))
         return response
 
     def process_exception(self, request: HttpRequest, error: Exception) -> None:
@@ -100,11 +100,11 @@ class IdempotencyMiddleware:
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
         """The answer, if it need not be the view's."""
-        return None if _is_for_nobody(request, view) else drive(_before(request, view))
+        return None if _is_for_nobody(request, view) else run(_before(request, view))
 
     async def aprocess_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
         """:meth:`process_view` for a task."""
-        return None if _is_for_nobody(request, view) else await adrive(_before(request, view))
+        return None if _is_for_nobody(request, view) else await arun(_before(request, view))
 
 
 def _is_for_nobody(request: HttpRequest, view: Any) -> bool:

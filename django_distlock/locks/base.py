@@ -13,7 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Flow, adrive, drive
+from django_distlock.concurrency.flow import Flow, arun, run
 from django_distlock.exceptions import LockNotAcquired, LockNotHeld, LockTimeout
 from django_distlock.manager import owner as context
 from django_distlock.manager import schedulers
@@ -21,13 +21,13 @@ from django_distlock.manager.registry import registry
 from django_distlock.validation import UNSET, Timeout, optional_seconds
 
 from . import decorators
-from .lease import Releasable
+from .lease import BaseLease
 
-L = TypeVar("L", bound=Releasable)
+L = TypeVar("L", bound=BaseLease)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Entries:
+class OpenBlocks:
     """The ``with`` blocks that are open now: for each recipe the contexts that entered it, and their leases."""
 
     def __init__(self) -> None:
@@ -74,11 +74,11 @@ class Entries:
         self._guard = threading.Lock()
 
 
-entries = Entries()
+entries = OpenBlocks()
 os.register_at_fork(after_in_child=entries.after_fork)
 
 
-class Face(Generic[L]):
+class BaseLock(Generic[L]):
     """The faces of a recipe. Subclasses say how it is acquired (``_flow``) and what is said when it is busy."""
 
     using: str
@@ -143,11 +143,11 @@ class Face(Generic[L]):
         lease = self._at_once(timeout)
         if lease is not None:
             return lease
-        return drive(self._acquire_flow(timeout, start))
+        return run(self._acquire_flow(timeout, start))
 
     async def aacquire(self, timeout: Timeout = UNSET) -> L:
         """:meth:`acquire` for a task. Cancelled, it leaves nothing held."""
-        return await adrive(self._acquire_flow(self._resolve(timeout), monotonic()))
+        return await arun(self._acquire_flow(self._resolve(timeout), monotonic()))
 
     def try_acquire(self, timeout: Timeout = 0) -> L | None:
         """The Lease, or None if it is busy for ``timeout`` seconds (0: do not wait). Other errors are raised."""
@@ -157,11 +157,11 @@ class Face(Generic[L]):
     def _try_acquire(self, timeout: Timeout) -> L | None:
         if self.cancel_on_loss:
             decorators.refuse_cancel_on_loss()
-        return drive(self._flow(self._resolve(timeout), monotonic()))
+        return run(self._flow(self._resolve(timeout), monotonic()))
 
     async def atry_acquire(self, timeout: Timeout = 0) -> L | None:
         """:meth:`try_acquire` for a task. Cancelled, it leaves nothing held."""
-        return await adrive(self._flow(self._resolve(timeout), monotonic()))
+        return await arun(self._flow(self._resolve(timeout), monotonic()))
 
     def _refuse_on_busy(self) -> None:
         raise TypeError("on_busy belongs to the decorator; in a with block use try_acquire() or catch LockNotAcquired.")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import backoff, uninterrupted
+from django_distlock.concurrency.deadline import backoff
+from django_distlock.concurrency.flow import uninterrupted
 from django_distlock.exceptions import DistlockError, LockLost, UnsupportedOperation
 
 from .decorators import is_async

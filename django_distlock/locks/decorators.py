@@ -24,7 +24,7 @@ from .name_templates import Template
 from .unfinished import finished, makes_manager, refuse_unfinished
 
 if TYPE_CHECKING:
-    from .base import Face
+    from .base import BaseLock
 
 F = TypeVar("F", bound=Callable[..., Any])
 OnBusy = Literal["raise", "skip"] | Callable[..., Any]
@@ -80,7 +80,7 @@ class LockedView(set[str]):
         return {*self, *self.of_class.get(kind, ())}
 
 
-def decorate(face: Face[Any], function: F, on_busy: OnBusy) -> F:
+def decorate(face: BaseLock[Any], function: F, on_busy: OnBusy) -> F:
     """Wrap ``function`` so that each call holds ``face``."""
     refuse(function)
     if not (is_async(function) or _may_be_async(function)):
@@ -227,7 +227,7 @@ class _Awaited(Coroutine[Any, Any, Any]):
 
 
 async def _held_async(
-    recipe: Face[Any],
+    recipe: BaseLock[Any],
     function: Callable[..., Any],
     call: Callable[..., Any],
     args: tuple[Any, ...],
@@ -244,7 +244,7 @@ async def _held_async(
             return refuse_unfinished(function, await result if inspect.isawaitable(result) else result)
 
 
-def _decorate_async(face: Face[Any], function: F, template: Template, on_busy: OnBusy) -> F:
+def _decorate_async(face: BaseLock[Any], function: F, template: Template, on_busy: OnBusy) -> F:
     @functools.wraps(function)
     async def locked(*args: Any, **kwargs: Any) -> Any:
         recipe = _recipe(face, template, args, kwargs)
@@ -259,7 +259,7 @@ def _note_template(locked: Any, template: Template) -> None:
     locked._distlock_templates = (*getattr(locked, "_distlock_templates", ()), template)
 
 
-def _recipe(face: Face[Any], template: Template, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Face[Any]:
+def _recipe(face: BaseLock[Any], template: Template, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseLock[Any]:
     values = template.fill(args, kwargs)
     return face.formatted(values) if values else face
 

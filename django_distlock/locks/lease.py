@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call, Flow, adrive, drive
+from django_distlock.concurrency.flow import Flow, Step, arun, run
 from django_distlock.exceptions import DistlockError, LockLost, LockNotHeld, UnsupportedOperation
 from django_distlock.manager import owner
-from django_distlock.manager.hold import FORKED, Holding, State
+from django_distlock.manager.hold import FORKED, Hold, State
 from django_distlock.manager.keepalive import RENEWALS_PER_TTL, keepalive
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.open_transactions import begun_by_sql
 from django_distlock.manager.release import freed_now, give_back, lose, lose_dead
 from django_distlock.manager.transactions import defer
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .task_guard import TaskGuard
 
 
-class Releasable:
+class BaseLease:
     """``with lease:`` and ``async with lease:`` for whatever can be released."""
 
     __slots__ = ()
@@ -40,14 +40,14 @@ class Releasable:
         raise NotImplementedError
 
     def _release(self, raising: bool) -> None:
-        drive(self._release_flow(raising))
+        run(self._release_flow(raising))
 
     def _aenters(self) -> None:
         """An ``async with`` block begins in this task."""
 
     async def _aleave(self, error: BaseException | None) -> None:
         """The block has ended, with that exception."""
-        await adrive(self._release_flow(error is None))
+        await arun(self._release_flow(error is None))
 
     def release(self) -> None:
         """Give it back. Releasing twice is harmless.
@@ -67,7 +67,7 @@ class Releasable:
         elif not owner.on_event_loop():  # the coroutine is being closed: nothing can be awaited
             self._release(False)
         else:
-            await adrive(self._release_flow(sys.exc_info()[0] is None))
+            await arun(self._release_flow(sys.exc_info()[0] is None))
 
     def __enter__(self) -> Self:
         owner.refuse_event_loop("async with")
@@ -95,16 +95,16 @@ class Releasable:
 logger = logging.getLogger("django_distlock.lease")
 
 
-class Lease(Releasable):
+class Lease(BaseLease):
     """One acquire's own handle on a lock that is held; released once, by any thread or task.
 
     A Lease that is dropped without a release keeps the lock.
     """
 
-    __slots__ = ("__weakref__", "_guard", "_holding", "_leaving", "_released")
+    __slots__ = ("__weakref__", "_guard", "_hold", "_leaving", "_released")
 
-    def __init__(self, holding: Holding) -> None:
-        self._holding = holding
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold
         self._guard: TaskGuard | None = None
         self._released = False
         self._leaving = False  # is its release the one that asks the engine?
@@ -116,26 +116,26 @@ class Lease(Releasable):
     @property
     def owner(self) -> object:
         """The context that acquired it."""
-        return self._holding.owner
+        return self._hold.owner
 
     @property
     def name(self) -> str:
         """The name as the code spells it."""
-        return self._holding.key.name
+        return self._hold.key.name
 
     @property
     def using(self) -> str:
         """The alias."""
-        return self._holding.backend.alias
+        return self._hold.backend.alias
 
     @property
     def shared(self) -> bool:
         """Is it held together with other readers?"""
-        return self._holding.shared
+        return self._hold.shared
 
     @property
     def _grant(self) -> Grant:
-        grant = self._holding.grant
+        grant = self._hold.grant
         assert grant is not None  # noqa: S101 - a Lease is handed out only once there is a grant
         return grant
 
@@ -148,7 +148,7 @@ class Lease(Releasable):
         """
         fence = self._grant.fence
         if fence is None:
-            raise self._holding.backend.unsupported("give a fencing token")
+            raise self._hold.backend.unsupported("give a fencing token")
         return fence
 
     @property
@@ -165,22 +165,22 @@ class Lease(Releasable):
     @property
     def lost(self) -> bool:
         """Was the lock lost, as far as this process can know without asking the engine?"""
-        holding = self._holding
-        if holding.lost is not None:
+        hold = self._hold
+        if hold.lost is not None:
             return True
-        if self._released or holding.state is State.ENDED:
+        if self._released or hold.state is State.ENDED:
             return False
         grant = self._grant
         if grant.valid_until is not None and monotonic() >= grant.valid_until:
-            return lose(holding, "expired") or holding.lost is not None
-        if not holding.backend.look(grant):
-            return lose_dead(holding, grant, "session") or holding.lost is not None
+            return lose(hold, "expired") or hold.lost is not None
+        if not hold.backend.look(grant):
+            return lose_dead(hold, grant, "session") or hold.lost is not None
         return False
 
     @property
     def held(self) -> bool:
         """Is it held, neither released nor lost nor ended with its transaction, which was not aborted either?"""
-        return not (self._released or self._holding.state is State.ENDED or self.lost or self._holding.in_doubt)
+        return not (self._released or self._hold.state is State.ENDED or self.lost or self._hold.in_doubt)
 
     def held_for(self, duration: float) -> bool:
         """Is it held, and surely for ``duration`` seconds more, even if it cannot be renewed any more?
@@ -192,9 +192,9 @@ class Lease(Releasable):
 
     def ensure_held(self) -> None:
         """Raise LockLost if the lock was lost, LockNotHeld if it was released or has ended with its transaction."""
-        if self.lost or self._holding.in_doubt:
+        if self.lost or self._hold.in_doubt:
             raise LockLost(self._lost_message())
-        if self._released or self._holding.state is State.ENDED:
+        if self._released or self._hold.state is State.ENDED:
             raise LockNotHeld(f"The lease of {self.name!r} has been released.")
 
     def on_lost(self, callback: Callable[[Lease], object]) -> None:
@@ -213,7 +213,7 @@ class Lease(Releasable):
                 taken(self)
 
         # registered before the question: the loss may be noticed in another thread meanwhile
-        self._holding.callbacks.append(call)
+        self._hold.callbacks.append(call)
         if self.lost:
             call()
 
@@ -223,34 +223,34 @@ class Lease(Releasable):
         Raises LockLost if it was not ours any more, UnsupportedOperation where locks have no TTL.
         """
         owner.refuse_event_loop("await lease.aextend()")
-        drive(self._extend_flow(ttl))
+        run(self._extend_flow(ttl))
 
     async def aextend(self, ttl: float) -> None:
         """:meth:`extend` for a task."""
-        await adrive(self._extend_flow(ttl))
+        await arun(self._extend_flow(ttl))
 
     def _extend_flow(self, ttl: float) -> Flow[None]:
         ttl = seconds("ttl", ttl, positive=True) or 0.0
-        holding = self._holding
-        if not holding.backend.supports_ttl:
-            raise holding.backend.unsupported("extend a lease: its locks have no TTL")
+        hold = self._hold
+        if not hold.backend.supports_ttl:
+            raise hold.backend.unsupported("extend a lease: its locks have no TTL")
         self.ensure_held()
-        holdings.shorten(holding, ttl)
+        lock_table.shorten(hold, ttl)
         asked = self._grant
-        grant: Grant | None = yield Call(holding.backend, "extend", (asked, ttl))
+        grant: Grant | None = yield Step(hold.backend.extend, hold.backend.aextend, (asked, ttl))
         if grant is None:
-            lose_dead(holding, asked, "stolen")
+            lose_dead(hold, asked, "stolen")
             raise LockLost(self._lost_message())
-        holding.ttl = ttl
-        if holdings.renew(holding, grant):
+        hold.ttl = ttl
+        if lock_table.renew(hold, grant):
             keepalive.wake_at(monotonic() + ttl / RENEWALS_PER_TTL)
             return
-        if holding.lost is not None:  # it ended while the engine was asked, which has prolonged it all the same
-            yield Call(holding.backend, "release", (grant,))
+        if hold.lost is not None:  # it ended while the engine was asked, which has prolonged it all the same
+            yield Step(hold.backend.release, hold.backend.arelease, (grant,))
         self.ensure_held()
 
     def _lost_message(self) -> str:
-        return f"The lock {self.name!r} of alias {self.using!r} was lost ({self._holding.reason})."
+        return f"The lock {self.name!r} of alias {self.using!r} was lost ({self._hold.reason})."
 
     def _aenters(self) -> None:
         if self._guard is not None:
@@ -258,11 +258,11 @@ class Lease(Releasable):
 
     async def _aleave(self, error: BaseException | None) -> None:
         if self._guard is None or not self._guard.disarm(error):
-            await adrive(self._release_flow(error is None))
+            await arun(self._release_flow(error is None))
             return
         with contextlib.suppress(DistlockError):
-            await adrive(self._release_flow(True))
-        if self._holding.lost is None:
+            await arun(self._release_flow(True))
+        if self._hold.lost is None:
             raise LockLost(f"The lock {self.name!r} of alias {self.using!r} was in doubt while it was held.") from error
         raise LockLost(self._lost_message()) from error
 
@@ -270,7 +270,7 @@ class Lease(Releasable):
         if not self._leaves(raising):
             return
         begun = begun_by_sql()
-        if not freed_now(self._holding):
+        if not freed_now(self._hold):
             if owner.on_event_loop():
                 # a task of this very loop may be in the middle of a statement, which ends only if the loop goes on
                 threading.Thread(target=self._give_back, args=(False,), name="distlock-release", daemon=True).start()
@@ -280,14 +280,14 @@ class Lease(Releasable):
             self._report(_uncommitted(self, begun), raising)
 
     def _give_back(self, raising: bool) -> None:
-        error = drive(give_back(self._holding))
+        error = run(give_back(self._hold))
         if error is not None:
             self._report(error, raising)
 
     def _release_flow(self, raising: bool) -> Flow[None]:
         if self._leaves(raising):
             begun = begun_by_sql()
-            error = yield from give_back(self._holding)
+            error = yield from give_back(self._hold)
             if error is None and begun:
                 error = _uncommitted(self, begun)
             if error is not None:
@@ -295,14 +295,14 @@ class Lease(Releasable):
 
     def _leaves(self, raising: bool) -> bool:
         """Mark it as released. True if the engine is to be told now: the last one, and no transaction is open."""
-        holding = self._holding
-        if self._released or holding.lost == FORKED:
+        hold = self._hold
+        if self._released or hold.lost == FORKED:
             return False
         self._released = True
-        if holding.lost is not None:
+        if hold.lost is not None:
             self._report(LockLost(self._lost_message()), raising)
             return False
-        self._leaving = holdings.leave(holding, self) and not defer(holding)
+        self._leaving = lock_table.leave(hold, self) and not defer(hold)
         return self._leaving
 
     def _report(self, error: DistlockError, raising: bool) -> None:
@@ -319,7 +319,7 @@ def _uncommitted(lease: Lease, begun: list[BaseDatabaseWrapper]) -> UnsupportedO
     )
 
 
-class LeaseSet(Releasable):
+class LeaseSet(BaseLease):
     """The Leases of one :func:`lock_all`, in the order in which they were acquired."""
 
     __slots__ = ("leases",)

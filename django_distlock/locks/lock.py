@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Self
 
 from django_distlock import signals
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call, Deadline, Flow, acquire_flow
+from django_distlock.concurrency.deadline import Deadline
+from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.keys import validate_name
 from django_distlock.manager import events
 from django_distlock.manager import owner as context
-from django_distlock.manager.hold import Holding, State
+from django_distlock.manager.acquire import acquire_flow
+from django_distlock.manager.hold import Hold, State
 from django_distlock.manager.isolation import warn_of_stale_snapshot
 from django_distlock.manager.keepalive import keepalive
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.open_transactions import listen_for_begin, open_transactions
 from django_distlock.manager.registry import Entry, registry
 from django_distlock.manager.release import lose
@@ -25,7 +27,7 @@ from django_distlock.records import Claim, Grant
 from django_distlock.validation import UNSET, Timeout, flag, optional_seconds
 
 from . import decorators
-from .base import Face
+from .base import BaseLock
 from .lease import Lease
 from .task_guard import TaskGuard
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from django_distlock.records import Scope
 
 
-class Lock(Face[Lease]):
+class Lock(BaseLock[Lease]):
     """A named lock. Make it with :func:`advisory_lock`; one object may be used by any number of contexts at once."""
 
     def __init__(
@@ -98,31 +100,31 @@ class Lock(Face[Lease]):
             return None
         keepalive.ensure()
         # made before it is asked for, and ended whatever happens: KeyboardInterrupt comes between any two lines
-        holding = Holding(backend, entry.key(self.name), context.current(), False)
-        holding.template = self.template
+        hold = Hold(backend, entry.key(self.name), context.current(), False)
+        hold.template = self.template
         grant: Grant | None = None
         try:
-            if not holdings.claim(holding, entry.config.max_held):
+            if not lock_table.claim(hold, entry.config.max_held):
                 return None
-            lease = Lease(holding)
-            claim = Claim(key=holding.key, scope="transaction") if opened else entry.claim(holding.key)
-            grant = backend.take_now(claim, math.inf if timeout is None else timeout)
+            lease = Lease(hold)
+            claim = Claim(key=hold.key, scope="transaction") if opened else entry.claim(hold.key)
+            grant = backend.acquire_fast(claim, math.inf if timeout is None else timeout)
             if grant is None:
-                holdings.end(holding)
+                lock_table.end(hold)
                 return None
-            holdings.establish(holding, grant, lease)
-            listen_for_begin(holding)
+            lock_table.establish(hold, grant, lease)
+            listen_for_begin(hold)
             if opened:
-                bind(holding, opened)
+                bind(hold, opened)
                 warn_of_stale_snapshot(self.name, "transaction", getattr(grant.session, "isolation", None), opened)
             if signals.lock_acquired.receivers:
-                events.send_held(signals.lock_acquired, holding, wait=monotonic() - grant.acquired_at)
+                events.send_held(signals.lock_acquired, hold, wait=monotonic() - grant.acquired_at)
             return lease
         except BaseException as error:
             if grant is not None:
                 backend.release(grant)
-            holdings.end(holding)
-            wait = monotonic() - holding.claimed_at
+            lock_table.end(hold)
+            wait = monotonic() - hold.claimed_at
             events.send(signals.lock_failed, backend, self.name, self.template, wait=wait, error=error)
             raise
 
@@ -158,45 +160,45 @@ def lock_flow(
     if lock._special:
         _refuse_unsupported(lock, entry)
     if not entry.ready:
-        yield Call(site_key, "load")
+        yield Step(site_key.load, site_key.aload)
     key = entry.key(*parts)
     owner = context.current()
     while True:
         # made before it is asked for, and ended whatever happens: KeyboardInterrupt comes between any two lines
-        holding = Holding(backend, key, owner, lock.shared, semaphore)
-        lease = Lease(holding)
+        hold = Hold(backend, key, owner, lock.shared, semaphore)
+        lease = Lease(hold)
         try:
-            mine = holdings.arrive(holding, may_wait=timeout != 0, reenter=reenter, limit=entry.config.max_held)
+            mine = lock_table.arrive(hold, may_wait=timeout != 0, reenter=reenter, limit=entry.config.max_held)
             if mine is None:
                 return None
-            if mine is not holding:
+            if mine is not hold:
                 lease = Lease(mine)
             if lock.cancel_on_loss:
                 lease._guard = TaskGuard(lease.ensure_held, lease.on_lost)
-            if mine is holding:
-                if not (yield from _claimed(lock, entry, holding, lease, deadline)):
+            if mine is hold:
+                if not (yield from _claimed(lock, entry, hold, lease, deadline)):
                     return None
-                events.send_held(signals.lock_acquired, holding, wait=monotonic() - (since or start))
+                events.send_held(signals.lock_acquired, hold, wait=monotonic() - (since or start))
                 return lease
             if (yield from _entered_again(mine, lease)):
                 return lease
         except GeneratorExit:
-            holdings.end(holding)
+            lock_table.end(hold)
             raise
         except BaseException:
-            yield from _undone(holding, lease)
+            yield from _undone(hold, lease)
             raise
 
 
-def _undone(holding: Holding, lease: Lease) -> Flow[None]:
+def _undone(hold: Hold, lease: Lease) -> Flow[None]:
     """Whatever was interrupted: nothing stays behind."""
-    if lease._holding is not holding:
+    if lease._hold is not hold:
         yield from lease._release_flow(False)
     try:
-        if holding.grant is not None:
-            yield Call(holding.backend, "release", (holding.grant,))
+        if hold.grant is not None:
+            yield Step(hold.backend.release, hold.backend.arelease, (hold.grant,))
     finally:
-        holdings.end(holding)
+        lock_table.end(hold)
 
 
 def _refuse_unsupported(lock: Lock, entry: Entry) -> None:
@@ -209,58 +211,58 @@ def _refuse_unsupported(lock: Lock, entry: Entry) -> None:
                 raise backend.unsupported(f"give a lock a {argument}: it is held for as long as its session lives")
 
 
-def _entered_again(holding: Holding, lease: Lease) -> Flow[bool]:
+def _entered_again(hold: Hold, lease: Lease) -> Flow[bool]:
     """Re-entry. Of a lock that is only kept for a transaction the engine is asked again (R11)."""
-    if holding.state is State.DEFERRED:
-        if not (yield Call(holding.backend, "verify", (holding.grant,))):
-            lose(holding, "stolen")
+    if hold.state is State.DEFERRED:
+        if not (yield Step(hold.backend.verify, hold.backend.averify, (hold.grant,))):
+            lose(hold, "stolen")
             return False
     elif lease.lost:
         return False
-    return holdings.enter_again(holding, lease)
+    return lock_table.enter_again(hold, lease)
 
 
-def _claimed(lock: Lock, entry: Entry, holding: Holding, lease: Lease, deadline: Deadline) -> Flow[bool]:
+def _claimed(lock: Lock, entry: Entry, hold: Hold, lease: Lease, deadline: Deadline) -> Flow[bool]:
     """Wait for the turn in this process, then ask the engine."""
     backend = entry.backend
-    holding.template = lock.template
-    if holding.parker is not None and not (yield Call(holding, "park", (deadline.left(),))):
-        holdings.end(holding)
+    hold.template = lock.template
+    if hold.parker is not None and not (yield Step(hold.park, hold.apark, (deadline.left(),))):
+        lock_table.end(hold)
         return False
     keepalive.ensure()
     opened = open_transactions()
-    claim = _claim(lock, entry, holding, choose_scope(backend, opened) if opened else "session", deadline)
-    grant = holding.grant = yield from acquire_flow(backend, claim, deadline, monotonic)
+    claim = _claim(lock, entry, hold, choose_scope(backend, opened) if opened else "session", deadline)
+    grant = hold.grant = yield from acquire_flow(backend, claim, deadline, monotonic)
     if grant is None:
-        holdings.end(holding)
+        lock_table.end(hold)
         return False
-    holdings.establish(holding, grant, lease)
-    listen_for_begin(holding)
-    if holding.ttl is not None:
-        keepalive.wake_at(grant.acquired_at + holding.ttl / 3)
+    lock_table.establish(hold, grant, lease)
+    listen_for_begin(hold)
+    if hold.ttl is not None:
+        keepalive.wake_at(grant.acquired_at + hold.ttl / 3)
     if opened:
-        bind(holding, opened)
+        bind(hold, opened)
         warn_of_stale_snapshot(lock.name, grant.claim.scope, getattr(grant.session, "isolation", None), opened)
     return True
 
 
-def _claim(lock: Lock, entry: Entry, holding: Holding, scope: Scope, deadline: Deadline) -> Claim:
+def _claim(lock: Lock, entry: Entry, hold: Hold, scope: Scope, deadline: Deadline) -> Claim:
     until = deadline.answer_by
     if not entry.backend.supports_ttl:
-        limit = holding.semaphore
-        return Claim(key=holding.key, shared=lock.shared, scope=scope, answer_by=until, limit=limit)
+        limit = hold.semaphore
+        return Claim(key=hold.key, shared=lock.shared, scope=scope, answer_by=until, limit=limit)
     config = entry.config
-    holding.ttl = config.ttl if lock.ttl is UNSET else lock.ttl
-    holding.max_hold = config.max_hold if lock.max_hold is UNSET else lock.max_hold
-    if holding.max_hold is not None and holding.ttl is not None:
-        holding.ttl = min(holding.ttl, holding.max_hold)
+    hold.ttl = config.ttl if lock.ttl is UNSET else lock.ttl
+    hold.max_hold = config.max_hold if lock.max_hold is UNSET else lock.max_hold
+    if hold.max_hold is not None and hold.ttl is not None:
+        hold.ttl = min(hold.ttl, hold.max_hold)
     return Claim(
-        key=holding.key,
+        key=hold.key,
         shared=lock.shared,
-        ttl=holding.ttl,
+        ttl=hold.ttl,
         token=new_token(),
         answer_by=until,
-        limit=holding.semaphore,
+        limit=hold.semaphore,
     )
 
 

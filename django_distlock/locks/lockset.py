@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 from django.db import DatabaseError
 
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import PAUSE, Call, Deadline, Flow, backoff
+from django_distlock.concurrency.deadline import PAUSE, Deadline, backoff
+from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.manager import events
 from django_distlock.manager.open_transactions import open_transactions
@@ -22,7 +23,7 @@ from django_distlock.manager.registry import registry
 from django_distlock.manager.transactions import on_own_connection, unbind
 from django_distlock.validation import UNSET, Timeout, count, optional_seconds
 
-from .base import Face
+from .base import BaseLock
 from .lease import Lease, LeaseSet, release_all
 from .lock import Lock, lock_flow, validate_alias
 
@@ -58,11 +59,11 @@ class Attempt:
     def abandon(self) -> Flow[None]:
         """As if nothing had been asked for."""
         for lease in self.taken:
-            holding = lease._holding
+            hold = lease._hold
             # what this context held or kept before is not this attempt's
-            holding.abandoned = not holding.kept and holding.leases == {lease} and holding.scope == "session"
-            if holding.abandoned:
-                unbind(holding)
+            hold.abandoned = not hold.kept and hold.leases == {lease} and hold.scope == "session"
+            if hold.abandoned:
+                unbind(hold)
         yield from release_all(self.taken, False)
         if self._savepoint is not None:
             with contextlib.suppress(DatabaseError):  # then the transaction is over, and its locks with it
@@ -70,7 +71,7 @@ class Attempt:
                 self._connection.savepoint_commit(self._savepoint)
 
 
-class LockSet(Face[LeaseSet]):
+class LockSet(BaseLock[LeaseSet]):
     """Several locks at once, all or nothing. Make it with :func:`lock_all`."""
 
     def __init__(
@@ -131,7 +132,7 @@ class LockSet(Face[LeaseSet]):
         return leases
 
 
-class Semaphore(Face[Lease]):
+class Semaphore(BaseLock[Lease]):
     """At most ``limit`` holders at once. Make it with :func:`semaphore`.
 
     Where the engine knows no semaphores it is made of ``limit`` slot locks: waiters then try them in random order and
@@ -178,7 +179,7 @@ class Semaphore(Face[Lease]):
             left = deadline.left()
             if left <= 0:
                 return None
-            yield Call(PAUSE, "sleep", (min(backoff(attempt, first=0.004), left),))
+            yield Step(PAUSE.sleep, PAUSE.asleep, (min(backoff(attempt, first=0.004), left),))
             attempt += 1
 
 

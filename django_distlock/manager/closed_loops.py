@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from django_distlock.concurrency.text import one_line
 
 from . import owner
-from .lock_table import holdings
+from .lock_table import lock_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .hold import Holding
+    from .hold import Hold
 
 logger = logging.getLogger("django_distlock.closedloops")
 cleanups = logging.getLogger("django_distlock.context")
@@ -35,10 +35,10 @@ _STEPS = frozenset({"async_generator_asend", "async_generator_athrow"})
 _ended: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def look(found: Iterable[Holding]) -> None:
+def look(found: Iterable[Hold]) -> None:
     """End the owners of these holdings whose event loop is closed, each in a thread of its own: what they clean up may
     take any time."""
-    for task in {holding.owner for holding in found if owner.abandoned(holding.owner)} - set(_ended):
+    for task in {hold.owner for hold in found if owner.abandoned(hold.owner)} - set(_ended):
         thread = threading.Thread(target=_end, args=(task,), name="distlock-release", daemon=True)
         with contextlib.suppress(RuntimeError):  # no thread to be had: at the next look
             thread.start()
@@ -47,22 +47,22 @@ def look(found: Iterable[Holding]) -> None:
 
 def _end(task: object) -> None:
     """Have the task clean up where it was stopped, then release what it leaves."""
-    held = [holding for holding in holdings.held() if holding.owner is task]
-    unfinished = [holding for holding in holdings.unfinished() if holding.owner is task]
-    for holding in held:  # so that the task's own blocks, which are left here, are seen to be the holder's
-        holding.owner = threading.current_thread()
+    held = [hold for hold in lock_table.held() if hold.owner is task]
+    unfinished = [hold for hold in lock_table.unfinished() if hold.owner is task]
+    for hold in held:  # so that the task's own blocks, which are left here, are seen to be the holder's
+        hold.owner = threading.current_thread()
     _unwind(task)
-    for holding in unfinished:
-        holdings.end(holding)
-    for holding in held:
-        if holding.in_use():  # handed on, or in use by a thread that the task waited for
-            holding.owner = task
+    for hold in unfinished:
+        lock_table.end(hold)
+    for hold in held:
+        if hold.in_use():  # handed on, or in use by a thread that the task waited for
+            hold.owner = task
             continue
-        for lease in tuple(holding.leases):
+        for lease in tuple(hold.leases):
             try:
                 lease._release(False)
             except Exception as error:
-                logger.warning("The lock %r of a closed event loop: %s", holding.key.name, one_line(error))
+                logger.warning("The lock %r of a closed event loop: %s", hold.key.name, one_line(error))
 
 
 def _unwind(task: object) -> None:

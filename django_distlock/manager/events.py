@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from django_distlock.concurrency.flow import Flow
 
-    from .hold import Holding
+    from .hold import Hold
 
 L = TypeVar("L")
 
@@ -30,16 +30,16 @@ def send(signal: Signal, backend: Any, name: str, template: str | None = None, *
         logger.exception("Not every receiver of a signal about the lock %r could be called.", name)
 
 
-def send_held(signal: Signal, holding: Holding, **facts: Any) -> None:
+def send_held(signal: Signal, hold: Hold, **facts: Any) -> None:
     """Send ``signal`` about a holding, if anybody listens."""
     if not signal.receivers:
         return
-    grant = holding.grant
+    grant = hold.grant
     if grant is not None:
         facts.setdefault("fence", grant.fence)
         # the grant counts from the request, the wait at the engine included, and that of a renewed lease anew
-        facts.setdefault("hold", monotonic() - (holding.held_at or grant.acquired_at))
-    send(signal, holding.backend, holding.key.name, holding.template, **facts)
+        facts.setdefault("hold", monotonic() - (hold.held_at or grant.acquired_at))
+    send(signal, hold.backend, hold.key.name, hold.template, **facts)
 
 
 def told(flow: Flow[L | None], backend: Any, recipe: Any, start: float) -> Flow[L | None]:

@@ -32,7 +32,7 @@ class State(Enum):
     ENDED = auto()
 
 
-class Holding:
+class Hold:
     """One context's hold of one lock, shared by all Leases of that context."""
 
     __slots__ = (
@@ -111,7 +111,7 @@ class Holding:
         """Why nobody may rely on it."""
         return self.lost or self.backend.doubt
 
-    def excludes(self, other: Holding) -> bool:
+    def excludes(self, other: Hold) -> bool:
         """Must the one wait for the other? What a context keeps for its own transaction never stands in its way."""
         if self.owner is other.owner and self.state is State.DEFERRED:
             return False
@@ -126,23 +126,23 @@ class Holding:
         return self.parker is None or await self.parker.apark(timeout)
 
 
-class Slot:
+class WaitQueue:
     __slots__ = ("holders", "limit", "queue")
 
     def __init__(self) -> None:
         self.limit = 0  # MAX_HELD, once somebody waits
-        self.holders: list[Holding] = []
-        self.queue: deque[Holding] = deque()
+        self.holders: list[Hold] = []
+        self.queue: deque[Hold] = deque()
 
-    def admits(self, new: Holding) -> bool:
+    def admits(self, new: Hold) -> bool:
         if new.semaphore:
             return len(self.holders) < new.semaphore
         return not any(holder.excludes(new) for holder in self.holders)
 
-    def blockers(self, waiter: Holding) -> list[Holding]:
+    def blockers(self, waiter: Hold) -> list[Hold]:
         """Whom ``waiter`` waits for: the holders, and those who came before it. What is being given back ends by itself
         and is waited for by nobody."""
-        ahead: list[Holding] = []
+        ahead: list[Hold] = []
         for other in self.queue:
             if other is waiter:
                 break
@@ -154,7 +154,7 @@ class Slot:
         return [holder for holder in holders if holder.state is not State.RELEASING] + ahead
 
 
-def closes_circle(new: Holding, slot: Slot, waiting: Mapping[object, Holding], slots: Mapping[bytes, Slot]) -> bool:
+def closes_circle(new: Hold, slot: WaitQueue, waiting: Mapping[object, Hold], slots: Mapping[bytes, WaitQueue]) -> bool:
     """Would ``new``, at the end of the queue of ``slot``, wait for itself? Walk from waiter to holder to what that
     holder waits for."""
     seen: set[int] = set()

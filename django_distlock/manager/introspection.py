@@ -23,7 +23,7 @@ from django_distlock.records import MOST_WAITING, BackendReport, LockInfo
 
 from . import events
 from .hold import State
-from .lock_table import holdings
+from .lock_table import lock_table
 from .name_log import this_process, told
 from .registry import Entry, registry
 
@@ -187,10 +187,10 @@ def _found(entry: Entry, query: LockQuery) -> Chosen:
 def _mine(backend: Backend) -> list[Mine]:
     """What this process holds; of readers who share one session it is the first, because the server knows of one."""
     found: dict[tuple[str, str], Mine] = {}
-    for holding in sorted(holdings.held(backend), key=lambda holding: holding.held_at):
-        if (grant := holding.grant) is not None:
-            key, session = backend.listed_as(holding.key), str(backend.server_session(grant))
-            mine = Mine(key=key, session=session, name=holding.key.name, held_at=holding.held_at, holder=told(holding))
+    for hold in sorted(lock_table.held(backend), key=lambda hold: hold.held_at):
+        if (grant := hold.grant) is not None:
+            key, session = backend.listed_as(hold.key), str(backend.server_session(grant))
+            mine = Mine(key=key, session=session, name=hold.key.name, held_at=hold.held_at, holder=told(hold))
             found.setdefault((key, session), mine)
     return list(found.values())
 
@@ -212,9 +212,9 @@ def _known(info: LockInfo, held: Mapping[tuple[str, str], Mine]) -> LockInfo:
 def _waiting_here(backend: Backend) -> dict[str, list[str]]:
     """Who queues in this process, behind its holder or behind the one of its contexts that asks the engine."""
     queues = defaultdict(list)
-    for holding in holdings.unfinished():
-        if holding.state is State.WAITING and holding.backend is backend:
-            queues[backend.listed_as(holding.key)].append(told(holding))
+    for hold in lock_table.unfinished():
+        if hold.state is State.WAITING and hold.backend is backend:
+            queues[backend.listed_as(hold.key)].append(told(hold))
     return queues
 
 

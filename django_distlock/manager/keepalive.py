@@ -15,7 +15,7 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.text import one_line
 
 from . import closed_loops, owner
-from .lock_table import holdings
+from .lock_table import lock_table
 from .name_log import namebook
 from .release import lose, lose_dead
 from .stack import whereabouts
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from django_distlock.backends.base import Backend
     from django_distlock.records import Grant
 
-    from .hold import Holding
+    from .hold import Hold
 
 logger = logging.getLogger("django_distlock.keepalive")
 
@@ -43,7 +43,7 @@ class Keepalive:
         self._condition = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
         self._next = math.inf
-        self._warned: set[Holding] = set()
+        self._warned: set[Hold] = set()
         self.backends: Iterable[Backend] = ()
 
     @property
@@ -101,76 +101,76 @@ class Keepalive:
                 wanted = now + TICK
             if wanted is not None:
                 due.append(wanted)
-        held = holdings.held()
-        closed_loops.look([*holdings.unfinished(), *held])
+        held = lock_table.held()
+        closed_loops.look([*lock_table.unfinished(), *held])
         self._warned.intersection_update(held)
-        for holding in held:
-            due.append(self._look_after(holding, now))
+        for hold in held:
+            due.append(self._look_after(hold, now))
         namebook.look(now, held)
         return min(min(due), now + TICK) if due else None
 
-    def _look_after(self, holding: Holding, now: float) -> float:
+    def _look_after(self, hold: Hold, now: float) -> float:
         """Renew it if that is due, notice if it is lost; when to look again."""
-        grant = holding.grant
+        grant = hold.grant
         if grant is None:
             return now + TICK
-        if not holding.backend.alive(grant):
-            lose_dead(holding, grant, "session")
+        if not hold.backend.alive(grant):
+            lose_dead(hold, grant, "session")
             return now + TICK
-        self._warn_of_long_hold(holding, now)
-        if grant.valid_until is None or holding.ttl is None:
+        self._warn_of_long_hold(hold, now)
+        if grant.valid_until is None or hold.ttl is None:
             return now + TICK
         if now >= grant.valid_until:
-            lose(holding, "expired")
+            lose(hold, "expired")
             return now + TICK
         # the grant counts from when it was asked for: acquired_at is renewed with it
-        renewal = grant.valid_until - holding.ttl + holding.ttl / RENEWALS_PER_TTL
+        renewal = grant.valid_until - hold.ttl + hold.ttl / RENEWALS_PER_TTL
         if now < renewal:
             return min(renewal, grant.valid_until)
-        if self._may_renew(holding, now):
-            self._renew(holding, grant, holding.ttl)
-        return min(now + max(holding.ttl / 20, 0.01), grant.valid_until)
+        if self._may_renew(hold, now):
+            self._renew(hold, grant, hold.ttl)
+        return min(now + max(hold.ttl / 20, 0.01), grant.valid_until)
 
     @staticmethod
-    def _may_renew(holding: Holding, now: float) -> bool:
-        if holding.max_hold is not None and now >= holding.claimed_at + holding.max_hold:
+    def _may_renew(hold: Hold, now: float) -> bool:
+        if hold.max_hold is not None and now >= hold.claimed_at + hold.max_hold:
             return False
-        holding.owner = owner.unless_ended(holding.owner)
-        if isinstance(holding.owner, owner.Ended):
-            return holding.in_use()
-        return owner.alive(holding.owner)
+        hold.owner = owner.unless_ended(hold.owner)
+        if isinstance(hold.owner, owner.Ended):
+            return hold.in_use()
+        return owner.alive(hold.owner)
 
     @staticmethod
-    def _renew(holding: Holding, grant: Grant, ttl: float) -> None:
-        if holding.max_hold is not None:
-            ttl = min(ttl, holding.claimed_at + holding.max_hold - monotonic())
+    def _renew(hold: Hold, grant: Grant, ttl: float) -> None:
+        if hold.max_hold is not None:
+            ttl = min(ttl, hold.claimed_at + hold.max_hold - monotonic())
             if ttl <= 0:
                 return
-        holdings.shorten(holding, ttl)
+        lock_table.shorten(hold, ttl)
         try:
-            renewed = holding.backend.extend(grant, ttl)
+            renewed = hold.backend.extend(grant, ttl)
         except Exception as error:  # unreachable is not lost: valid_until decides
-            logger.warning("The lock %r could not be renewed: %s", holding.key.name, one_line(error))
+            logger.warning("The lock %r could not be renewed: %s", hold.key.name, one_line(error))
             return
         if renewed is None:
-            lose_dead(holding, grant, "stolen")
-        elif not holdings.renew(holding, renewed) and holding.lost is not None:
+            lose_dead(hold, grant, "stolen")
+        elif not lock_table.renew(hold, renewed) and hold.lost is not None:
             # it ended while the engine was asked: what the engine has prolonged now belongs to nobody
             try:
-                holding.backend.release(renewed)
+                hold.backend.release(renewed)
             except Exception as error:
-                logger.warning("The lock %r could not be given back: %s", holding.key.name, one_line(error))
+                logger.warning("The lock %r could not be given back: %s", hold.key.name, one_line(error))
 
-    def _warn_of_long_hold(self, holding: Holding, now: float) -> None:
-        limit = holding.backend.warn_hold_seconds
-        held = now - (holding.held_at or holding.claimed_at)
-        if limit is None or held < limit or holding in self._warned:
+    def _warn_of_long_hold(self, hold: Hold, now: float) -> None:
+        limit = hold.backend.warn_hold_seconds
+        held = now - (hold.held_at or hold.claimed_at)
+        if limit is None or held < limit or hold in self._warned:
             return
-        self._warned.add(holding)
-        stack = whereabouts(holding.owner)
+        self._warned.add(hold)
+        stack = whereabouts(hold.owner)
         at = f" Its holder is at {stack}" if stack else ""
         logger.warning(
-            "The lock %r of alias %r has been held for %.1f s.%s", holding.key.name, holding.backend.alias, held, at
+            "The lock %r of alias %r has been held for %.1f s.%s", hold.key.name, hold.backend.alias, held, at
         )
 
 

@@ -16,7 +16,7 @@ from django_distlock.concurrency.parking import Parker
 from django_distlock.exceptions import DeadlockDetected, DistlockError
 from django_distlock.records import drift
 
-from .hold import FORKED, Holding, Slot, State, closes_circle
+from .hold import FORKED, Hold, State, WaitQueue, closes_circle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 UNFINISHED = frozenset({State.WAITING, State.CLAIMING, State.RELEASING})
 
 
-class Holdings:
+class LockTable:
     """All holdings of this process."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._slots: dict[bytes, Slot] = {}
-        self._waiting: dict[object, Holding] = {}
+        self._slots: dict[bytes, WaitQueue] = {}
+        self._waiting: dict[object, Hold] = {}
         self._total = 0
 
-    def arrive(self, holding: Holding, *, may_wait: bool, reenter: bool, limit: int) -> Holding | None:
+    def arrive(self, hold: Hold, *, may_wait: bool, reenter: bool, limit: int) -> Hold | None:
         """Ask for a place for a new holding. Returned is a holding that is HELD (re-entry), DEFERRED (to be verified),
         or the new one: CLAIMING (ask the engine) or WAITING (park first). None if busy and the caller may not wait, or
         if it is a re-entry and that is not wanted.
@@ -45,15 +45,15 @@ class Holdings:
         Raises DeadlockDetected and, at ``limit`` holdings of the backend, DistlockError. After any exception the caller
         ends the new one, which is harmless if it got no place.
         """
-        key, backend = holding.key, holding.backend
+        key, backend = hold.key, hold.backend
         with self._mutex:
             slot = self._slots.get(key.digest)
-            if slot is not None and not holding.semaphore:
-                mine = self._own(slot, holding.owner)
+            if slot is not None and not hold.semaphore:
+                mine = self._own(slot, hold.owner)
                 if mine is not None:
                     if not reenter:
                         return None
-                    if mine.shared and not holding.shared:
+                    if mine.shared and not hold.shared:
                         raise DeadlockDetected(
                             f"{key.name!r} is held shared by this context, which now asks for it exclusively; "
                             "it would wait for itself. Release the shared lock first, or take it exclusively at once."
@@ -64,53 +64,53 @@ class Holdings:
                     f"This process holds {limit} locks of alias {backend.alias!r}, which is its MAX_HELD. "
                     "Lock something coarser, or raise MAX_HELD in DISTLOCK."
                 )
-            if slot is None or (not slot.queue and slot.admits(holding)):
+            if slot is None or (not slot.queue and slot.admits(hold)):
                 if slot is None:
-                    slot = self._slots[key.digest] = Slot()
-                self._admit(slot, holding)
-                return holding
+                    slot = self._slots[key.digest] = WaitQueue()
+                self._admit(slot, hold)
+                return hold
             if not may_wait:
                 return None
-            self._enqueue(slot, holding, limit)
-            return holding
+            self._enqueue(slot, hold, limit)
+            return hold
 
-    def _enqueue(self, slot: Slot, holding: Holding, limit: int) -> None:
-        if not holding.semaphore:
-            self._refuse_circle(slot, holding)
-            self._waiting[holding.owner] = holding
+    def _enqueue(self, slot: WaitQueue, hold: Hold, limit: int) -> None:
+        if not hold.semaphore:
+            self._refuse_circle(slot, hold)
+            self._waiting[hold.owner] = hold
         # a circle through a semaphore may be opened by another one of its holders: the deadline ends it (R8)
-        holding.state = State.WAITING
-        holding.parker = Parker()
+        hold.state = State.WAITING
+        hold.parker = Parker()
         slot.limit = limit
-        slot.queue.append(holding)
+        slot.queue.append(hold)
 
-    def claim(self, holding: Holding, limit: int) -> bool:
+    def claim(self, hold: Hold, limit: int) -> bool:
         """A place for a new holding if nobody of this process has or wants the lock. :meth:`arrive` for the most
         frequent case."""
-        digest = holding.key.digest
+        digest = hold.key.digest
         with self._mutex:
             if digest in self._slots or self._total >= limit:
                 return False
-            slot = self._slots[digest] = Slot()
-            self._admit(slot, holding)
+            slot = self._slots[digest] = WaitQueue()
+            self._admit(slot, hold)
             return True
 
     @staticmethod
-    def _own(slot: Slot, owner: object) -> Holding | None:
+    def _own(slot: WaitQueue, owner: object) -> Hold | None:
         for holder in slot.holders:
             if holder.owner is owner and holder.state in (State.HELD, State.DEFERRED):
                 return holder
         return None
 
-    def _admit(self, slot: Slot, holding: Holding) -> None:
+    def _admit(self, slot: WaitQueue, hold: Hold) -> None:
         # in this order: Python looks for signals when a call has returned, so that both are done, or neither
-        holding.state = State.CLAIMING
+        hold.state = State.CLAIMING
         self._total += 1
-        slot.holders.append(holding)
+        slot.holders.append(hold)
 
-    def _dismiss(self, slot: Slot, holding: Holding) -> None:
+    def _dismiss(self, slot: WaitQueue, hold: Hold) -> None:
         self._total -= 1
-        slot.holders.remove(holding)
+        slot.holders.remove(hold)
 
     def _count(self, backend: Backend) -> int:
         return sum(holder.backend is backend for slot in self._slots.values() for holder in slot.holders)
@@ -118,7 +118,7 @@ class Holdings:
     def _holds_something(self, owner: object) -> bool:
         return any(holder.owner is owner for slot in self._slots.values() for holder in slot.holders)
 
-    def _refuse_circle(self, slot: Slot, new: Holding) -> None:
+    def _refuse_circle(self, slot: WaitQueue, new: Hold) -> None:
         """R8. Who holds nothing closes no circle, which spares a long queue the search."""
         if self._holds_something(new.owner) and closes_circle(new, slot, self._waiting, self._slots):
             raise DeadlockDetected(
@@ -126,84 +126,84 @@ class Holdings:
                 "lock that this context holds. Take several locks with lock_all()."
             )
 
-    def establish(self, holding: Holding, grant: Grant, lease: Any) -> None:
+    def establish(self, hold: Hold, grant: Grant, lease: Any) -> None:
         """The engine granted it. Without the mutex: only the claimant itself leaves the state CLAIMING, and last."""
-        holding.grant = grant
-        holding.held_at = monotonic()
-        holding.leases.add(lease)
-        holding.state = State.HELD
+        hold.grant = grant
+        hold.held_at = monotonic()
+        hold.leases.add(lease)
+        hold.state = State.HELD
 
-    def listen(self, holding: Holding, listener: Any) -> None:
+    def listen(self, hold: Hold, listener: Any) -> None:
         """Have ``listener`` started for this holding, and stopped when it ends."""
         with self._mutex:
-            if holding.state is not State.ENDED and listener not in holding.listeners:
-                holding.listeners = (*holding.listeners, listener)
-                listener.start(holding)
+            if hold.state is not State.ENDED and listener not in hold.listeners:
+                hold.listeners = (*hold.listeners, listener)
+                listener.start(hold)
 
-    def enter_again(self, holding: Holding, lease: Any) -> bool:
+    def enter_again(self, hold: Hold, lease: Any) -> bool:
         """Count one more Lease of the same context. False if the holding ended meanwhile."""
         with self._mutex:
-            if holding.state not in (State.HELD, State.DEFERRED) or holding.lost is not None:
+            if hold.state not in (State.HELD, State.DEFERRED) or hold.lost is not None:
                 return False
-            holding.state = State.HELD
-            holding.leases.add(lease)
+            hold.state = State.HELD
+            hold.leases.add(lease)
             return True
 
-    def leave(self, holding: Holding, lease: Any) -> bool:
+    def leave(self, hold: Hold, lease: Any) -> bool:
         """One Lease is released. True if it was the last one: the caller now gives the lock back, or defers that."""
         with self._mutex:
-            holding.leases.discard(lease)
-            if holding.leases or holding.state is not State.HELD:
+            hold.leases.discard(lease)
+            if hold.leases or hold.state is not State.HELD:
                 return False
-            holding.state = State.RELEASING
+            hold.state = State.RELEASING
             return True
 
-    def defer(self, holding: Holding) -> None:
+    def defer(self, hold: Hold) -> None:
         """Keep it until its transactions have ended."""
         with self._mutex:
-            if holding.state is State.RELEASING:
-                holding.state = State.DEFERRED
-                holding.kept = True
+            if hold.state is State.RELEASING:
+                hold.state = State.DEFERRED
+                hold.kept = True
 
-    def start_release(self, holding: Holding) -> bool:
+    def start_release(self, hold: Hold) -> bool:
         """Its transactions have ended, whoever still has a Lease. False if it is not held any more."""
         with self._mutex:
-            if holding.state not in (State.HELD, State.DEFERRED):
+            if hold.state not in (State.HELD, State.DEFERRED):
                 return False
-            holding.state = State.RELEASING
+            hold.state = State.RELEASING
             return True
 
-    def end(self, holding: Holding) -> bool:
+    def end(self, hold: Hold) -> bool:
         """The engine has it back, or never granted it: let the next one of this process ask. False if already ended."""
         try:
             with self._mutex:
-                return self._end(holding)
+                return self._end(hold)
         except BaseException:  # Ctrl-C in the midst of it: then a second time, which does what is left
             with self._mutex:
-                self._end(holding)
+                self._end(hold)
             raise
 
-    def _end(self, holding: Holding) -> bool:
-        if holding.state is State.ENDED:
+    def _end(self, hold: Hold) -> bool:
+        if hold.state is State.ENDED:
             return False
-        if self._waiting.get(holding.owner) is holding:
-            del self._waiting[holding.owner]
-        slot = self._slots.get(holding.key.digest)
+        if self._waiting.get(hold.owner) is hold:
+            del self._waiting[hold.owner]
+        slot = self._slots.get(hold.key.digest)
         if slot is not None:
-            if holding.state is State.WAITING and holding in slot.queue:
-                slot.queue.remove(holding)
-            if holding in slot.holders:
-                self._dismiss(slot, holding)
+            if hold.state is State.WAITING and hold in slot.queue:
+                slot.queue.remove(hold)
+            if hold in slot.holders:
+                self._dismiss(slot, hold)
             if slot.queue:
                 self._promote(slot)
             if not slot.holders and not slot.queue:
-                del self._slots[holding.key.digest]
-        for listener in holding.listeners:
-            listener.stop(holding)
-        holding.state = State.ENDED
+                del self._slots[hold.key.digest]
+        for listener in hold.listeners:
+            listener.stop(hold)
+        hold.state = State.ENDED
         return True
 
-    def _promote(self, slot: Slot) -> None:
+    def _promote(self, slot: WaitQueue) -> None:
         while slot.queue:
             head = slot.queue[0]
             if head.state is State.WAITING:  # else it was admitted, and Ctrl-C came
@@ -221,7 +221,7 @@ class Holdings:
                 head.state = State.ENDED
             slot.queue.popleft()
 
-    def lose(self, holding: Holding, reason: str, *, releasing: bool = False) -> bool:
+    def lose(self, hold: Hold, reason: str, *, releasing: bool = False) -> bool:
         """It is not ours any more; the next one of this process may ask. False if that was known or it has ended.
 
         While it is RELEASING only its release can tell whether it was lost (``releasing``): to all others it looks lost
@@ -229,61 +229,61 @@ class Holdings:
         """
         with self._mutex:
             states = (State.RELEASING,) if releasing else (State.HELD, State.DEFERRED)
-            if holding.lost is not None or holding.state not in states:
+            if hold.lost is not None or hold.state not in states:
                 return False
-            holding.lost = reason
-            return self._end(holding)
+            hold.lost = reason
+            return self._end(hold)
 
-    def renew(self, holding: Holding, grant: Grant) -> bool:
+    def renew(self, hold: Hold, grant: Grant) -> bool:
         """Replace the grant by a renewed one, unless it was released meanwhile."""
         with self._mutex:
-            if holding.state not in (State.HELD, State.DEFERRED):
+            if hold.state not in (State.HELD, State.DEFERRED):
                 return False
-            holding.grant = grant
+            hold.grant = grant
             return True
 
-    def shorten(self, holding: Holding, ttl: float) -> None:
+    def shorten(self, hold: Hold, ttl: float) -> None:
         """The engine is being told that ``ttl`` seconds are left. If that is less than before, it counts from now on,
         even if nobody ever hears whether the engine has done it."""
         with self._mutex:
-            grant, until = holding.grant, monotonic() + ttl - drift(ttl)
+            grant, until = hold.grant, monotonic() + ttl - drift(ttl)
             if grant is not None and grant.valid_until is not None and until < grant.valid_until:
-                holding.grant = grant._replace(valid_until=until)
+                hold.grant = grant._replace(valid_until=until)
 
-    def held(self, backend: Backend | None = None) -> list[Holding]:
+    def held(self, backend: Backend | None = None) -> list[Hold]:
         """The holdings that are held or deferred now."""
         with self._mutex:
             return [
-                holding
+                hold
                 for slot in self._slots.values()
-                for holding in slot.holders
-                if holding.state in (State.HELD, State.DEFERRED) and backend in (None, holding.backend)
+                for hold in slot.holders
+                if hold.state in (State.HELD, State.DEFERRED) and backend in (None, hold.backend)
             ]
 
-    def unfinished(self) -> list[Holding]:
+    def unfinished(self) -> list[Hold]:
         """Those that wait, ask the engine or give the lock back: somebody is in the middle of it."""
         with self._mutex:
             everything = list(self.everything())
-        return [holding for holding in everything if holding.state in UNFINISHED]
+        return [hold for hold in everything if hold.state in UNFINISHED]
 
-    def everything(self) -> Iterator[Holding]:
+    def everything(self) -> Iterator[Hold]:
         """Every holding, without the mutex: for the child of a fork, where another thread may have taken it."""
         for slot in list(self._slots.values()):
             yield from list(slot.holders)
             yield from list(slot.queue)
 
 
-holdings = Holdings()
+lock_table = LockTable()
 
 
 def _forget_parent() -> None:
     """In the child of a fork nothing is held: what the parent holds is the parent's (R22)."""
-    for holding in holdings.everything():
-        holding.lost = FORKED
-        holding.state = State.ENDED
-        for listener in holding.listeners:
-            listener.stop(holding)
-    holdings.__init__()  # type: ignore[misc]
+    for hold in lock_table.everything():
+        hold.lost = FORKED
+        hold.state = State.ENDED
+        for listener in hold.listeners:
+            listener.stop(hold)
+    lock_table.__init__()  # type: ignore[misc]
 
 
 os.register_at_fork(after_in_child=_forget_parent)

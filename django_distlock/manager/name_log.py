@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from django_distlock.backends.base import Backend
 
-    from .hold import Holding
+    from .hold import Hold
 
 logger = logging.getLogger("django_distlock.names")
 
@@ -47,36 +47,36 @@ class NameBook:
         # (alias, the key as the engine lists it, name) -> when that was written
         self._written: dict[tuple[str, str, str], float] = {}
         # what the last look has met
-        self._before: set[Holding] = set()
+        self._before: set[Hold] = set()
         # the holds whose beginning is written down, until it is written that they are over; and when that was
-        self._noted: dict[Holding, tuple[Note, float]] = {}
+        self._noted: dict[Hold, tuple[Note, float]] = {}
         self._reported: set[tuple[str, str]] = set()
 
-    def look(self, now: float, held: Iterable[Holding]) -> None:
+    def look(self, now: float, held: Iterable[Hold]) -> None:
         """Look at what this process holds, unless that was done less than a second ago."""
         if now - self._looked_at < LOOK:
             return
-        met = {holding for holding in held if holding.backend.keeps_notes}
-        due: dict[Backend, list[tuple[Holding, Note]]] = {}
-        for holding, over in self._over(met):  # first: what is noted of a next hold comes after it
-            due.setdefault(holding.backend, []).append((holding, over))
+        met = {hold for hold in held if hold.backend.keeps_notes}
+        due: dict[Backend, list[tuple[Hold, Note]]] = {}
+        for hold, over in self._over(met):  # first: what is noted of a next hold comes after it
+            due.setdefault(hold.backend, []).append((hold, over))
         named: dict[tuple[str, str], str] = {}
-        for holding in met:
-            notes = due.setdefault(holding.backend, [])
-            if len(notes) < AT_ONCE and (note := self._due(holding, now)) is not None:
-                listed = holding.backend.alias, holding.backend.listed_as(note.key)
+        for hold in met:
+            notes = due.setdefault(hold.backend, [])
+            if len(notes) < AT_ONCE and (note := self._due(hold, now)) is not None:
+                listed = hold.backend.alias, hold.backend.listed_as(note.key)
                 if named.setdefault(listed, note.key.name) == note.key.name:  # of two with one key one comes next time
-                    notes.append((holding, note))
+                    notes.append((hold, note))
         self._before, self._looked_at = met, now
         for backend, notes in due.items():
             if notes:
                 backend.write_notes([note for _, note in notes], functools.partial(self._done, backend, notes, now))
 
-    def write_now(self, holding: Holding) -> None:
+    def write_now(self, hold: Hold) -> None:
         """Do not wait for two looks: it is known that this hold will last."""
-        backend, grant = holding.backend, holding.grant
+        backend, grant = hold.backend, hold.grant
         if backend.keeps_notes and grant is not None:
-            noted = [(holding, Note(holding.key, backend.server_session(grant), holding.held_at, told(holding)))]
+            noted = [(hold, Note(hold.key, backend.server_session(grant), hold.held_at, told(hold)))]
             done = functools.partial(self._done, backend, noted, monotonic())
             backend.write_notes([note for _, note in noted], done)
 
@@ -85,24 +85,24 @@ class NameBook:
         with self._guard:
             self._noted.clear()
 
-    def _over(self, met: set[Holding]) -> list[tuple[Holding, Note]]:
+    def _over(self, met: set[Hold]) -> list[tuple[Hold, Note]]:
         """Those that have ended since they were noted, on sessions that live on; else a later hold of such a session
         would be taken for them."""
         with self._guard:
-            ended = [(holding, note) for holding, (note, _) in self._noted.items() if holding not in met]
-            for holding, note in list(ended):
-                if holding.lost is not None or holding.grant is None or not holding.backend.alive(holding.grant):
-                    del self._noted[holding]
-                    ended.remove((holding, note))
-        return [(holding, Note(note.key, -note.session)) for holding, note in ended]
+            ended = [(hold, note) for hold, (note, _) in self._noted.items() if hold not in met]
+            for hold, note in list(ended):
+                if hold.lost is not None or hold.grant is None or not hold.backend.alive(hold.grant):
+                    del self._noted[hold]
+                    ended.remove((hold, note))
+        return [(hold, Note(note.key, -note.session)) for hold, note in ended]
 
-    def _due(self, holding: Holding, now: float) -> Note | None:
-        backend, key, grant = holding.backend, holding.key, holding.grant
-        if holding in self._before and grant is not None:
-            _, written = self._noted.get(holding, (None, None))
+    def _due(self, hold: Hold, now: float) -> Note | None:
+        backend, key, grant = hold.backend, hold.key, hold.grant
+        if hold in self._before and grant is not None:
+            _, written = self._noted.get(hold, (None, None))
             if written is not None and now - written < HELD_AGAIN:
                 return None
-            return Note(key, backend.server_session(grant), holding.held_at, told(holding))
+            return Note(key, backend.server_session(grant), hold.held_at, told(hold))
         met = (backend.alias, key.digest)
         if met not in self._met:
             if len(self._met) >= REMEMBERED:
@@ -112,17 +112,17 @@ class NameBook:
         written = self._written.get((backend.alias, backend.listed_as(key), key.name))
         return Note(key) if written is None or now - written >= AGAIN else None
 
-    def _done(self, backend: Backend, notes: Sequence[tuple[Holding, Note]], now: float, answers: list[Noted]) -> None:
+    def _done(self, backend: Backend, notes: Sequence[tuple[Hold, Note]], now: float, answers: list[Noted]) -> None:
         """They are written; in the thread that did it."""
         with self._guard:
             if len(self._written) >= REMEMBERED:
                 self._written.clear()
-            for holding, note in notes:
+            for hold, note in notes:
                 self._written[backend.alias, backend.listed_as(note.key), note.key.name] = now
                 if note.session > 0:
-                    self._noted[holding] = note, now
+                    self._noted[hold] = note, now
                 elif note.session:
-                    self._noted.pop(holding, None)
+                    self._noted.pop(hold, None)
         mine = {backend.listed_as(note.key) for _, note in notes}
         for answer in answers:
             if answer.other and answer.key in mine and (backend.alias, answer.key) not in self._reported:
@@ -136,9 +136,9 @@ class NameBook:
                 )
 
 
-def told(holding: Holding) -> str:
+def told(hold: Hold) -> str:
     """Who holds it: host:pid:thread or task, and the address that it served when it asked."""
-    return f"{this_process()}:{caller.of(holding.owner, holding.address)}"
+    return f"{this_process()}:{caller.of(hold.owner, hold.address)}"
 
 
 def this_process() -> str:

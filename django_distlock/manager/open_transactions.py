@@ -16,12 +16,12 @@ from django.db.backends.signals import connection_created
 from django_distlock.backends.begin_listener import BeginListener, server_inside
 
 from . import owner
-from .lock_table import holdings
+from .lock_table import lock_table
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-    from .hold import Holding
+    from .hold import Hold
 
 
 def in_transaction(connection: BaseDatabaseWrapper) -> bool:
@@ -62,11 +62,11 @@ def _note_connection(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
         _all.add(connection)
     _latest = next(_connected)
     connection.__dict__.pop("_distlock_may_be_inside", None)
-    if connection.vendor == "mysql" and (held := holdings.held()):  # opened under locks that the caller holds already
+    if connection.vendor == "mysql" and (held := lock_table.held()):  # opened under locks that the caller holds already
         caller = owner.current()
-        for holding in held:
-            if holding.owner is caller:
-                holdings.listen(holding, BeginListener.of(connection))
+        for hold in held:
+            if hold.owner is caller:
+                lock_table.listen(hold, BeginListener.of(connection))
 
 
 def _after_fork() -> None:
@@ -134,10 +134,10 @@ def begun_by_sql() -> list[BaseDatabaseWrapper]:
     return [connection for connection in known if not in_transaction(connection) and driver_inside(connection)]
 
 
-def listen_for_begin(holding: Holding) -> None:
+def listen_for_begin(hold: Hold) -> None:
     """A lock has been granted: from now on notice what drivers do not tell."""
     for connection in _connections.mysql:
-        holdings.listen(holding, BeginListener.of(connection))
+        lock_table.listen(hold, BeginListener.of(connection))
 
 
 def driver_inside(connection: BaseDatabaseWrapper) -> bool:

@@ -20,7 +20,7 @@ from django_distlock.keys import LockKey, derive_key
 from django_distlock.records import Claim
 
 from .keepalive import keepalive
-from .lock_table import holdings
+from .lock_table import lock_table
 from .name_log import namebook
 from .schedulers import refuse_patches
 from .site_key import site_key
@@ -45,7 +45,7 @@ class Entry:
         self._keys: dict[tuple[str, ...], LockKey] = {}
         self._claims: dict[bytes, Claim] = {}
         # only engines whose claims are all alike take the short cut: a token would have to be drawn for each
-        self.supports_now = type(backend).take_now is not Backend.take_now
+        self.supports_now = type(backend).acquire_fast is not Backend.acquire_fast
 
     @property
     def ready(self) -> bool:
@@ -134,8 +134,8 @@ class Registry:
             entries, self._entries = list(self._entries.values()), {}
         namebook.forget()
         for entry in entries:
-            for holding in holdings.held(entry.backend):
-                holdings.lose(holding, "settings changed")
+            for hold in lock_table.held(entry.backend):
+                lock_table.lose(hold, "settings changed")
             try:
                 entry.backend.close()
             except Exception:

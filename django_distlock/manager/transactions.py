@@ -23,7 +23,7 @@ from django_distlock.concurrency import finalizers
 from . import events
 from . import open_transactions as opentransactions
 from .hold import State
-from .lock_table import holdings
+from .lock_table import lock_table
 from .open_transactions import in_testcase, in_transaction, of_thread, only_testcases, open_transactions
 from .release import lose
 from .release import tell as tell_of_loss
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from django_distlock.records import Scope
 
-    from .hold import Holding
+    from .hold import Hold
 
 logger = logging.getLogger("django_distlock.transactions")
 
@@ -72,7 +72,7 @@ class TransactionWatch:
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self.connection = connection
-        self.holdings: list[Holding] = []
+        self.lock_table: list[Hold] = []
         # autocommit was switched off by the user, who alone switches it on again
         self.by_hand = not (connection.in_atomic_block and connection.commit_on_exit)
         self.wrappers: dict[str, Callable[..., Any]] = {}
@@ -91,14 +91,14 @@ class TransactionWatch:
         connection._distlock_watch = self  # type: ignore[attr-defined]
 
     @classmethod
-    def add(cls, connection: BaseDatabaseWrapper, holding: Holding) -> None:
-        """Keep ``holding`` until the transaction of ``connection`` has ended."""
+    def add(cls, connection: BaseDatabaseWrapper, hold: Hold) -> None:
+        """Keep ``hold`` until the transaction of ``connection`` has ended."""
         with _watching:
             watch: TransactionWatch = getattr(connection, "_distlock_watch", None) or cls(connection)
-            if watch not in holding.transactions:
-                holding.transactions.add(watch)
-                watch.holdings.append(holding)
-                if holding.scope == "transaction":
+            if watch not in hold.transactions:
+                hold.transactions.add(watch)
+                watch.lock_table.append(hold)
+                if hold.scope == "transaction":
                     watch.listen()
         if not in_transaction(connection):  # it is another thread's, and has ended meanwhile
             watch.finish()
@@ -174,24 +174,24 @@ class TransactionWatch:
             return
         with _watching:
             self._uninstall()
-            ended, self.holdings = self.holdings, []
+            ended, self.lock_table = self.lock_table, []
         news: News = []
         with ExitStack() as stack:  # Ctrl-C in the midst of one does not keep the others
             stack.callback(self._tell, news)
-            for holding in reversed(ended):
-                stack.callback(self._let_go, holding, news)
+            for hold in reversed(ended):
+                stack.callback(self._let_go, hold, news)
 
-    def _let_go(self, holding: Holding, news: News) -> None:
-        holding.transactions.discard(self)
-        if holding.transactions:
+    def _let_go(self, hold: Hold, news: News) -> None:
+        hold.transactions.discard(self)
+        if hold.transactions:
             return
         others = [connection for connection in open_transactions() if connection is not self.connection]
-        if others and holding.scope == "session" and holding.state is not State.ENDED:
-            bind(holding, others)  # begun under the lock, and what they have written is not committed
-        elif others and holdings.lose(holding, "transaction"):  # the server has freed it with this one
-            news.append(partial(tell_of_loss, holding, "transaction"))
+        if others and hold.scope == "session" and hold.state is not State.ENDED:
+            bind(hold, others)  # begun under the lock, and what they have written is not committed
+        elif others and lock_table.lose(hold, "transaction"):  # the server has freed it with this one
+            news.append(partial(tell_of_loss, hold, "transaction"))
         else:
-            _give_back(holding, news)
+            _give_back(hold, news)
 
     def _tell(self, news: News) -> None:
         """Tell receivers, who may use this connection: not before it is back in autocommit, else their first query
@@ -236,80 +236,80 @@ class TransactionWatch:
         """ROLLBACK TO a savepoint freed the transaction-scoped locks taken after it (R15), a COMMIT by SQL all of them:
         ask which are left."""
         inside = opentransactions.driver_inside(self.connection)
-        scoped = [holding for holding in self.holdings if holding.scope == "transaction"]
+        scoped = [hold for hold in self.lock_table if hold.scope == "transaction"]
         if not scoped:
             return
         try:
-            left = scoped[0].backend.still_held(self.connection, [holding.key for holding in scoped])  # type: ignore[attr-defined]
+            left = scoped[0].backend.still_held(self.connection, [hold.key for hold in scoped])  # type: ignore[attr-defined]
         except Exception:
             logger.exception("Could not ask which locks a rolled back savepoint has freed; all count as lost.")
             left = set()
-        for holding in scoped:
-            if holding.key not in left:
-                self.holdings.remove(holding)
-                holding.transactions.discard(self)
-                if holding.leases and inside:
-                    lose(holding, "savepoint")
-                elif holding.leases:
-                    lose(holding, "transaction")
+        for hold in scoped:
+            if hold.key not in left:
+                self.lock_table.remove(hold)
+                hold.transactions.discard(self)
+                if hold.leases and inside:
+                    lose(hold, "savepoint")
+                elif hold.leases:
+                    lose(hold, "transaction")
                 else:  # everybody has released it: nothing is lost by its end
-                    holdings.end(holding)
-                    events.send_held(signals.lock_released, holding)
+                    lock_table.end(hold)
+                    events.send_held(signals.lock_released, hold)
 
 
-def _give_back(holding: Holding, news: News) -> None:
+def _give_back(hold: Hold, news: News) -> None:
     """The last transaction that a holding was kept for has ended. Never raises: the transaction is over."""
     lost = ""
-    if not holdings.start_release(holding):
+    if not lock_table.start_release(hold):
         return
     try:
-        grant = holding.grant
+        grant = hold.grant
         # a lock of the scope of its transaction was taken along by that
-        if grant is not None and grant.claim.scope == "session" and not holding.backend.release(grant):
+        if grant is not None and grant.claim.scope == "session" and not hold.backend.release(grant):
             lost = "stolen"
     except Exception:
-        logger.exception("The lock %r could not be given back after its transaction.", holding.key.name)
+        logger.exception("The lock %r could not be given back after its transaction.", hold.key.name)
         lost = "unreachable"
     finally:
-        if lost and holdings.lose(holding, lost, releasing=True):
-            news.append(partial(tell_of_loss, holding, lost))
-        holdings.end(holding)
-    if holding.lost is None and signals.lock_released.receivers:
-        news.append(partial(events.send_held, signals.lock_released, holding))
+        if lost and lock_table.lose(hold, lost, releasing=True):
+            news.append(partial(tell_of_loss, hold, lost))
+        lock_table.end(hold)
+    if hold.lost is None and signals.lock_released.receivers:
+        news.append(partial(events.send_held, signals.lock_released, hold))
 
 
-def bind(holding: Holding, opened: Iterable[BaseDatabaseWrapper]) -> None:
-    """Keep ``holding`` until each of these transactions has ended."""
+def bind(hold: Hold, opened: Iterable[BaseDatabaseWrapper]) -> None:
+    """Keep ``hold`` until each of these transactions has ended."""
     for connection in opened:
-        TransactionWatch.add(connection, holding)
+        TransactionWatch.add(connection, hold)
 
 
-def unbind(holding: Holding) -> None:
-    """Keep ``holding`` for no transaction any more."""
+def unbind(hold: Hold) -> None:
+    """Keep ``hold`` for no transaction any more."""
     with _watching:
-        for watch in holding.transactions:
-            watch.holdings.remove(holding)
-        holding.transactions.clear()
+        for watch in hold.transactions:
+            watch.lock_table.remove(hold)
+        hold.transactions.clear()
 
 
-def defer(holding: Holding) -> bool:
+def defer(hold: Hold) -> bool:
     """The last Lease was released: True if the lock is kept because a transaction is still open."""
-    if holding.abandoned:
+    if hold.abandoned:
         return False
     opened = open_transactions()
-    owner = holding.owner
+    owner = hold.owner
     if isinstance(owner, threading.Thread) and owner is not threading.current_thread():
         opened = [*opened, *of_thread(owner)]  # released by another thread, while its owner writes
-    if not opened and not holding.transactions:
+    if not opened and not hold.transactions:
         return False
-    if holding.scope == "session":
-        bind(holding, opened)
-    if not holding.transactions:
+    if hold.scope == "session":
+        bind(hold, opened)
+    if not hold.transactions:
         return False
-    holdings.defer(holding)
-    if not holding.transactions:  # the last one ended meanwhile in another thread, which left the release to us
+    lock_table.defer(hold)
+    if not hold.transactions:  # the last one ended meanwhile in another thread, which left the release to us
         news: News = []
-        _give_back(holding, news)
+        _give_back(hold, news)
         for tell in news:
             tell()
     return True

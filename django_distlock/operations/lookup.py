@@ -48,7 +48,7 @@ def aliases() -> list[str]:
 
 def show_name(lease: Lease) -> None:
     """Have the name of a lock that will be held for long written at once, in the background."""
-    namebook.write_now(lease._holding)
+    namebook.write_now(lease._hold)
 
 
 def held_by_name(name: str, using: str | None = None) -> list[BackendReport]:

@@ -21,14 +21,14 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from django_distlock import signals
 from django_distlock.exceptions import DeadlockDetected
 from django_distlock.manager.hold import State
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from opentelemetry.metrics import CallbackOptions, Observation
 
-    from django_distlock.manager.hold import Holding
+    from django_distlock.manager.hold import Hold
 
 SCOPE = "django_distlock"
 # Seconds; the SDK's own buckets are made for milliseconds.
@@ -184,12 +184,12 @@ class DistlockInstrumentor:
     # --- what is now
 
     def _count_held(self, options: CallbackOptions) -> Iterable[Observation]:
-        return self._count(holdings.held())
+        return self._count(lock_table.held())
 
     def _count_waiting(self, options: CallbackOptions) -> Iterable[Observation]:
-        return self._count([one for one in holdings.unfinished() if one.state in (State.WAITING, State.CLAIMING)])
+        return self._count([one for one in lock_table.unfinished() if one.state in (State.WAITING, State.CLAIMING)])
 
-    def _count(self, found: list[Holding]) -> list[Observation]:
+    def _count(self, found: list[Hold]) -> list[Observation]:
         if not self._on:  # an instrument cannot be taken back
             return []
         counts: Counter[tuple[tuple[str, str], ...]] = Counter()

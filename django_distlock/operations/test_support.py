@@ -6,13 +6,13 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
-from django_distlock.concurrency.flow import drive
+from django_distlock.concurrency.flow import run
 from django_distlock.conf import configured
 from django_distlock.exceptions import DistlockError, LockNotHeld
 from django_distlock.manager import open_transactions, owner, release
 from django_distlock.manager.hold import State
 from django_distlock.manager.introspection import held_locks
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 
@@ -57,7 +57,7 @@ def held_here() -> list[str]:
     return [
         f"{one.key.name!r} on {one.backend.alias!r}"
         + (", until its transaction ends" if one.state is State.DEFERRED else "")
-        for one in holdings.held()
+        for one in lock_table.held()
     ]
 
 
@@ -65,7 +65,7 @@ def held_by_anybody(name: str, using: str) -> tuple[bool, list[str]]:
     """Is it held now, as its engine says? And what is, each as one line."""
     entry = registry.entry(using)
     if not entry.ready:
-        drive(_load())
+        run(_load())
     key = entry.key(name)
     (report,) = held_locks(using)
     if report.error is not None:
@@ -77,23 +77,23 @@ def held_by_anybody(name: str, using: str) -> tuple[bool, list[str]]:
 
 
 def _load() -> Any:
-    from django_distlock.concurrency.flow import Call
+    from django_distlock.concurrency.flow import Step
 
-    yield Call(site_key, "load")
+    yield Step(site_key.load, site_key.aload)
 
 
 def lose(lease: Lease, reason: str) -> None:
     """Have ``lease`` lost: the engine gives the lock away, and the holder is told."""
-    holding = lease._holding
-    grant = holding.grant
-    if lease._released or not release.lose(holding, reason):
+    hold = lease._hold
+    grant = hold.grant
+    if lease._released or not release.lose(hold, reason):
         raise LockNotHeld(f"{lease!r} cannot be lost: it is not held.")
     if grant is None or grant.claim.scope == "transaction":  # only its transaction can end it
         return
 
     def give_away() -> None:
         with contextlib.suppress(DistlockError):
-            holding.backend.release(grant)
+            hold.backend.release(grant)
 
     if owner.on_event_loop():  # which must go on for the engine to be asked
         threading.Thread(target=give_away, name="distlock-release", daemon=True).start()

@@ -48,8 +48,6 @@ STILL_CIRCLES = {
         " backends.redlock.nodes",
     )
 }
-# The one arrow out of the standard library's room.
-OUT_OF_CONCURRENCY = {("concurrency.flow", "records")}
 ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis", "redlock", "zookeeper"}
 # The one sideways edge: Redlock speaks to each of its nodes as the Redis engine does.
 SIDEWAYS = {"redlock": {"redis"}}
@@ -160,8 +158,7 @@ def test_circles_are_found() -> None:
 def test_concurrency_is_the_standard_library_alone(module: str) -> None:
     allowed = {"django_distlock", *sys.stdlib_module_names}
     assert {name.partition(".")[0] for name in imported(PATHS[module])} <= allowed
-    above = {to for to in ours(PATHS[module]) if room(to) != "concurrency"}
-    assert {(module, to) for to in above} <= OUT_OF_CONCURRENCY
+    assert {room(to) for to in ours(PATHS[module])} <= {"concurrency"}
 
 
 @pytest.mark.parametrize("module", ["exceptions", "records", "keys", "validation", "idempotency.decisions"])

@@ -143,14 +143,14 @@ class Own:
         return grant
 
     @contextmanager
-    def holding(self, name: str) -> Iterator[None]:
+    def held(self, name: str) -> Iterator[None]:
         """Somebody else holds the lock, at the end of the block no more."""
         self._held = self.hold(name)
         yield
         self.let_go()
 
     def let_go(self) -> None:
-        """Release what is held in :meth:`holding`."""
+        """Release what is held in :meth:`hold`."""
         held, self._held = self._held, None
         if held is not None:
             assert self.holder.release(held)

@@ -55,7 +55,7 @@ def test_r17_release_and_verify_know_whose_it_is(stores: Stores, a: Any, b: Any)
     assert a.release(grant)
     assert not a.verify(grant)
     assert not a.release(grant)
-    assert not a.free_now(grant)
+    assert not a.release_fast(grant)
     assert a.extend(grant, 10) is None
 
 

@@ -12,7 +12,7 @@ from django_distlock import UnsupportedOperation
 from django_distlock.backends.mysql.session import MySQLSession
 from django_distlock.backends.sessions.session import ServerError
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import drive
+from django_distlock.concurrency.flow import run
 from tests.faults.server import is_mariadb
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def conn(databases: None) -> Iterator[Any]:
 
 def prepare(conn: Any) -> MySQLSession:
     session = MySQLSession(conn, waits=False)
-    drive(session.prepare("mysql", monotonic() + 5))
+    run(session.prepare("mysql", monotonic() + 5))
     return session
 
 

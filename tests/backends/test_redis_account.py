@@ -10,8 +10,10 @@ import pytest
 
 from django_distlock import LockLost, advisory_lock, held_locks, semaphore
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Deadline, acquire_flow, drive
+from django_distlock.concurrency.deadline import Deadline
+from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.tokens import new_token
+from django_distlock.manager.acquire import acquire_flow
 from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
 from django_distlock.records import Claim
@@ -86,7 +88,7 @@ def test_wait_and_hand_over(account: str, name: str) -> None:
     claim = Claim(key=entry.key(name), ttl=30.0, token=new_token(), answer_by=monotonic() + 10)
     flow = acquire_flow(other, claim, Deadline(10, monotonic), monotonic)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(drive, flow)
+        waiting = pool.submit(run, flow)
         eventually(
             lambda: any(info.waiters for info in held_locks(account)[0].locks if info.name == name), "none waits"
         )

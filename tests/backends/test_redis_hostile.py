@@ -15,7 +15,7 @@ from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends.redis import pool
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.scripts import keys_of
-from django_distlock.concurrency.flow import drive
+from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
 from tests.backends.redis_server import BACKEND, Own, claim_of, waiters
 from tests.backends.test_redis_processes import queue
@@ -35,7 +35,7 @@ def test_an_account_that_may_not_listen_gets_no_wrong_replies(own: Own, name: st
     the next one."""
     own.client.acl_setuser("mute", enabled=True, nopass=True, keys=["distlock:*"], commands=["+@all"], reset=True)
     backend = RedisBackend("mute", {"url": own.url.replace("redis://", "redis://mute:x@")})
-    with own.holding(name):
+    with own.held(name):
         for _ in range(3):
             with pytest.raises(BackendUnavailable, match="does not let us listen"):
                 backend.try_acquire(claim_of(name), 0.1)
@@ -53,7 +53,7 @@ def test_a_demoted_server_is_left(own: Own, name: str, tmp_path: Path) -> None:
     with Own(tmp_path / "other") as other, Proxy("127.0.0.1", own.port) as proxy:
         backend = RedisBackend("moving", {"url": f"redis://127.0.0.1:{proxy.port}/0"})
         grants = [backend.try_acquire(claim_of(f"{name}{number}"), 1) for number in range(2)]
-        links = [drive(backend.pool.link(time.monotonic() + 5)) for _ in range(5)]
+        links = [run(backend.pool.link(time.monotonic() + 5)) for _ in range(5)]
         for link in links:
             backend.pool.give(link)
         other.client.config_set("repl-diskless-sync-delay", 0)
@@ -86,7 +86,7 @@ def test_r4_a_dead_writer_does_not_keep_readers_out(name: str) -> None:
 
 
 def test_junk_on_a_waiters_channel(name: str, own: Own) -> None:
-    with own.holding(name):
+    with own.held(name):
         found: list[Any] = []
         thread = threading.Thread(target=lambda: found.append(advisory_lock(name, using=USING).try_acquire(5)))
         thread.start()
@@ -115,7 +115,7 @@ def test_r21_a_damaged_fence(own: Own, name: str, value: bytes) -> None:
 
 
 def test_a_queue_that_somebody_deleted(own: Own, name: str) -> None:
-    with own.holding(name):
+    with own.held(name):
         found: list[Any] = []
         thread = threading.Thread(target=lambda: found.append(advisory_lock(name, using=USING).try_acquire(5)))
         thread.start()
@@ -167,7 +167,7 @@ def test_bad_options_are_told_without_secrets(settings: Any, options: dict[str, 
 def test_a_semaphore_of_any_size(own: Own, name: str) -> None:
     """Also one beyond what Lua prints in full."""
     backend = registry.entry(USING).backend
-    with own.holding(name):
+    with own.held(name):
         threading.Timer(0.2, own.let_go).start()
         began = time.monotonic()
         grant = backend.try_acquire(claim_of(name, 2.0, limit=10**16), 5)

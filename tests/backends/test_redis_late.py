@@ -14,7 +14,7 @@ from django_distlock.backends.redis import pool as redis_connection
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.scripts import keys_of
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import adrive
+from django_distlock.concurrency.flow import arun
 from django_distlock.manager.registry import registry
 from tests.backends.redis_server import Own, claim_of
 from tests.conftest import eventually
@@ -60,7 +60,7 @@ def test_r7_an_acquire_that_arrives_after_the_release(own: Own, name: str, short
         proxy.detain(1)
         grant = backend.try_acquire(claim_of(name), 5)
         assert grant is not None
-        assert (short_cut and backend.free_now(grant)) or backend.release(grant)
+        assert (short_cut and backend.release_fast(grant)) or backend.release(grant)
         proxy.deliver()
         eventually(lambda: own.client.info("commandstats")["cmdstat_evalsha"]["calls"] >= 5, "it does not arrive")
         eventually(lambda: swept(backend, own, held), "held by nobody", patience=3)
@@ -69,7 +69,7 @@ def test_r7_an_acquire_that_arrives_after_the_release(own: Own, name: str, short
 def test_r7_an_acquire_that_arrives_after_a_refusal(own: Own, name: str) -> None:
     held = keys_of(registry.entry(USING).key(name))[0]
     with detained(own, name) as (backend, proxy):
-        with own.holding(name):
+        with own.held(name):
             proxy.detain(1)
             assert backend.try_acquire(claim_of(name), 0.7) is None
         calls = own.client.info("commandstats")["cmdstat_evalsha"]["calls"]
@@ -135,8 +135,8 @@ def test_a_task_that_goes_away_passes_its_connection_on(own: Own, monkeypatch: A
     pool = RedisBackend("r", {"url": own.url}).pool
 
     async def main() -> None:
-        link = await adrive(pool.link(monotonic() + 5))
-        first, second = (asyncio.create_task(adrive(pool.link(monotonic() + 1))) for _ in range(2))
+        link = await arun(pool.link(monotonic() + 5))
+        first, second = (asyncio.create_task(arun(pool.link(monotonic() + 1))) for _ in range(2))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         pool.give(link)  # wakes the first
@@ -171,7 +171,7 @@ def test_tasks_that_take_connections_all_the_time_do_not_starve_others(own: Own,
 def test_r19_a_long_wait_does_not_eat_up_a_short_lease(own: Own, name: str) -> None:
     """The clocks may drift apart while one waits to be woken; who has a short lease asks again."""
     backend = registry.entry(USING).backend
-    with own.holding(name):
+    with own.held(name):
         threading.Timer(2.0, own.let_go).start()
         grant = backend.try_acquire(claim_of(name, 0.1), 5)
     assert grant is not None
@@ -192,7 +192,7 @@ def test_r7_a_task_cancelled_twice_leaves_nothing(own: Own, name: str) -> None:
 
     with Proxy("127.0.0.1", own.port) as proxy:
         backend.target.url = f"redis://127.0.0.1:{proxy.port}/0"  # type: ignore[attr-defined]
-        with own.holding(name):
+        with own.held(name):
             with suppress(asyncio.CancelledError):
                 asyncio.run(main(proxy))
             proxy.delay(0)

@@ -8,7 +8,7 @@ import pytest
 
 from django_distlock.backends.redis.target import Target
 from django_distlock.backends.redlock.inquiry import Outcome
-from django_distlock.backends.redlock.nodes import Slot
+from django_distlock.backends.redlock.nodes import WaitQueue
 from django_distlock.backends.redlock.pool import Lanes
 from django_distlock.backends.redlock.quorum import Answer, Verdict
 
@@ -61,7 +61,7 @@ def test_the_error_says_who_failed_and_who_took_too_long(
     for number, error in errors.items():
         lanes.nodes[number].error = error
     known = {"P": Answer.PENDING, "S": Answer.SLOW, "F": Answer.FAILED, "R": Answer.REFUSED, "G": Answer.GRANTED}
-    slots: list[Slot | None] = [Slot(0.0, 1.0) for _ in answers]
+    slots: list[WaitQueue | None] = [WaitQueue(0.0, 1.0) for _ in answers]
     for slot in slots:
         slot.sent = True  # type: ignore[union-attr]
     error = lanes.unavailable(Outcome(Verdict.UNAVAILABLE, [known[answer] for answer in answers], slots, over))
@@ -72,7 +72,7 @@ def test_the_error_says_who_failed_and_who_took_too_long(
 def test_who_was_not_asked_has_not_failed() -> None:
     """The node that keeps the line is asked first, alone."""
     lanes = Lanes([Target(url="redis://127.0.0.1:1")] * 3, "test-connect", bool)
-    slots = [None, Slot(0.0, 1.0), None]
+    slots = [None, WaitQueue(0.0, 1.0), None]
     error = lanes.unavailable(Outcome(Verdict.UNAVAILABLE, [Answer.FAILED, Answer.PENDING, Answer.FAILED], slots, True))
     assert str(error) == "1 of 3 Redis nodes did not answer in time: 2."
 
@@ -89,6 +89,6 @@ def test_redis_py_says_it_in_its_own_words(late: bool, said: str) -> None:
         with pytest.raises(Exception, match=r"Timeout|refused") as raised:
             target.connect(0.05)
         lanes.nodes[0].error = raised.value
-        error = lanes.unavailable(Outcome(Verdict.UNAVAILABLE, [Answer.FAILED], [Slot(0.0, 1.0)]))
+        error = lanes.unavailable(Outcome(Verdict.UNAVAILABLE, [Answer.FAILED], [WaitQueue(0.0, 1.0)]))
     assert f"1 of 1 Redis nodes {said}" in str(error)
     assert type(raised.value).__module__ == "redis.exceptions"

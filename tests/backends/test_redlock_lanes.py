@@ -19,7 +19,7 @@ from django_distlock.backends.redlock.acquire import Ballot
 from django_distlock.backends.redlock.lanes import Lane
 from django_distlock.backends.redlock.pool import LANES, Lanes
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import drive
+from django_distlock.concurrency.flow import run
 from django_distlock.keys import derive_key
 from django_distlock.manager.registry import registry
 from django_distlock.records import Claim
@@ -121,7 +121,7 @@ def test_who_has_the_turn_when_a_lane_is_closed_gives_its_descriptors_back(
             return took
 
         lane.turn.try_acquire = took
-        other = drive(lanes.enter(None, 1))
+        other = run(lanes.enter(None, 1))
         assert other is not lane
         other.leave()
         lanes.close()

@@ -66,7 +66,7 @@ def packets() -> int:
 
 def session_of(lease: Any) -> Any:
     """The session on which a lease lives."""
-    return lease._holding.grant.session.session
+    return lease._hold.grant.session.session
 
 
 def use(settings: Any, **options: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from django.db import connections
 
 from django_distlock import LockLost, advisory_lock, lock_all
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from django_distlock.manager.release import lose
 from tests.matrix import MATRIX
@@ -85,10 +85,10 @@ def test_a_decorated_coroutine_ends_too(using: str, name: str) -> None:
 
 
 def lose_all(name: str) -> None:
-    for holding in holdings.held():
-        if holding.key.name == name:
-            holding.backend.release(holding.grant)  # type: ignore[arg-type]
-            lose(holding, "stolen")
+    for hold in lock_table.held():
+        if hold.key.name == name:
+            hold.backend.release(hold.grant)  # type: ignore[arg-type]
+            lose(hold, "stolen")
 
 
 def test_without_a_loss_nothing_is_cancelled(name: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import LockNotAcquired, advisory_lock, lock_all
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from tests.conformance.actors import PATIENCE
 from tests.conformance.watching import asking_here, waiting_at_the_engine, waiting_here
 from tests.conftest import eventually
@@ -71,9 +71,9 @@ def test_r7_500_random_cancellations_leave_nothing(rival: Any, using: str, name:
     busy = rival.acquire(using, names[-1])
     in_time = asyncio.run(_storm(using, names, random.Random(seed)))
     assert in_time > CANCELS / 4, "hardly any cancellation came in time"
-    assert {holding.key.name for holding in holdings.everything()} <= {names[-1]}
+    assert {hold.key.name for hold in lock_table.everything()} <= {names[-1]}
     rival.release(busy)
-    assert list(holdings.everything()) == []
+    assert list(lock_table.everything()) == []
     for each in names:
         rival.release(rival.acquire(using, each, timeout=3))
 
@@ -129,7 +129,7 @@ def test_r7_a_release_that_is_cancelled_is_a_release(rival: Any, using: str, nam
             assert not any(lease.held for lease in leases)
 
     asyncio.run(main())
-    assert list(holdings.everything()) == []
+    assert list(lock_table.everything()) == []
     for number in range(10):
         rival.release(rival.acquire(using, f"{name}{number}", timeout=1))
 

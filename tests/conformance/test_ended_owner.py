@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from django_distlock import advisory_lock, lock_all
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from tests.conformance.conftest import with_ttl
 
 pytestmark = with_ttl
@@ -60,6 +60,6 @@ def test_r20_a_lease_that_nobody_has_any_more_is_not_renewed(using: str, name: s
         await acquired_by_a_task_of_its_own(lock)
         gc.collect()
         async with advisory_lock(name, using=using, timeout=5):
-            assert len(holdings.held()) == 1
+            assert len(lock_table.held()) == 1
 
     asyncio.run(main())

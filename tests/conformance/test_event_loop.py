@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 
 from django_distlock import advisory_lock, lock_all, semaphore
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from tests.conformance.actors import PATIENCE
 from tests.conformance.watching import waiting_here
 from tests.conftest import eventually
@@ -78,7 +78,7 @@ def test_a_notebook_may_ask_for_it(using: str, name: str, monkeypatch: pytest.Mo
 
     asyncio.run(main())
     # where that takes a request, a thread sees to it
-    eventually(lambda: not list(holdings.everything()), "it is not released")
+    eventually(lambda: not list(lock_table.everything()), "it is not released")
 
 
 def test_threads_and_sync_to_async_are_the_way(using: str, name: str) -> None:

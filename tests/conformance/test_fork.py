@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import LockLost, advisory_lock
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.conformance.actors import Actor, ThreadActor
 from tests.conformance.conftest import across_processes
@@ -57,7 +57,7 @@ def test_r22_the_child_s_copy_of_a_lease_is_not_held(other: Actor, using: str, n
         assert (lease.held, lease.lost) == (False, True)
         with pytest.raises(LockLost, match="belongs to the parent"):
             lease.ensure_held()
-        assert list(holdings.everything()) == []
+        assert list(lock_table.everything()) == []
         lease.release()
         lease.release()
 

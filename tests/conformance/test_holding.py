@@ -10,7 +10,7 @@ import pytest
 
 from django_distlock import LockLost, LockNotHeld, advisory_lock
 from django_distlock.signals import lock_lost
-from tests.conformance.actors import PATIENCE, Face
+from tests.conformance.actors import PATIENCE, BaseLock
 from tests.conftest import eventually
 from tests.timing import within
 
@@ -52,7 +52,7 @@ def test_r16_released_by_another_context(me: Actor, other: Actor, lock: Any) -> 
 
 @pytest.mark.parametrize(("taker", "giver"), [("sync", "async"), ("async", "sync")])
 def test_r16_a_thread_releases_for_a_task_and_a_task_for_a_thread(lock: Any, taker: str, giver: str) -> None:
-    faces = [Face(taker), Face(giver)]
+    faces = [BaseLock(taker), BaseLock(giver)]
     try:
         takes, gives = (face.actor() for face in faces)
         for _ in range(3):
@@ -91,7 +91,7 @@ def test_r16_a_lease_that_is_dropped_keeps_the_lock(me: Actor, other: Actor, loc
     me.release(lease)
     assert other.try_acquire(lock) is None
     last = me.acquire(lock)
-    for left in list(last._holding.leases):
+    for left in list(last._hold.leases):
         me.release(left)
 
 
@@ -224,7 +224,7 @@ def test_r17_a_callback_is_not_missed_if_the_loss_comes_while_it_is_registered(
 
     def look(grant: Any) -> bool:
         monkeypatch.undo()
-        lose(lease._holding, "session")
+        lose(lease._hold, "session")
         return True
 
     monkeypatch.setattr(backend, "look", look)

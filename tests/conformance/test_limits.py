@@ -14,7 +14,7 @@ from django.db import connections
 from django_distlock import DistlockError, LockNotAcquired, advisory_lock, lock_all
 from django_distlock.backends.sessions.pool import IDLE
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.conformance.actors import PATIENCE, ThreadActor
 from tests.conftest import eventually
@@ -73,7 +73,7 @@ def test_r23_many_times_leave_nothing(me: Actor, entry: Entry, using: str, name:
                 pass
 
     me.run(pairs if isinstance(me, ThreadActor) else apairs)
-    assert list(holdings.everything()) == []
+    assert list(lock_table.everything()) == []
     assert threading.active_count() <= threads + 1  # the keepalive thread comes and goes
     assert _open_files() <= files + 2
     assert server_sessions(entry) <= max(sessions, 1)
@@ -135,7 +135,7 @@ def test_r23_lock_all_beyond_max_held_takes_none(me: Actor, rival: Any, using: s
     names = [f"{name}{letter}" for letter in "abc"]
     with pytest.raises(DistlockError, match="MAX_HELD"):
         me.acquire(lock_all(names, using=using))
-    assert list(holdings.everything()) == []
+    assert list(lock_table.everything()) == []
     for each in names:
         rival.release(rival.acquire(using, each, timeout=0))
 

@@ -15,7 +15,16 @@ from tests.conformance.actors import PATIENCE, Actor
 from tests.conformance.watching import waiting_here
 from tests.conftest import eventually
 
-ENGINE_CALLS = ("take_now", "try_acquire", "atry_acquire", "free_now", "release", "arelease", "extend", "withdraw")
+ENGINE_CALLS = (
+    "acquire_fast",
+    "try_acquire",
+    "atry_acquire",
+    "release_fast",
+    "release",
+    "arelease",
+    "extend",
+    "withdraw",
+)
 
 
 @pytest.fixture

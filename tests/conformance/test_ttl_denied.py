@@ -44,13 +44,13 @@ def held_up(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for method in ("extend", "release"):
         monkeypatch.setattr(backend, method, late(getattr(backend, method)))
         monkeypatch.setattr(backend, f"a{method}", alate(getattr(backend, f"a{method}")))
-    monkeypatch.setattr(backend, "free_now", lambda grant: False)  # a release in fewer steps
+    monkeypatch.setattr(backend, "release_fast", lambda grant: False)  # a release in fewer steps
 
 
 @pytest.fixture
 def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The keepalive thread leaves leases alone."""
-    monkeypatch.setattr("django_distlock.manager.keepalive.keepalive._look_after", lambda holding, now: now + 1)
+    monkeypatch.setattr("django_distlock.manager.keepalive.keepalive._look_after", lambda hold, now: now + 1)
 
 
 def test_r18_a_renewal_that_is_denied_after_the_end(me: Actor, using: str, name: str, held_up: None) -> None:
@@ -79,4 +79,4 @@ def test_r18_a_release_that_is_denied_after_the_end(
     lease = me.acquire(advisory_lock(name, using=using, ttl=0.3))
     with pytest.raises(LockLost):
         me.release(lease)
-    assert lease._holding.reason == "expired"
+    assert lease._hold.reason == "expired"

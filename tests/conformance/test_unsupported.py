@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import UnsupportedOperation, advisory_lock, lock_all, semaphore
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from django_distlock.records import Claim, LockInfo
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def test_ttl_and_max_hold(me: Actor, using: str, name: str, backend: Any) -> Non
                     continue
                 with _refuses(f"give a lock a {argument}: it is held for as long as its session lives"):
                     attempt(lock)
-    assert list(holdings.everything()) == []
+    assert list(lock_table.everything()) == []
 
 
 def test_valid_until_and_extend(me: Actor, using: str, name: str, backend: Any) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from django_distlock import break_lock, held_locks
 from django_distlock.manager.hold import State
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 def waiting_here(name: str) -> int:
     """How many contexts of this process wait for their turn to ask the engine."""
-    return sum(holding.state is State.WAITING and holding.key.name == name for holding in holdings.everything())
+    return sum(hold.state is State.WAITING and hold.key.name == name for hold in lock_table.everything())
 
 
 def asking_here(name: str) -> int:
     """How many contexts of this process ask the engine now."""
-    return sum(holding.state is State.CLAIMING and holding.key.name == name for holding in holdings.everything())
+    return sum(hold.state is State.CLAIMING and hold.key.name == name for hold in lock_table.everything())
 
 
 def waiting_at_the_engine(using: str, name: str) -> int:

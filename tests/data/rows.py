@@ -169,7 +169,7 @@ class Rival(Servant):
         super().__init__(Deeds)
 
     @contextmanager
-    def holding(self, using: str, pks: list[int], **options: Any) -> Iterator[None]:
+    def hold(self, using: str, pks: list[int], **options: Any) -> Iterator[None]:
         assert self.do("hold", using, pks, options) == pks
         yield
         self.do("release")

@@ -131,7 +131,7 @@ def test_a_lease_that_is_over_sends_no_write(alias: str, lease: Lease, state: st
     row = register(alias)
     writes = write_all(alias, lease, row)
     if state == "lost":
-        lose(lease._holding, "stolen")
+        lose(lease._hold, "stolen")
     else:
         lease.release()
     for write in writes:

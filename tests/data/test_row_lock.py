@@ -94,7 +94,7 @@ def test_after_busy_an_enclosing_transaction_is_rolled_back_and_nothing_of_ours_
     connection.ensure_connection()
     connection.transaction_mode = None  # SQLite: a transaction that does not begin with the write lock
     table, others = (rows_of(using, pks[1:]), pks[:1])
-    with rival.holding(using, others):
+    with rival.hold(using, others):
         with transaction.atomic(using=using):
             if using != "default":  # there the rival keeps everybody from writing
                 table.update(balance=50)
@@ -132,7 +132,7 @@ def test_sqlite_refuses_a_transaction_that_has_read_before_somebody_wrote(rival:
 @pytest.mark.parametrize("using", SERVERS)
 def test_a_savepoint_around_it_keeps_the_transaction(rival: Rival, using: str) -> None:
     pks = accounts(using, 1, 2)
-    with rival.holding(using, pks[:1]), transaction.atomic(using=using):
+    with rival.hold(using, pks[:1]), transaction.atomic(using=using):
         rows_of(using, pks[1:]).update(balance=50)
         with pytest.raises(LockTimeout), transaction.atomic(using=using), row_lock(rows_of(using, pks), timeout=0.1):
             raise AssertionError
@@ -152,7 +152,7 @@ def test_the_callers_own_timeouts_are_as_before(rival: Rival, using: str) -> Non
     connections[using].close()
     ask(using, ODD[using].format(*statement_limit(3.000001)) if using == "mariadb" else ODD[using])
     before = ask(using, limits(using))
-    with rival.holding(using, pks), pytest.raises(LockTimeout), row_lock(rows_of(using, pks), timeout=0.1):
+    with rival.hold(using, pks), pytest.raises(LockTimeout), row_lock(rows_of(using, pks), timeout=0.1):
         raise AssertionError
     assert ask(using, limits(using)) == before
     with row_lock(rows_of(using, pks), timeout=0.1):

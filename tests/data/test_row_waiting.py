@@ -59,7 +59,7 @@ def test_without_the_lock_additions_are_lost(rivals: tuple[Rival, Rival], using:
 def test_a_busy_row_is_given_up_at_the_timeout(rival: Rival, using: str) -> None:
     """R5"""
     pks = accounts(using, 1, 2)
-    with rival.holding(using, pks):
+    with rival.hold(using, pks):
         times = []
         for _ in range(3):
             start = time.monotonic()
@@ -83,7 +83,7 @@ def test_one_deadline_for_all_rows(rivals: tuple[Rival, Rival], using: str) -> N
     """The engines' own timeouts count anew for every row: one row that is freed late would add its wait."""
     pks = accounts(using, 1, 2)
     one, other = rivals
-    with other.holding(using, pks[1:]), connections[using].cursor():
+    with other.hold(using, pks[1:]), connections[using].cursor():
         assert one.do("hold_for", using, pks[:1], 0.2) == pks[:1]
         with took(0.3, 0.3 + 3 * SLACK), pytest.raises(LockTimeout), row_lock(rows_of(using, pks), timeout=0.3):
             raise AssertionError
@@ -114,7 +114,7 @@ def test_the_limit_is_in_the_statement_however_that_begins(rival: Rival, head: s
     pks = accounts("mariadb", 1)
     lock = row_lock(rows_of("mariadb", pks), timeout=0.3)
     changed = connections["mariadb"].execute_wrapper(execute_other)
-    with rival.holding("mariadb", pks), changed, took(0.3, 0.3 + 3 * SLACK), pytest.raises(LockTimeout):
+    with rival.hold("mariadb", pks), changed, took(0.3, 0.3 + 3 * SLACK), pytest.raises(LockTimeout):
         lock.__enter__()
 
 
@@ -159,7 +159,7 @@ def test_a_table_locked_by_somebody_else_is_given_up_as_well(rival: Rival, using
 def test_skip_locked_gives_disjoint_sets(rival: Rival, using: str) -> None:
     pks = accounts(using, 1, 2, 3, 4)
     queue = rows_of(using, pks).order_by("-balance")
-    with rival.holding(using, pks[2:]), row_lock(queue[:1], skip_locked=True) as first:
+    with rival.hold(using, pks[2:]), row_lock(queue[:1], skip_locked=True) as first:
         assert [row.pk for row in first] == [pks[1]]
         with row_lock(rows_of(using, pks), skip_locked=True) as rest:
             assert [row.pk for row in rest] == pks[:2]
@@ -167,7 +167,7 @@ def test_skip_locked_gives_disjoint_sets(rival: Rival, using: str) -> None:
 
 def test_skip_locked_on_sqlite_skips_everything_while_somebody_writes(rival: Rival) -> None:
     pks = accounts("default", 1, 2)
-    with rival.holding("default", pks), took(0, 5 * SLACK), row_lock(rows_of("default", pks), skip_locked=True) as rows:
+    with rival.hold("default", pks), took(0, 5 * SLACK), row_lock(rows_of("default", pks), skip_locked=True) as rows:
         assert rows == []
         assert connections["default"].in_atomic_block
     with row_lock(rows_of("default", pks), skip_locked=True) as rows:

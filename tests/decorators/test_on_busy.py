@@ -185,7 +185,7 @@ def test_r6_on_busy_is_not_about_a_backend_that_is_down(
     async def adown(*args: Any, **kwargs: Any) -> Any:
         raise BackendUnavailable("gone")
 
-    for attempt, broken in (("try_acquire", down), ("take_now", down), ("atry_acquire", adown)):
+    for attempt, broken in (("try_acquire", down), ("acquire_fast", down), ("atry_acquire", adown)):
         monkeypatch.setattr(backend, attempt, broken, raising=False)
     locked = ledger.lock(advisory_lock(name, using="memory", timeout=0, on_busy=on_busy))
     with pytest.raises(BackendUnavailable, match="gone"):

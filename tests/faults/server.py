@@ -116,7 +116,7 @@ def session_exists(using: str, session: int) -> bool:
 
 def session_of(lease: Any) -> Any:
     """The dedicated session on which a lease lives."""
-    return lease._holding.grant.session
+    return lease._hold.grant.session
 
 
 def lock_sessions(using: str) -> set[int]:

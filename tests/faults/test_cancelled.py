@@ -15,7 +15,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 
 from django_distlock import BackendUnavailable, LockNotAcquired, LockTimeout, advisory_lock
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.backends.actors import hold
 from tests.conftest import eventually
@@ -62,7 +62,7 @@ def test_r7_a_cancel_while_releasing_releases(using: str, name: str) -> None:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             assert all(task.cancelled() for task in tasks)
-            assert not list(holdings.everything())
+            assert not list(lock_table.everything())
             assert await sync_to_async(all_locks)(using) == []
 
     asyncio.run(work())
@@ -185,7 +185,7 @@ def test_r7_a_loop_that_is_closed_under_its_waiters(using: str, name: str) -> No
     eventually(lambda: not holders(using, name), "held by a task of a closed loop")
     with advisory_lock(name, using=using, timeout=5):
         pass
-    assert not list(holdings.everything())
+    assert not list(lock_table.everything())
 
 
 def until_one_waits(using: str, name: str) -> None:
@@ -200,7 +200,7 @@ def test_r7_a_loop_that_is_closed_in_the_middle_of_a_release(using: str, name: s
     """The session is shared with threads, which go on."""
     loop = asyncio.new_event_loop()
     lease = loop.run_until_complete(advisory_lock(name, using=using).aacquire())
-    session = lease._holding.grant.session
+    session = lease._hold.grant.session
     assert session.turnstile.try_acquire()  # somebody else is talking
     task = loop.create_task(lease.arelease())
     loop.run_until_complete(asyncio.sleep(0.01))
@@ -240,7 +240,7 @@ def test_r7_cancelled_attempts_raced_with_the_grant(using: str, name: str) -> No
         ends = time.monotonic() + 2.5
         while time.monotonic() < ends:
             await asyncio.gather(*(one() for _ in range(4)))
-            assert not list(holdings.everything())
+            assert not list(lock_table.everything())
 
     with Child(pass_on, using, name, 3.0) as first, Child(pass_on, using, name, 3.0) as second:
         assert first.hear() == second.hear() == "passing"

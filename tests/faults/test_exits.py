@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import advisory_lock
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from tests.conftest import PATIENCE, eventually
 from tests.faults.server import SESSION_LOCKS, holders
 from tests.processes import Child
@@ -62,7 +62,7 @@ def forget_in_a_thread(link: Any, using: str, name: str) -> None:
     if using in SESSION_LOCKS:
         assert holders(using, name)
     threading.Thread(target=wait, daemon=True).start()
-    eventually(lambda: len(list(holdings.everything())) == 2, "nobody waits")
+    eventually(lambda: len(list(lock_table.everything())) == 2, "nobody waits")
 
 
 def forget_in_a_task(link: Any, using: str, name: str) -> None:

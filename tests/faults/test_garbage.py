@@ -18,7 +18,7 @@ from django_distlock import advisory_lock
 from django_distlock.concurrency import finalizers
 from django_distlock.locks import base
 from django_distlock.manager import keepalive
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.processes import Child
@@ -105,8 +105,8 @@ def collect_in_entries() -> Collecting:
 
 
 PLACES: dict[str, Callable[[], Collecting]] = {
-    "holdings": lambda: Collecting(holdings, "_admit"),
-    "holdings, ending": lambda: Collecting(holdings, "_end"),
+    "holdings": lambda: Collecting(lock_table, "_admit"),
+    "holdings, ending": lambda: Collecting(lock_table, "_end"),
     "entries": collect_in_entries,
     "keepalive": lambda: Collecting(keepalive.keepalive._condition, "notify"),
     "memory": lambda: Collecting(registry.entry("memory").backend, "_live"),
@@ -132,7 +132,7 @@ def collect_in_the_midst(link: Any, using: str, name: str, place: str, kind: str
     if thread.is_alive() or not spot.collected:
         link.say([spot.collected, "stands still" if thread.is_alive() else "never came by"])
         return
-    eventually(lambda: not list(holdings.everything()), "still held")
+    eventually(lambda: not list(lock_table.everything()), "still held")
     with advisory_lock(name, using=using, timeout=5):
         link.say([spot.collected, "goes on"])
 
@@ -166,7 +166,7 @@ def collect_in_a_statement(link: Any, using: str, name: str) -> None:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(5)
-    eventually(lambda: not list(holdings.everything()), "still held")
+    eventually(lambda: not list(lock_table.everything()), "still held")
     link.say([spot.collected, thread.is_alive(), session.dead])
 
 
@@ -199,8 +199,8 @@ def collect_a_waiting_coroutine(link: Any, using: str, name: str, place: str) ->
         other = await advisory_lock(f"{name}-other", using=using).aacquire()
         await other.arelease()
         await held.arelease()
-        await asyncio.to_thread(eventually, lambda: len(list(holdings.everything())) == 1, "it still waits")
-        link.say([spot.collected, [holding.state.name for holding in holdings.everything()]])
+        await asyncio.to_thread(eventually, lambda: len(list(lock_table.everything())) == 1, "it still waits")
+        link.say([spot.collected, [hold.state.name for hold in lock_table.everything()]])
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()

@@ -14,11 +14,11 @@ from django_distlock.backends import memory
 from django_distlock.backends.redis import backend as redis
 from django_distlock.backends.redis import places as redis_places
 from django_distlock.concurrency import flow
-from django_distlock.concurrency.flow import drive
+from django_distlock.concurrency.flow import run
 from django_distlock.locks import base, lease, lock, lockset
 from django_distlock.manager import hold
 from django_distlock.manager import lock_table as holdings_module
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.faults.server import holders, lock_sessions
 from tests.interrupts import interrupted_everywhere
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from django_distlock.concurrency.flow import Flow
-    from django_distlock.manager.hold import Holding
+    from django_distlock.manager.hold import Hold
 
 pytestmark = pytest.mark.usefixtures("databases")
 
@@ -53,11 +53,11 @@ class Attempts:
             got = self.got.pop()
             if got is not None:
                 got.release()
-        held = [lease._holding for lease in self.kept]
-        assert list(holdings.everything()) == held
+        held = [lease._hold for lease in self.kept]
+        assert list(lock_table.everything()) == held
         assert all(hold.leases == {lease} for hold, lease in zip(held, self.kept, strict=True))
-        assert holdings._total == len(holdings._slots) == len(held)
-        assert not holdings._waiting
+        assert lock_table._total == len(lock_table._slots) == len(held)
+        assert not lock_table._waiting
         assert not base.entries._open
         if self.backend.alias == "memory":
             assert sum(map(len, self.backend._entries.values())) == len(held)
@@ -121,7 +121,7 @@ def test_r7_an_interrupted_waiter_is_out_of_the_queue(name: str) -> None:
 def test_r7_an_interrupted_hand_over_reaches_the_next() -> None:
     """In the queue of this process: bookkeeping that is cut off is finished."""
 
-    def given(world: World) -> list[Holding]:
+    def given(world: World) -> list[Hold]:
         return [world.hold("a", "x"), *(world.wait(owner, "x") for owner in "bc")]
 
     world = World()
@@ -137,7 +137,7 @@ def test_r7_an_interrupted_hand_over_reaches_the_next() -> None:
         first, *waiters = given(world)
 
     # but for the very first place, the entrance of the function
-    assert interrupted_everywhere(lambda: world.holdings.end(first), clean, holdings_module, first=1) > 5
+    assert interrupted_everywhere(lambda: world.lock_table.end(first), clean, holdings_module, first=1) > 5
 
 
 @pytest.mark.parametrize("crowded", [False, True])
@@ -153,7 +153,7 @@ def test_r7_an_interrupt_takes_no_place_along(crowded: bool) -> None:
 
     def ask() -> None:
         until = time.monotonic() + 0.001
-        drive(redis.RedisBackend._queued(backend, None, until))  # type: ignore[arg-type]
+        run(redis.RedisBackend._queued(backend, None, until))  # type: ignore[arg-type]
 
     assert interrupted_everywhere(ask, clean, redis, redis_places) > 10
 

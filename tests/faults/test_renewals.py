@@ -10,7 +10,7 @@ import pytest
 
 from django_distlock import advisory_lock
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import drive
+from django_distlock.concurrency.flow import run
 from django_distlock.keys import derive_key
 from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.registry import registry
@@ -51,7 +51,7 @@ def test_r17_a_renewal_in_the_midst_of_a_release_is_no_loss(name: str, monkeypat
         grant = lease._grant
         thread.start()
         assert given.wait(10)
-        keepalive._renew(lease._holding, grant, 30)
+        keepalive._renew(lease._hold, grant, 30)
         renewed.set()
         thread.join()
         assert heard == ["released"]
@@ -65,16 +65,16 @@ def test_r17_a_renewal_in_the_midst_of_a_release_is_no_loss(name: str, monkeypat
 def test_r7_a_wait_that_is_cancelled_before_it_has_its_session_gives_that_back(using: str, name: str) -> None:
     """Else eight of them leave the alias without a session to wait on."""
     backend: Any = registry.entry(using).backend
-    session = drive(backend.sessions.lend(monotonic() + 5))
+    session = run(backend.sessions.lend(monotonic() + 5))
     backend.sessions.give_back(session)
     assert session.turnstile.try_acquire()
     claim = Claim(key=derive_key("", using, name))
     flow = backend._wait(claim, monotonic() + 5, monotonic() + 5)
-    assert next(flow).method == "acquire"
+    assert next(flow).method.__name__ == "acquire"
     with pytest.raises(asyncio.CancelledError):
         flow.throw(asyncio.CancelledError())
     assert not session.turnstile.try_acquire(), "it has not been ours"
     session.turnstile.release()
     assert not backend.sessions._lent
-    assert drive(backend.sessions.lend(monotonic() + 5)) is session
+    assert run(backend.sessions.lend(monotonic() + 5)) is session
     backend.sessions.give_back(session)

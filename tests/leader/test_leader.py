@@ -14,7 +14,7 @@ import pytest
 from django_distlock import Leader, LockLost, UnsupportedOperation, advisory_lock
 from django_distlock.locks.leader import Term
 from django_distlock.manager.hold import State
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from tests.conftest import eventually
 
 PATIENCE = 10.0
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("databases")
 
 def somebody_queues() -> None:
     """The next of this process is in the queue."""
-    eventually(lambda: any(one.state is State.WAITING for one in holdings.everything()), "nobody waits")
+    eventually(lambda: any(one.state is State.WAITING for one in lock_table.everything()), "nobody waits")
 
 
 class Diary:

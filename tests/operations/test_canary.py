@@ -135,7 +135,7 @@ def test_nothing_is_said_when_all_is_well(using: str, name: str, canary: Canary,
     everything(canary, using, name + HOSTILE)
     lease = advisory_lock(name, using=using).acquire()
     canary.know("token", lease._grant.claim.token or "no token is used here")
-    canary.read("internals", [lease._grant.claim, lease._grant, lease._holding.key, held_locks(using)])
+    canary.read("internals", [lease._grant.claim, lease._grant, lease._hold.key, held_locks(using)])
     lease.release()
     settings.DISTLOCK_SITE_KEY = "a site key for the next test, which has the usual one"
     site_key.forget()

@@ -101,7 +101,7 @@ def test_a_loss_can_be_rehearsed_on_an_event_loop(using: str, name: str) -> None
 def test_a_lock_inside_a_transaction_can_be_lost(name: str) -> None:
     with transaction.atomic("postgres"):
         lease = advisory_lock(name, using="postgres").acquire()
-        assert lease._holding.scope == "transaction"
+        assert lease._hold.scope == "transaction"
         lose(lease)
         with pytest.raises(LockLost):
             lease.release()

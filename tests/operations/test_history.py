@@ -63,7 +63,7 @@ def test_everything_that_happens_is_there_the_newest_first(recorded: None, name:
     lose(lease, reason="session")
     with pytest.raises(LockLost):
         lease.release()
-    send(signals.lock_broken, lease._holding.backend, name, reason="by\nann")
+    send(signals.lock_broken, lease._hold.backend, name, reason="by\nann")
     events = written(name)
     assert [event.kind for event in events] == ["broken", "lost", "acquired", "released", "timed_out", "acquired"]
     broken, lost, acquired, released, timed_out, _ = events

@@ -16,7 +16,7 @@ import django_distlock.manager.registry
 from django_distlock import advisory_lock, held_locks
 from django_distlock.backends.sessions import names as notes
 from django_distlock.keys import LockKey
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.name_log import AGAIN, NameBook
 from django_distlock.manager.registry import registry
 from django_distlock.operations.pruning import Pruner, prune, pruners
@@ -52,7 +52,7 @@ class Looks:
     def look(self, using: str, later: float = 1.0) -> None:
         """One more look, and wait until what it found is written."""
         self.now += later
-        self.book.look(self.now, holdings.held())
+        self.book.look(self.now, lock_table.held())
         backend: Any = registry.entry(using).backend
         eventually(lambda: backend._notes._thread is None, "the names are not written")
 

@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from django.test import SimpleTestCase, TestCase
 
 from django_distlock import advisory_lock
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from django_distlock.testing import (
     assert_no_locks_held,
@@ -76,7 +76,7 @@ def test_what_is_left_held_is_forgotten() -> None:
     with override_locks():
         leases = [advisory_lock("left").acquire()]
     assert leases[0].lost
-    assert not holdings.held()
+    assert not lock_table.held()
     with override_locks():
         assert not busy_elsewhere("left")
 

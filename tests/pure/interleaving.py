@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from django_distlock.locks.lock import Lock, lock_flow
-from django_distlock.manager.lock_table import Holdings, holdings
+from django_distlock.manager.lock_table import LockTable, lock_table
 from django_distlock.manager.registry import registry
 from django_distlock.records import Claim, Grant
 
 if TYPE_CHECKING:
-    from django_distlock.concurrency.flow import Call, Flow
+    from django_distlock.concurrency.flow import Flow, Step
     from django_distlock.keys import LockKey
     from django_distlock.locks.lease import Lease
 
@@ -67,7 +67,7 @@ class Actor:
     def __init__(self, name: str) -> None:
         self.name = name
         self.flow: Flow[Lease | None] | None = None
-        self.step: Call | None = None
+        self.step: Step | None = None
 
     def __repr__(self) -> str:
         return self.name
@@ -87,7 +87,7 @@ class World:
         targets |= {f"django_distlock.{module}.keepalive": NoKeepalive() for module in ("locks.lock", "locks.lease")}
         targets["django_distlock.manager.owner.current"] = lambda: self.current
         # the thread that other tests have left running goes by another clock
-        targets["django_distlock.manager.keepalive.holdings"] = Holdings()
+        targets["django_distlock.manager.keepalive.lock_table"] = LockTable()
         self._patches = [patch(target, new) for target, new in targets.items()]
         for each in self._patches:
             each.start()
@@ -95,8 +95,8 @@ class World:
     def close(self) -> None:
         for each in self._patches:
             each.stop()
-        for holding in list(holdings.everything()):
-            holdings.end(holding)
+        for hold in list(lock_table.everything()):
+            lock_table.end(hold)
         self.backend.close()
 
     @staticmethod
@@ -115,17 +115,17 @@ class World:
         """Do the step that ``actor`` waits for. One that is parked goes on if it was woken or its time is over."""
         step = actor.step
         assert step is not None
-        if step.method == "park":
-            if not step.target.parker.woken:
+        if step.method.__name__ == "park":
+            if not step.method.__self__.parker.woken:
                 if not out_of_time or math.isinf(step.args[0]):
                     return None
                 self.clock.now += step.args[0]
-            result: Any = step.target.park(0)
-        elif step.method == "sleep":
+            result: Any = step.method(0)
+        elif step.method.__name__ == "sleep":
             self.clock.now += step.args[0]
             result = None
         else:
-            result = getattr(step.target, step.method)(*step.args)
+            result = step.method(*step.args)
             self._observe(step, result)
         return self._resume(actor, lambda flow: flow.send(result))
 
@@ -134,7 +134,7 @@ class World:
         try:
             self._resume(actor, lambda flow: flow.throw(asyncio.CancelledError()))
             while actor.step is not None:
-                assert actor.step.method in ("release", "withdraw"), "a cancelled acquire goes on"
+                assert actor.step.method.__name__ in ("release", "withdraw"), "a cancelled acquire goes on"
                 self.advance(actor)
         except asyncio.CancelledError:
             return
@@ -156,10 +156,10 @@ class World:
 
     # what was granted
 
-    def _observe(self, step: Call, result: Any) -> None:
-        if step.method == "try_acquire" and result is not None:
+    def _observe(self, step: Step, result: Any) -> None:
+        if step.method.__name__ == "try_acquire" and result is not None:
             self.granted(result)
-        elif step.method == "release":
+        elif step.method.__name__ == "release":
             self.rights.pop(step.args[0].claim.token, None)
 
     def granted(self, grant: Grant) -> None:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.concurrency.flow import PAUSE, Deadline, acquire_flow, backoff, drive
+from django_distlock.concurrency.deadline import PAUSE, Deadline, backoff
+from django_distlock.concurrency.flow import run
 from django_distlock.keys import LockKey
+from django_distlock.manager.acquire import acquire_flow
 from django_distlock.records import Claim, Grant
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class Engine:
     """A backend whose answers are given, and whose pauses move the clock."""
 
     queues_waiters = True
+    atry_acquire = arelease = awithdraw = None  # every flow is run in this thread
 
     def __init__(self, clock: Clock, answers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = clock
@@ -81,7 +84,7 @@ class Engine:
 
 
 def _acquire(engine: Engine, timeout: float | None) -> Any:
-    return drive(acquire_flow(engine, CLAIM, Deadline(timeout, engine.clock), engine.clock))
+    return run(acquire_flow(engine, CLAIM, Deadline(timeout, engine.clock), engine.clock))
 
 
 def test_r5_busy_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,8 +140,8 @@ def test_r7_whatever_ends_it_the_waiter_leaves_the_queue(monkeypatch: pytest.Mon
 
 def test_a_flow_is_a_plain_generator() -> None:
     """No event loop, no thread, no clock of its own is behind it: a test may drive it by hand."""
-    flow = acquire_flow(object(), CLAIM, Deadline(1, lambda: 0.0), lambda: 0.0)
+    flow = acquire_flow(Engine.__new__(Engine), CLAIM, Deadline(1, lambda: 0.0), lambda: 0.0)
     assert inspect.isgenerator(flow)
     call = flow.send(None)
-    assert (call.method, call.args) == ("try_acquire", (CLAIM, 1.0))
+    assert (call.method.__name__, call.args) == ("try_acquire", (CLAIM, 1.0))
     flow.close()

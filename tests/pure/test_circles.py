@@ -52,11 +52,11 @@ def test_r8_what_is_being_given_back_is_waited_for(world: World) -> None:
     """Another thread gives the lease back (R16) while its owner asks anew: that ends by itself."""
     first = world.hold("a", "x")
     (lease,) = first.leases
-    assert world.holdings.leave(first, lease)
+    assert world.lock_table.leave(first, lease)
     again = world.wait("a", "x")
-    world.holdings.end(first)
+    world.lock_table.end(first)
     assert again.state is State.CLAIMING
-    world.holdings.end(again)
+    world.lock_table.end(again)
     assert world.empty
 
 
@@ -64,11 +64,11 @@ def test_r8_waiting_for_what_is_being_given_back_closes_no_circle(world: World) 
     x, y = world.hold("a", "x"), world.hold("b", "y")
     world.wait("a", "y")
     (lease,) = x.leases
-    assert world.holdings.leave(x, lease)
+    assert world.lock_table.leave(x, lease)
     waiting = world.wait("b", "x")
-    world.holdings.end(x)
+    world.lock_table.end(x)
     assert waiting.state is State.CLAIMING
-    world.holdings.end(waiting)
+    world.lock_table.end(waiting)
     world.give(y)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_distlock.exceptions import DeadlockDetected, DistlockError
-from django_distlock.manager.hold import Holding, State
+from django_distlock.manager.hold import Hold, State
 from django_distlock.records import Claim, Grant
 from tests.pure.world import ENGINE, Engine, World, key
 
@@ -35,29 +35,29 @@ def test_r1_a_claim_that_fails_lets_the_next_one_ask(world: World) -> None:
     first = world.arrive("a", "x")
     second = world.wait("b", "x")
     assert first is not None
-    assert world.holdings.end(first)
-    assert not world.holdings.end(first)
+    assert world.lock_table.end(first)
+    assert not world.lock_table.end(first)
     assert second.state is State.CLAIMING
-    world.holdings.end(second)
+    world.lock_table.end(second)
     assert world.empty
 
 
 def test_r2_the_own_holding_comes_back(world: World) -> None:
-    holding = world.hold("a", "x")
-    assert world.arrive("a", "x") is holding
-    assert world.holdings.enter_again(holding, "second lease")
-    assert not world.holdings.leave(holding, "second lease")
-    assert not world.holdings.leave(holding, "second lease")
-    world.give(holding)
-    assert not world.holdings.enter_again(holding, "too late")
+    hold = world.hold("a", "x")
+    assert world.arrive("a", "x") is hold
+    assert world.lock_table.enter_again(hold, "second lease")
+    assert not world.lock_table.leave(hold, "second lease")
+    assert not world.lock_table.leave(hold, "second lease")
+    world.give(hold)
+    assert not world.lock_table.enter_again(hold, "too late")
     assert world.empty
 
 
 def test_r2_no_reentry_where_it_is_not_wanted(world: World) -> None:
     """A slot of a semaphore."""
-    holding = world.hold("a", "x")
+    hold = world.hold("a", "x")
     assert world.arrive("a", "x", reenter=False) is None
-    world.give(holding)
+    world.give(hold)
 
 
 def test_r2_exclusive_while_shared(world: World) -> None:
@@ -96,11 +96,11 @@ def test_r4_who_has_given_up_is_passed_over(world: World) -> None:
     gone, left, patient = world.wait("b", "x"), world.wait("c", "x"), world.wait("d", "x")
     assert gone.parker is not None
     gone.parker.leave()  # its time was over, but it has not said so yet
-    world.holdings.end(left)
+    world.lock_table.end(left)
     world.give(first)
     assert [gone.state, left.state, patient.state] == [State.ENDED, State.ENDED, State.CLAIMING]
-    assert not world.holdings.end(gone)
-    world.holdings.end(patient)
+    assert not world.lock_table.end(gone)
+    world.lock_table.end(patient)
     assert world.empty
 
 
@@ -108,64 +108,64 @@ def test_a_waiter_that_leaves_from_the_head_lets_the_next_one_through(world: Wor
     """A writer between readers gives up: the reader behind it comes in."""
     reader = world.hold("r", "x", shared=True)
     writer, behind = world.wait("w", "x"), world.wait("r2", "x", shared=True)
-    world.holdings.end(writer)
+    world.lock_table.end(writer)
     assert behind.state is State.CLAIMING
-    world.holdings.end(behind)
+    world.lock_table.end(behind)
     world.give(reader)
     assert world.empty
 
 
 def test_claim_is_arrive_for_a_free_lock(world: World) -> None:
     owner = world.owners.setdefault("a", "owner a")
-    holding = Holding(ENGINE, key("x"), owner, False)
-    assert world.holdings.claim(holding, 1000)
-    assert holding.state is State.CLAIMING
+    hold = Hold(ENGINE, key("x"), owner, False)
+    assert world.lock_table.claim(hold, 1000)
+    assert hold.state is State.CLAIMING
     for name, limit in (("x", 1000), ("y", 1)):
-        assert not world.holdings.claim(Holding(ENGINE, key(name), owner, False), limit)
-    world.holdings.end(holding)
+        assert not world.lock_table.claim(Hold(ENGINE, key(name), owner, False), limit)
+    world.lock_table.end(hold)
     assert world.empty
 
 
 def test_r11_a_deferred_holding_keeps_others_out_and_its_owner_may_verify_it(world: World) -> None:
-    holding = world.hold("a", "x")
-    (lease,) = holding.leases
-    assert world.holdings.leave(holding, lease)
-    world.holdings.defer(holding)
-    assert holding.state is State.DEFERRED
+    hold = world.hold("a", "x")
+    (lease,) = hold.leases
+    assert world.lock_table.leave(hold, lease)
+    world.lock_table.defer(hold)
+    assert hold.state is State.DEFERRED
     assert world.arrive("b", "x", may_wait=False) is None
-    assert world.arrive("a", "x") is holding
-    assert world.holdings.enter_again(holding, "again")
-    assert holding.state is State.HELD
-    assert world.holdings.start_release(holding)
-    assert not world.holdings.start_release(holding)
-    world.holdings.end(holding)
+    assert world.arrive("a", "x") is hold
+    assert world.lock_table.enter_again(hold, "again")
+    assert hold.state is State.HELD
+    assert world.lock_table.start_release(hold)
+    assert not world.lock_table.start_release(hold)
+    world.lock_table.end(hold)
     assert world.empty
 
 
 def test_r17_a_loss_ends_it_once_and_lets_the_next_one_ask(world: World) -> None:
-    holding = world.hold("a", "x")
+    hold = world.hold("a", "x")
     waiting = world.wait("b", "x")
-    assert world.holdings.lose(holding, "session")
-    assert not world.holdings.lose(holding, "again")
-    assert (holding.state, holding.lost) == (State.ENDED, "session")
+    assert world.lock_table.lose(hold, "session")
+    assert not world.lock_table.lose(hold, "again")
+    assert (hold.state, hold.lost) == (State.ENDED, "session")
     assert waiting.state is State.CLAIMING
-    assert not world.holdings.renew(holding, Grant(claim=Claim(key=holding.key), acquired_at=1))
-    (lease,) = holding.leases
-    assert not world.holdings.leave(holding, lease)
+    assert not world.lock_table.renew(hold, Grant(claim=Claim(key=hold.key), acquired_at=1))
+    (lease,) = hold.leases
+    assert not world.lock_table.leave(hold, lease)
     # one that waits or claims has nothing to lose
-    assert not world.holdings.lose(waiting, "session")
-    world.holdings.end(waiting)
+    assert not world.lock_table.lose(waiting, "session")
+    world.lock_table.end(waiting)
     assert world.empty
 
 
 def test_r17_what_is_being_given_back_is_lost_only_for_its_release(world: World) -> None:
     """A renewal that meets a release finds nothing to renew: that is no loss."""
-    holding = world.hold("a", "x")
-    (lease,) = holding.leases
-    assert world.holdings.leave(holding, lease)
-    assert not world.holdings.lose(holding, "stolen")
-    assert (holding.state, holding.lost) == (State.RELEASING, None)
-    assert world.holdings.lose(holding, "stolen", releasing=True)
+    hold = world.hold("a", "x")
+    (lease,) = hold.leases
+    assert world.lock_table.leave(hold, lease)
+    assert not world.lock_table.lose(hold, "stolen")
+    assert (hold.state, hold.lost) == (State.RELEASING, None)
+    assert world.lock_table.lose(hold, "stolen", releasing=True)
     assert world.empty
 
 
@@ -177,11 +177,11 @@ def test_r23_the_limit_counts_holders_of_one_backend() -> None:
             world.arrive(owner, "z")
     assert world.arrive("a", "x") is held[0]
     other: Any = Engine()
-    there = world.holdings.arrive(Holding(other, key("w"), "a", False), may_wait=False, reenter=True, limit=2)
+    there = world.lock_table.arrive(Hold(other, key("w"), "a", False), may_wait=False, reenter=True, limit=2)
     assert there is not None
-    world.holdings.end(there)
-    for holding in held:
-        world.give(holding)
+    world.lock_table.end(there)
+    for hold in held:
+        world.give(hold)
     assert world.empty
 
 
@@ -198,11 +198,11 @@ def test_held_lists_what_is_held_or_deferred(world: World) -> None:
     held, deferred = world.hold("a", "x"), world.hold("a", "y")
     world.arrive("b", "z")
     (lease,) = deferred.leases
-    world.holdings.leave(deferred, lease)
-    world.holdings.defer(deferred)
-    assert set(world.holdings.held()) == set(world.holdings.held(ENGINE)) == {held, deferred}
-    assert world.holdings.held(object()) == []  # type: ignore[arg-type]
-    assert len(list(world.holdings.everything())) == 3
+    world.lock_table.leave(deferred, lease)
+    world.lock_table.defer(deferred)
+    assert set(world.lock_table.held()) == set(world.lock_table.held(ENGINE)) == {held, deferred}
+    assert world.lock_table.held(object()) == []  # type: ignore[arg-type]
+    assert len(list(world.lock_table.everything())) == 3
 
 
 def test_a_thousand_arrivals_of_many_threads(world: World) -> None:
@@ -211,13 +211,13 @@ def test_a_thousand_arrivals_of_many_threads(world: World) -> None:
 
     def work(number: int) -> None:
         for turn in range(25):
-            holding = world.arrive(f"{number}", f"x{turn % 3}")
-            assert holding is not None
-            if holding.parker is not None:
-                assert holding.parker.park(20)
-            world.grant(holding)
+            hold = world.arrive(f"{number}", f"x{turn % 3}")
+            assert hold is not None
+            if hold.parker is not None:
+                assert hold.parker.park(20)
+            world.grant(hold)
             served.append(1)
-            world.give(holding)
+            world.give(hold)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
     for thread in threads:

@@ -14,12 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from django_distlock.exceptions import DeadlockDetected, LockLost, LockNotHeld
 from django_distlock.manager.hold import State
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from tests.pure.interleaving import TTL, Actor, World
 
 if TYPE_CHECKING:
     from django_distlock.locks.lease import Lease
-    from django_distlock.manager.hold import Holding
+    from django_distlock.manager.hold import Hold
     from django_distlock.records import Grant
 
 WHO = st.integers(0, 2)
@@ -34,7 +34,7 @@ class Contexts(RuleBasedStateMachine):
         self.actors = [Actor(name) for name in "abc"]
         self.strangers: list[Grant] = []
         self.met = 0
-        self.arrivals: dict[Holding, int] = {}
+        self.arrivals: dict[Hold, int] = {}
 
     def busy(self) -> list[Actor]:
         return [actor for actor in self.actors if actor.step is not None]
@@ -43,7 +43,7 @@ class Contexts(RuleBasedStateMachine):
         return [
             lease
             for lease in self.world.leases
-            if lease.owner is actor and lease.name == name and not lease._released and lease._holding.lost is None
+            if lease.owner is actor and lease.name == name and not lease._released and lease._hold.lost is None
         ]
 
     @rule(who=WHO, name=NAME, shared=SHARED, timeout=st.sampled_from([0, 5, None]))
@@ -64,12 +64,12 @@ class Contexts(RuleBasedStateMachine):
                 assert timeout != 0
                 assert self.would_close_a_circle(actor, name)
             return
-        if mine and mine[0]._holding.lost is None:
+        if mine and mine[0]._hold.lost is None:
             assert lease is not None, "R2: re-entry asks nobody"
             assert lease.fence == fence
-            assert lease._holding is mine[0]._holding
+            assert lease._hold is mine[0]._hold
         if timeout == 0 and actor.step is not None:
-            assert actor.step.method == "try_acquire", "R5: who does not wait asks the engine once, or nobody"
+            assert actor.step.method.__name__ == "try_acquire", "R5: who does not wait asks the engine once, or nobody"
 
     @rule(who=WHO, name=NAME, shared=SHARED, timeout=st.sampled_from([5, None, None]))
     def take(self, who: int, name: str, shared: bool, timeout: float | None) -> None:
@@ -78,7 +78,7 @@ class Contexts(RuleBasedStateMachine):
         if actor.step is not None:
             return
         self.begin(who, name, shared, timeout)
-        while actor.step is not None and actor.step.method in ("try_acquire", "release"):
+        while actor.step is not None and actor.step.method.__name__ in ("try_acquire", "release"):
             self.world.advance(actor)
 
     @rule(who=WHO, first=NAME, second=NAME)
@@ -89,15 +89,15 @@ class Contexts(RuleBasedStateMachine):
     def would_close_a_circle(self, actor: Actor, name: str) -> bool:
         """Does anybody who has or wants ``name`` wait, directly or over others, for ``actor``?"""
         seen: set[Any] = set()
-        pending = [each.owner for each in holdings.everything() if each.key.name == name]
+        pending = [each.owner for each in lock_table.everything() if each.key.name == name]
         while pending:
             owner = pending.pop()
             if owner is actor:
                 return True
             if owner not in seen:
                 seen.add(owner)
-                wanted = {h.key.name for h in holdings.everything() if h.owner is owner and h.state is State.WAITING}
-                pending += [each.owner for each in holdings.everything() if each.key.name in wanted]
+                wanted = {h.key.name for h in lock_table.everything() if h.owner is owner and h.state is State.WAITING}
+                pending += [each.owner for each in lock_table.everything() if each.key.name in wanted]
         return False
 
     @precondition(lambda self: self.busy())
@@ -116,7 +116,7 @@ class Contexts(RuleBasedStateMachine):
         busy = self.busy()
         actor = busy[pick % len(busy)]
         self.world.cancel(actor)
-        left = [each for each in holdings.everything() if each.owner is actor]
+        left = [each for each in lock_table.everything() if each.owner is actor]
         assert all(each.state is State.HELD for each in left), "R7: a cancelled acquire left something"
 
     @precondition(lambda self: self.world.leases)
@@ -133,8 +133,8 @@ class Contexts(RuleBasedStateMachine):
     def give_back(self, lease: Lease) -> None:
         """By whoever calls: a Lease belongs to no thread (R16)."""
         world = self.world
-        right, last = world.right(lease), len(lease._holding.leases) == 1
-        known_lost = lease._holding.lost is not None
+        right, last = world.right(lease), len(lease._hold.leases) == 1
+        known_lost = lease._hold.lost is not None
         gone = right is None or right.engine_until <= world.clock.now
         try:
             lease.release()
@@ -155,7 +155,7 @@ class Contexts(RuleBasedStateMachine):
         try:
             lease.extend(ttl)
         except LockLost:
-            assert not valid or lease._holding.lost is not None
+            assert not valid or lease._hold.lost is not None
         else:
             assert valid, "R20: a lease that had ended was revived"
             assert right is not None
@@ -167,7 +167,7 @@ class Contexts(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 50))
     def look(self, pick: int) -> None:
         lease = self.world.leases[pick % len(self.world.leases)]
-        known = lease._holding.lost is not None
+        known = lease._hold.lost is not None
         assert lease.lost is (known or not self.world.valid(lease)), "R18: at valid_until, not later"
         assert lease.held is not lease.lost
 
@@ -195,7 +195,7 @@ class Contexts(RuleBasedStateMachine):
 
     def fence_of(self, token: str) -> int | None:
         grants = [lease._grant for lease in self.world.leases] + self.strangers
-        grants += [each.grant for each in holdings.everything() if each.grant is not None]
+        grants += [each.grant for each in lock_table.everything() if each.grant is not None]
         return next((grant.fence for grant in grants if grant.claim.token == token), None)
 
     @precondition(lambda self: not self.strangers)
@@ -215,10 +215,10 @@ class Contexts(RuleBasedStateMachine):
 
     @invariant()
     def books_balance(self) -> None:
-        slots = holdings._slots.values()
-        assert holdings._total == sum(len(slot.holders) for slot in slots)
+        slots = lock_table._slots.values()
+        assert lock_table._total == sum(len(slot.holders) for slot in slots)
         waiting = [each for slot in slots for each in slot.queue]
-        assert list(holdings._waiting.values()) == sorted(waiting, key=list(holdings._waiting.values()).index)
+        assert list(lock_table._waiting.values()) == sorted(waiting, key=list(lock_table._waiting.values()).index)
         for slot in slots:
             assert slot.holders or slot.queue
             assert all(each.state is not State.WAITING for each in slot.holders)
@@ -229,9 +229,9 @@ class Contexts(RuleBasedStateMachine):
     @invariant()
     def in_order_of_arrival(self) -> None:
         """R4: nobody comes in before another who came earlier and whom he keeps out."""
-        for holding in holdings.everything():  # those that are new at one time are of one context
-            self.arrivals.setdefault(holding, len(self.arrivals))
-        for slot in holdings._slots.values():
+        for hold in lock_table.everything():  # those that are new at one time are of one context
+            self.arrivals.setdefault(hold, len(self.arrivals))
+        for slot in lock_table._slots.values():
             queue = [self.arrivals[each] for each in slot.queue]
             assert queue == sorted(queue)
             for holder in slot.holders:
@@ -242,7 +242,7 @@ class Contexts(RuleBasedStateMachine):
     def nobody_waits_for_himself(self) -> None:
         """R8: no circle ever stands, however it came about."""
         waits: dict[Any, set[Any]] = {}
-        for slot in holdings._slots.values():
+        for slot in lock_table._slots.values():
             for place, waiter in enumerate(slot.queue):
                 ahead = [*slot.holders, *list(slot.queue)[:place]]
                 waits.setdefault(waiter.owner, set()).update(
@@ -267,7 +267,7 @@ class Contexts(RuleBasedStateMachine):
                 if not self.busy() and not world.leases:
                     break
             assert not self.busy(), f"R7: an acquire never ends: {self.busy()}"
-            assert not list(holdings.everything())
+            assert not list(lock_table.everything())
             assert not list(world.backend.inspect())
         finally:
             world.close()

@@ -1,4 +1,4 @@
-"""Turnstile: a mutex for threads and tasks side by side, in order, on time, and never lost."""
+"""FairLock: a mutex for threads and tasks side by side, in order, on time, and never lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from django_distlock.concurrency.parking import Parker, Turnstile
+from django_distlock.concurrency.parking import FairLock, Parker
 from tests.timing import within
 
 PATIENCE = 10.0
@@ -26,7 +26,7 @@ def _until(condition: Any) -> None:
 
 
 def test_one_at_a_time_with_try_acquire() -> None:
-    turnstile = Turnstile()
+    turnstile = FairLock()
     assert turnstile.try_acquire()
     assert not turnstile.try_acquire()
     assert not turnstile.acquire(0)
@@ -36,7 +36,7 @@ def test_one_at_a_time_with_try_acquire() -> None:
 
 
 def test_r5_the_turnstile_keeps_its_time() -> None:
-    turnstile = Turnstile()
+    turnstile = FairLock()
     turnstile.acquire(0)
     began = time.monotonic()
     assert not turnstile.acquire(0.05)
@@ -56,7 +56,7 @@ class Crowd:
     """Threads and tasks, each of which can be made to wait at one turnstile."""
 
     def __init__(self) -> None:
-        self.turnstile = Turnstile()
+        self.turnstile = FairLock()
         self.order: list[str] = []
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever)
@@ -127,7 +127,7 @@ def test_r7_cancelled_in_the_step_in_which_it_was_given_the_turn(crowd: Crowd) -
     """It passes the turn on; nothing is lost."""
 
     async def main() -> None:
-        turnstile = Turnstile()
+        turnstile = FairLock()
         for _ in range(20):
             assert turnstile.try_acquire()
             first, second = (asyncio.create_task(turnstile.aacquire(PATIENCE)) for _ in range(2))

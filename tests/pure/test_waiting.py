@@ -1,4 +1,4 @@
-"""drive and adrive: one flow, two drivers, with whatever is thrown into them."""
+"""run and arun: one flow, two drivers, with whatever is thrown into them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_distlock.concurrency.flow import Call, Flow, adrive, drive, finished, uninterrupted
+from django_distlock.concurrency.flow import Flow, Step, arun, finished, run, uninterrupted
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.keys import LockKey
 from django_distlock.records import Claim
@@ -40,103 +40,105 @@ class Target:
 Driver = Callable[[Flow[Any]], Any]
 
 
-@pytest.fixture(params=["drive", "adrive"])
-def run(request: pytest.FixtureRequest) -> Driver:
-    if request.param == "drive":
-        return drive
+@pytest.fixture(params=["run", "arun"])
+def driver(request: pytest.FixtureRequest) -> Driver:
+    if request.param == "run":
+        return run
     return lambda flow: asyncio.run(_to_end(flow))
 
 
 async def _to_end(flow: Flow[Any]) -> Any:
-    return await adrive(flow)
+    return await arun(flow)
 
 
-def test_results_go_into_the_flow_and_its_value_comes_out(run: Driver) -> None:
+def test_results_go_into_the_flow_and_its_value_comes_out(driver: Driver) -> None:
     target = Target(1, 2)
 
     def flow() -> Flow[list[int]]:
-        first = yield Call(target, "step", ("a",))
-        second = yield Call(target, "step", ("b", first))
+        first = yield Step(target.step, target.astep, ("a",))
+        second = yield Step(target.step, target.astep, ("b", first))
         return [first, second]
 
-    assert run(flow()) == [1, 2]
+    assert driver(flow()) == [1, 2]
     assert target.journal == [("a",), ("b", 1)]
 
 
-def test_a_flow_without_a_step(run: Driver) -> None:
+def test_a_flow_without_a_step(driver: Driver) -> None:
     def flow() -> Flow[str]:
         return "done"
         yield
 
-    assert run(flow()) == "done"
+    assert driver(flow()) == "done"
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), SystemExit(3), asyncio.CancelledError()])
-def test_an_exception_of_a_step_is_raised_in_the_flow(run: Driver, error: BaseException) -> None:
+def test_an_exception_of_a_step_is_raised_in_the_flow(driver: Driver, error: BaseException) -> None:
     target = Target(error, "cleaned")
     seen: list[BaseException] = []
 
     def flow() -> Flow[None]:
         try:
-            yield Call(target, "step")
+            yield Step(target.step, target.astep)
         except BaseException as raised:
             seen.append(raised)
-            yield Call(target, "step", ("clean up",))
+            yield Step(target.step, target.astep, ("clean up",))
             raise
 
     with pytest.raises(type(error)):
-        run(flow())
+        driver(flow())
     assert [type(each) for each in seen] == [type(error)]
     assert target.journal == [(), ("clean up",)]
 
 
-def test_a_flow_may_survive_an_exception(run: Driver) -> None:
+def test_a_flow_may_survive_an_exception(driver: Driver) -> None:
     target = Target(OSError(), "second")
 
     def flow() -> Flow[Any]:
         try:
-            yield Call(target, "step")
+            yield Step(target.step, target.astep)
         except OSError:
-            return (yield Call(target, "step"))
+            return (yield Step(target.step, target.astep))
 
-    assert run(flow()) == "second"
+    assert driver(flow()) == "second"
 
 
-def test_an_exception_of_the_flow_itself(run: Driver) -> None:
+def test_an_exception_of_the_flow_itself(driver: Driver) -> None:
     target = Target(1)
 
     def flow() -> Flow[None]:
-        yield Call(target, "step")
+        yield Step(target.step, target.astep)
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        run(flow())
+        driver(flow())
 
 
 def test_a_stop_iteration_of_a_step_is_no_end_of_the_flow() -> None:
     target = Target(StopIteration("sneaky"))
 
     def flow() -> Flow[None]:
-        yield Call(target, "step")
+        yield Step(target.step, target.astep)
 
     with pytest.raises(RuntimeError):
-        drive(flow())
+        run(flow())
 
 
-def test_nested_flows(run: Driver) -> None:
+def test_nested_flows(driver: Driver) -> None:
     target = Target(1, 2, 3)
 
     def inner() -> Flow[int]:
-        return (yield Call(target, "step")) + (yield Call(target, "step"))
+        return (yield Step(target.step, target.astep)) + (yield Step(target.step, target.astep))
 
     def outer() -> Flow[int]:
-        return (yield from inner()) * (yield Call(target, "step"))
+        return (yield from inner()) * (yield Step(target.step, target.astep))
 
-    assert run(outer()) == 9
+    assert driver(outer()) == 9
 
 
 class Slow:
     """Steps that end when they are told to."""
+
+    step = staticmethod(print)  # never called
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -161,13 +163,13 @@ def test_r7_a_cancelled_task_cleans_up_and_a_second_cancellation_does_not_stop_t
 
         def flow() -> Flow[None]:
             try:
-                yield Call(target, "step", ("work",))
+                yield Step(target.step, target.astep, ("work",))
             except BaseException:
-                yield Call(target, "step", ("first",))
-                yield Call(target, "step", ("second",))
+                yield Step(target.step, target.astep, ("first",))
+                yield Step(target.step, target.astep, ("second",))
                 raise
 
-        task = asyncio.create_task(adrive(flow()))
+        task = asyncio.create_task(arun(flow()))
         await _rest()
         task.cancel()
         await _rest()
@@ -187,37 +189,37 @@ def test_r7_a_cancelled_task_cleans_up_and_a_second_cancellation_does_not_stop_t
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError("mine"), KeyboardInterrupt("mine")])
 def test_r7_an_interruption_wins_over_a_clean_up_that_fails(
-    run: Driver, error: BaseException, caplog: pytest.LogCaptureFixture
+    driver: Driver, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Who cancels a task waits for its CancelledError; what the clean-up met is in the log."""
     target = Target(error, BackendUnavailable("the server has gone"), OSError("still gone"))
 
     def flow() -> Flow[None]:
         try:
-            yield Call(target, "step")
+            yield Step(target.step, target.astep)
         except BaseException:
             try:
-                yield Call(target, "step")
+                yield Step(target.step, target.astep)
             finally:
-                yield Call(target, "step")
+                yield Step(target.step, target.astep)
 
     with pytest.raises(type(error)) as raised:
-        run(flow())
+        driver(flow())
     assert raised.value.args == ("mine",)
     assert "still gone" in caplog.text
 
 
-def test_r7_a_failure_while_nothing_was_interrupted_is_raised(run: Driver) -> None:
+def test_r7_a_failure_while_nothing_was_interrupted_is_raised(driver: Driver) -> None:
     target = Target(OSError("first"), BackendUnavailable("second"))
 
     def flow() -> Flow[None]:
         try:
-            yield Call(target, "step")
+            yield Step(target.step, target.astep)
         finally:
-            yield Call(target, "step")
+            yield Step(target.step, target.astep)
 
     with pytest.raises(BackendUnavailable, match="second"):
-        run(flow())
+        driver(flow())
 
 
 def test_r7_a_flow_that_is_dropped_is_closed() -> None:
@@ -225,12 +227,13 @@ def test_r7_a_flow_that_is_dropped_is_closed() -> None:
 
     async def main() -> None:
         def flow() -> Flow[None]:
+            slow = Slow()
             try:
-                yield Call(Slow(), "step", ("never",))
+                yield Step(slow.step, slow.astep, ("never",))
             finally:
                 closed.append("closed")
 
-        coroutine = adrive(flow())
+        coroutine = arun(flow())
         coroutine.send(None)
         coroutine.close()
 

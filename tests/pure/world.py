@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from django_distlock.keys import LockKey, derive_key
-from django_distlock.manager.hold import Holding, State
-from django_distlock.manager.lock_table import Holdings
+from django_distlock.manager.hold import Hold, State
+from django_distlock.manager.lock_table import LockTable
 from django_distlock.records import Claim, Grant
 
 
@@ -27,42 +27,42 @@ class World:
     """Owners are strings; a lease is an object."""
 
     def __init__(self, limit: int = 1000) -> None:
-        self.holdings = Holdings()
+        self.lock_table = LockTable()
         self.limit = limit
         self.owners: dict[str, object] = {}
 
     def arrive(
         self, owner: str, name: str, *, shared: bool = False, may_wait: bool = True, reenter: bool = True
-    ) -> Holding | None:
+    ) -> Hold | None:
         who = self.owners.setdefault(owner, f"owner {owner}")
-        holding = Holding(ENGINE, key(name), who, shared)
-        return self.holdings.arrive(holding, may_wait=may_wait, reenter=reenter, limit=self.limit)
+        hold = Hold(ENGINE, key(name), who, shared)
+        return self.lock_table.arrive(hold, may_wait=may_wait, reenter=reenter, limit=self.limit)
 
-    def hold(self, owner: str, name: str, *, shared: bool = False) -> Holding:
+    def hold(self, owner: str, name: str, *, shared: bool = False) -> Hold:
         """Arrive at a free lock, and be granted it."""
-        holding = self.arrive(owner, name, shared=shared, may_wait=False)
-        assert holding is not None
-        self.grant(holding)
-        return holding
+        hold = self.arrive(owner, name, shared=shared, may_wait=False)
+        assert hold is not None
+        self.grant(hold)
+        return hold
 
-    def grant(self, holding: Holding) -> object:
-        assert holding.state is State.CLAIMING
+    def grant(self, hold: Hold) -> object:
+        assert hold.state is State.CLAIMING
         lease = object()
-        self.holdings.establish(holding, Grant(claim=Claim(key=holding.key), acquired_at=0), lease)
+        self.lock_table.establish(hold, Grant(claim=Claim(key=hold.key), acquired_at=0), lease)
         return lease
 
-    def wait(self, owner: str, name: str, *, shared: bool = False) -> Holding:
-        holding = self.arrive(owner, name, shared=shared)
-        assert holding is not None
-        assert holding.state is State.WAITING
-        return holding
+    def wait(self, owner: str, name: str, *, shared: bool = False) -> Hold:
+        hold = self.arrive(owner, name, shared=shared)
+        assert hold is not None
+        assert hold.state is State.WAITING
+        return hold
 
-    def give(self, holding: Holding) -> None:
-        for lease in list(holding.leases):
-            last = self.holdings.leave(holding, lease)
+    def give(self, hold: Hold) -> None:
+        for lease in list(hold.leases):
+            last = self.lock_table.leave(hold, lease)
         assert last
-        self.holdings.end(holding)
+        self.lock_table.end(hold)
 
     @property
     def empty(self) -> bool:
-        return not (self.holdings._slots or self.holdings._waiting or self.holdings._total)
+        return not (self.lock_table._slots or self.lock_table._waiting or self.lock_table._total)

@@ -9,7 +9,7 @@ import pytest
 from django.db import DatabaseError, Error, InternalError, connections, transaction
 
 from django_distlock import BackendUnavailable, LockLost, LockNotHeld, advisory_lock
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.release import lose
 from tests.transactions import rows
 from tests.transactions.rival import is_out
@@ -133,7 +133,7 @@ def test_r14_acquire_in_an_aborted_transaction(make_world: Any) -> None:
                 world.lock().acquire(timeout=0.2)
             assert isinstance(caught.value.__cause__, InternalError)
         transaction.set_rollback(True, using="postgres")
-    assert not holdings.held()
+    assert not lock_table.held()
     assert not is_out(world.rival, "postgres", world.name)
     world.check_connection_is_clean()
 
@@ -163,7 +163,7 @@ def test_r14_lost_lock_does_not_mask_the_error_of_the_body(
     world = one_world
 
     def body(lease: Any) -> None:
-        lose(lease._holding, "test")
+        lose(lease._hold, "test")
         raise Boom
 
     def by_with() -> None:
@@ -186,8 +186,8 @@ def test_r14_lost_lock_does_not_mask_the_error_of_the_body(
 
 def held(world: World) -> Any:
     """The lease of the lock that the caller holds."""
-    holding = next(holding for holding in holdings.held() if holding.key.name == world.name)
-    return next(iter(holding.leases))
+    hold = next(hold for hold in lock_table.held() if hold.key.name == world.name)
+    return next(iter(hold.leases))
 
 
 def take_back(world: World) -> None:
@@ -204,7 +204,7 @@ def test_r16_lost_lock_is_raised_also_inside_an_except_block(one_world: World, f
     world = one_world
 
     def decorated() -> None:
-        lose(held(world)._holding, "test")
+        lose(held(world)._hold, "test")
 
     try:
         raise Boom

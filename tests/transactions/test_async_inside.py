@@ -196,7 +196,7 @@ def test_r11_transaction_of_the_waiting_thread_that_ends_meanwhile(one_world: Wo
     """A task saw it open, and binds its lock a moment after the thread has ended it: kept for nothing, and not kept."""
     world = one_world
     lease = world.lock().acquire()
-    bind(lease._holding, [world.connection])
+    bind(lease._hold, [world.connection])
     assert not lease.held
     assert not is_out(world.rival, world.using, world.name)
     world.check_connection_is_clean()

@@ -237,7 +237,7 @@ def test_r11_failed_deferred_release_logs_and_signals_and_does_not_raise(
     assert world.name in caplog.text
     world.check_connection_is_clean()
     for lease in (outside, second):
-        assert lease._holding.state is State.ENDED
+        assert lease._hold.state is State.ENDED
     backend.release(grant)
     backend.release(second._grant)
 
@@ -252,7 +252,7 @@ def test_r11_interrupted_deferred_release_does_not_keep_the_other_locks(one_worl
         for lease in leases:
             lease.release()
     assert release.call_count == 2
-    assert [lease._holding.state for lease in leases] == [State.ENDED, State.ENDED]
+    assert [lease._hold.state for lease in leases] == [State.ENDED, State.ENDED]
     world.check_connection_is_clean()
     for lease in leases:
         backend.release(lease._grant)

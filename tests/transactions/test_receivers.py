@@ -63,12 +63,12 @@ def test_r11_receiver_writes_when_a_kept_lock_was_lost(one_world: World, audit: 
     with transaction.atomic(world.alias):
         world.write()
         lease = world.lock().acquire()
-        lose(lease._holding, "test")
+        lose(lease._hold, "test")
     assert world.connection.get_autocommit()
     assert rows.count(world.alias, world.name) == 1
     assert rows.count(world.alias, world.name + "-lost") == 1
     if world.using != "postgres":
-        assert lease._holding.backend.release(lease._grant)
+        assert lease._hold.backend.release(lease._grant)
 
 
 def test_r15_receiver_writes_when_a_savepoint_took_the_lock_along(make_world: Any) -> None:

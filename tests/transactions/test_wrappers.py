@@ -11,7 +11,7 @@ from django.db import DatabaseError, connections, transaction
 
 from django_distlock import LockNotHeld, advisory_lock
 from django_distlock.manager.hold import State
-from django_distlock.manager.lock_table import holdings
+from django_distlock.manager.lock_table import lock_table
 from tests.transactions import rows
 from tests.transactions.rival import is_out
 from tests.transactions.world import WRAPPED, World, swallow
@@ -139,14 +139,14 @@ def test_r11_release_in_another_thread_at_the_moment_the_transaction_ends(one_wo
     """The transaction ends after the releasing thread saw it open, and before it could put the lock aside for it."""
     world = one_world
     seen, ended = threading.Event(), threading.Event()
-    defer = holdings.defer
+    defer = lock_table.defer
 
-    def late(holding: Any) -> None:
+    def late(hold: Any) -> None:
         seen.set()
         assert ended.wait(10)
-        defer(holding)
+        defer(hold)
 
-    with mock.patch.object(holdings, "defer", late):
+    with mock.patch.object(lock_table, "defer", late):
         with transaction.atomic(world.alias):
             lease = world.lock().acquire()
             world.write()
@@ -155,7 +155,7 @@ def test_r11_release_in_another_thread_at_the_moment_the_transaction_ends(one_wo
             assert seen.wait(10)
         ended.set()
         thread.join()
-    assert lease._holding.state is State.ENDED, "kept for a transaction that is over"
+    assert lease._hold.state is State.ENDED, "kept for a transaction that is over"
     assert not is_out(world.rival, world.using, world.name)
     world.check_connection_is_clean()
 
@@ -168,12 +168,12 @@ def test_r11_lease_that_was_lost_inside_is_not_given_back(one_world: World) -> N
     with transaction.atomic(world.alias):
         lease = world.lock().acquire()
         grant: Any = lease._grant
-        lose(lease._holding, "test")
+        lose(lease._hold, "test")
     assert world.engine_releases == 0
     assert lease.lost
     world.check_connection_is_clean()
     if world.using != "postgres":
-        assert lease._holding.backend.release(grant)
+        assert lease._hold.backend.release(grant)
 
 
 def test_r11_nothing_is_left_on_a_connection_that_never_opened(one_world: World) -> None:
@@ -198,9 +198,9 @@ def test_r11_hundred_locks_of_one_transaction(one_world: World) -> None:
             with advisory_lock(name, using=world.using):
                 pass
         watch = world.connection._distlock_watch
-        assert len(watch.holdings) == 100
+        assert len(watch.lock_table) == 100
         assert is_out(world.rival, world.using, names[0])
         assert is_out(world.rival, world.using, names[99])
-    assert not holdings.held()
+    assert not lock_table.held()
     assert not is_out(world.rival, world.using, names[0])
     assert not is_out(world.rival, world.using, names[99])

@@ -12,7 +12,7 @@ from django.db import connections
 from django_distlock import Lock, advisory_lock
 from django_distlock.backends.begin_listener import BeginListener
 from django_distlock.manager import transactions
-from django_distlock.manager.hold import Holding, State
+from django_distlock.manager.hold import Hold, State
 from django_distlock.manager.registry import registry
 from tests.timing import within
 from tests.transactions import rows
@@ -33,7 +33,7 @@ class World:
         self.using, self.alias, self.name, self.rival = using, alias, name, rival
         self.engine_releases = 0
         self.late = 0.0
-        self.returned: list[Holding] = []
+        self.returned: list[Hold] = []
         self._waiting = self._heard = False
         self._before = self._after = 0.0
         self._patches = contextlib.ExitStack()
@@ -58,10 +58,10 @@ class World:
             self.engine_releases += grant.claim.key.name == self.name
             return release_at_engine(grant)
 
-        def counted_return(holding: Holding, news: list[Any]) -> None:
-            if holding.key.name == self.name:
-                self.returned.append(holding)
-            give_back(holding, news)
+        def counted_return(hold: Hold, news: list[Any]) -> None:
+            if hold.key.name == self.name:
+                self.returned.append(hold)
+            give_back(hold, news)
 
         self._patches.enter_context(mock.patch.object(backend, "release", counted_release))
         self._patches.enter_context(mock.patch.object(transactions, "_give_back", counted_return))

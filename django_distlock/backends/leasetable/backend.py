@@ -12,9 +12,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from django_distlock.backends.base import Backend
-from django_distlock.backends.cleanup import Remains, Store, StoreError
+from django_distlock.backends.cleanup import PendingCleanup, Store, StoreError
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import LEAST_ANSWER, Flow, adrive, drive
+from django_distlock.concurrency.deadline import LEAST_ANSWER
+from django_distlock.concurrency.flow import Flow, arun, run
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
@@ -75,25 +76,25 @@ class LeaseTableBackend(Backend):
         # Claims that ask, with their ticket once they wait, and their grant until the caller surely has it: who is
         # interrupted on the way withdraws, and what was granted then is given back.
         self._claims: dict[str, Waiter | Grant | None] = {}
-        self._remains = Remains(self.store, alias)
+        self._remains = PendingCleanup(self.store, alias)
         self._pruning = Pruning(self.store, alias)
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         store = self._embedded
         if store is None or claim.token in self._claims or self._remains.left:
-            return drive(self._acquire(self._direct, claim, wait))
+            return run(self._acquire(self._direct, claim, wait))
         asked = monotonic()
         self._claims[claim.token] = ASKING
         try:
             return self._entered(claim, asked, wait, *store.enter(claim, self._holder.text(), wait > 0))
         except Exception:  # most likely another process just writes
-            return drive(self._acquire(self._direct, claim, wait))
+            return run(self._acquire(self._direct, claim, wait))
         except BaseException:
             self.withdraw(claim)
             raise
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return await adrive(self._acquire(self.store, claim, wait))
+        return await arun(self._acquire(self.store, claim, wait))
 
     def _acquire(self, store: Store, claim: Claim, wait: float) -> Flow[Grant | None]:
         asked = monotonic()
@@ -152,10 +153,10 @@ class LeaseTableBackend(Backend):
         return waiter.pause() if isinstance(waiter, Waiter) else super().pause(claim, attempt)
 
     def withdraw(self, claim: Claim) -> None:
-        drive(self._withdraw(self._direct, claim))
+        run(self._withdraw(self._direct, claim))
 
     async def awithdraw(self, claim: Claim) -> None:
-        await adrive(self._withdraw(self.store, claim))
+        await arun(self._withdraw(self.store, claim))
 
     def _withdraw(self, store: Store, claim: Claim) -> Flow[None]:
         """Leave the queue; and give back what was granted to nobody, because the attempt was interrupted."""
@@ -179,7 +180,7 @@ class LeaseTableBackend(Backend):
         self._remains.add(claim, uncertain)
         self.wake_at(monotonic())
 
-    def free_now(self, grant: Grant) -> bool:
+    def release_fast(self, grant: Grant) -> bool:
         if self._embedded is None:
             return False
         try:
@@ -193,10 +194,10 @@ class LeaseTableBackend(Backend):
         return given
 
     def release(self, grant: Grant) -> bool:
-        return drive(self._release(self._direct, grant))
+        return run(self._release(self._direct, grant))
 
     async def arelease(self, grant: Grant) -> bool:
-        return await adrive(self._release(self.store, grant))
+        return await arun(self._release(self.store, grant))
 
     def _release(self, store: Store, grant: Grant) -> Flow[bool]:
         claim = grant.claim
@@ -214,10 +215,10 @@ class LeaseTableBackend(Backend):
         return bool(given)
 
     def verify(self, grant: Grant) -> bool:
-        return drive(self._verify(grant))
+        return run(self._verify(grant))
 
     async def averify(self, grant: Grant) -> bool:
-        return await adrive(self._verify(grant))
+        return await arun(self._verify(grant))
 
     def _verify(self, grant: Grant) -> Flow[bool]:
         held = yield from self._asked("holds", grant.claim)
@@ -229,7 +230,7 @@ class LeaseTableBackend(Backend):
         return result
 
     async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
-        return await adrive(self._extend(grant, ttl))
+        return await arun(self._extend(grant, ttl))
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
         asked = monotonic()
@@ -245,10 +246,10 @@ class LeaseTableBackend(Backend):
         return path.check(self.alias, self.database) if self._embedded is not None else []
 
     def inspect(self) -> Iterable[LockInfo]:
-        return [row.info(self.alias) for row in drive(self._asked("rows"))]
+        return [row.info(self.alias) for row in run(self._asked("rows"))]
 
     def break_lock(self, info: LockInfo) -> bool:
-        return bool(drive(self._asked("break_lease", info.key, info.fence)))
+        return bool(run(self._asked("break_lease", info.key, info.fence)))
 
     def prune(self) -> int:
         """Delete the leases that ended more than 24 hours ago; how many. Fences rise all the same: they follow the
@@ -300,5 +301,5 @@ class LeaseTableBackend(Backend):
         self.store.abandon()
         self._holder = Holder()
         self._claims = {}
-        self._remains = Remains(self.store, self.alias)
+        self._remains = PendingCleanup(self.store, self.alias)
         self._pruning = Pruning(self.store, self.alias)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from django_distlock.backends.cleanup import StoreError
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import drive
+from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.text import one_line
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Pruning:
         total = 0
         last = None
         while True:
-            deleted, last = drive(self._store.run(monotonic() + PATIENCE, "prune", last, batch))
+            deleted, last = run(self._store.run(monotonic() + PATIENCE, "prune", last, batch))
             total += int(deleted)
             if last is None or self._stop.wait(breath):
                 return total

@@ -14,8 +14,9 @@ from django.db import DEFAULT_DB_ALIAS, InterfaceError, InternalError, Operation
 
 from django_distlock.backends.cleanup import StoreError
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import PAUSE, Call, Flow, drive
-from django_distlock.concurrency.parking import Turnstile
+from django_distlock.concurrency.deadline import PAUSE
+from django_distlock.concurrency.flow import Flow, Step, run
+from django_distlock.concurrency.parking import FairLock
 
 from .records import Crowded
 from .session import Opening, Session
@@ -58,7 +59,7 @@ class ServerStore:
         self._alias = alias
         self._database = database
         self._threads = threads
-        self._turnstile = Turnstile()
+        self._turnstile = FairLock()
         self._session: Session | None = None
         # until when the statement that runs now may go on
         self._limit: float | None = None
@@ -74,10 +75,10 @@ class ServerStore:
             left = until - monotonic()
             entered: list[bool] = []
             try:
-                if left <= 0 or not (yield Call(self._turnstile, "acquire", (left,), entered)):
+                if left <= 0 or not (yield Step(self._turnstile.acquire, self._turnstile.aacquire, (left,), entered)):
                     raise self._no_time(lost > 0)
                 session = self._usable() or (yield from self._open(until, lost > 0))
-                error, value = yield Call(self, "attempt", (session, operation, args, until))
+                error, value = yield Step(self.attempt, self.aattempt, (session, operation, args, until))
                 if error is None:
                     # what was done before its reply was lost is refused the second time
                     return None if lost and value is False else value
@@ -87,7 +88,7 @@ class ServerStore:
                     self._turnstile.release()
             lost += self._session is None
             if retry > 0:
-                yield Call(PAUSE, "sleep", (retry,))
+                yield Step(PAUSE.sleep, PAUSE.asleep, (retry,))
 
     def attempt(
         self, session: Session, operation: str, args: tuple[Any, ...], until: float
@@ -127,7 +128,7 @@ class ServerStore:
 
     def _open(self, until: float, uncertain: bool) -> Flow[Session]:
         opening = Opening(self._database, self._alias)
-        if not (yield Call(opening, "finish", (until,))):
+        if not (yield Step(opening.finish, opening.afinish, (until,))):
             raise self._no_time(uncertain)
         if opening.session is None:
             raise StoreError(self._failed(opening.error), uncertain=uncertain) from opening.error
@@ -165,14 +166,14 @@ class ServerStore:
         outcome: list[Any] = []
         over = threading.Event()
 
-        def run() -> None:
+        def work() -> None:
             try:
-                outcome.append(drive(flow))
+                outcome.append(run(flow))
             except BaseException as error:
                 outcome.append(error)
             over.set()
 
-        threading.Thread(target=run, name=f"distlock-{self._alias}-attended", daemon=True).start()
+        threading.Thread(target=work, name=f"distlock-{self._alias}-attended", daemon=True).start()
         while not over.wait(max(0.001, (self._limit or monotonic() + 0.02) - monotonic())):
             self.watch(monotonic())
         if isinstance(outcome[0], BaseException):
@@ -223,5 +224,5 @@ class ServerStore:
         session, self._session = self._session, None
         if session is not None:
             session.silence()
-        self._turnstile = Turnstile()
+        self._turnstile = FairLock()
         self._limit = None

@@ -19,7 +19,8 @@ from django.db import connections
 from django_distlock.backends.cleanup import StoreError
 from django_distlock.backends.text import printable, short
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import PAUSE, Call, Flow, drive
+from django_distlock.concurrency.deadline import PAUSE
+from django_distlock.concurrency.flow import Flow, Step, run
 
 from .records import DEAD, GRACE, KEPT, NOWHERE, Crowded, Look, Row, Ticket, microseconds, rows_of
 from .sqlite_file import LeaseFile, open_lease_file
@@ -100,10 +101,10 @@ class SqliteStore:
         """Do ``operation``, again while another process writes. StoreError at the monotonic time ``until``."""
         retries = 0
         while True:
-            error, value = yield Call(self, "attempt", (operation, args, None if retries else until))
+            error, value = yield Step(self.attempt, self.aattempt, (operation, args, None if retries else until))
             if error is None:
                 return value
-            yield Call(PAUSE, "sleep", (self.pause(error, until, retries),))
+            yield Step(PAUSE.sleep, PAUSE.asleep, (self.pause(error, until, retries),))
             retries += 1
 
     def attempt(
@@ -273,7 +274,9 @@ class SqliteStore:
         """Nothing hangs here."""
         return None
 
-    attended = staticmethod(drive)
+    def attended(self, flow: Flow[Any]) -> Any:
+        """Run ``flow`` here: a file cannot hang, so nothing needs watching."""
+        return run(flow)
 
     def close_idle(self) -> None:
         self.close()

@@ -17,7 +17,7 @@ from django.db import connections
 from django_distlock.backends.sessions.backend import SessionLockBackend
 from django_distlock.backends.sessions.session import STATEMENT_LIMIT, ServerError, SessionDead
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call, Flow, drive
+from django_distlock.concurrency.flow import Flow, Step, run
 from django_distlock.exceptions import UnsupportedOperation
 
 from . import doctor, relations
@@ -72,9 +72,9 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         except SessionDead as error:
             raise self._unavailable(error) from (error.__cause__ or error)
 
-    def take_now(self, claim: Claim, wait: float) -> Grant | None:
+    def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
         self._remember(claim)
-        return super().take_now(claim, wait)
+        return super().acquire_fast(claim, wait)
 
     def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
         self._remember(claim)
@@ -90,7 +90,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
     # for operators
 
     def inspect(self) -> Iterable[LockInfo]:
-        found = infos(self.alias, _texts(drive(self._aside(self._listed))))
+        found = infos(self.alias, _texts(run(self._aside(self._listed))))
         return [info if info.name is not None else replace(info, name=self._known.get(info.key)) for info in found]
 
     def diagnose(self) -> Iterable[Finding]:
@@ -100,7 +100,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         until = monotonic() + STATEMENT_LIMIT
         for named in (True, False):  # the names' table is perhaps not there yet, or not for us, or not now
             try:
-                rows: list[Any] = yield Call(session, "query", (listing(session.mariadb, named), until))
+                rows: list[Any] = yield Step(session.query, session.aquery, (listing(session.mariadb, named), until))
             except ServerError as error:
                 if not named and error.code not in NOT_TO_BE_SEEN:
                     raise self._unavailable(error) from error
@@ -115,17 +115,17 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         this process knows."""
         noted: list[Any] = []
         with contextlib.suppress(ServerError):
-            noted = yield Call(session, "query", (NOTED, until))
+            noted = yield Step(session.query, session.aquery, (NOTED, until))
         names = sorted(self._known.keys() - {_text(row[0]) for row in noted})
         if not names:
             return noted
         columns = ", ".join(f"IS_USED_LOCK('{name}')" for name in names)
-        used = yield Call(session, "query", (f"SELECT {columns}".encode(), until))
+        used = yield Step(session.query, session.aquery, (f"SELECT {columns}".encode(), until))
         found = zip(names, used[0], strict=True)
         return [*noted, *((name, None, connection) for name, connection in found if connection is not None)]
 
     def blocking(self) -> Iterable[LockInfo]:
-        return relations.blocking(self.alias, drive(self._aside(self._blocking)))
+        return relations.blocking(self.alias, run(self._aside(self._blocking)))
 
     def _blocking(self, session: MySQLSession) -> Flow[list[list[str]]]:
         until = monotonic() + STATEMENT_LIMIT
@@ -138,14 +138,14 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
     def _rows(self, session: MySQLSession, sql: bytes, until: float) -> Flow[list[list[str]]]:
         """Nothing where the server has no such table, or no privilege for us."""
         try:
-            rows = yield Call(session, "query", (sql, until))
+            rows = yield Step(session.query, session.aquery, (sql, until))
         except ServerError:
             return []
         return [["" if value is None else value for value in row] for row in _texts(rows)]
 
     def break_lock(self, info: LockInfo) -> bool:
         found = ours(info)
-        return found is not None and drive(self._aside(lambda session: self._break(session, *found)))
+        return found is not None and run(self._aside(lambda session: self._break(session, *found)))
 
     def _break(self, session: MySQLSession, connection: int, holds: str, noted: str) -> Flow[bool]:
         """In one statement; MySQL looks at the note of the hold in one before, since KILL may read no table there."""
@@ -155,9 +155,12 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
                 sql = COMPARE_AND.format(ours=holds + noted, then=f"KILL CONNECTION {connection}")
             else:
                 sql = KILL_IF.format(ours=holds, connection=connection)
-                if noted and (yield Call(session, "execute", (f"SELECT {holds}{noted}".encode(), until))) != 1:
+                if (
+                    noted
+                    and (yield Step(session.execute, session.aexecute, (f"SELECT {holds}{noted}".encode(), until))) != 1
+                ):
                     return False
-            yield Call(session, "query", (sql.encode(), until))
+            yield Step(session.query, session.aquery, (sql.encode(), until))
         except ServerError as error:
             if error.code in (NOT_OURS, NO_SUCH_CONNECTION):
                 return False

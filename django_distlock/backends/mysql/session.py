@@ -29,7 +29,7 @@ from django_distlock.backends.sessions.session import (
 )
 from django_distlock.concurrency.background import Stragglers
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call, Flow, adrive, drive
+from django_distlock.concurrency.flow import Flow, Step, arun, run
 from django_distlock.concurrency.parking import Parker
 from django_distlock.concurrency.sockets import READY, readable
 from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
@@ -80,25 +80,25 @@ class MySQLLine(Session):
 
     async def aexecute(self, sql: bytes, until: float, undo: bytes | None = None) -> Any:
         """:meth:`execute` for a task."""
-        return _first(await adrive(self._query(sql, until, undo)))
+        return _first(await arun(self._query(sql, until, undo)))
 
     def wait_for(self, sql: bytes, until: float, undo: bytes) -> Any:
         """:meth:`execute` for a statement that the watchdog must leave alone."""
-        return _first(drive(self._query(sql, until, undo)))
+        return _first(run(self._query(sql, until, undo)))
 
     async def await_for(self, sql: bytes, until: float, undo: bytes) -> Any:
         """:meth:`wait_for` for a task."""
-        return _first(await adrive(self._query(sql, until, undo)))
+        return _first(await arun(self._query(sql, until, undo)))
 
     def query(self, sql: bytes, until: float, undo: bytes | None = None) -> Any:
         """All rows."""
         if self.orphaned_at is not None or until - monotonic() <= STATEMENT_LIMIT + 2 * TICK:
-            return drive(self._query(sql, until, undo))
+            return run(self._query(sql, until, undo))
         return self._query_now(sql)
 
     async def aquery(self, sql: bytes, until: float, undo: bytes | None = None) -> Any:
         """:meth:`query` for a task."""
-        return await adrive(self._query(sql, until, undo))
+        return await arun(self._query(sql, until, undo))
 
     def _query_now(self, sql: bytes) -> Any:
         """In this thread, by one blocking call of the client; the watchdog ends it if it hangs."""
@@ -117,7 +117,7 @@ class MySQLLine(Session):
         yield from self.settle(until)
         self._send(sql)
         try:
-            if not (yield Call(READY, "poll", (self.fd, False, until))):
+            if not (yield Step(READY.poll, READY.apoll, (self.fd, False, until))):
                 raise StatementTimeout
         except BaseException:  # nobody waits for the reply any more
             self._orphan(undo)
@@ -174,7 +174,7 @@ class MySQLLine(Session):
 
     def settle(self, until: float) -> Flow[None]:
         while self.orphaned_at is not None:
-            if not (yield Call(READY, "poll", (self.fd, False, until))):
+            if not (yield Step(READY.poll, READY.apoll, (self.fd, False, until))):
                 raise StatementTimeout
             self._clean_up()
 
@@ -261,7 +261,7 @@ def _connect(alias: str, parameters: dict[str, Any], until: float) -> Flow[Any]:
         raise SessionDead(reason)
     attempt = _Attempt(parameters, left)
     try:
-        if not (yield Call(attempt.parker, "park", (left,))):
+        if not (yield Step(attempt.parker.park, attempt.parker.apark, (left,))):
             raise StatementTimeout
     except BaseException:
         attempt.abandon()
@@ -286,9 +286,9 @@ class MySQLSession(MySQLLine):
                 "need MySQL 5.7.5 or MariaDB 10.0.2; use leasetable.LeaseTableBackend there."
             )
         limit = b"max_statement_time" if self.mariadb else b"max_execution_time"
-        yield Call(
-            self,
-            "query",
+        yield Step(
+            self.query,
+            self.aquery,
             (
                 # of an unsigned and a signed number MySQL makes a decimal, which it does not take
                 b"SET SESSION %s = 0, wait_timeout = CAST(GREATEST(@@session.wait_timeout, %d) AS SIGNED)"
@@ -296,14 +296,14 @@ class MySQLSession(MySQLLine):
                 until,
             ),
         )
-        connection = yield Call(self, "execute", (b"SELECT CONNECTION_ID()", until))
+        connection = yield Step(self.execute, self.aexecute, (b"SELECT CONNECTION_ID()", until))
         if connection != self.server_id:
             raise UnsupportedOperation(
                 f"The lock sessions of alias {alias!r} go through a proxy that hands a server session to several "
                 "clients. Set OPTIONS['session_database'] to a database alias that connects directly."
             )
         # not @@wsrep_on, which Oracle's MySQL does not know, and Percona XtraDB Cluster does
-        wsrep = yield Call(self, "query", (b"SHOW VARIABLES LIKE 'wsrep_on'", until))
+        wsrep = yield Step(self.query, self.aquery, (b"SHOW VARIABLES LIKE 'wsrep_on'", until))
         if wsrep and wsrep[0][1] in ("ON", b"ON"):
             raise UnsupportedOperation(
                 f"The server of alias {alias!r} is a Galera node (wsrep_on), which does not share GET_LOCK with its "
@@ -315,8 +315,10 @@ class MySQLSession(MySQLLine):
         nulls = 0
         while nulls < 3:
             try:
-                got = yield Call(
-                    self, "execute", (b"SELECT GET_LOCK('%s', 0)" % name, until, b"SELECT RELEASE_LOCK('%s')" % name)
+                got = yield Step(
+                    self.execute,
+                    self.aexecute,
+                    (b"SELECT GET_LOCK('%s', 0)" % name, until, b"SELECT RELEASE_LOCK('%s')" % name),
                 )
                 nulls += got is None
             except ServerError as error:
@@ -338,8 +340,10 @@ class MySQLSession(MySQLLine):
         name = key.text_bytes
         got = None
         try:
-            got = yield Call(
-                self, "wait_for", (self._waiting(name, until), until + GRACE, b"SELECT RELEASE_LOCK('%s')" % name)
+            got = yield Step(
+                self.wait_for,
+                self.await_for,
+                (self._waiting(name, until), until + GRACE, b"SELECT RELEASE_LOCK('%s')" % name),
             )
         except ServerError as error:
             if error.code in DEADLOCKS:
@@ -362,7 +366,7 @@ class MySQLSession(MySQLLine):
         except ServerError:
             got = None
         if got is None:
-            drive(self.unlock(key, shared))
+            run(self.unlock(key, shared))
         return bool(got == 1)
 
     def _waiting(self, name: bytes, until: float) -> bytes:
@@ -382,7 +386,7 @@ class MySQLSession(MySQLLine):
         interrupted = False
         while True:
             try:
-                freed = yield Call(self, "execute", (b"SELECT RELEASE_LOCK('%s')" % name, until))
+                freed = yield Step(self.execute, self.aexecute, (b"SELECT RELEASE_LOCK('%s')" % name, until))
                 return bool(freed == 1) or interrupted
             except ServerError as error:
                 if error.code not in INTERRUPTIONS or monotonic() >= until:
@@ -390,10 +394,10 @@ class MySQLSession(MySQLLine):
                 interrupted = True
 
     def ping(self, until: float) -> Flow[None]:
-        yield Call(self, "execute", (b"SELECT 1", until))
+        yield Step(self.execute, self.aexecute, (b"SELECT 1", until))
 
     def cancel(self, other: Session, until: float) -> Flow[None]:
-        yield Call(self, "execute", (b"KILL QUERY %d" % other.server_id, until))
+        yield Step(self.execute, self.aexecute, (b"KILL QUERY %d" % other.server_id, until))
 
     def clear(self, until: float) -> Flow[None]:
-        yield Call(self, "execute", (b"SELECT RELEASE_ALL_LOCKS()", until))
+        yield Step(self.execute, self.aexecute, (b"SELECT RELEASE_ALL_LOCKS()", until))

@@ -27,8 +27,9 @@ from django_distlock.backends.sessions.session import (
     StatementTimeout,
 )
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import LEAST_PATIENCE, Call, Flow, adrive, drive
-from django_distlock.concurrency.parking import Turnstile
+from django_distlock.concurrency.deadline import LEAST_PATIENCE
+from django_distlock.concurrency.flow import Flow, Step, arun, run
+from django_distlock.concurrency.parking import FairLock
 from django_distlock.exceptions import BackendUnavailable, DeadlockDetected, UnsupportedOperation
 from django_distlock.records import Claim, Finding, Grant
 
@@ -114,7 +115,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         self._watched: dict[int, Watched] = {}
         self._transactions_exclude = False  # proven, as self._proven_at tells for lock sessions
         self._prove_from = -math.inf
-        self._proving = Turnstile()
+        self._proving = FairLock()
 
     def _open(self, waits: bool, until: float) -> Flow[PostgresSession]:
         connection = connections[self.session_database]
@@ -131,12 +132,12 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         if claim.scope == "transaction":
             return self._in_transaction(claim, wait)
-        return drive(self._acquire(claim, wait))
+        return run(self._acquire(claim, wait))
 
-    def take_now(self, claim: Claim, wait: float) -> Grant | None:
+    def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
         if claim.scope == "transaction":
             return self._in_transaction(claim, wait)
-        return super().take_now(claim, wait)
+        return super().acquire_fast(claim, wait)
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         if claim.scope == "transaction":  # Django's connections are not for tasks
@@ -145,7 +146,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     def release(self, grant: Grant) -> bool:
         # its transaction takes it along
-        return True if grant.claim.scope == "transaction" else drive(self._release(grant))
+        return True if grant.claim.scope == "transaction" else run(self._release(grant))
 
     async def arelease(self, grant: Grant) -> bool:
         if grant.claim.scope == "transaction":
@@ -154,13 +155,13 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     def verify(self, grant: Grant) -> bool:
         if grant.claim.scope != "transaction":
-            return drive(self._verify(grant))
+            return run(self._verify(grant))
         if grant.session.connection is connections[self.database]:
             return self._in_transaction(replace(grant.claim, answer_by=0.0), 0) is not None
         return self.look(grant)  # asked in the name of a thread that waits, and whose connection is its own
 
     async def averify(self, grant: Grant) -> bool:
-        return self.look(grant) if grant.claim.scope == "transaction" else await adrive(self._verify(grant))
+        return self.look(grant) if grant.claim.scope == "transaction" else await arun(self._verify(grant))
 
     def in_doubt(self, grant: Grant) -> bool:
         # the error has freed the locks of the transaction, but for those from before a savepoint
@@ -186,7 +187,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
                         self._heat(claim.key.digest, asked)
                     elif not self._transactions_exclude and asked >= self._prove_from:
                         self._look_away(me)  # nothing is asked on it any more, and the proof may take longer
-                        drive(self._prove_in_transaction(claim, until))
+                        run(self._prove_in_transaction(claim, until))
                 if isolation is None and wait > 0:
                     isolation = self._wait_in_transaction(connection, cursor, claim, asked + wait)
         except DatabaseError as error:
@@ -210,7 +211,9 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         entered: list[bool] = []
         try:
             # one thread asks for all
-            if not (yield Call(self._proving, "acquire", (max(0.0, until - monotonic()),), entered)):
+            if not (
+                yield Step(self._proving.acquire, self._proving.aacquire, (max(0.0, until - monotonic()),), entered)
+            ):
                 raise StatementTimeout
             if self._transactions_exclude:
                 return
@@ -218,7 +221,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
             second = PostgresSession(opened, False)
             try:
                 sql = b"SELECT pg_try_advisory_xact_lock(%s)" % claim.key.number_bytes
-                if (yield Call(second, "query", (sql, exclusion.limit(until)))) != [["f"]]:
+                if (yield Step(second.query, second.aquery, (sql, exclusion.limit(until)))) != [["f"]]:
                     yield from exclusion.refuse(self.alias, second, exclusion.limit(until))
             finally:
                 second.close()
@@ -297,7 +300,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
     def after_fork(self) -> None:
         super().after_fork()
         self._guard = threading.Lock()
-        self._proving = Turnstile()
+        self._proving = FairLock()
         self._watched = {}
 
     # for operators
@@ -316,15 +319,15 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
             statement = functools.partial(select.statement, query, mine, known)
             until = monotonic() + STATEMENT_LIMIT
             try:
-                rows: list[Any] = yield Call(session, "query", (statement(), until))
+                rows: list[Any] = yield Step(session.query, session.aquery, (statement(), until))
                 return rows
             except ServerError as error:
                 if error.code not in (introspection.UNDEFINED_TABLE, introspection.INSUFFICIENT_PRIVILEGE):
                     raise self._unavailable(error) from error
-            rows = yield Call(session, "query", (statement(notes=False), until))
+            rows = yield Step(session.query, session.aquery, (statement(notes=False), until))
             return rows
 
-        return introspection.chosen(self.alias, drive(self._aside(row))[0])
+        return introspection.chosen(self.alias, run(self._aside(row))[0])
 
     def diagnose(self) -> Iterable[Finding]:
         return doctor.findings(self._ask, int(self.options.get("wait_sessions", 8)))
@@ -336,11 +339,11 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
                 "(pg_prepared_xacts), which has no session to be ended. COMMIT PREPARED or ROLLBACK PREPARED ends it."
             )
         statement = introspection.breaking(info)
-        return statement is not None and drive(self._aside(lambda session: self._break(session, statement)))
+        return statement is not None and run(self._aside(lambda session: self._break(session, statement)))
 
     def _break(self, session: PostgresSession, statement: bytes) -> Flow[bool]:
         try:
-            rows = yield Call(session, "query", (statement, monotonic() + STATEMENT_LIMIT))
+            rows = yield Step(session.query, session.aquery, (statement, monotonic() + STATEMENT_LIMIT))
         except ServerError as error:
             if error.code != introspection.INSUFFICIENT_PRIVILEGE:
                 raise self._unavailable(error) from error

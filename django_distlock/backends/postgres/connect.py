@@ -12,7 +12,7 @@ from typing import Any
 from django_distlock.backends.sessions.session import SessionDead, StatementTimeout
 from django_distlock.concurrency.background import Stragglers
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call, Flow
+from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import Parker
 
 _stragglers: defaultdict[str, Stragglers] = defaultdict(Stragglers)
@@ -30,7 +30,7 @@ def with_addresses(alias: str, parameters: dict[str, Any], until: float) -> Flow
     lookup = _Lookup(alias, hosts)
     came = False
     try:
-        came = yield Call(lookup.parker, "park", (until - monotonic(),))
+        came = yield Step(lookup.parker.park, lookup.parker.apark, (until - monotonic(),))
     finally:
         if not came:
             _stragglers[alias].add(lookup.thread)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from psycopg import OperationalError
 
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call, Flow
+from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.sockets import READY
 from django_distlock.exceptions import UnsupportedOperation
 
@@ -40,13 +40,13 @@ def ensure_bound(first: PostgresSession, alias: str, second: Any, until: float) 
 def _heard(first: PostgresSession, second: PostgresSession, until: float) -> Flow[bool]:
     """Does ``first``, while it asks for nothing, get the notification that ``second`` sends?"""
     payload = secrets.token_hex(16).encode()
-    yield Call(first, "query", (b"LISTEN " + CHANNEL, until))
-    yield Call(second, "query", (b"SELECT pg_notify('%s', '%s')" % (CHANNEL, payload), until))
+    yield Step(first.query, first.aquery, (b"LISTEN " + CHANNEL, until))
+    yield Step(second.query, second.aquery, (b"SELECT pg_notify('%s', '%s')" % (CHANNEL, payload), until))
     until = min(until, monotonic() + COMES_WITHIN)
     heard = False
-    while not heard and (yield Call(READY, "poll", (first.fd, False, until))):
+    while not heard and (yield Step(READY.poll, READY.apoll, (first.fd, False, until))):
         heard = _is_there(first, payload)
-    yield Call(first, "query", (b"UNLISTEN " + CHANNEL, until + COMES_WITHIN))
+    yield Step(first.query, first.aquery, (b"UNLISTEN " + CHANNEL, until + COMES_WITHIN))
     return heard
 
 

@@ -27,7 +27,7 @@ from django_distlock.backends.sessions.session import (
     StatementTimeout,
 )
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call, Flow, adrive, drive
+from django_distlock.concurrency.flow import Flow, Step, arun, run
 from django_distlock.concurrency.sockets import READY, readable
 from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
 
@@ -98,7 +98,7 @@ class PostgresLine(Session):
         ServerError, StatementTimeout.
         """
         if self.orphaned_at is not None or statement in _WAITS or until - monotonic() <= STATEMENT_LIMIT + 2 * TICK:
-            return drive(self._statement(statement, value, until, undo))
+            return run(self._statement(statement, value, until, undo))
         return self._execute_now(statement, value)
 
     def _execute_now(self, statement: bytes, value: bytes) -> bytes:
@@ -122,7 +122,7 @@ class PostgresLine(Session):
         self, statement: bytes, value: bytes, until: float, undo: tuple[bytes, bytes] | None = None
     ) -> bytes:
         """:meth:`execute` for a task."""
-        return await adrive(self._statement(statement, value, until, undo))
+        return await arun(self._statement(statement, value, until, undo))
 
     def _statement(self, statement: bytes, value: bytes, until: float, undo: tuple[bytes, bytes] | None) -> Flow[bytes]:
         yield from self.settle(until)
@@ -138,11 +138,11 @@ class PostgresLine(Session):
     def query(self, sql: bytes, until: float) -> list[list[str | None]]:
         """Run any statement without parameters, after settings if need be; all rows, as text. What is no UTF-8 is
         marked as such: a role may have got its name in a database with another encoding."""
-        return drive(self._query(sql, until))
+        return run(self._query(sql, until))
 
     async def aquery(self, sql: bytes, until: float) -> list[list[str | None]]:
         """:meth:`query` for a task."""
-        return await adrive(self._query(sql, until))
+        return await arun(self._query(sql, until))
 
     def _query(self, sql: bytes, until: float) -> Flow[list[list[str | None]]]:
         yield from self.settle(until)
@@ -163,7 +163,7 @@ class PostgresLine(Session):
     def _reply(self, until: float, undo: tuple[bytes, bytes] | None) -> Flow[Any]:
         try:
             while not self._complete():
-                if not (yield Call(READY, "poll", (self.fd, False, until))):
+                if not (yield Step(READY.poll, READY.apoll, (self.fd, False, until))):
                     raise StatementTimeout
             return self._results()
         except SessionDead:
@@ -231,7 +231,7 @@ class PostgresLine(Session):
         while self.orphaned_at is not None:
             if self._complete():
                 self._clean_up()
-            elif not (yield Call(READY, "poll", (self.fd, False, until))):
+            elif not (yield Step(READY.poll, READY.apoll, (self.fd, False, until))):
                 raise StatementTimeout
 
     def collect(self) -> None:
@@ -325,7 +325,7 @@ def connect(alias: str, parameters: dict[str, Any], until: float) -> Flow[Any]:
             if status == pq.PollingStatus.FAILED:
                 raise SessionDead(conn.get_error_message())
             writing = status == pq.PollingStatus.WRITING
-            if not (yield Call(READY, "poll", (conn.socket, writing, until))):
+            if not (yield Step(READY.poll, READY.apoll, (conn.socket, writing, until))):
                 raise StatementTimeout
     except BaseException:
         conn.finish()
@@ -340,11 +340,11 @@ def _prepare(session: PostgresSession, alias: str, until: float) -> Flow[None]:
         wanted = wanted | {"client_encoding": "SQL_ASCII"}
     columns = ["pg_backend_pid()", *(f"set_config('{name}', '{value}', false)" for name, value in wanted.items())]
     try:
-        facts = yield Call(session, "query", (f"SELECT {', '.join(columns)}".encode(), until))
+        facts = yield Step(session.query, session.aquery, (f"SELECT {', '.join(columns)}".encode(), until))
     except ServerError as error:
         if str(error.code)[:2] not in REFUSALS:
             raise
-        rows = yield Call(session, "query", (b"SELECT version()", until))
+        rows = yield Step(session.query, session.aquery, (b"SELECT version()", until))
         raise UnsupportedOperation(
             f"The server of alias {alias!r} ({rows[0][0]}) refuses what a lock session of PostgreSQL needs: "
             f"{str(error).strip()} Take another backend there, such as leasetable.LeaseTableBackend or "
@@ -354,7 +354,11 @@ def _prepare(session: PostgresSession, alias: str, until: float) -> Flow[None]:
     if session.waits and version >= 140000:
         # not on every platform; there a dead waiter leaves the queue when its turn comes
         with contextlib.suppress(ServerError):
-            yield Call(session, "query", (f"SET client_connection_check_interval = {CHECK_INTERVAL}".encode(), until))
+            yield Step(
+                session.query,
+                session.aquery,
+                (f"SET client_connection_check_interval = {CHECK_INTERVAL}".encode(), until),
+            )
 
 
 class PostgresSession(PostgresLine):
@@ -375,7 +379,7 @@ class PostgresSession(PostgresLine):
 
     def lock(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
         statement, value, undo = self._lock(key, shared)
-        got = yield Call(self, "execute", (statement, value, until, undo))
+        got = yield Step(self.execute, self.aexecute, (statement, value, until, undo))
         return bool(got == b"t")
 
     def lock_now(self, key: LockKey, shared: bool) -> bool:
@@ -391,7 +395,7 @@ class PostgresSession(PostgresLine):
         yield from self._set_lock_timeout(until)
         yield from self._prepare_wait(name, until)
         try:
-            yield Call(self, "execute", (name, value, until + GRACE, undo))
+            yield Step(self.execute, self.aexecute, (name, value, until + GRACE, undo))
         except ServerError as error:
             # lock_timeout can fire after the grant (826 of 30,298 in a race with it), so: whatever came first
             yield from self.clear(max(until, monotonic()) + GRACE)
@@ -407,9 +411,9 @@ class PostgresSession(PostgresLine):
             return
         if self._preparing:  # somebody did not wait for the reply: nobody knows whether it is prepared
             self._prepared.clear()
-            yield Call(self, "query", (b"DEALLOCATE ALL", until + GRACE))
+            yield Step(self.query, self.aquery, (b"DEALLOCATE ALL", until + GRACE))
         self._preparing = True
-        yield Call(self, "query", (b"PREPARE %s (bigint) AS %s" % (name, STATEMENTS[name]), until + GRACE))
+        yield Step(self.query, self.aquery, (b"PREPARE %s (bigint) AS %s" % (name, STATEMENTS[name]), until + GRACE))
         self._preparing = False
         self._prepared.add(name)
 
@@ -433,7 +437,7 @@ class PostgresSession(PostgresLine):
         except OperationalError as error:
             raise self.died(error) from error
         except ServerError:  # lock_timeout, which can fire after the grant
-            drive(self.clear(max(until, monotonic()) + GRACE))
+            run(self.clear(max(until, monotonic()) + GRACE))
             return False
         return True
 
@@ -445,22 +449,22 @@ class PostgresSession(PostgresLine):
     def _set_lock_timeout(self, until: float) -> Flow[None]:
         if not self._near_enough(until):
             wanted = lock_timeout(until)
-            yield Call(self, "query", (b"SET lock_timeout = %d" % wanted, until + GRACE))
+            yield Step(self.query, self.aquery, (b"SET lock_timeout = %d" % wanted, until + GRACE))
             self._timeout = wanted
 
     def unlock(self, key: LockKey, shared: bool) -> Flow[bool]:
         name = b"free_s" if shared else b"free_x"
-        freed = yield Call(self, "execute", (name, key.number_bytes, _far()))
+        freed = yield Step(self.execute, self.aexecute, (name, key.number_bytes, _far()))
         return bool(freed == b"t")
 
     def ping(self, until: float) -> Flow[None]:
-        yield Call(self, "execute", (b"ping", b"", until))
+        yield Step(self.execute, self.aexecute, (b"ping", b"", until))
 
     def cancel(self, other: Session, until: float) -> Flow[None]:
-        yield Call(self, "execute", (b"cancel", b"%d" % other.server_id, until))
+        yield Step(self.execute, self.aexecute, (b"cancel", b"%d" % other.server_id, until))
 
     def clear(self, until: float) -> Flow[None]:
-        yield Call(self, "execute", (b"free_all", b"", until))
+        yield Step(self.execute, self.aexecute, (b"free_all", b"", until))
 
 
 def _far() -> float:

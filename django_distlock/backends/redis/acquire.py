@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call
+from django_distlock.concurrency.flow import Step
 from django_distlock.records import Claim, Grant, drift
 
 from .commands import LOST_LINKS, REPLY, Demoted, Refused, converse, holder_of, milliseconds
@@ -102,7 +102,7 @@ class Attempt:
             return None
         try:
             while True:
-                push: Push | None = yield Call(link, "listen", (min(until, self._deadline),))
+                push: Push | None = yield Step(link.listen, link.alisten, (min(until, self._deadline),))
                 if push is None:
                     return None
                 if (said := self._said(push)) is None:
@@ -155,7 +155,7 @@ class Attempt:
         if link is None:
             raise LinkError("The connection was lost.", uncertain=True)
         while link.owed:
-            yield Call(link, "receive", (until,))
+            yield Step(link.receive, link.areceive, (until,))
         yield from converse(link, LEAVE, self._keys, (self._who,), until)
         self.sent = False
         self.give_link()

@@ -12,17 +12,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock.backends.base import Backend
-from django_distlock.backends.cleanup import GHOSTS, Remains
+from django_distlock.backends.cleanup import GHOSTS, PendingCleanup
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Flow, adrive, drive
+from django_distlock.concurrency.flow import Flow, arun, run
 from django_distlock.exceptions import BackendUnavailable, DistlockError, UnsupportedOperation
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor
 from .acquire import FAREWELL, LEAST_PATIENCE, Attempt
-from .commands import PATIENCE, Sweeper, holder_of, milliseconds, run
-from .introspection import Teller, broken, listed
+from .commands import PATIENCE, Sweeper, evaluate, holder_of, milliseconds
+from .introspection import HolderInfo, broken, listed
 from .places import Places
 from .pool import LinkError, Pool
 from .scripts import EXTEND, HOLDS, LEAVE, RELEASE, keys_of
@@ -69,12 +69,12 @@ class RedisBackend(Backend):
 
     def _start(self) -> None:
         self._places = Places(WAITERS)
-        self._teller = Teller()
+        self._teller = HolderInfo()
         # Claims that ask, and their grants until the caller surely has them: who is interrupted on the way withdraws.
         self._claims: dict[str, Grant | None] = {}
         self._doubtful: set[str] = set()  # whose release may have been done, though its reply was lost
         self._echoes: dict[str, float] = {}  # when they were granted, after a request that may come yet
-        self._remains = Remains(Sweeper(self.pool), self.alias)
+        self._remains = PendingCleanup(Sweeper(self.pool), self.alias)
 
     def load(self) -> None:
         self.target.resolve()
@@ -83,10 +83,10 @@ class RedisBackend(Backend):
         return key.text
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return drive(self._acquire(claim, wait))
+        return run(self._acquire(claim, wait))
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return await adrive(self._acquire(claim, wait))
+        return await arun(self._acquire(claim, wait))
 
     def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
         if self._remains.left and not self._remains.discard(claim):
@@ -166,10 +166,10 @@ class RedisBackend(Backend):
         self.wake_at(monotonic())
 
     def withdraw(self, claim: Claim) -> None:
-        drive(self._withdraw(claim))
+        run(self._withdraw(claim))
 
     async def awithdraw(self, claim: Claim) -> None:
-        await adrive(self._withdraw(claim))
+        await arun(self._withdraw(claim))
 
     def _withdraw(self, claim: Claim) -> Flow[None]:
         """Give back what was granted to nobody, because the caller was interrupted. Who waited has left already."""
@@ -177,13 +177,13 @@ class RedisBackend(Backend):
             return
         del self._claims[claim.token]
         try:
-            yield from run(self.pool, monotonic() + LEAST_PATIENCE, LEAVE, claim)
+            yield from evaluate(self.pool, monotonic() + LEAST_PATIENCE, LEAVE, claim)
         except BaseException as error:
             self._leave_behind(claim, True)
             if not isinstance(error, LinkError):
                 raise
 
-    def free_now(self, grant: Grant) -> bool:
+    def release_fast(self, grant: Grant) -> bool:
         """One command on a connection at hand. It waits for no task, so it may be done on an event loop."""
         claim = grant.claim
         link = None if claim.token in self._echoes else self.pool.take()
@@ -207,17 +207,17 @@ class RedisBackend(Backend):
         return bool(given == 1)
 
     def release(self, grant: Grant) -> bool:
-        return drive(self._release(grant))
+        return run(self._release(grant))
 
     async def arelease(self, grant: Grant) -> bool:
-        return await adrive(self._release(grant))
+        return await arun(self._release(grant))
 
     def _release(self, grant: Grant) -> Flow[bool]:
         claim = grant.claim
         self._claims.pop(claim.token, None)
         try:
             with self._wrapped():
-                given, again = yield from run(self.pool, monotonic() + PATIENCE, RELEASE, claim)
+                given, again = yield from evaluate(self.pool, monotonic() + PATIENCE, RELEASE, claim)
         except BaseException:
             self._leave_behind(claim, False)  # a release that comes late does no harm
             raise
@@ -230,19 +230,19 @@ class RedisBackend(Backend):
         return bool(given)
 
     def verify(self, grant: Grant) -> bool:
-        return drive(self._verify(grant))
+        return run(self._verify(grant))
 
     async def averify(self, grant: Grant) -> bool:
-        return await adrive(self._verify(grant))
+        return await arun(self._verify(grant))
 
     def _verify(self, grant: Grant) -> Flow[bool]:
         return bool((yield from self._tried(PATIENCE, HOLDS, grant.claim)))
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
-        return drive(self._extend(grant, ttl))
+        return run(self._extend(grant, ttl))
 
     async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
-        return await adrive(self._extend(grant, ttl))
+        return await arun(self._extend(grant, ttl))
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
         asked = monotonic()
@@ -252,7 +252,7 @@ class RedisBackend(Backend):
 
     def _tried(self, patience: float, script: Script, claim: Claim, *args: Any) -> Flow[Any]:
         with self._wrapped():
-            reply, _ = yield from run(self.pool, monotonic() + patience, script, claim, *args)
+            reply, _ = yield from evaluate(self.pool, monotonic() + patience, script, claim, *args)
         return reply
 
     def check(self) -> list[CheckMessage]:
@@ -270,11 +270,11 @@ class RedisBackend(Backend):
 
     def _listed(self, keys: frozenset[str] | None) -> list[LockInfo]:
         with self._wrapped():
-            return drive(listed(self.pool, self.alias, PATIENCE, keys))
+            return run(listed(self.pool, self.alias, PATIENCE, keys))
 
     def break_lock(self, info: LockInfo) -> bool:
         with self._wrapped():
-            return drive(broken(self.pool, info, monotonic() + PATIENCE))
+            return run(broken(self.pool, info, monotonic() + PATIENCE))
 
     @contextlib.contextmanager
     def _wrapped(self) -> Iterator[None]:

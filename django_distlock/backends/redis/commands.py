@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_distlock.backends.cleanup import StoreError
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call
+from django_distlock.concurrency.flow import Step
 
 from .pool import Link, LinkError, Pool
 from .protocol import ReplyError, unknown_script
@@ -55,10 +55,10 @@ def milliseconds(ttl: float | None) -> int:
 def converse(link: Link, script: Script, keys: tuple[bytes, ...], args: tuple[Any, ...], until: float) -> Flow[Any]:
     """One script on one link; the whole of it if the server does not know it. Refused if it answers with an error."""
     link.send(script.by_hash(keys, *args))
-    reply = yield Call(link, "receive", (until,))
+    reply = yield Step(link.receive, link.areceive, (until,))
     if unknown_script(reply):
         link.send(script.whole(keys, *args))
-        reply = yield Call(link, "receive", (until,))
+        reply = yield Step(link.receive, link.areceive, (until,))
     if isinstance(reply, ReplyError):
         if "READONLY" in str(reply):  # not always the first word, before Redis 7
             raise Demoted(f"Redis refused: {reply}") from reply
@@ -66,7 +66,7 @@ def converse(link: Link, script: Script, keys: tuple[bytes, ...], args: tuple[An
     return reply
 
 
-def run(pool: Pool, until: float, script: Script, claim: Claim, *args: Any) -> Flow[tuple[Any, bool]]:
+def evaluate(pool: Pool, until: float, script: Script, claim: Claim, *args: Any) -> Flow[tuple[Any, bool]]:
     """The reply, and whether it had been sent before: each of the scripts may be."""
     keys, lost, sent = keys_of(claim.key), 0, False
     while True:
@@ -105,12 +105,12 @@ def _finish(pool: Pool, link: Link) -> Flow[None]:
     until = monotonic() + LAST_REPLY
     with contextlib.suppress(LinkError):
         while link.owed:
-            yield Call(link, "receive", (until,))
+            yield Step(link.receive, link.areceive, (until,))
     pool.give(link)
 
 
 class Sweeper:
-    """How what was left behind is undone, for :class:`~.remains.Remains`."""
+    """How what was left behind is undone, for :class:`~.remains.PendingCleanup`."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -120,6 +120,6 @@ class Sweeper:
             return  # leaving gives back, too
         (claim,) = args
         try:
-            yield from run(self._pool, until, LEAVE, claim)
+            yield from evaluate(self._pool, until, LEAVE, claim)
         except LinkError as error:
             raise StoreError(str(error), uncertain=error.uncertain) from error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_distlock.concurrency.caller import asker
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call
+from django_distlock.concurrency.flow import Step
 from django_distlock.records import MOST_WAITING, LockInfo
 
 from .commands import Refused, converse
@@ -33,7 +33,7 @@ _AT_ONCE = 100
 _LOOKED_FOR = (MOST_WAITING,)
 
 
-class Teller:
+class HolderInfo:
     """What this process tells of its holders: JSON with host, pid, thread and the lock's name."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ def who_of(facts: dict[str, Any]) -> str:
 
 
 def facts_of(told: bytes) -> dict[str, Any]:
-    """What :class:`Teller` told; nothing if it cannot be read."""
+    """What :class:`HolderInfo` told; nothing if it cannot be read."""
     try:
         facts = json.loads(told)
     except (ValueError, RecursionError):
@@ -130,7 +130,7 @@ def _scanned(link: Link, patience: float) -> Flow[set[bytes]]:
     cursor, texts = b"0", set[bytes]()
     while True:
         link.send(pack("SCAN", cursor, "MATCH", PREFIX + b"*" + HELD, "COUNT", _SCANNED))
-        reply = yield Call(link, "receive", (monotonic() + patience,))
+        reply = yield Step(link.receive, link.areceive, (monotonic() + patience,))
         if isinstance(reply, Exception):
             raise Refused(f"Redis refused: {reply}") from reply
         cursor = reply[0]
@@ -144,7 +144,7 @@ def _looked(alias: str, link: Link, texts: list[bytes], patience: float) -> Flow
     link.send(*(LOOK.by_hash(keys_named(text), *_LOOKED_FOR) for text in texts))
     replies = []
     for _ in texts:
-        replies.append((yield Call(link, "receive", (monotonic() + patience,))))
+        replies.append((yield Step(link.receive, link.areceive, (monotonic() + patience,))))
     found: list[LockInfo] = []
     for text, reply in zip(texts, replies, strict=True):
         try:

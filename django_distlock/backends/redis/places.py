@@ -8,7 +8,7 @@ from bisect import insort
 from typing import TYPE_CHECKING
 
 from django_distlock.concurrency import finalizers
-from django_distlock.concurrency.flow import Call
+from django_distlock.concurrency.flow import Step
 from django_distlock.concurrency.parking import Parker
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Places:
                 self._taken.add(place)
                 return True
             insort(self._queue, place, key=lambda place: place.number)
-        if (yield Call(place.parker, "park", (timeout,))):
+        if (yield Step(place.parker.park, place.parker.apark, (timeout,))):
             return True
         self.leave(place)
         return False

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.background import Stragglers
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call, Flow
+from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import Parker
 
 from .connection import Link, LinkError
@@ -141,7 +141,7 @@ class Pool:
         if waiter is None:
             return (yield from self._opened(until))
         try:
-            if not (yield Call(waiter.parker, "park", (until - monotonic(),))):
+            if not (yield Step(waiter.parker.park, waiter.parker.apark, (until - monotonic(),))):
                 raise LinkError("All connections to Redis are in use.", timed_out=True)
         except BaseException:
             finalizers.now_or_later(self._desert, waiter)
@@ -176,7 +176,7 @@ class Pool:
             opening = self.start(until)
             finished = False
             try:
-                finished = yield Call(opening, "finish", (until,))
+                finished = yield Step(opening.finish, opening.afinish, (until,))
             finally:
                 if not finished:
                     self._stragglers.add(opening.thread)

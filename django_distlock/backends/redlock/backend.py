@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock.backends.base import Backend
-from django_distlock.backends.redis.introspection import Teller
+from django_distlock.backends.redis.introspection import HolderInfo
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Flow, adrive, drive
+from django_distlock.concurrency.flow import Flow, arun, run
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor
@@ -65,7 +65,7 @@ class RedlockBackend(Backend):
 
     def _start(self) -> None:
         self._lanes = Lanes(self._targets, f"distlock-{self.alias}-connect", lambda when: self.wake_at(when))
-        self._teller = Teller()
+        self._teller = HolderInfo()
         # claims that wait, and their grant until the caller surely has it: who is interrupted on the way withdraws
         self._claims: dict[str, Ballot | Grant] = {}
         self._busy: dict[bytes, float] = {}
@@ -80,10 +80,10 @@ class RedlockBackend(Backend):
         return key.text
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return drive(self._acquire(claim, wait))
+        return run(self._acquire(claim, wait))
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return await adrive(self._acquire(claim, wait))
+        return await arun(self._acquire(claim, wait))
 
     def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
         now = monotonic()
@@ -192,10 +192,10 @@ class RedlockBackend(Backend):
     # while it is held
 
     def release(self, grant: Grant) -> bool:
-        return drive(self._release(grant))
+        return run(self._release(grant))
 
     async def arelease(self, grant: Grant) -> bool:
-        return await adrive(self._release(grant))
+        return await arun(self._release(grant))
 
     def _release(self, grant: Grant) -> Flow[bool]:
         claim = grant.claim
@@ -214,10 +214,10 @@ class RedlockBackend(Backend):
         return outcome.verdict is Verdict.GRANTED
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
-        return drive(self._extend(grant, ttl))
+        return run(self._extend(grant, ttl))
 
     async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
-        return await adrive(self._extend(grant, ttl))
+        return await arun(self._extend(grant, ttl))
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
         asked = monotonic()
@@ -231,10 +231,10 @@ class RedlockBackend(Backend):
         return grant._replace(acquired_at=asked, valid_until=asked + ttl - drift(ttl))
 
     def verify(self, grant: Grant) -> bool:
-        return drive(self._verify(grant))
+        return run(self._verify(grant))
 
     async def averify(self, grant: Grant) -> bool:
-        return await adrive(self._verify(grant))
+        return await arun(self._verify(grant))
 
     def _verify(self, grant: Grant) -> Flow[bool]:
         question = extend_question(grant, None)
@@ -261,10 +261,10 @@ class RedlockBackend(Backend):
         return doctor.findings(self.alias, self._targets)
 
     def inspect(self) -> Iterable[LockInfo]:
-        return drive(self._alone(lambda lane: listing(self.alias, lane, PATIENCE)))
+        return run(self._alone(lambda lane: listing(self.alias, lane, PATIENCE)))
 
     def break_lock(self, info: LockInfo) -> bool:
-        return bool(drive(self._alone(lambda lane: break_everywhere(lane, info, PATIENCE))))
+        return bool(run(self._alone(lambda lane: break_everywhere(lane, info, PATIENCE))))
 
     def _alone(self, work: Callable[[Lane], Flow[Any]]) -> Flow[Any]:
         """With all nodes, for an operator."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from django_distlock.backends.redis.pool import LinkError, Pool
 from django_distlock.backends.redis.protocol import pack
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call
+from django_distlock.concurrency.flow import Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,9 @@ class Ears:
             if not ear.subscribed:
                 ear.subscribe()
                 ear.send(_PING)
-                yield Call(ear, "receive", (until,))  # whatever it says, the answer to the other has come before
+                yield Step(
+                    ear.receive, ear.areceive, (until,)
+                )  # whatever it says, the answer to the other has come before
         except BaseException as error:
             if ear is not None:
                 pool.discard(ear)
@@ -89,7 +91,7 @@ class Ears:
 def called(ear: Link, member: bytes, until: float) -> Flow[bool]:
     """Sleep until ``member`` is called; False at the monotonic time ``until``. LinkError if nobody can be heard."""
     while True:
-        push = yield Call(ear, "listen", (until,))
+        push = yield Step(ear.listen, ear.alisten, (until,))
         if push is None:
             return False
         # whoever had this ear before may have been called too late

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from django_distlock.backends.redis.pool import FRESH, Link
 from django_distlock.concurrency import finalizers, sockets
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call, Flow
-from django_distlock.concurrency.parking import Turnstile
+from django_distlock.concurrency.flow import Flow, Step
+from django_distlock.concurrency.parking import FairLock
 
 from .inquiry import Inquiry, Judge, Outcome, Question
 from .lines import Line
@@ -40,7 +40,7 @@ class Lane:
     """Whoever asks has ``turn``, until :meth:`leave`; what is only told may be told by anybody at any time."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        self.turn = Turnstile()
+        self.turn = FairLock()
         self.used_at = monotonic()
         self.guard = threading.Lock()
         self._ear, self._mouth = socket.socketpair()
@@ -92,7 +92,7 @@ class Lane:
                     listen_until = end
                 else:
                     listen_until = min(until, now + HELD_UP) if inquiry.connecting else end
-                yield Call(self, "listen", (listen_until,))
+                yield Step(self.listen, self.alisten, (listen_until,))
         finally:
             inquiry.end()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from django_distlock.backends.redis.target import ClusterNode, timed_out
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call
+from django_distlock.concurrency.flow import Step
 from django_distlock.exceptions import BackendUnavailable
 
 from .lanes import Lane
@@ -68,7 +68,7 @@ class Lanes:
             if lane is None or lane.closed:
                 lane, mine = self._pick()
             mine = mine or lane.turn.try_acquire()
-            if not (mine or (yield Call(lane.turn, "acquire", (until - monotonic(),)))):
+            if not (mine or (yield Step(lane.turn.acquire, lane.turn.aacquire, (until - monotonic(),)))):
                 raise Crowded("The connections to the Redis nodes are busy.")
             if not lane.closed:  # for being idle, just before
                 return lane

@@ -12,7 +12,8 @@ from django.db import DEFAULT_DB_ALIAS
 
 from django_distlock.backends.base import Backend
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import LEAST_PATIENCE, Call, Flow, drive
+from django_distlock.concurrency.deadline import LEAST_PATIENCE
+from django_distlock.concurrency.flow import Flow, Step, run
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Grant
 from django_distlock.validation import count
@@ -78,7 +79,7 @@ class SessionAcquire(Backend, Generic[S]):
     def _open(self, waits: bool, until: float) -> Flow[S]:
         raise NotImplementedError
 
-    def take_now(self, claim: Claim, wait: float) -> Grant | None:
+    def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
         asked = monotonic()
         hot = bool(self._hot) and self._is_hot(claim.key.digest, asked)
         if not hot and wait <= STATEMENT_LIMIT + 2 * TICK:
@@ -99,7 +100,7 @@ class SessionAcquire(Backend, Generic[S]):
         except (SessionDead, ServerError, StatementTimeout):
             return None  # asked again, with the care of _acquire
         except BaseException:
-            drive(self._stop_waiting(session) if hot else self._undo_try(session, claim))
+            run(self._stop_waiting(session) if hot else self._undo_try(session, claim))
             raise
         finally:
             session.turnstile.release()
@@ -151,7 +152,11 @@ class SessionAcquire(Backend, Generic[S]):
                 until = max(until, monotonic() + LEAST_PATIENCE)
             entered: list[bool] = []
             try:
-                if not (yield Call(session.turnstile, "acquire", (max(0.0, until - monotonic()),), entered)):
+                if not (
+                    yield Step(
+                        session.turnstile.acquire, session.turnstile.aacquire, (max(0.0, until - monotonic()),), entered
+                    )
+                ):
                     raise StatementTimeout
                 if session.dead is None:
                     limit = monotonic() + STATEMENT_LIMIT
@@ -206,7 +211,7 @@ class SessionAcquire(Backend, Generic[S]):
             self.sessions.give_back(session)
             return None
         try:
-            yield Call(session.turnstile, "acquire", (math.inf,), entered)
+            yield Step(session.turnstile.acquire, session.turnstile.aacquire, (math.inf,), entered)
             granted = yield from self._wait_on(session, claim, until)
             if granted:
                 session.note(claim.key)
@@ -257,7 +262,7 @@ class SessionAcquire(Backend, Generic[S]):
         other = yield from self.sessions.shared(until)
         entered: list[bool] = []
         try:
-            if not (yield Call(other.turnstile, "acquire", (STATEMENT_LIMIT / 2,), entered)):
+            if not (yield Step(other.turnstile.acquire, other.turnstile.aacquire, (STATEMENT_LIMIT / 2,), entered)):
                 raise StatementTimeout
             yield from other.cancel(session, until)
         finally:

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call, Flow, adrive, drive, finished
+from django_distlock.concurrency.flow import Flow, Step, arun, finished, run
 from django_distlock.exceptions import BackendUnavailable
 
 from . import poolers
@@ -44,23 +44,23 @@ class SessionLockBackend(SessionAcquire[S]):
         self._notes = Notes(alias, self.sessions, self.notes_sql)
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return drive(self._acquire(claim, wait))
+        return run(self._acquire(claim, wait))
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return await adrive(self._acquire(claim, wait))
+        return await arun(self._acquire(claim, wait))
 
     def release(self, grant: Grant) -> bool:
-        return drive(self._release(grant))
+        return run(self._release(grant))
 
     async def arelease(self, grant: Grant) -> bool:
         turnstile = grant.session.turnstile
         if turnstile.try_acquire():
             if grant.session.orphaned_at is None:
-                return await adrive(self._release(grant, entered=True))  # sent at once: cancelled, it is a release
+                return await arun(self._release(grant, entered=True))  # sent at once: cancelled, it is a release
             turnstile.release()
-        return bool(await finished(adrive(self._release(grant))))
+        return bool(await finished(arun(self._release(grant))))
 
-    def free_now(self, grant: Grant) -> bool:
+    def release_fast(self, grant: Grant) -> bool:
         session: S = grant.session
         if session.dead is not None or session.orphaned_at is not None or not session.turnstile.try_acquire():
             return False
@@ -79,10 +79,10 @@ class SessionLockBackend(SessionAcquire[S]):
         return freed
 
     def verify(self, grant: Grant) -> bool:
-        return drive(self._verify(grant))
+        return run(self._verify(grant))
 
     async def averify(self, grant: Grant) -> bool:
-        return await adrive(self._verify(grant))
+        return await arun(self._verify(grant))
 
     def pause(self, claim: Claim, attempt: int) -> float:
         return PAUSE
@@ -98,7 +98,9 @@ class SessionLockBackend(SessionAcquire[S]):
         session: S = grant.session
         key = grant.claim.key
         try:
-            entered = entered or (yield Call(session.turnstile, "acquire", (2 * STATEMENT_LIMIT,)))
+            entered = entered or (
+                yield Step(session.turnstile.acquire, session.turnstile.aacquire, (2 * STATEMENT_LIMIT,))
+            )
         except GeneratorExit:  # the event loop is closed, and nobody will go on here
             threading.Thread(
                 target=self._release_in_thread, args=(grant,), name="distlock-release", daemon=True
@@ -132,7 +134,7 @@ class SessionLockBackend(SessionAcquire[S]):
         until = monotonic() + STATEMENT_LIMIT
         entered: list[bool] = []
         try:
-            if not (yield Call(session.turnstile, "acquire", (STATEMENT_LIMIT,), entered)):
+            if not (yield Step(session.turnstile.acquire, session.turnstile.aacquire, (STATEMENT_LIMIT,), entered)):
                 raise BackendUnavailable(f"The server of alias {self.alias!r} did not answer.")
             if session.dead is None:
                 with contextlib.suppress(ServerError):  # whoever refuses, or was interrupted, lives
@@ -174,10 +176,10 @@ class SessionLockBackend(SessionAcquire[S]):
         """The rows of one statement, for an operator."""
 
         def asked(session: S) -> Flow[list[Any]]:
-            rows: list[Any] = yield Call(session, "query", (sql, monotonic() + STATEMENT_LIMIT))
+            rows: list[Any] = yield Step(session.query, session.aquery, (sql, monotonic() + STATEMENT_LIMIT))
             return rows
 
-        return drive(self._aside(asked))
+        return run(self._aside(asked))
 
     check = poolers.check
 

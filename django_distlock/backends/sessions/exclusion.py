@@ -11,7 +11,8 @@ import secrets
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import LEAST_PATIENCE, Call, Flow
+from django_distlock.concurrency.deadline import LEAST_PATIENCE
+from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
 from django_distlock.keys import LockKey
 
@@ -66,7 +67,7 @@ def _refused(alias: str, first: S, second: S, shared: bool, until: float) -> Flo
 
 def refuse(alias: str, session: Session, until: float) -> Flow[NoReturn]:
     try:
-        rows = yield Call(session, "query", (b"SELECT version()", until))
+        rows = yield Step(session.query, session.aquery, (b"SELECT version()", until))
         version = rows[0][0].decode() if isinstance(rows[0][0], bytes) else rows[0][0]
     except (ServerError, SessionDead, StatementTimeout):  # that it does not exclude is known all the same
         version = "of an unknown version"

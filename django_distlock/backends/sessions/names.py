@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django_distlock.backends.text import printable, readable, short
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call, drive
+from django_distlock.concurrency.flow import Step, run
 from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
 from django_distlock.records import Noted
 
@@ -165,7 +165,7 @@ class Notes(Generic[S]):
 
     def run(self, statements: Callable[[], Sequence[bytes]]) -> list[Any]:
         """The rows of the last one. They are asked for when there is a session."""
-        return drive(self._statements(statements, monotonic() + STATEMENT_LIMIT))
+        return run(self._statements(statements, monotonic() + STATEMENT_LIMIT))
 
     def prune(self, days: float) -> int:
         """Delete names that were not seen for so many days; how many."""
@@ -184,7 +184,7 @@ class Notes(Generic[S]):
         def ask(session: S) -> Flow[list[Any]]:
             rows: list[Any] = []
             for statement in statements():
-                rows = yield Call(session, "query", (statement, until))
+                rows = yield Step(session.query, session.aquery, (statement, until))
             return rows
 
         return (yield from self._sessions.aside(ask, until))

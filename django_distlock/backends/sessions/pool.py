@@ -14,8 +14,8 @@ import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call
-from django_distlock.concurrency.parking import Turnstile
+from django_distlock.concurrency.flow import Step
+from django_distlock.concurrency.parking import FairLock
 
 from .session import TICK, Session, StatementTimeout
 
@@ -43,7 +43,7 @@ class Sessions(Generic[S]):
         self._limit = waiters
         self._opened = opened
         self._mutex = threading.Lock()
-        self._opening = Turnstile()
+        self._opening = FairLock()
         self._shared: S | None = None
         self._idle: list[S] = []
         self._lent: set[S] = set()
@@ -82,7 +82,9 @@ class Sessions(Generic[S]):
             self.retire(session)
         entered: list[bool] = []
         try:
-            if not (yield Call(self._opening, "acquire", (max(0.0, until - monotonic()),), entered)):
+            if not (
+                yield Step(self._opening.acquire, self._opening.aacquire, (max(0.0, until - monotonic()),), entered)
+            ):
                 raise StatementTimeout
             session = self._shared
             if session is None or session.dead is not None:
@@ -137,7 +139,7 @@ class Sessions(Generic[S]):
         session = lent if lent is not None else (yield from self._connect(True, until))
         entered: list[bool] = []
         try:
-            yield Call(session.turnstile, "acquire", (max(0.0, until - monotonic()),), entered)
+            yield Step(session.turnstile.acquire, session.turnstile.aacquire, (max(0.0, until - monotonic()),), entered)
             return (yield from work(session))
         except StatementTimeout:
             session.kill("a statement hung")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from django_distlock.concurrency import sockets
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.parking import Turnstile
+from django_distlock.concurrency.parking import FairLock
 
 if TYPE_CHECKING:
     from django_distlock.concurrency.flow import Flow
@@ -52,7 +52,7 @@ class Session(ABC):
     """One connection to the server. All statements are made while its ``turnstile`` is held."""
 
     def __init__(self, waits: bool) -> None:
-        self.turnstile = Turnstile()
+        self.turnstile = FairLock()
         self.waits = waits
         self.pid = os.getpid()
         self.dead: str | None = None
@@ -81,6 +81,14 @@ class Session(ABC):
     @abstractmethod
     def disconnect(self) -> None:
         """Close the connection, politely if it lives."""
+
+    @abstractmethod
+    def query(self, sql: bytes, until: float) -> Any:
+        """The rows of ``sql`` by the monotonic time ``until``. Errors: ServerError, SessionDead, StatementTimeout."""
+
+    @abstractmethod
+    async def aquery(self, sql: bytes, until: float) -> Any:
+        """:meth:`query` for a task."""
 
     @abstractmethod
     def beat(self) -> None:

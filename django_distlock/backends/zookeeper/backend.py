@@ -13,7 +13,7 @@ from kazoo.exceptions import NoNodeError, ZookeeperError
 from django_distlock.backends.base import Backend
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Flow, adrive, drive
+from django_distlock.concurrency.flow import Flow, arun, run
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Finding, Grant, LockInfo
 
@@ -97,10 +97,10 @@ class ZooKeeperBackend(Backend):
     # acquire and release
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return drive(self._acquire(claim, wait))
+        return run(self._acquire(claim, wait))
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return await adrive(self._acquire(claim, wait))
+        return await arun(self._acquire(claim, wait))
 
     def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
         asked = monotonic()
@@ -134,10 +134,10 @@ class ZooKeeperBackend(Backend):
         return BackendUnavailable(f"ZooKeeper (alias {self.alias!r}) {verb}{said}.")
 
     def release(self, grant: Grant) -> bool:
-        return drive(self._release(grant))
+        return run(self._release(grant))
 
     async def arelease(self, grant: Grant) -> bool:
-        return await adrive(self._release(grant))
+        return await arun(self._release(grant))
 
     def _release(self, grant: Grant) -> Flow[bool]:
         place: Place = grant.session
@@ -179,10 +179,10 @@ class ZooKeeperBackend(Backend):
         return session.in_doubt()
 
     def verify(self, grant: Grant) -> bool:
-        return drive(self._verify(grant))
+        return run(self._verify(grant))
 
     async def averify(self, grant: Grant) -> bool:
-        return await adrive(self._verify(grant))
+        return await arun(self._verify(grant))
 
     def _verify(self, grant: Grant) -> Flow[bool]:
         place: Place = grant.session
@@ -211,10 +211,10 @@ class ZooKeeperBackend(Backend):
         return None if query.keys is None else chosen(self._listed(query.keys), query, datetime.now(UTC))
 
     def _listed(self, keys: frozenset[str] | None) -> list[LockInfo]:
-        return drive(self._asked(lambda session, until: listed(session, until, self.alias, keys)))
+        return run(self._asked(lambda session, until: listed(session, until, self.alias, keys)))
 
     def break_lock(self, info: LockInfo) -> bool:
-        return bool(drive(self._asked(lambda session, until: find(session, until, info.key, info.fence))))
+        return bool(run(self._asked(lambda session, until: find(session, until, info.key, info.fence))))
 
     def _asked(self, question: Any) -> Flow[Any]:
         until = monotonic() + PATIENCE

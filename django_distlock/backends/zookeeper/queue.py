@@ -13,7 +13,7 @@ from kazoo.exceptions import NodeExistsError, NoNodeError, ZookeeperError
 from kazoo.protocol.states import EventType
 
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call, Flow
+from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import Parker
 from django_distlock.concurrency.tokens import new_token
 
@@ -126,7 +126,7 @@ class Place:
                     raise answer
                 if self._limit and answer[1].version:  # it has gone in already
                     return
-            yield Call(parker, "park", (until - monotonic(),))
+            yield Step(parker.park, parker.apark, (until - monotonic(),))
         except Late:
             pass  # the caller's time is over
         finally:
@@ -225,7 +225,7 @@ class Place:
         parker = Parker()
         self.abandon(parker.wake)
         if self.session.lives():
-            yield Call(parker, "park", (until - monotonic(),))
+            yield Step(parker.park, parker.apark, (until - monotonic(),))
 
     def abandon(self, gone: Callable[[], object] = bool) -> None:
         """Have the node deleted without waiting for it, also one of which we do not know whether it is there; ``gone``

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kazoo.exceptions import ZookeeperError
 
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Call, Flow
+from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import Parker
 from django_distlock.records import drift
 
@@ -222,7 +222,7 @@ class Session:
             raise Over from closed
         # the server answers in order, so that the last answer is the last
         results[-1].rawlink(lambda result: parker.wake())
-        if not (yield Call(parker, "park", (until - monotonic(),))):
+        if not (yield Step(parker.park, parker.apark, (until - monotonic(),))):
             raise Late
         answers = []
         for result in results:
@@ -249,7 +249,7 @@ class Session:
                 raise Over from self.error
             left = min(until, self.lost_at if self.state is self.SUSPENDED else until) - monotonic()
             try:
-                woken = yield Call(parker, "park", (left,))
+                woken = yield Step(parker.park, parker.apark, (left,))
             finally:
                 with self._guard, contextlib.suppress(ValueError):
                     self._parked.remove(parker)

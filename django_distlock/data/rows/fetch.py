@@ -14,7 +14,7 @@ from django_distlock.data.timeouts import wait_limit
 from django_distlock.exceptions import LockNotAcquired, UnsupportedOperation
 
 from . import mysql
-from .query import M, Wish, locking
+from .query import M, RowLockOptions, locking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ def describe(queryset: QuerySet[Any]) -> str:
 
 
 @contextmanager
-def locked_rows(queryset: QuerySet[M], wish: Wish) -> Iterator[list[M]]:
+def locked_rows(queryset: QuerySet[M], wish: RowLockOptions) -> Iterator[list[M]]:
     """The rows, locked in a transaction that is opened here or, without a savepoint, the one that is open.
 
     Whatever the block raises rolls back: outside of it at once, inside an enclosing ``atomic()`` when that one ends.
@@ -45,7 +45,7 @@ def locked_rows(queryset: QuerySet[M], wish: Wish) -> Iterator[list[M]]:
         ensure_open(connection, raw)
 
 
-def _on_its_database(queryset: QuerySet[M], wish: Wish) -> tuple[QuerySet[M], Any]:
+def _on_its_database(queryset: QuerySet[M], wish: RowLockOptions) -> tuple[QuerySet[M], Any]:
     """The queryset that locks, and the connection that it uses: of the database that is written."""
     queryset = locking(queryset, wish)
     connection = connections[queryset.db]
@@ -54,7 +54,7 @@ def _on_its_database(queryset: QuerySet[M], wish: Wish) -> tuple[QuerySet[M], An
     return queryset, connection
 
 
-def _begun(stack: ExitStack, connection: Any, queryset: QuerySet[Any], wish: Wish) -> bool:
+def _begun(stack: ExitStack, connection: Any, queryset: QuerySet[Any], wish: RowLockOptions) -> bool:
     """Open a transaction with SQLite's one lock; without it if all rows are to be skipped while another has it."""
     what = describe(queryset)
 
@@ -72,7 +72,7 @@ def _begun(stack: ExitStack, connection: Any, queryset: QuerySet[Any], wish: Wis
     return True
 
 
-def _prepared(connection: Any, queryset: QuerySet[Any], wish: Wish) -> bool:
+def _prepared(connection: Any, queryset: QuerySet[Any], wish: RowLockOptions) -> bool:
     """Inside a transaction: what an engine needs before its SELECT; False if all rows are to be skipped."""
     if connection.vendor == "mysql":
         mysql.refuse_without_rows(connection, queryset.model)
@@ -90,7 +90,7 @@ def _prepared(connection: Any, queryset: QuerySet[Any], wish: Wish) -> bool:
     return True
 
 
-def lock_inside(queryset: QuerySet[M], wish: Wish) -> list[M]:
+def lock_inside(queryset: QuerySet[M], wish: RowLockOptions) -> list[M]:
     """The rows, locked in the transaction that is open and held to its end."""
     queryset, connection = _on_its_database(queryset, wish)
     if not connection.in_atomic_block:
@@ -101,7 +101,7 @@ def lock_inside(queryset: QuerySet[M], wish: Wish) -> list[M]:
     return fetch(queryset, wish) if _prepared(connection, queryset, wish) else []
 
 
-def fetch(queryset: QuerySet[M], wish: Wish) -> list[M]:
+def fetch(queryset: QuerySet[M], wish: RowLockOptions) -> list[M]:
     """One statement, and no more than that under the limit: what is prefetched is not locked.
 
     Each row once: a join finds some twice, and of two instances of one row the second save() would undo the first.
@@ -115,7 +115,7 @@ def fetch(queryset: QuerySet[M], wish: Wish) -> list[M]:
     return rows
 
 
-def _limit(connection: Any, wish: Wish) -> AbstractContextManager[None]:
+def _limit(connection: Any, wish: RowLockOptions) -> AbstractContextManager[None]:
     """NOWAIT and SKIP LOCKED are about rows: a table locked by somebody else has to be given up by a limit as well."""
     if connection.vendor == "sqlite":
         return nullcontext()

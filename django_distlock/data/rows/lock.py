@@ -13,7 +13,7 @@ from django_distlock.validation import UNSET, Timeout, Unset
 
 from .decorator import decorate
 from .fetch import locked_rows
-from .query import M, Wish, queryset_of, refuse_queryset, wish_of
+from .query import M, RowLockOptions, options_of, queryset_of, refuse_queryset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ class RowLock(DataLock[R]):
     pk: object
     using: str | None
     into: str | None
-    wish: Wish
+    wish: RowLockOptions
     name = "row_lock"
 
     def __repr__(self) -> str:
@@ -117,7 +117,7 @@ def row_lock(
     transactions), ValueError for a queryset that cannot be locked, FieldError for a name in ``of`` that is no relation
     of it. A row that a join finds several times is given once. An enclosing ``atomic()`` is to be rolled back then.
     """
-    options = wish_of(timeout, nowait=nowait, skip_locked=skip_locked, of=of, no_key=no_key)
+    options = options_of(timeout, nowait=nowait, skip_locked=skip_locked, of=of, no_key=no_key)
     for argument, value in (("into", into), ("using", using)):
         if value is not None and not isinstance(value, str):
             raise TypeError(f"{argument} must be a str or None, not {type(value).__name__}.")
@@ -130,7 +130,7 @@ def row_lock(
     return RowLock(target=target, pk=pk, using=using, into=into, wish=options)
 
 
-def _check_one(model: type[Model], pk: object, options: Wish) -> None:
+def _check_one(model: type[Model], pk: object, options: RowLockOptions) -> None:
     if pk is UNSET:
         raise ValueError(f"row_lock of a model needs pk=; for all its rows lock {model.__name__}.objects.all().")
     if pk is None:

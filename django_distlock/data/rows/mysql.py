@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from django.db.models import Model
 
-    from .query import Wish
+    from .query import RowLockOptions
 
 # What TABLES and ENGINES say; a view has no engine, and a temporary table belongs to one session.
 WITHOUT_ROLLBACK = (
@@ -31,7 +31,7 @@ _good: set[tuple[object, ...]] = set()
 
 
 @contextmanager
-def limited(connection: Any, wish: Wish) -> Iterator[None]:
+def limited(connection: Any, wish: RowLockOptions) -> Iterator[None]:
     """The SELECT inside waits as long as it may, by limits that stand in the statement: nothing is left to put back.
 
     MySQL has no hint for innodb_lock_wait_timeout, which is a second or more: a longer wait for rows needs it set.
@@ -47,7 +47,7 @@ def limited(connection: Any, wish: Wish) -> Iterator[None]:
         yield
 
 
-def set_statement(connection: Any, wish: Wish, sql: str) -> str:
+def set_statement(connection: Any, wish: RowLockOptions, sql: str) -> str:
     """A statement of MariaDB with the limits on its waits.
 
     https://mariadb.com/docs/server/reference/sql-statements/administrative-sql-statements/set-commands/set-statement
@@ -59,7 +59,7 @@ def set_statement(connection: Any, wish: Wish, sql: str) -> str:
     return f"SET STATEMENT {', '.join(f'{name} = {value}' for name, value in limits.items())} FOR {sql}"
 
 
-def hinted(connection: Any, wish: Wish, sql: str) -> str:
+def hinted(connection: Any, wish: RowLockOptions, sql: str) -> str:
     """A SELECT of MySQL with the limits on its waits: https://dev.mysql.com/doc/refman/8.4/en/optimizer-hints.html
 
     max_execution_time is on the whole statement, in milliseconds, and 0 is no limit: a wait of 0 is ended by NOWAIT,

@@ -17,7 +17,7 @@ M = TypeVar("M", bound=Model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class RowLockOptions:
     """How rows are to be locked. ``timeout`` 0 is ``nowait``; both together are the same as one."""
 
     timeout: float | None
@@ -30,7 +30,7 @@ class Wish:
         return self.timeout != 0
 
 
-def wish_of(timeout: Timeout, *, nowait: object, skip_locked: object, of: object, no_key: object) -> Wish:
+def options_of(timeout: Timeout, *, nowait: object, skip_locked: object, of: object, no_key: object) -> RowLockOptions:
     """The checked options; ValueError or TypeError that names the argument."""
     for argument, value in (("nowait", nowait), ("skip_locked", skip_locked), ("no_key", no_key)):
         if not isinstance(value, bool):
@@ -43,7 +43,7 @@ def wish_of(timeout: Timeout, *, nowait: object, skip_locked: object, of: object
     if isinstance(of, str) or not isinstance(of, (tuple, list)) or not all(isinstance(name, str) for name in of):
         raise TypeError(f'of must be a tuple of relation names such as ("self",), not {of!r}.')
     seconds = resolve(timeout)
-    return Wish(
+    return RowLockOptions(
         timeout=0.0 if nowait or skip_locked else seconds,
         skip_locked=bool(skip_locked),
         of=tuple(of),
@@ -64,7 +64,7 @@ def queryset_of(target: object, pk: object, using: str | None) -> QuerySet[Any]:
     return queryset.using(using) if using is not None else queryset
 
 
-def refuse_queryset(queryset: QuerySet[Any], wish: Wish) -> None:
+def refuse_queryset(queryset: QuerySet[Any], wish: RowLockOptions) -> None:
     """ValueError for what no engine can lock row by row, or none in the order of the primary key."""
     query = queryset.query
     name = queryset.model._meta.label
@@ -95,7 +95,7 @@ def _by_primary_key(queryset: QuerySet[Any]) -> bool:
     return query.standard_ordering and len(own) == 1 and own[0] in names and not query.extra_order_by
 
 
-def locking(queryset: QuerySet[M], wish: Wish) -> QuerySet[M]:
+def locking(queryset: QuerySet[M], wish: RowLockOptions) -> QuerySet[M]:
     """The queryset that locks; weaker locks that the engine lacks become the plain one, which is stronger.
 
     A slice keeps its order. Its rows are never waited for, or it is ordered by primary key already.
