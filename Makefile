@@ -4,7 +4,7 @@ PYTHON ?= python3
 DJANGO ?=
 VENV := .venv$(if $(DJANGO),-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')-django$(DJANGO))
 BIN := $(VENV)/bin
-SERVICES := $(BIN)/python -m tests.services
+SERVICES := $(BIN)/python -m tests.support.services
 # For targets that should not create a virtualenv first.
 ANY_PYTHON = $(or $(wildcard $(BIN)/python),$(PYTHON))
 
@@ -18,7 +18,7 @@ FULL ?=
 MYSQL ?=
 export DISTLOCK_MYSQL = $(MYSQL)
 # Three test processes, each with servers of its own; they share what is left when one of them is through.
-PARALLEL ?= -p tests.workers -n auto --dist worksteal
+PARALLEL ?= -p tests.support.workers -n auto --dist worksteal
 
 # Programs that are started hundreds of times must not be compiled each time; `make clean` removes what this writes.
 unexport PYTHONDONTWRITEBYTECODE
@@ -52,13 +52,13 @@ bench: $(VENV)/group-bench.stamp  ## side by side with the peers and the bare dr
 
 services: $(VENV)/pip.stamp  ## install and start private servers; COMPOSE=mariadb|mysql takes containers instead
 	@$(if $(COMPOSE),$(SERVICES) compose $(filter mariadb mysql,$(COMPOSE)),\
-	  $(BIN)/python -m tests.services_packages servers && $(SERVICES) up)
+	  $(BIN)/python -m tests.support.services.packages servers && $(SERVICES) up)
 
 services-down:  ## stop them and remove their data
-	@$(ANY_PYTHON) -m tests.services down
+	@$(ANY_PYTHON) -m tests.support.services down
 
 services-status:  ## what runs, and where
-	@$(ANY_PYTHON) -m tests.services status
+	@$(ANY_PYTHON) -m tests.support.services status
 
 lint: $(VENV)/group-lint.stamp  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -79,7 +79,7 @@ docs: $(VENV)/group-docs.stamp  ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
 screenshots: $(VENV)/group-test.stamp  ## take the pictures in the documentation anew
-	@$(SERVICES) run $(BIN)/python -m pytest -q tests/admin/screenshots.py $(ARGS)
+	@$(SERVICES) run $(BIN)/python -m pytest -q tests/operations/admin/screenshots.py $(ARGS)
 	@$(BIN)/python -m tests.scenarios.screenshots
 
 wheel: $(VENV)/pip.stamp  ## build the wheel into dist/
@@ -96,7 +96,7 @@ clean: services-down  ## stop the servers and remove everything that was made, .
 $(VENV)/pip.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "django-distlock needs Python 3.11 or newer; name one: make PYTHON=python3.13 ..." >&2; exit 1; }
-	@$(PYTHON) -m tests.services_packages venv
+	@$(PYTHON) -m tests.support.services.packages venv
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'  # the first one that knows dependency groups
 	@touch $@
@@ -111,12 +111,12 @@ $(VENV)/group-test.stamp $(VENV)/group-bench.stamp $(VENV)/group-demo-postgres.s
 $(VENV)/group-demo-postgres.stamp: export DISTLOCK_SERVERS = postgres
 $(VENV)/group-demo-mariadb.stamp: export DISTLOCK_SERVERS = mariadb
 packages: $(VENV)/pip.stamp
-	@$(BIN)/python -m tests.services_packages servers mysqlclient
+	@$(BIN)/python -m tests.support.services.packages servers mysqlclient
 
-# The demo needs no browser, and neither does the bench. tests/axe.py says which version of the accessibility engine.
+# The demo needs no browser, and neither does the bench. tests/support/axe.py says which version of the accessibility engine.
 $(VENV)/group-test.stamp: | browser gettext $(VENV)/pyright.stamp
 browser: $(VENV)/axe.stamp
-$(VENV)/axe.stamp: tests/axe.py | chromium
+$(VENV)/axe.stamp: tests/support/axe.py | chromium
 	npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(VENV)/axe \
 	  axe-core@$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' $<)
 	@touch $@
@@ -126,6 +126,6 @@ $(VENV)/pyright.stamp: tests/idempotency/test_types.py | chromium
 	  pyright@$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' $<)
 	@touch $@
 chromium: $(VENV)/pip.stamp
-	@$(BIN)/python -m tests.services_packages browser
+	@$(BIN)/python -m tests.support.services.packages browser
 gettext: $(VENV)/pip.stamp
-	@$(BIN)/python -m tests.services_packages gettext
+	@$(BIN)/python -m tests.support.services.packages gettext

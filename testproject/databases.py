@@ -1,7 +1,7 @@
 """DATABASES and DISTLOCK of the demo and of the test suite, from the environment and the private servers' state file.
 
 DB                     sqlite (default), postgres or mariadb: what DATABASES["default"] is
-DISTLOCK_SERVICES      path of the state file that tests/services.py writes (default: .services/state.json)
+DISTLOCK_SERVICES      path of the state file that tests/support/services writes (default: .services/state.json)
 DISTLOCK_DEMO_DB       the SQLite file, or the name of the database on the server
 DISTLOCK_DEMO_TIMEOUT  seconds that the lock alias "default" waits, instead of the usual ones
 DISTLOCK_TEST_SUFFIX   appended to the names of test databases, so that two test runs can share one machine

@@ -8,11 +8,15 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[2] / "django_distlock"
+from tests.support.paths import PACKAGE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 CATALOGS = sorted(PACKAGE.glob("locale/*/LC_MESSAGES/django.po"))
 CURE = "run `make messages`, translate what is new in each django.po, and run it again"
 

@@ -11,11 +11,15 @@ import shutil
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[2] / "django_distlock"
+from tests.support.paths import PACKAGE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts)
 
 # Bottom up: the first part of a module's name is its room. "" are the public names of the package itself.

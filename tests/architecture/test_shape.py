@@ -7,7 +7,6 @@ import importlib
 import pkgutil
 import subprocess
 import sys
-from pathlib import Path
 
 from django.utils.module_loading import import_string
 
@@ -15,9 +14,8 @@ import django_distlock
 import django_distlock.backends
 from django_distlock.backends.base import Backend
 from tests.matrix import MATRIX
+from tests.support.paths import PACKAGE, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "django_distlock"
 LONGEST_FILE, LONGEST_FUNCTION = 600, 50
 
 PUBLIC = [

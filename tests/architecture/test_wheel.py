@@ -6,13 +6,15 @@ import subprocess
 import sys
 import textwrap
 import zipfile
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.sizes import POLITELY
+from tests.support.paths import ROOT
+from tests.support.sizes import POLITELY
 
-ROOT = Path(__file__).resolve().parents[2]
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def run(*command: str | Path, cwd: Path) -> str:

@@ -1,4 +1,4 @@
-"""What other processes do in these tests; run by tests.processes.Child."""
+"""What other processes do in these tests; run by tests.support.processes.Child."""
 
 from __future__ import annotations
 

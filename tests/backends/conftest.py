@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock.manager.registry import registry
-from tests.backends.redis_server import BACKEND, Own
+from tests.backends.redis.server import BACKEND, Own
 from tests.faults.conftest import proxied
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from tests import services
 from tests.conftest import eventually
-from tests.services_databases import MariaDB, Pgbouncer, Postgres
-from tests.services_engine import program_path
-from tests.services_leases import ZooKeeper
-from tests.services_mysql import MySQL
-from tests.services_process import (
+from tests.support import services
+from tests.support.services.databases import MariaDB, Pgbouncer, Postgres
+from tests.support.services.engine import program_path
+from tests.support.services.leases import ZooKeeper
+from tests.support.services.mysql import MySQL
+from tests.support.services.process import (
     ServicesError,
     end_process,
     free_port,
@@ -29,7 +29,7 @@ from tests.services_process import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.services_engine import Engine
+    from tests.support.services.engine import Engine
 
 # Of the package galera-4, without which Debian and Ubuntu install no mariadb-server.
 GALERA = "/usr/lib/galera/libgalera_smm.so"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +20,12 @@ from django_distlock import advisory_lock, lock_all
 from django_distlock.checks.links import DOCS
 from django_distlock.checks.servers import check_sessions
 from django_distlock.manager.registry import registry
+from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
 BACKENDS = "django_distlock.backends"
 POSTGRES = {"BACKEND": f"{BACKENDS}.postgres.AdvisoryBackend", "OPTIONS": {"database": "postgres"}}
 MYSQL = {"BACKEND": f"{BACKENDS}.mysql.NamedLockBackend", "OPTIONS": {"database": "mariadb"}}

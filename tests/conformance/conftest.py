@@ -14,8 +14,8 @@ from tests.conformance import watching
 from tests.conformance.actors import Actor, BaseLock
 from tests.conformance.rivals import Neighbour, Rival, serve
 from tests.matrix import MATRIX, Entry
-from tests.processes import Child
-from tests.sizes import FULL
+from tests.support.processes import Child
+from tests.support.sizes import FULL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

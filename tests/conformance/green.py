@@ -57,7 +57,7 @@ def report(link: Any, aliases: list[str]) -> None:
 if __name__ == "__main__":
     _, library, aliases, databases = sys.argv
     patch(library)
-    from tests.child import load, run
+    from tests.support.child import load, run
 
     load()
     run("tests.conformance.green:report", json.dumps([json.loads(aliases)]), databases)

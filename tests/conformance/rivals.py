@@ -15,7 +15,7 @@ from django.db import connections
 from tests.conformance.actors import PATIENCE, ThreadActor
 
 if TYPE_CHECKING:
-    from tests.processes import Child
+    from tests.support.processes import Child
 
 
 class Office:

@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy
 
 from django_distlock import advisory_lock, lock_all, semaphore
 from tests.matrix import MATRIX, Entry
-from tests.sizes import FULL
+from tests.support.sizes import FULL
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from django_distlock.manager.lock_table import lock_table
 from tests.conformance.actors import PATIENCE
 from tests.conformance.watching import asking_here, waiting_at_the_engine, waiting_here
 from tests.conftest import eventually
-from tests.timing import within
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from tests.conformance.actors import Actor

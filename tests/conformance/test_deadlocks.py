@@ -11,7 +11,7 @@ from django_distlock import DeadlockDetected, LockNotAcquired, LockTimeout, advi
 from tests.conformance.actors import PATIENCE, Inside
 from tests.conformance.watching import asking_here, waiting_here
 from tests.conftest import eventually
-from tests.timing import within
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from tests.conformance.actors import Actor, BaseLock

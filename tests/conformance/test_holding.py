@@ -12,7 +12,7 @@ from django_distlock import LockLost, LockNotHeld, advisory_lock
 from django_distlock.signals import lock_lost
 from tests.conformance.actors import PATIENCE, BaseLock
 from tests.conftest import eventually
-from tests.timing import within
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,7 +18,7 @@ from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.conformance.actors import PATIENCE, ThreadActor
 from tests.conftest import eventually
-from tests.sizes import FULL
+from tests.support.sizes import FULL
 
 if TYPE_CHECKING:
     from tests.conformance.actors import Actor

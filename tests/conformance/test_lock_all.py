@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import LockLost, LockNotAcquired, LockTimeout, advisory_lock, lock_all
-from tests.timing import within
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,8 +15,8 @@ from tests.conformance.rivals import Rival, serve
 from tests.conformance.watching import waiting_at_the_engine, waiting_here
 from tests.conftest import eventually
 from tests.matrix import MATRIX
-from tests.processes import Child
-from tests.timing import within
+from tests.support.processes import Child
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from tests.conformance.actors import Actor

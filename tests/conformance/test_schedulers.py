@@ -17,7 +17,7 @@ from django.db import connections
 from django_distlock import UnsupportedOperation, advisory_lock, lock_all, row_lock, semaphore
 from tests.data.app.models import Account
 from tests.matrix import MATRIX
-from tests.nursery import ROOT
+from tests.support.nursery import ROOT
 
 ALIASES = [entry.using for entry in MATRIX]
 

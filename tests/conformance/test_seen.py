@@ -16,7 +16,7 @@ from django_distlock.signals import lock_acquired, lock_lost, lock_released, loc
 from tests.conformance.watching import waiting_at_the_engine
 from tests.conftest import eventually
 from tests.matrix import MATRIX
-from tests.timing import within
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

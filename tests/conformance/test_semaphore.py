@@ -13,7 +13,7 @@ from django_distlock.manager.registry import registry
 from tests.conformance.actors import PATIENCE, Inside
 from tests.conformance.watching import waiting_here
 from tests.conftest import eventually
-from tests.timing import within
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from tests.conformance.actors import Actor, BaseLock

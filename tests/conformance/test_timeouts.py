@@ -26,7 +26,7 @@ from tests.conformance.actors import PATIENCE, BaseLock
 from tests.conformance.watching import asking_here, waiting_here
 from tests.conftest import eventually
 from tests.faults.server import noted
-from tests.timing import TooSlow, within
+from tests.support.timing import TooSlow, within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

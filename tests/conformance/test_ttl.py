@@ -15,7 +15,7 @@ from tests.conformance.actors import ThreadActor
 from tests.conformance.conftest import with_ttl
 from tests.conformance.rivals import RivalError
 from tests.conftest import eventually
-from tests.timing import within
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from tests.conformance.actors import Actor

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from django_distlock import Lease
-    from tests.child import Link
+    from tests.support.child import Link
 
 WAYS = ("update", "save", "raw")
 STALE, FRESH = -1, 1

@@ -11,7 +11,7 @@ from django.db import Error, connections, transaction
 
 from django_distlock import DistlockError, table_lock
 from django_distlock.data.timeouts import wait_limit
-from tests.processes import Child
+from tests.support.processes import Child
 
 # How long a plain read or write of the rival waits before it calls itself blocked; seconds.
 SHORT = 0.15

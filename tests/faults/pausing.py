@@ -12,7 +12,7 @@ from tests.conftest import eventually
 
 if TYPE_CHECKING:
     from django_distlock import Lease, Lock
-    from tests.processes import Child
+    from tests.support.processes import Child
 
 
 def take_over(child: Child, lock: Lock, patience: float = 2) -> Lease:

@@ -20,8 +20,8 @@ from django_distlock.manager.registry import registry
 from tests.backends.actors import hold
 from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, ask, holders, is_mariadb, lock_sessions, waiters
-from tests.processes import Child
-from tests.timing import within
+from tests.support.processes import Child
+from tests.support.timing import within
 
 pytestmark = pytest.mark.usefixtures("databases")
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)

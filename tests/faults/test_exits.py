@@ -13,8 +13,8 @@ from django_distlock import advisory_lock
 from django_distlock.manager.lock_table import lock_table
 from tests.conftest import PATIENCE, eventually
 from tests.faults.server import SESSION_LOCKS, holders
-from tests.processes import Child
-from tests.timing import within
+from tests.support.processes import Child
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

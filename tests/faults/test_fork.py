@@ -18,8 +18,8 @@ from django_distlock import LockLost, advisory_lock
 from tests.backends.actors import hold
 from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, holders, session_of
-from tests.processes import Child
-from tests.timing import within
+from tests.support.processes import Child
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable

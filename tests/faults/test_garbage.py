@@ -21,7 +21,7 @@ from django_distlock.manager import keepalive
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
-from tests.processes import Child
+from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

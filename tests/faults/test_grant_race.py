@@ -14,14 +14,14 @@ from django.db import connections
 
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.manager.registry import registry
-from tests.processes import Child
-from tests.sizes import FULL, be_polite
-from tests.timing import TooSlow
+from tests.support.processes import Child
+from tests.support.sizes import FULL, be_polite
+from tests.support.timing import TooSlow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.child import Link
+    from tests.support.child import Link
 
 CLIENTS, SECONDS, NAIVE_SECONDS = 24, 20.0 if FULL else 6.0, 3.0
 HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = ANY(%s)"

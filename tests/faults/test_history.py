@@ -12,13 +12,13 @@ import pytest
 
 from django_distlock import advisory_lock
 from tests.faults.history import History, Hold, Journal
-from tests.processes import Child
+from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.child import Link
+    from tests.support.child import Link
 
 THREADS, SECONDS = 4, 20.0
 # In the section, so that somebody is inside for most of the time.

@@ -19,8 +19,8 @@ from tests.backends.actors import hold
 from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, holders, waiters
 from tests.faults.test_loss import Ears
-from tests.processes import Child
-from tests.timing import within
+from tests.support.processes import Child
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable

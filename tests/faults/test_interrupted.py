@@ -21,8 +21,8 @@ from django_distlock.manager import lock_table as holdings_module
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.faults.server import holders, lock_sessions
-from tests.interrupts import interrupted_everywhere
-from tests.pure.world import World
+from tests.manager.world import World
+from tests.support.interrupts import interrupted_everywhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,13 +10,13 @@ import pytest
 from django.utils.module_loading import import_string
 
 from django_distlock import DistlockError, LockLost, advisory_lock
-from tests import services
 from tests.conftest import eventually
 from tests.faults.history import History, Journal
 from tests.faults.pausing import take_over, wake
 from tests.matrix import MATRIX, Entry
-from tests.processes import Child
-from tests.sizes import FULL, be_polite
+from tests.support import services
+from tests.support.processes import Child
+from tests.support.sizes import FULL, be_polite
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,8 @@ from django_distlock import LockLost, advisory_lock
 from django_distlock.signals import lock_lost
 from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, end_session, holders, session_exists, session_of, waiters
-from tests.processes import Child
-from tests.timing import within
+from tests.support.processes import Child
+from tests.support.timing import within
 
 LIMIT = 7.0  # R18: seconds for database sessions
 

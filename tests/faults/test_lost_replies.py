@@ -18,8 +18,8 @@ from django_distlock import BackendUnavailable, DistlockError, LockLost, LockNot
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, holders, session_of, waiters
-from tests.processes import Child
-from tests.timing import within
+from tests.support.processes import Child
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from django_distlock import BackendUnavailable, advisory_lock, held_locks
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.faults.conftest import BACKENDS, database_alias
-from tests.timing import within
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

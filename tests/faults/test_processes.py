@@ -17,8 +17,8 @@ from django_distlock import advisory_lock
 from tests.backends.actors import hold, share_and_write
 from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, holders, waiters
-from tests.processes import Child
-from tests.timing import within
+from tests.support.processes import Child
+from tests.support.timing import within
 
 pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("databases")]
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import BackendUnavailable, advisory_lock
-from tests import services
-from tests.backends.redis_server import BACKEND
+from tests.backends.redis.server import BACKEND
 from tests.conftest import eventually
-from tests.timing import within
+from tests.support import services
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from tests.faults.conftest import Proxied

@@ -13,7 +13,7 @@ from django_distlock import LockLost, advisory_lock
 from tests.conftest import eventually
 from tests.faults.pausing import take_over, wake
 from tests.matrix import MATRIX, Entry
-from tests.processes import Child
+from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from django_distlock import Lease

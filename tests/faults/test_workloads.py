@@ -17,7 +17,7 @@ from tests.faults.server import SESSION_LOCKS
 from tests.faults.workload_actors import JOURNAL, KINDS
 from tests.faults.workloads import Crew, Run, at_random, chaos_seconds, folder_for, judge, kill
 from tests.matrix import MATRIX, Entry
-from tests.timing import TooSlow
+from tests.support.timing import TooSlow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

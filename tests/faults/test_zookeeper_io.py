@@ -15,10 +15,10 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.records import Claim
-from tests.backends.zookeeper_server import SESSION, USING, address, behind, clerk, nodes, path_of, session_of, use
+from tests.backends.zookeeper.server import SESSION, USING, address, behind, clerk, nodes, path_of, session_of, use
 from tests.conftest import eventually
 from tests.faults.proxy import Proxy
-from tests.timing import within
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,12 +12,12 @@ import pytest
 
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.manager.registry import registry
-from tests import services
-from tests.backends.zookeeper_server import USING, address, clerk, nodes, path_of, use
+from tests.backends.zookeeper.server import USING, address, clerk, nodes, path_of, use
 from tests.conftest import eventually
 from tests.faults.proxy import Proxy
-from tests.processes import Child
-from tests.timing import within
+from tests.support import services
+from tests.support.processes import Child
+from tests.support.timing import within
 
 pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("databases")]
 

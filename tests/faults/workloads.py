@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.faults import server
 from tests.faults.workload_actors import COUNTER, JOURNAL, ORACLE, PATIENCE, work
-from tests.processes import Child
+from tests.support.processes import Child
 
 if TYPE_CHECKING:
     import random

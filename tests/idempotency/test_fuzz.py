@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from django_distlock.idempotency import decisions
 from tests.idempotency.test_forms import Browser
 from tests.idempotency.views import redirect
-from tests.sizes import FULL
+from tests.support.sizes import FULL
 
 if TYPE_CHECKING:
     from tests.idempotency.views import Stage

@@ -16,7 +16,7 @@ from tests.faults.conftest import database_alias
 from tests.faults.proxy import Proxy
 from tests.idempotency.conftest import LOCKS, Sender, states
 from tests.idempotency.test_races import Running
-from tests.timing import within
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,14 +19,14 @@ from testproject.replay.server import Server
 from tests.conftest import eventually
 from tests.idempotency.conftest import LOCKS, forget_everything
 from tests.idempotency.served import LEASE, MIDDLEWARE, POINTS
-from tests.processes import Child
-from tests.sizes import FULL
-from tests.transactions import rows
+from tests.manager.transactions import rows
+from tests.support.processes import Child
+from tests.support.sizes import FULL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.child import Link
+    from tests.support.child import Link
 
 CROWD, PROCESSES = 50, 4
 ROUNDS = 20 if FULL else 1

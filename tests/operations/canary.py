@@ -21,7 +21,7 @@ import pytest
 from django.conf import settings
 from django.db import connections
 
-from tests import services
+from tests.support import services
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,7 +8,7 @@ from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests.child import Link
+    from tests.support.child import Link
 
 # Beyond the time that a listing has.
 SLOW = 3.0

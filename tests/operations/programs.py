@@ -17,7 +17,7 @@ from django_distlock.manager import name_log
 from django_distlock.operations.commands import migrate
 
 if TYPE_CHECKING:
-    from tests.child import Link
+    from tests.support.child import Link
 
 _link: Link | None = None
 

@@ -19,12 +19,12 @@ from django_distlock.conf import read_alias
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.testing import lose
-from tests import services
 from tests.faults.proxy import Proxy
 from tests.operations.canary import Canary
 from tests.operations.canary import canary as canary
 from tests.operations.listening import listening
-from tests.services_process import free_port
+from tests.support import services
+from tests.support.services.process import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

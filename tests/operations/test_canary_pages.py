@@ -15,11 +15,11 @@ from django.urls import reverse
 from django_distlock import advisory_lock, held_locks
 from django_distlock.manager.registry import registry
 from django_distlock.operations.admin.rows import Row, Rows
-from tests import services
 from tests.faults.proxy import Proxy
 from tests.operations.canary import canary as canary
 from tests.operations.test_canary import ENGINES, HOSTILE, SERVERS, alias_for
-from tests.services_process import free_port
+from tests.support import services
+from tests.support.services.process import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.operations.cold import list_first
-from tests.processes import Child
+from tests.support.processes import Child
 
 pytestmark = pytest.mark.usefixtures("databases")
 

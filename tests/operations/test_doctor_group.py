@@ -15,7 +15,7 @@ from tests.faults.server import ask
 from tests.operations.test_doctor import said
 from tests.operations.test_doctor_mysql import on_mysql
 from tests.operations.test_doctor_servers import MYSQL
-from tests.services_process import free_port
+from tests.support.services.process import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

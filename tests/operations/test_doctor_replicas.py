@@ -18,7 +18,7 @@ from tests.faults.conftest import database_alias
 from tests.faults.server import ask
 from tests.operations.test_doctor import said
 from tests.operations.test_doctor_servers import LEASES, MYSQL, POSTGRES
-from tests.timing import within
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,13 +16,13 @@ from django_distlock.backends.leasetable import doctor
 from django_distlock.backends.redis import doctor as redis_doctor
 from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
-from tests import services
-from tests.backends.redis_server import Own, url
+from tests.backends.redis.server import Own, url
 from tests.faults.proxy import Proxy
 from tests.faults.server import ask, is_mariadb
 from tests.operations.test_canary import alias_for
 from tests.operations.test_doctor import CANARY, REDIS, said
-from tests.timing import within
+from tests.support import services
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,7 @@ from django_distlock.operations.lookup import find_locks
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask
-from tests.timing import within
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

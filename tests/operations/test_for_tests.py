@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +19,6 @@ from django_distlock.testing import (
 )
 from tests.conftest import eventually
 from tests.operations.listening import listening
-
-ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.usefixtures("databases")
 

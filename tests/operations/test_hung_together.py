@@ -12,10 +12,10 @@ import pytest
 from django_distlock import conf, held_locks
 from django_distlock.manager.introspection import MOST_LOOKS
 from django_distlock.manager.registry import registry
-from tests.backends.redis_server import BACKEND, Own
+from tests.backends.redis.server import BACKEND, Own
 from tests.conftest import eventually
 from tests.faults.conftest import proxied
-from tests.timing import within
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,13 +21,13 @@ from django_distlock.manager.name_log import AGAIN, NameBook
 from django_distlock.manager.registry import registry
 from django_distlock.operations.pruning import Pruner, prune, pruners
 from tests.backends.actors import hold
+from tests.backends.postgres.test_backend import on
+from tests.backends.sessions.test_statements import FREE, TRY, without_heartbeats
 from tests.backends.statements import counted
-from tests.backends.test_postgres import on
-from tests.backends.test_sessions_statements import FREE, TRY, without_heartbeats
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias
 from tests.faults.server import SESSION_LOCKS, ask, key_of, noted
-from tests.processes import Child
+from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

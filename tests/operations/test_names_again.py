@@ -15,9 +15,9 @@ from django_distlock.backends.sessions.names import TABLE
 from django_distlock.manager.name_log import HELD_AGAIN
 from django_distlock.manager.registry import registry
 from django_distlock.operations.pruning import prune
+from tests.backends.redis.test_late import refuse
+from tests.backends.sessions.test_statements import without_heartbeats
 from tests.backends.statements import counted
-from tests.backends.test_redis_late import refuse
-from tests.backends.test_sessions_statements import without_heartbeats
 from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, ask, end_session, noted
 

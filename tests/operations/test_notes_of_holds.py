@@ -16,7 +16,7 @@ from django_distlock.operations.pruning import prune
 from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, key_of, noted
 from tests.operations.test_names import Looks, looks
-from tests.timing import within
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from django_distlock.records import LockInfo

@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,11 +23,10 @@ from django_distlock.operations.otel import MOST_LABELS, UNKNOWN, DistlockInstru
 from django_distlock.testing import lose
 from tests.backends.statements import counted
 from tests.operations.test_signals import hold_in_thread
+from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import unittest
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +20,6 @@ from django_distlock.testing import (
     override_locks,
 )
 from tests.operations.listening import listening
-
-ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.usefixtures("databases")
 

@@ -6,8 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.test.runner import DiscoverRunner
@@ -18,8 +17,10 @@ from django_distlock.testing import (
     LockTestRunner,
     close_lock_sessions,
 )
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("databases")
 

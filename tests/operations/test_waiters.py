@@ -14,13 +14,13 @@ from django_distlock import advisory_lock, held_locks
 from django_distlock.backends.query import LockQuery
 from django_distlock.operations.lookup import find_locks
 from tests.conftest import eventually
-from tests.processes import Child
+from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from django_distlock.records import LockInfo
-    from tests.child import Link
+    from tests.support.child import Link
 
 pytestmark = pytest.mark.usefixtures("databases")
 

@@ -6,16 +6,16 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.services import load
-from tests.sizes import POLITELY
+from tests.support.paths import ROOT
+from tests.support.services import load
+from tests.support.sizes import POLITELY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMAND_SECONDS = 110
 # What differs from replay to replay.
 PER_REPLAY = ("DISTLOCK_ATOMIC_REQUESTS", "DISTLOCK_CONN_MAX_AGE")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from django_distlock import DistlockError
 from testproject.wallet.messages import ACT, TransferMessage
 from testproject.wallet.moves import Bank
-from tests.sizes import be_polite
+from tests.support.sizes import be_polite
 
 if TYPE_CHECKING:
-    from tests.child import Link
+    from tests.support.child import Link
 
 PATIENCE = 60.0  # seconds
 

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from testproject.replay.server import Server
-from tests.browser import Page, chromium
+from tests.support.browser import Page, chromium
 
 from .databases import ROOT, demo_environment, manage
 

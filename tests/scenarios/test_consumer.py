@@ -17,8 +17,8 @@ from testproject.wallet.messages import ACT, TransferMessage, act_once
 from testproject.wallet.models import Account, ConsumerRun, Receipt
 from testproject.wallet.moves import Bank
 from testproject.wallet.streams import redis_url
-from tests.processes import Servant
-from tests.sizes import FULL
+from tests.support.processes import Servant
+from tests.support.sizes import FULL
 
 from .databases import manage
 from .movers import Mover

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.sizes import POLITELY
+from tests.support.sizes import POLITELY
 
 from .databases import ROOT, demo_environment, manage
 

@@ -15,7 +15,7 @@ from testproject.orders.clicks import Answer, HiddenFields
 from testproject.orders.models import Order, OrderRun
 from testproject.orders.records import Phase, Replay, WayResult, problems, story, table
 from testproject.orders.ways import WAYS, Way
-from tests.sizes import FULL
+from tests.support.sizes import FULL
 
 from .databases import manage
 from .test_pages import Page

@@ -15,8 +15,8 @@ from pytest_django.live_server_helper import LiveServer
 from django_distlock.idempotency.http import responses
 from testproject.orders import payments, views
 from testproject.orders.models import Order
-from tests.browser import Page, chromium
 from tests.conftest import eventually
+from tests.support.browser import Page, chromium
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

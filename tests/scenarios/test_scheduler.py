@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 
 from testproject.scheduler.models import SchedulerRun
 from testproject.scheduler.records import WayResult, problems
-from tests.sizes import FULL
+from tests.support.sizes import FULL
 
 from .databases import manage
 

@@ -10,8 +10,8 @@ from django.db.models import Sum
 
 from testproject.wallet.models import Account
 from testproject.wallet.ways import WAYS
-from tests.processes import Servant
-from tests.sizes import FULL
+from tests.support.processes import Servant
+from tests.support.sizes import FULL
 
 from .movers import Mover
 

@@ -13,7 +13,7 @@ from testproject.replay.records import Times
 from testproject.wallet.models import Account, ReplayRun
 from testproject.wallet.records import Pairs, Transfers, WayResult, problems
 from testproject.wallet.ways import WAYS
-from tests.sizes import FULL
+from tests.support.sizes import FULL
 
 from .databases import demo_database, manage
 from .test_pages import Page

@@ -1,0 +1,169 @@
+"""What a test asks a Redis server itself, beside the backend."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from django_distlock import held_locks
+from django_distlock.backends.redis.backend import RedisBackend
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.tokens import new_token
+from django_distlock.manager.registry import registry
+from django_distlock.manager.site_key import site_key
+from django_distlock.records import Claim
+from tests.conftest import eventually
+from tests.support import services
+from tests.support.services.process import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from django_distlock.records import Grant
+
+BACKEND = "django_distlock.backends.redis.RedisBackend"
+# Commands that scripts call are counted apart from those that clients send.
+SENT = ("evalsha", "eval", "subscribe", "scan", "publish", "hello", "client", "auth", "select")
+
+
+def client(name: str = "redis1") -> Any:
+    server = services.load()[name]
+    return Redis(host=server["host"], port=server["port"], password=server["password"])
+
+
+def url(port: int | None = None) -> str:
+    server = services.load()["redis1"]
+    return f"redis://:{server['password']}@{server['host']}:{port or server['port']}/0"
+
+
+def text(using: str, name: str) -> str:
+    """What the keys of a lock have in their middle."""
+    site_key.load()
+    return registry.entry(using).key(name).text
+
+
+def keys(using: str, name: str) -> dict[str, str]:
+    """The keys that there are of one lock: last part -> type."""
+    with client() as server:
+        found = server.scan_iter(match=f"distlock:{{{text(using, name)}}}:*", count=1000)
+        return {key.decode().rpartition(":")[2]: server.type(key).decode() for key in found}
+
+
+def claim_of(name: str, ttl: float = 30.0, **facts: Any) -> Claim:
+    """What a backend is asked for a lock of the alias "redis"."""
+    key = registry.entry("redis").key(name)
+    return Claim(key=key, ttl=ttl, token=new_token(), answer_by=monotonic() + 5, **facts)
+
+
+@contextmanager
+def counted(server: Any) -> Iterator[Counter[str]]:
+    """Fills a Counter with the commands that clients sent to the server during the block. Others are counted, too: for
+    a server of one's own."""
+    found: Counter[str] = Counter()
+    before = _totals(server)
+    yield found
+    after = _totals(server)
+    found.update({name: after[name] - before[name] for name in after if after[name] > before[name]})
+
+
+def _totals(server: Any) -> Counter[str]:
+    stats = server.info("commandstats")
+    names = {name: name.removeprefix("cmdstat_").partition("|")[0] for name in stats}
+    return Counter({names[name]: stats[name]["calls"] for name in stats if names[name] in SENT})
+
+
+def free(using: str, name: str) -> bool:
+    """Is nothing left but the fence, long before the TTL of 30 s?"""
+    return set(keys(using, name)) <= {"fence"}
+
+
+def waiters(using: str, name: str) -> int:
+    """How many wait at the server, in any process."""
+    (report,) = held_locks(using)
+    return sum(info.waiters or 0 for info in report.locks if info.name == name)
+
+
+class Own:
+    """A server of one test's own, which may stop, restart and lose its scripts and connections."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._held: Grant | None = None
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.client = Redis(port=self.port)
+        # somebody else who takes the same locks
+        self.holder = RedisBackend("redis", {"url": self.url})
+
+    def start(self) -> None:
+        options = f"--port {self.port} --bind 127.0.0.1 --dir {self._folder} --appendonly yes --save".split()
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(["redis-server", *options, ""], stdout=log)
+        eventually(self._answers, "the server does not answer")
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.client.ping())
+        except RedisError:
+            return False
+
+    def restart(self) -> None:
+        """In order, with its data."""
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(10)
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def follow(self, primary: Own) -> None:
+        """Become a replica of ``primary``, in step with it."""
+        primary.client.config_set("repl-diskless-sync-delay", 0)
+        self.client.replicaof("127.0.0.1", primary.port)
+        eventually(lambda: primary.client.wait(1, 100) == 1, "no replica", patience=10)
+        # Redis does not end while it writes its first file
+        eventually(lambda: not self.client.info("persistence")["aof_rewrite_in_progress"], "it writes on", patience=10)
+
+    def hold(self, name: str) -> Grant:
+        site_key.load()
+        grant = self.holder.try_acquire(claim_of(name), 5)
+        assert grant is not None
+        return grant
+
+    @contextmanager
+    def held(self, name: str) -> Iterator[None]:
+        """Somebody else holds the lock, at the end of the block no more."""
+        self._held = self.hold(name)
+        yield
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Release what is held in :meth:`hold`."""
+        held, self._held = self._held, None
+        if held is not None:
+            assert self.holder.release(held)
+
+    def keys(self) -> list[str]:
+        """The last parts of all keys that there are."""
+        return sorted(key.decode().rpartition(":")[2] for key in self.client.scan_iter())
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.holder.close()
+        self.client.close()
+        self.stop()

@@ -1,0 +1,241 @@
+"""Redlock's votes: which of them count, which are given again, and what is left at a node that keeps a queue."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock import BackendUnavailable, LockLost
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.manager.registry import registry
+from tests.backends.redlock.nodes import NODES, Nodes, five_nodes, key
+from tests.conftest import eventually
+from tests.support import services
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django_distlock.keys import LockKey
+
+__all__ = ["key"]
+pytestmark = pytest.mark.alone
+
+
+@pytest.fixture
+def nodes(settings: Any, nothing_left: None) -> Iterator[Nodes]:
+    with five_nodes(settings) as nodes:
+        yield nodes
+        registry.close()
+
+
+def majority_for_a_rival(nodes: Nodes, key: LockKey) -> int:
+    """How many nodes would grant it to a client that is not of this process."""
+    stored = f"redlock:{{{key.text}}}"
+    return sum(bool(client.set(stored, "rival", nx=True, px=5000)) for client in nodes.clients)
+
+
+def extended(lease: Any) -> bool:
+    """False if the machine was too slow for the nodes' timeout."""
+    try:
+        lease.extend(30)
+    except BackendUnavailable:
+        return False
+    return True
+
+
+def free(nodes: Nodes, key: LockKey, value: bytes) -> None:
+    stored = f"redlock:{{{key.text}}}"
+    for client in nodes.clients:
+        if client.get(stored) == value:
+            client.delete(stored)
+
+
+def test_an_extension_gives_the_vote_again_where_it_was_forgotten(nodes: Nodes, name: str, key: LockKey) -> None:
+    """Nodes that forget one after the other, never two between two renewals: nobody else gets a majority."""
+    nodes.connect(name)
+    with nodes.lock(name, ttl=30) as lease:
+        eventually(lambda: sum(nodes.keys()) == 5, "somebody has not granted it")
+        for client in nodes.clients[:3]:
+            client.flushall()
+            eventually(lambda: extended(lease) and sum(nodes.keys()) == 5, "a vote is missing", 2)
+        assert majority_for_a_rival(nodes, key) == 0
+        lease.ensure_held()
+    eventually(lambda: nodes.keys() == [0] * 5, f"keys are left: {nodes.keys()}")
+
+
+def test_a_vote_whose_answer_was_lost_is_given_again(nodes: Nodes, name: str) -> None:
+    """As soon as nothing that takes it back is on its way: the lock may then lose two other nodes, like any."""
+    nodes.connect(name)
+    for proxy in nodes.proxies[:2]:
+        proxy.swallow(1, cut=True)
+    with nodes.lock(name, ttl=30) as lease:
+        eventually(lambda: nodes.keys([2, 3, 4]) == [1] * 3, "it was not granted by the others")
+        eventually(lambda: extended(lease) and nodes.keys() == [1] * 5, "the votes were not given again", pause=0.2)
+        eventually(lambda: extended(lease), "no answer", 2)  # which counts them
+        for client in nodes.clients[2:4]:
+            client.flushall()
+        lease.extend(30)
+        lease.ensure_held()
+    eventually(lambda: nodes.keys() == [0] * 5, f"keys are left: {nodes.keys()}")
+
+
+def test_a_vote_that_is_taken_back_is_not_given_again_meanwhile(nodes: Nodes, name: str) -> None:
+    """What takes it back is sent for two seconds, and would take the new one."""
+    nodes.connect(name)
+    nodes.proxies[0].swallow(1, cut=True)
+    with nodes.lock(name, ttl=30) as lease:
+        given = 0
+        for _ in range(10):
+            extended(lease)
+            time.sleep(0.05)
+            given += nodes.keys([0])[0]
+        assert not given
+
+
+def test_no_vote_is_given_again_by_who_lost_the_majority(nodes: Nodes, name: str) -> None:
+    nodes.connect(name)
+    lease = nodes.lock(name, ttl=30).acquire()
+    eventually(lambda: sum(nodes.keys()) == 5, "somebody has not granted it")
+    for client in nodes.clients[:3]:
+        client.flushall()
+    with pytest.raises(LockLost):
+        eventually(lambda: extended(lease) and False, "it was not lost", 2)
+    eventually(lambda: nodes.keys() == [0] * 5, f"keys are left: {nodes.keys()}")
+
+
+def test_a_shorter_ttl_counts_though_its_confirmation_is_lost(nodes: Nodes, name: str, key: LockKey) -> None:
+    """The nodes may have been told: from then on the lease must not claim to live longer than the keys do."""
+    nodes.connect(name)
+    lease = nodes.lock(name, ttl=30).acquire()
+    eventually(lambda: sum(nodes.keys()) == 5, "somebody has not granted it")
+    nodes.quiet()
+    for proxy in nodes.proxies:
+        proxy.swallow(1)
+    with contextlib.suppress(BackendUnavailable):
+        lease.extend(0.4)
+    until = monotonic() + 1
+    while monotonic() < until:  # or it was renewed in time
+        if majority_for_a_rival(nodes, key) >= 3:
+            assert lease.lost, f"valid for {lease.valid_until - monotonic()} s, and somebody else has it"
+            break
+        free(nodes, key, b"rival")
+    free(nodes, key, b"rival")
+    with contextlib.suppress(LockLost):
+        lease.release()
+
+
+def test_who_got_it_from_the_others_does_not_stay_in_line(nodes: Nodes, name: str, key: LockKey) -> None:
+    """The node that keeps the line answers last, and "no". A ghost in line would keep everybody out for GRACE."""
+    lock = nodes.lock(name, ttl=30)
+    lock.acquire().release()
+    lead = key.digest[0] % 5
+    stored = f"redlock:{{{key.text}}}"
+    eventually(lambda: nodes.keys() == [0] * 5, "keys are left")
+    nodes.clients[lead].set(stored, "somebody", px=5000)
+    joined = nodes.calls("zadd")[lead]
+    nodes.proxies[lead].delay(0.02)
+    lease = lock.acquire(timeout=1)
+    eventually(lambda: nodes.calls("zadd")[lead] > joined, "it did not join the line")
+    lease.release()
+    eventually(lambda: nodes.clients[lead].zcard(stored + ":queue") == 0, "a ghost is in line", 0.3)
+    nodes.clients[lead].delete(stored)
+
+
+def test_a_node_that_was_never_asked_is_owed_nothing(nodes: Nodes, name: str) -> None:
+    """Down for a while and 100 locks later: not a hundred commands when it comes back."""
+    lock = nodes.lock(name, ttl=30)
+    services.stop(NODES[0])
+    try:
+        for _ in range(100):
+            lock.acquire().release()
+    finally:
+        services.start(NODES[0])
+    line = [lane.lines[0] for lane in registry.entry("five").backend._lanes._lanes.values()]  # type: ignore[attr-defined]
+    before = nodes.calls("eval")[0]
+
+    def back() -> bool:
+        lock.acquire().release()
+        return any(each.up for each in line)
+
+    eventually(back, "it is not asked again")
+    assert nodes.calls("eval")[0] - before <= 4
+
+
+def test_a_thread_that_cannot_be_started_is_tried_again(
+    nodes: Nodes, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the limit of threads nobody connects; later it must work again, on the same connections."""
+    starts = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if self.name.endswith("-connect"):
+            raise RuntimeError("can't start new thread")
+        starts(self)
+
+    lock = nodes.lock(name)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(BackendUnavailable):
+        lock.acquire(timeout=0)
+    monkeypatch.undo()
+    lock.acquire(timeout=2).release()
+
+
+def test_a_lane_closed_while_one_waited_for_it_is_not_used(nodes: Nodes, name: str) -> None:
+    """It was idle and somebody came in the moment in which it was closed."""
+    nodes.lock(name).acquire().release()
+    lanes = registry.entry("five").backend._lanes  # type: ignore[attr-defined]
+    lane = lanes.lane(0)
+    assert lane.turn.acquire(1)
+    waiting = lanes.enter(lane, 1)
+    step = next(waiting)
+    lanes._lanes.pop(0)
+    lane.close()
+    lane.leave()
+    assert step.target.acquire(1)
+    with pytest.raises(StopIteration) as entered:
+        waiting.send(True)
+    assert not entered.value.value.closed
+    entered.value.value.turn.release()
+
+
+@pytest.mark.parametrize("face", ["sync", "async"])
+def test_closed_in_the_middle_of_a_question(nodes: Nodes, name: str, face: str) -> None:
+    """As a test's end does it to a thread that still releases: told so at once, in the words of this package."""
+    lock = nodes.lock(name)
+    lock.acquire().release()
+    backend = registry.entry("five").backend
+    for proxy in nodes.proxies:
+        proxy.blackhole()
+    closing = threading.Timer(0.03, backend.close)  # the nodes have 0.1 s
+    ask = lock.acquire if face == "sync" else lambda timeout: asyncio.run(lock.aacquire(timeout=timeout))
+    closing.start()
+    with pytest.raises(BackendUnavailable):
+        ask(timeout=0)
+    closing.join()
+
+
+@pytest.mark.parametrize(
+    "value", [b"tok " + b"[" * 100_000, b'tok {"since":1e999,"name":"\\ud800"}', b"\xff{", b"x", b""]
+)
+def test_what_others_wrote_is_listed_and_can_be_broken(nodes: Nodes, value: bytes) -> None:
+    """Without a TTL on all nodes nobody would ever get that lock. A lock that came in its place meanwhile stays."""
+    for client in nodes.clients:
+        client.set("redlock:{garbage}", value)
+    backend = registry.entry("five").backend
+    (info,) = [info for info in backend.inspect() if info.key == "garbage"]
+    assert info.holder == "unknown" or b"since" in value
+    str(info.holder).encode()
+    other = value[:1] + b"ther-0 {}"
+    for client in nodes.clients:
+        client.set("redlock:{garbage}", other)
+    assert not backend.break_lock(info)
+    assert [client.get("redlock:{garbage}") for client in nodes.clients] == [other] * 5
+    for client in nodes.clients:
+        client.set("redlock:{garbage}", value)
+    assert backend.break_lock(info)
+    assert nodes.keys() == [0] * 5

@@ -1,0 +1,116 @@
+"""Queries with joins get the same answers from row_lock on every engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.exceptions import FieldError
+from django.db import transaction
+from django.db.models import F, Q
+
+from django_distlock import row_lock
+from tests.data.app.models import Entry, Node, Place, Restaurant, Wallet
+from tests.data.fences import sent
+from tests.data.rows.samples import ENGINES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django.db.models import QuerySet
+
+
+@pytest.fixture(params=ENGINES)
+def using(request: pytest.FixtureRequest, databases: None) -> Iterator[str]:
+    yield request.param
+    models: tuple[Any, ...] = (Node, Entry, Wallet, Place)
+    for model in models:
+        model._base_manager.using(request.param).all().delete()
+
+
+def nodes(using: str) -> QuerySet[Node]:
+    """A root and its child."""
+    root = Node.objects.using(using).create(name="root")
+    Node.objects.using(using).create(name="child", parent=root)
+    return Node.objects.using(using)
+
+
+def entered(using: str, entries: int, balance: int = 0) -> Wallet:
+    wallet: Wallet = Wallet.objects.using(using).create(owner="ann", balance=balance)
+    for _ in range(entries):
+        Entry.objects.using(using).create(wallet=wallet)
+    return wallet
+
+
+@pytest.mark.parametrize("of", [["nope"], ("self", "nope"), ("children",), ("parent__nope",)])
+def test_of_must_name_what_the_query_follows(using: str, of: Any) -> None:
+    """At once: nothing is sent."""
+    rows = nodes(using).select_related("parent")
+    for lock in (row_lock(rows, of=of), row_lock(Node, pk=1, of=of, using=using)):
+        with sent(using) as texts, pytest.raises(FieldError, match="Invalid field name"):
+            lock.__enter__()
+        assert not texts
+
+
+OUTER = {
+    "select_related": lambda rows: rows.select_related("parent"),
+    "select_related of all": lambda rows: rows.select_related("parent__parent"),
+    "or": lambda rows: rows.filter(Q(parent__name="root") | Q(name="root")),
+    "annotation": lambda rows: rows.annotate(above=F("parent__name")),
+    "reverse": lambda rows: rows.filter(children__isnull=True),
+    "slice": lambda rows: rows.order_by("parent__name")[:2],
+}
+
+
+@pytest.mark.parametrize("case", OUTER)
+def test_a_row_that_may_be_missing_cannot_be_locked(using: str, case: str) -> None:
+    rows = OUTER[case](nodes(using))
+    options: Any = {"nowait": True} if case == "slice" else {}
+    with sent(using) as texts, pytest.raises(ValueError, match=r"the rows of dataapp_node .* of=\('self',\)"):
+        row_lock(rows, **options).__enter__()
+    assert not texts
+    with row_lock(rows, of=("self",), **options) as locked:
+        assert locked
+
+
+def test_one_of_the_named_relations_may_be_missing(using: str) -> None:
+    with pytest.raises(ValueError, match="may not find"):
+        row_lock(nodes(using).select_related("parent"), of=("self", "parent")).__enter__()
+
+
+def test_rows_that_are_there_are_locked_with_it(using: str) -> None:
+    wallet = entered(using, 1)
+    entries = Entry.objects.using(using).select_related("wallet")
+    for of in ((), ("self",), ("self", "wallet")):
+        with row_lock(entries, of=of) as (entry,):
+            assert entry.wallet == wallet
+    place = Restaurant.objects.using(using).create(name="Inn", seats=4)
+    with row_lock(Restaurant.objects.using(using).filter(name="Inn"), of=("self", "place_ptr")) as rows:
+        assert rows == [place]
+    with row_lock(nodes(using).select_related("parent").filter(parent__name="root"), of=("self", "parent")) as rows:
+        assert [node.parent.name for node in rows] == ["root"]
+    with row_lock(Node.objects.using(using).filter(parent__isnull=True)) as rows:  # no join is left
+        assert [node.name for node in rows] == ["root"]
+
+
+def test_a_row_that_is_found_twice_is_one_instance(using: str) -> None:
+    """Two would overwrite each other when they are saved in turn."""
+    first, second = entered(using, 3), entered(using, 2)
+    with row_lock(Wallet.objects.using(using).filter(entries__open=True)) as wallets:
+        assert wallets == [first, second]
+        for wallet in wallets:
+            wallet.balance += 1
+            wallet.save()
+    assert list(Wallet.objects.using(using).values_list("balance", flat=True)) == [1, 1]
+    with row_lock(Wallet.objects.using(using).filter(entries__open=True).order_by("pk")[:4]) as wallets:
+        assert wallets == [first, second]
+
+
+def test_lock_row_of_a_row_that_is_found_twice(using: str) -> None:
+    first = entered(using, 3)
+    rows = Wallet.objects.using(using)
+    with transaction.atomic(using):
+        assert rows.lock_row(entries__open=True) == first
+    entered(using, 1)
+    with transaction.atomic(using), pytest.raises(Wallet.MultipleObjectsReturned):
+        rows.lock_row(entries__open=True)

@@ -1,0 +1,142 @@
+"""SQLite: one lock for the whole database, taken by BEGIN or by a first write."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import OperationalError, connections, transaction
+
+from django_distlock import LockNotAcquired, LockTimeout, UnsupportedOperation, table_lock
+from django_distlock.data.errors import SQLITE_BUSY_SNAPSHOT, code_of
+from tests.data.app.models import Account, Ledger, QuotedLedger
+from tests.data.asking import another, ask
+from tests.support.timing import within
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.data.rival import Rival
+
+DB = "default"
+
+
+@pytest.fixture(autouse=True)
+def deferred(fresh: None) -> Iterator[Any]:
+    """Transactions as SQLite and Django begin them by default: the write lock comes with the first write."""
+    connection = connections[DB]
+    connection.ensure_connection()
+    before, connection.transaction_mode = connection.transaction_mode, None  # type: ignore[attr-defined]
+    yield connection
+    connection.transaction_mode = before  # type: ignore[attr-defined]
+    Account.objects.all().delete()
+
+
+def test_the_mode_of_begin_is_put_back(deferred: Any) -> None:
+    with table_lock(Account):
+        assert deferred.transaction_mode is None
+        with transaction.atomic():
+            pass
+    assert deferred.transaction_mode is None
+
+
+def test_a_mode_of_settings_is_put_back(deferred: Any, rival: Rival) -> None:
+    deferred.transaction_mode = "DEFERRED"
+    assert rival.lock(DB, "Account")[0] == "held"
+    with pytest.raises(LockTimeout):
+        table_lock(Account, timeout=0.1).__enter__()
+    assert deferred.transaction_mode == "DEFERRED"
+    rival.leave()
+
+
+def test_fault_a_transaction_alone_locks_nothing(rival: Rival) -> None:
+    with transaction.atomic():
+        assert Account.objects.count() == 0
+        assert rival.gets(DB, "Account")
+
+
+@pytest.mark.parametrize("model", [Account, Ledger, QuotedLedger])
+def test_inside_atomic_the_write_lock_is_taken(rival: Rival, model: Any) -> None:
+    with transaction.atomic():
+        with table_lock(model):
+            assert not rival.writes(DB)
+        assert not rival.gets(DB, "Account")
+        model.objects.create()
+        transaction.set_rollback(True)
+    assert rival.gets(DB, "Account")
+    assert model.objects.count() == 0
+
+
+def test_a_lock_changes_nothing() -> None:
+    Account.objects.create(owner="x")
+    with transaction.atomic(), table_lock(Account):
+        pass
+    assert Account.objects.count() == 1
+
+
+def test_inside_atomic_the_timeout_is_kept(deferred: Any, rival: Rival) -> None:
+    assert rival.lock(DB, "Account")[0] == "held"
+    before = ask(deferred, "PRAGMA busy_timeout")
+    with transaction.atomic():
+        start = time.monotonic()
+        with pytest.raises(LockTimeout):
+            table_lock(Account, timeout=0.2).__enter__()
+        within(time.monotonic() - start, 0.25, least=0.195)
+        with pytest.raises(transaction.TransactionManagementError):
+            Account.objects.count()
+    assert ask(deferred, "PRAGMA busy_timeout") == before
+    rival.leave()
+
+
+def test_an_old_snapshot_is_not_acquired(rival: Rival) -> None:
+    """Somebody has written since the transaction first read: no waiting helps."""
+    with transaction.atomic():
+        assert Account.objects.count() == 0
+        assert rival.writes(DB)
+        assert rival.lock(DB, "Account")[0] == "held"
+        assert rival.ask("begin", DB, "Account") == "begun"
+        rival.leave()
+        rival.leave()
+        start = time.monotonic()
+        with pytest.raises(LockNotAcquired, match="first read") as caught:
+            table_lock(Account, timeout=5).__enter__()
+        within(time.monotonic() - start, 0.5)
+    assert type(caught.value) is LockNotAcquired
+    assert isinstance(caught.value.__cause__, OperationalError)
+    assert code_of(caught.value.__cause__) == SQLITE_BUSY_SNAPSHOT
+
+
+def test_access_exclusive_inside_atomic_is_refused() -> None:
+    with transaction.atomic(), pytest.raises(UnsupportedOperation, match="EXCLUSIVE"):
+        table_lock(Account, mode="access exclusive").__enter__()
+
+
+@pytest.mark.parametrize("mode", ["write", "access exclusive"])
+def test_access_exclusive_keeps_readers_out(tmp_path: Any, mode: str) -> None:
+    """With a rollback journal. With a write-ahead log nothing keeps readers out, and they see what was committed."""
+    lite = connections[DB].copy("lite")
+    lite.settings_dict["NAME"] = tmp_path / "lite.sqlite3"
+    lite.settings_dict["OPTIONS"] = {"timeout": 0.05}  # a new file has a rollback journal
+    connections["lite"] = lite
+    try:
+        with lite.schema_editor() as editor:
+            editor.create_model(Account)
+        with another("lite") as reader:
+            with table_lock(Account, mode=mode, using="lite"):
+                try:
+                    ask(reader, "SELECT * FROM dataapp_account")
+                    blocked = False
+                except OperationalError:
+                    blocked = True
+            assert blocked == (mode == "access exclusive")
+    finally:
+        lite.close()
+        del connections["lite"]
+
+
+@pytest.mark.parametrize("mode", ["access share", "row share", "row exclusive", "share update exclusive"])
+def test_modes_that_it_has_not(mode: str) -> None:
+    with pytest.raises(UnsupportedOperation, match=mode):
+        table_lock(Account, mode=mode).__enter__()
+    assert not connections[DB].in_atomic_block

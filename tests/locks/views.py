@@ -1,0 +1,199 @@
+"""Locked views in every shape, and their URLs: /<shape>/. No database is needed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.cache import never_cache
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_POST
+from rest_framework.decorators import api_view
+from rest_framework.response import Response
+from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
+
+from django_distlock import advisory_lock, lock_all, semaphore
+from tests.locks.elsewhere import is_free
+
+NAME = "decorators:view"
+SECOND = "decorators:second"
+NAMES = (NAME, SECOND, "decorators:7", "decorators:8")
+LOCK = advisory_lock(NAME, using="memory", timeout=0)
+OTHER = advisory_lock(SECOND, using="memory", timeout=0)
+BY_PK = advisory_lock("decorators:{pk}", using="memory", timeout=0)
+
+
+class Stage:
+    """What a view does for the running test."""
+
+    error: Exception | None = None
+
+
+stage = Stage()
+
+
+def inside() -> str:
+    """Those of NAMES that nobody else gets while the view runs."""
+    return ",".join(name for name in NAMES if not is_free(name))
+
+
+def body(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    return HttpResponse(inside())
+
+
+async def abody(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    return HttpResponse(inside())
+
+
+def raises(request: HttpRequest) -> HttpResponse:
+    assert stage.error is not None
+    raise stage.error
+
+
+async def araises(request: HttpRequest) -> HttpResponse:
+    return raises(request)
+
+
+def busy(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    return HttpResponse(f"busy {request.path} {kwargs}", status=409)
+
+
+async def abusy(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    return busy(request, **kwargs)
+
+
+class Plain(View):
+    def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        return body(request)
+
+
+class Async(View):
+    async def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        return await abody(request)
+
+
+class PlainDRF(APIView):
+    authentication_classes = ()
+
+    def get(self, request: Any) -> Response:
+        return Response(inside())
+
+
+class PlainViewSet(ViewSet):
+    authentication_classes = ()
+
+    def list(self, request: Any) -> Response:
+        return Response(inside())
+
+
+@api_view(["GET"])
+def drf_function(request: Any) -> Response:
+    return Response(inside())
+
+
+def on(method: str, base: type, *decorators: Any) -> Any:
+    """A subclass of ``base`` with the method decorated, from the inside outwards."""
+    found = base
+    for decorator in decorators:
+        found = method_decorator(decorator, name=method)(type(base.__name__, (found,), {}))
+    return found
+
+
+def directly(base: Any, handler: str) -> Any:
+    """The lock on the handler itself, without method_decorator."""
+    return type(base.__name__, (base,), {handler: LOCK(getattr(base, handler))})
+
+
+def handing_over(on_busy: Any) -> Any:
+    return advisory_lock(NAME, using="memory", timeout=0, on_busy=on_busy)
+
+
+def untouched(view: Any) -> Any:
+    """Another decorator in a list. Those of Django do not await what an async dispatch returns."""
+
+    @functools.wraps(view)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        return view(*args, **kwargs)
+
+    return inner
+
+
+LOCKED: dict[str, Any] = {
+    "function": LOCK(body),
+    "async": LOCK(abody),
+    "dispatch": on("dispatch", Plain, LOCK).as_view(),
+    "async_dispatch": on("dispatch", Async, LOCK).as_view(),
+    "dispatch_list": on("dispatch", Plain, [LOCK, never_cache]).as_view(),
+    "async_dispatch_list": on("dispatch", Async, [untouched, LOCK]).as_view(),
+    "dispatch_inherited": type("Child", (on("dispatch", Plain, LOCK),), {}).as_view(),  # type: ignore[attr-defined]
+    "async_dispatch_inherited": type("Child", (on("dispatch", View, LOCK),), {"get": Async.get}).as_view(),  # type: ignore[attr-defined]
+    "get": on("get", Plain, LOCK).as_view(),
+    "async_get": on("get", Async, LOCK).as_view(),
+    "get_directly": directly(Plain, "get").as_view(),
+    "async_get_directly": directly(Async, "get").as_view(),
+    "around_as_view": LOCK(Plain.as_view()),
+    "async_around_as_view": LOCK(Async.as_view()),
+    "csrf_exempt_above": csrf_exempt(LOCK(body)),
+    "csrf_exempt_below": LOCK(csrf_exempt(body)),
+    "async_csrf_exempt_above": csrf_exempt(LOCK(abody)),
+    "async_csrf_exempt_below": LOCK(csrf_exempt(abody)),
+    "never_cache_above": never_cache(LOCK(body)),
+    "never_cache_below": LOCK(never_cache(body)),
+    "async_never_cache_above": never_cache(LOCK(abody)),
+    "async_never_cache_below": LOCK(never_cache(abody)),
+    "drf": on("dispatch", PlainDRF, LOCK).as_view(),
+    "drf_get": directly(PlainDRF, "get").as_view(),
+    "drf_api_view": LOCK(drf_function),
+    "drf_below_api_view": api_view(["GET"])(LOCK(lambda request: Response(inside()))),
+    "drf_viewset": on("dispatch", PlainViewSet, LOCK).as_view({"get": "list"}),
+    "drf_viewset_list": directly(PlainViewSet, "list").as_view({"get": "list"}),
+}
+STACKED: dict[str, Any] = {
+    "stacked": OTHER(LOCK(body)),
+    "stacked_with_another_between": OTHER(never_cache(LOCK(body))),
+    "async_stacked": OTHER(LOCK(abody)),
+    "stacked_dispatch": on("dispatch", Plain, LOCK, OTHER).as_view(),
+    "stacked_dispatch_list": on("dispatch", Plain, [OTHER, LOCK]).as_view(),
+    "async_stacked_dispatch": on("dispatch", Async, LOCK, OTHER).as_view(),
+    "async_stacked_dispatch_list": on("dispatch", Async, [OTHER, LOCK]).as_view(),
+    "lock_all": lock_all([NAME, SECOND], using="memory", timeout=0)(body),
+    "async_lock_all": lock_all([NAME, SECOND], using="memory", timeout=0)(abody),
+    "dispatch_lock_all": on("dispatch", Plain, lock_all([NAME, SECOND], using="memory", timeout=0)).as_view(),
+}
+HANDING_OVER: dict[str, Any] = {
+    "busy_function": handing_over(busy)(body),
+    "busy_async": handing_over(busy)(abody),
+    "abusy_async": handing_over(abusy)(abody),
+    "busy_dispatch": on("dispatch", Plain, handing_over(busy)).as_view(),
+    "busy_async_dispatch": on("dispatch", Async, handing_over(busy)).as_view(),
+    "abusy_async_dispatch": on("dispatch", Async, handing_over(abusy)).as_view(),
+    "busy_around_as_view": handing_over(busy)(Plain.as_view()),
+    "busy_async_around_as_view": handing_over(busy)(Async.as_view()),
+}
+FROM_URL: dict[str, Any] = {
+    "function": BY_PK(body),
+    "async": BY_PK(abody),
+    "dispatch": on("dispatch", Plain, BY_PK).as_view(),
+    "async_dispatch": on("dispatch", Async, BY_PK).as_view(),
+    "get": on("get", Plain, BY_PK).as_view(),
+    "async_get": on("get", Async, BY_PK).as_view(),
+    "stacked": on("dispatch", Plain, BY_PK, LOCK).as_view(),
+}
+OTHERS: dict[str, Any] = {
+    "raises": raises,
+    "async_raises": araises,
+    "locked_raises": LOCK(raises),
+    "async_locked_raises": LOCK(araises),
+    "post_only": require_POST(LOCK(body)),
+    "slots": semaphore("decorators:slots", 1, using="memory", timeout=0)(lambda request: HttpResponse("in")),
+}
+
+urlpatterns = [
+    *(path(f"{shape}/", view) for shape, view in {**LOCKED, **STACKED, **HANDING_OVER, **OTHERS}.items()),
+    *(path(f"by-pk/{shape}/<int:pk>/", view) for shape, view in FROM_URL.items()),
+]

@@ -1,0 +1,211 @@
+"""Locked views in every shape, for tests of ATOMIC_REQUESTS (R12); and URLs for them: /<lock alias>/<shape>/."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.cache import never_cache
+from django.views.decorators.csrf import csrf_exempt
+from rest_framework.decorators import api_view
+from rest_framework.exceptions import ValidationError
+from rest_framework.response import Response
+from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
+
+from django_distlock import Lock, advisory_lock
+from tests.matrix import MATRIX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.manager.transactions.world import World
+
+
+class Boom(Exception):
+    pass
+
+
+class Stage:
+    """What the view of the running test has at hand, and what it noticed."""
+
+    world: World
+    fails: type[BaseException] | None
+    atomic: dict[str, bool]
+
+    def set(self, world: World, fails: type[BaseException] | None = None) -> None:
+        self.world, self.fails, self.atomic = world, fails, {}
+
+
+stage = Stage()
+
+
+def work() -> None:
+    """The body of each view: write a row under the lock, with the rival outside."""
+    stage.atomic = {alias: connections[alias].in_atomic_block for alias in ("default", "postgres", "mariadb")}
+    stage.world.write()
+    stage.world.still_inside()
+    if stage.fails is ValidationError:
+        raise ValidationError("not like that")
+    if stage.fails is not None:
+        raise stage.fails
+
+
+def body(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    work()
+    return HttpResponse("done")
+
+
+class Plain(View):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return body(request)
+
+
+class PlainDRF(APIView):
+    authentication_classes = ()
+
+    def get(self, request: Any) -> Response:
+        work()
+        return Response("done")
+
+
+class PlainViewSet(ViewSet):
+    authentication_classes = ()
+
+    def list(self, request: Any) -> Response:
+        work()
+        return Response("done")
+
+
+def on_dispatch(base: type, *decorators: Any) -> Any:
+    """A subclass of ``base`` whose dispatch is decorated, from the inside outwards."""
+    found = type(base.__name__ + "Locked", (base,), {})
+    for decorator in decorators:
+        found = method_decorator(decorator, name="dispatch")(found)
+    return found
+
+
+def inherited(base: type, lock: Lock) -> Any:
+    """The lock is on the base class, the handler in a subclass."""
+    locked = on_dispatch(View, lock)
+    return type("Inherited", (locked,), {"get": base.get})  # type: ignore[attr-defined]
+
+
+def overridden_dispatch(base: type, lock: Lock) -> Any:
+    locked = on_dispatch(base, lock)
+
+    def dispatch(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return super(found, self).dispatch(request, *args, **kwargs)  # type: ignore[misc]
+
+    found = type("Overridden", (locked,), {"dispatch": dispatch})
+    return found
+
+
+def on_get(base: type, lock: Lock) -> Any:
+    return type("OnGet", (base,), {"get": lock(base.get)})  # type: ignore[attr-defined]
+
+
+def bare(view: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that forgot functools.wraps."""
+
+    def inner(request: HttpRequest) -> Any:
+        return view(request)
+
+    return inner
+
+
+def drf_function(request: Any) -> Response:
+    work()
+    return Response("done")
+
+
+def excluded(alias: str) -> Callable[..., Any]:
+    """non_atomic_requests on a view of its own: Django marks the function itself."""
+
+    def decorate(view: Callable[..., Any]) -> Any:
+        @functools.wraps(view)
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            return view(*args, **kwargs)
+
+        return transaction.non_atomic_requests(using=alias)(inner)
+
+    return decorate
+
+
+def outside(lock: Lock, second: Lock) -> dict[str, Any]:
+    """Here the lock is taken before the transaction of the request begins, and released after it has ended."""
+    read_first = [lock, never_cache]
+    return {
+        "function": lock(body),
+        "csrf_exempt_above": csrf_exempt(lock(body)),
+        "csrf_exempt_below": lock(csrf_exempt(body)),
+        "never_cache_above": never_cache(lock(body)),
+        "never_cache_below": lock(never_cache(body)),
+        "stacked": second(lock(body)),
+        "stacked_with_another_between": second(never_cache(lock(body))),
+        "partial": functools.update_wrapper(functools.partial(lock(body), extra=1), lock(body)),
+        "dispatch": on_dispatch(Plain, lock).as_view(),
+        "dispatch_list": on_dispatch(Plain, read_first).as_view(),
+        "dispatch_stacked": on_dispatch(Plain, lock, second).as_view(),
+        "dispatch_stacked_list": on_dispatch(Plain, [second, lock]).as_view(),
+        "dispatch_inherited": inherited(Plain, lock).as_view(),
+        "dispatch_inherited_and_again": on_dispatch(inherited(Plain, lock), second).as_view(),
+        "around_as_view": lock(Plain.as_view()),
+        "drf_dispatch": on_dispatch(PlainDRF, lock).as_view(),
+        "drf_around_as_view": lock(PlainDRF.as_view()),
+        "drf_above_api_view": lock(api_view(["GET"])(drf_function)),
+        "drf_viewset": on_dispatch(PlainViewSet, lock).as_view({"get": "list"}),
+    }
+
+
+def inside(lock: Lock) -> dict[str, Any]:
+    """Where the decorator cannot reach: the lock is taken inside the transaction, and kept until that has ended."""
+    return {
+        "get": on_get(Plain, lock).as_view(),
+        "overridden_dispatch": overridden_dispatch(Plain, lock).as_view(),
+        "below_api_view": api_view(["GET"])(lock(drf_function)),
+        "drf_get": on_get(PlainDRF, lock).as_view(),
+        "below_atomic": transaction.atomic(using=DATABASES[lock.using])(lock(body)),
+        "without_wraps": bare(lock(body)),
+        "bare_partial": functools.partial(lock(body), extra=1),
+    }
+
+
+def without(lock: Lock, alias: str) -> dict[str, Any]:
+    """The user has taken the view out: no transaction is opened on that database."""
+    out = transaction.non_atomic_requests(using=alias)
+    return {
+        "excluded_above": out(lock(functools.wraps(body)(functools.partial(body)))),
+        "excluded_below": lock(excluded(alias)(body)),
+        "excluded_between": lock(never_cache(excluded(alias)(lock(body)))),
+        "excluded_above_csrf_exempt": out(csrf_exempt(lock(body))),
+        "excluded_dispatch_above": on_dispatch(Plain, lock, out).as_view(),
+        "excluded_dispatch_below": on_dispatch(Plain, out, lock).as_view(),
+        "excluded_dispatch_list_above": on_dispatch(Plain, [out, lock]).as_view(),
+        "excluded_dispatch_list_below": on_dispatch(Plain, [lock, out]).as_view(),
+        "excluded_as_view": out(lock(Plain.as_view())),
+    }
+
+
+DATABASES = {entry.using: entry.database or "default" for entry in MATRIX}
+NAME = "{request.GET.name}"
+
+
+def locks(using: str) -> tuple[Lock, Lock]:
+    return advisory_lock(NAME, using=using), advisory_lock(NAME + "-second", using=using)
+
+
+VIEWS = {
+    using: outside(*locks(using)) | inside(locks(using)[0]) | without(locks(using)[0], alias)
+    for using, alias in DATABASES.items()
+}
+OUTSIDE = tuple(outside(*locks("memory")))
+INSIDE = tuple(inside(locks("memory")[0]))
+WITHOUT = tuple(without(locks("memory")[0], "default"))
+
+urlpatterns = [path(f"{using}/{shape}/", view) for using, views in VIEWS.items() for shape, view in views.items()]

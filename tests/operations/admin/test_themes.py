@@ -1,0 +1,112 @@
+"""The pages in the clothes of other packages, at 1300 pixels, light and dark: nothing invisible, nothing cut."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from django.conf import settings
+from django.test import Client
+
+from tests.operations.admin.browsing import Page
+from tests.operations.admin.people import LIST, make_people, remove_people
+from tests.operations.admin.themed import NAME, THEMES, serve
+from tests.support import axe
+from tests.support.processes import Child
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from selenium import webdriver
+
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.long]
+
+# What is ours on a page; the rest is the theme's.
+OURS = (".distlock-page", ".distlock-refresh", "#distlock-errors", ".distlock-list tbody")
+# What axe says of a contrast that is too low; and what WCAG wants at least, of large text.
+RATIO, SEEN = re.compile(r"color contrast of ([0-9.]+)"), 3.0
+# Text that does not fit its box, or a box that ends outside of the window or of what scrolls.
+CUT = """
+const found = [];
+for (const each of document.querySelectorAll(arguments[0].map(it => `${it} *`).join())) {
+  const box = each.getBoundingClientRect();
+  if (!box.width || each.closest('.distlock-hidden')) continue;
+  const hides = getComputedStyle(each).overflowX !== 'visible';
+  if (hides && each.scrollWidth > each.clientWidth + 1 || box.right > innerWidth + 1 || box.left < -1) {
+    found.push(each.outerHTML.slice(0, 100));
+  }
+}
+for (const each of document.querySelectorAll('.distlock-list')) {
+  if (each.scrollWidth > each.clientWidth + 1) found.push(`the list: ${each.scrollWidth} of ${each.clientWidth}`);
+}
+return found;
+"""
+# The edge of a field must be seen: a border or a background of its own.
+EDGE = """
+const style = getComputedStyle(document.querySelector('#distlock-reason'));
+return [style.borderBottomStyle, parseFloat(style.borderBottomWidth), style.borderBottomColor];
+"""
+
+
+class Site:
+    """A server with one theme, and its pages: what is shown where."""
+
+    def __init__(self, chrome: webdriver.Chrome, told: list[str]) -> None:
+        url, detail, question = told
+        self.page = Page(chrome, url)
+        self.paths = {"list": LIST, "detail": detail, "break": question}
+
+
+@pytest.fixture(params=THEMES)
+def site(request: pytest.FixtureRequest, chrome: webdriver.Chrome, databases: None) -> Iterator[Site]:
+    environment = {
+        "DJANGO_SETTINGS_MODULE": "tests.operations.admin.themed_settings",
+        "DISTLOCK_TEST_THEME": request.param,
+    }
+    client = Client()
+    client.force_login(make_people()["boss"])
+    try:
+        with Child(serve, env=environment) as child:
+            site = Site(chrome, child.hear())
+            site.page.open("/static/admin/css/base.css")
+            cookie = client.cookies[settings.SESSION_COOKIE_NAME].value
+            chrome.add_cookie({"name": settings.SESSION_COOKIE_NAME, "value": cookie})
+            size = {"width": 1300, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+            chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            yield site
+            chrome.get("about:blank")
+            child.say("end")
+    finally:
+        chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        remove_people()
+
+
+def faint(page: Page) -> list[str]:
+    """Text that is hard to read. The colour of links is the theme's: jazzmin's and grappelli's have a little less
+    contrast than WCAG wants, but can be seen."""
+    present = [selector for selector in OURS if page.all(selector)]
+    ours = axe.faults(page.driver, "color-contrast", within=present, without=["a:not(.distlock-break)"])
+    every = axe.faults(page.driver, "color-contrast", within=present)
+    return ours + [fault for fault in every if float(RATIO.findall(fault)[0]) < SEEN]
+
+
+def test_nothing_is_invisible_and_nothing_is_cut(site: Site) -> None:
+    page, found = site.page, {}
+    for dark in (False, True):
+        page.dark(dark)
+        for what, path in site.paths.items():
+            page.open(path)
+            page.dark(dark)  # waits for what fades in
+            found[what, dark] = faint(page) + page.run(CUT, OURS)
+            if what == "list":
+                assert NAME in page.find(".distlock-list").text
+                assert page.find("#distlock-refresh").text == "Refresh every 5 s"
+                assert len(page.all(".distlock-list thead th")) == 9
+            if what == "break":
+                style, width, colour = page.run(EDGE)
+                assert style == "solid"
+                assert width >= 1
+                assert colour not in ("transparent", "rgba(0, 0, 0, 0)", "rgb(255, 255, 255)")
+    page.dark(False)
+    assert not any(found.values()), found
