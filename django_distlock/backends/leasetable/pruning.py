@@ -15,7 +15,7 @@ from django_distlock.concurrency.text import one_line
 if TYPE_CHECKING:
     from django_distlock.backends.cleanup import Store
 
-logger = logging.getLogger("django_distlock.leasetable")
+logger = logging.getLogger("django_distlock.backends")
 
 # Rows that one statement looks at: a few milliseconds, for which nobody else of this process gets through.
 BATCH = 1000
