@@ -10,6 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from django_distlock.backends.cleanup import StoreError
+from django_distlock.concurrency.fork import Order, at_fork
 
 from .path import database_path
 from .sqlite_sql import ADD_HOLDER, HAS_HOLDER, SCHEMA, VERSION
@@ -177,4 +178,4 @@ def _after_fork_in_child() -> None:
     _in_memory.clear()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+at_fork(Order.SESSIONS, before=_before_fork, parent=_after_fork_in_parent, child=_after_fork_in_child)
