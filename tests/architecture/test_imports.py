@@ -44,9 +44,6 @@ STILL_CIRCLES = {
     for circle in (
         "locks.base locks.decorators",
         "operations.history operations.history_plot",
-        "idempotency.http.bodies idempotency.http.forms idempotency.http.requests",
-        "idempotency.execution idempotency.handle",
-        "idempotency.storage idempotency.storage.database idempotency.storage.portable",
         "backends.postgres.pooler backends.postgres.session",
         "backends.redlock.debts backends.redlock.inquiry backends.redlock.lanes backends.redlock.lines"
         " backends.redlock.nodes",
