@@ -10,8 +10,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pytest
-
 from django_distlock import advisory_lock
 from tests.support.paths import PACKAGE
 
