@@ -7,13 +7,14 @@ import random
 import threading
 from typing import TYPE_CHECKING
 
-from django_distlock.backends.cleanup import StoreError
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.text import one_line
 
+from .records import StoreError
+
 if TYPE_CHECKING:
-    from django_distlock.backends.cleanup import Store
+    from .records import Store
 
 logger = logging.getLogger("django_distlock.backends")
 

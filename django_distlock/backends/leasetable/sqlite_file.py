@@ -9,10 +9,10 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from django_distlock.backends.cleanup import StoreError
 from django_distlock.concurrency.fork import Order, at_fork
 
 from .path import database_path
+from .records import StoreError
 from .sqlite_sql import ADD_HOLDER, HAS_HOLDER, SCHEMA, VERSION
 
 if TYPE_CHECKING:
