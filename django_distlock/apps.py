@@ -23,13 +23,6 @@ class DistlockConfig(AppConfig):
         # a feature beside the core: the rest does not need it
         if find_spec("django_distlock.idempotency") is not None:
             import_module("django_distlock.idempotency.checks")
-            if find_spec("django_distlock.operations.pruning") is not None:
-                tables = import_module("django_distlock.idempotency.storage.database")
-                pruning = import_module("django_distlock.operations.pruning")
-                # what has outlived its lifetime is of no use to anybody, however many days are asked for
-                pruning.pruners["idempotency"] = pruning.Pruner(
-                    tables.databases, lambda database, days: tables.purge_database(database)
-                )
 
         post_migrate.connect(triggers.restore, sender=self)
         history.configure()

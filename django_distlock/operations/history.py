@@ -22,9 +22,9 @@ from django_distlock import signals
 from django_distlock.concurrency.text import one_line
 from django_distlock.conf import history_days
 from django_distlock.models import LockEvent
+from django_distlock.schema import Pruner, pruners
 
 from .history_plot import svg
-from .pruning import Pruner, pruners
 from .recorder import Recorder, at_exit_and_fork
 
 if TYPE_CHECKING:

@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from django_distlock.backends.cleanup import StoreError
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Step
 
 from .connection import Connection, ConnectionFailed, reply_code
-from .scripts import LEAVE, keys_of, unknown_script
+from .scripts import keys_of, unknown_script
 from .target import ClusterNode
 
 if TYPE_CHECKING:
@@ -110,19 +109,3 @@ def _finish(pool: Pool, connection: Connection) -> Flow[None]:
         while connection.owed:
             yield Step(connection.receive, connection.areceive, (until,))
     pool.give(connection)
-
-
-class Sweeper:
-    """How what was left behind is undone, for :class:`~.remains.PendingCleanup`."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-
-    def run(self, until: float, operation: str, *args: Any) -> Flow[Any]:
-        if operation == "give":
-            return  # leaving gives back, too
-        (claim,) = args
-        try:
-            yield from evaluate(self._pool, until, LEAVE, claim)
-        except ConnectionFailed as error:
-            raise StoreError(str(error), uncertain=error.uncertain) from error
