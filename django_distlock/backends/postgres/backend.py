@@ -64,7 +64,7 @@ except ImportError as error:
         "The PostgreSQL lock backend needs psycopg 3: pip install 'django-distlock[postgres]'."
     ) from error
 
-logger = logging.getLogger("django_distlock.transactions")
+logger = logging.getLogger("django_distlock.backends")
 
 # So long a process goes without the proof inside transactions if no second session was to be had; seconds.
 PROVE_AGAIN = 60.0

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from .pool import Sessions
 
-logger = logging.getLogger("django_distlock.names")
+logger = logging.getLogger("django_distlock.backends")
 
 TABLE = "django_distlock_name"
 # Names of one alias that are kept; beyond that those go that were not seen for the longest time.

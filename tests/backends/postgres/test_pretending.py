@@ -119,7 +119,7 @@ def test_r22b_in_a_transaction_without_room_for_a_second_session(
 ) -> None:
     """The lock is granted, with a warning: a transaction that waits for a second session occupies one. The question is
     asked again later."""
-    with limited_role(1), caplog.at_level(logging.WARNING, "django_distlock.transactions"):
+    with limited_role(1), caplog.at_level(logging.WARNING, "django_distlock.backends"):
         for _ in range(2):
             with transaction.atomic("postgres"), advisory_lock(name, using="postgres"):
                 assert holders("postgres", name)
