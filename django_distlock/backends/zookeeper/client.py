@@ -24,13 +24,12 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import (
     AuthFailedError,
     ConnectionClosedError,
+    ConnectionDropped,
     ConnectionLoss,
-    SASLException,
     SessionExpiredError,
     SessionMovedError,
-    ZookeeperError,
 )
-from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.serialization import Create2
 from kazoo.retry import KazooRetry
 
@@ -72,8 +71,8 @@ EPHEMERAL, SEQUENCE, CONTAINER = 1, 2, 4
 class Wakeup:
     """Both ends of the socket pair with which kazoo wakes its thread: one byte is written and read for each request.
 
-    A socket pair holds some 270 bytes and then blocks its writer, which kazoo's thread would wait for in vain when it
-    sends requests itself. This counter never blocks.
+    A socket pair of Linux blocks its writer after some 270 bytes. kazoo's thread, which is the reader, also writes: it
+    would wait for itself. A counter of the kernel never blocks.
     """
 
     ONE = (1).to_bytes(8, sys.byteorder)
@@ -162,17 +161,18 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def create_connection(self, address: Any, *, hostname: str, timeout: float, use_ssl: bool, **tls: Any) -> Any:
         """Connect. kazoo's own leaves a socket whose TLS handshake has failed to the garbage collector."""
+        context = _tls_context(**tls) if use_ssl else None
         made = socket.create_connection(address, min(timeout, self._connect_timeout))
         try:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket = _tls_context(**tls).wrap_socket(made, server_hostname=hostname) if use_ssl else made
+            self._socket = made if context is None else context.wrap_socket(made, server_hostname=hostname)
         except BaseException:
             made.close()
             raise
         return self._socket
 
     def create_socket_pair(self) -> Any:
-        # other systems than Linux have no such counter
+        # without such a counter, as on macOS, a socket pair holds thousands of bytes
         self._wakeups = (Wakeup(),) * 2 if hasattr(os, "eventfd") else super().create_socket_pair()
         return self._wakeups
 
@@ -277,12 +277,12 @@ class Client:
             read_timeout, connect_timeout = self._connect(*args)
         except SessionExpiredError:
             raise
-        except (ZookeeperError, SASLException) as error:  # the credentials are refused, by the server or by pure-sasl
-            self._on_refused(error)
-            raise AuthFailedError(str(error)) from error  # others would end kazoo's thread with a traceback
-        except Exception as error:
+        except (ConnectionDropped, KazooTimeoutError) as error:  # kazoo goes on to the next host
             self._error = error
             raise
+        except Exception as error:  # the server or pure-sasl refuse the credentials, or ssl an option
+            self._on_refused(error)
+            raise AuthFailedError(str(error)) from error  # others would end kazoo's thread with a traceback
         finally:
             self.handler.answer_by = None
         # kazoo waits for two thirds of the negotiated timeout for data from the server; milliseconds
