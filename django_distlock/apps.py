@@ -16,16 +16,10 @@ class DistlockConfig(AppConfig):
         # importing a module of checks registers them
         from .checks import routers, routes, servers, settings  # noqa: F401
         from .data.fencing import triggers
-        from .operations import pruning, recorder
+        from .operations import recorder
 
         if find_spec("django_distlock.idempotency") is not None:  # a folder that may be deleted
             from .idempotency import checks  # noqa: F401
-            from .idempotency.storage import database as keys
-
-            # its keys are deleted after their lifetime, whatever number of days is asked for
-            pruning.pruners["idempotency"] = pruning.Pruner(
-                keys.databases, lambda alias, days: keys.purge_database(alias)
-            )
 
         post_migrate.connect(triggers.restore, sender=self)
         recorder.configure()

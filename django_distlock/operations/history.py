@@ -16,8 +16,7 @@ from django.utils.translation import gettext as _
 
 from django_distlock.conf import history_days
 from django_distlock.models import LockEvent
-
-from .pruning import Pruner, pruners
+from django_distlock.schema import Pruner, pruners
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

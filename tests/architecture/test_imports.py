@@ -43,9 +43,6 @@ STILL_CIRCLES = {
     frozenset(circle.split())
     for circle in (
         "locks.base locks.decorators",
-        "idempotency.http.bodies idempotency.http.forms idempotency.http.requests",
-        "idempotency.execution idempotency.handle",
-        "idempotency.storage idempotency.storage.database idempotency.storage.portable",
         "backends.postgres.pooler backends.postgres.session",
         "backends.redlock.debts backends.redlock.inquiry backends.redlock.lanes backends.redlock.lines"
         " backends.redlock.nodes",
