@@ -125,6 +125,7 @@ def csrf_cookie() -> str | None:
     return None if settings.CSRF_USE_SESSIONS else settings.CSRF_COOKIE_NAME
 
 
+@cache
 def longest_body() -> int | None:
     """The longest body that Django reads into memory."""
     return settings.DATA_UPLOAD_MAX_MEMORY_SIZE
@@ -143,6 +144,8 @@ def charset() -> str:
 def _forget(*, setting: str, **kwargs: Any) -> None:
     if setting == "DISTLOCK_IDEMPOTENCY":
         config.cache_clear()
+    elif setting == "DATA_UPLOAD_MAX_MEMORY_SIZE":
+        longest_body.cache_clear()
 
 
 setting_changed.connect(_forget)

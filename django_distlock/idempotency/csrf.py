@@ -26,7 +26,7 @@ from . import decisions
 from .conf import config, csrf_cookie
 from .decisions import BadKey
 from .http import forms, responses
-from .http.requests import browser_text, fingerprint_of, form_fields, principal_of, route_of, tenant_of
+from .http.requests import FIELD, browser_text, fingerprint_of, form_fields, principal_of, route_of, tenant_of
 from .options import PLAIN, options_of
 from .storage import storage_of
 
@@ -50,7 +50,7 @@ def keep_form(request: HttpRequest, reason: str = "") -> HttpResponse | None:
     if request.method != "POST" or reason not in REASONS or not _is_sent_by_this_site(request):
         return None
     try:
-        values = form_fields(request).getlist(forms.FIELD)
+        values = form_fields(request).getlist(FIELD)
     except BadKey:  # without a cookie Django has refused the form before it was read
         return None
     if len(values) != 1:

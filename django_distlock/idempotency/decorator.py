@@ -13,19 +13,19 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.http import HttpRequest
 
+from django_distlock.concurrency.flow import arun, run
+
 from .atomic import exactly_once, in_transaction
 from .conf import atomic_requests, config
 from .decisions import SAFE_METHODS
-from .execution import enter, finish, free, leave
-from .handle import Idempotency
+from .execution import enter, finish, free, leave, start
+from .handle import Attempt, Idempotency
 from .http.disconnect import to_the_end
 from .http.waiting_page import is_asked, look
-from .job import Job, arun, run
-from .middleware import attempt
 from .options import ATTRIBUTE, EXEMPT, NAMES, PLAIN, OnCrash, OnStoreError, Options
 
 if TYPE_CHECKING:
-    from .execution import Answering
+    from .handle import Answering
 
 F = TypeVar("F", bound=Callable[..., Any])
 # The aliases of exactly-once views, for the system check.
@@ -143,15 +143,15 @@ def _is_handled(request: HttpRequest, options: Options) -> bool:
         request.idempotency = Idempotency()  # type: ignore[attr-defined]
         return False
     if state.options is None:  # exempt, or a view that does it itself
-        return state.job is not None and state.job.running
+        return state.attempt is not None and state.attempt.running
     # PLAIN: it has seen no decorator at all, and would answer before those above have been asked
     if state.options is PLAIN or (state.options is not options and state.options != options):
         raise ImproperlyConfigured(
             "The IdempotencyMiddleware did not see the options of @idempotent: a decorator above it, or a method that "
             "overrides the decorated one, hides them. Put @idempotent on top, or use functools.wraps in that decorator."
         )
-    if state.job is not None:
-        state.job.reached = True
+    if state.attempt is not None:
+        state.attempt.reached = True
     return True
 
 
@@ -165,9 +165,9 @@ def _sync_wrapper(options: Options, view: Any) -> Any:
     @functools.wraps(view)
     def idempotent_view(*args: Any, **kwargs: Any) -> Any:
         request = request_of(args)
-        if is_asked(request):
-            return _now_or_awaited(request, functools.partial(_outcome, request, view, args, kwargs))
         if request.method in SAFE_METHODS:
+            if is_asked(request):
+                return _now_or_awaited(request, functools.partial(_outcome, request, view, args, kwargs))
             return view(*args, **kwargs)
         if _is_handled(request, options):
             answering = _answering(request)
@@ -175,16 +175,16 @@ def _sync_wrapper(options: Options, view: Any) -> Any:
                 _without_half_commit(view, args, kwargs) if answering is None else _now_or_awaited(request, answering)
             )
         _refuse_open_transaction()
-        if (answer := run(attempt(request, options, view))) is not None:
+        if (answer := run(start(request, options, view))) is not None:
             return answer
-        job: Job | None = request.idempotency.job  # type: ignore[attr-defined]
-        if job is None:
+        attempt: Attempt | None = request.idempotency.attempt  # type: ignore[attr-defined]
+        if attempt is None:
             return view(*args, **kwargs)
-        with freeing(job):
+        with freeing(attempt):
             response = view(*args, **kwargs)
             if inspect.isawaitable(response):
-                return _afinish(job, response)
-        run(finish(job, response))
+                return _afinish(attempt, response)
+        run(finish(attempt, response))
         return response
 
     return idempotent_view
@@ -208,28 +208,28 @@ def _outcome(request: HttpRequest, view: Any, args: tuple[Any, ...], kwargs: dic
 
 
 @contextmanager
-def freeing(job: Job) -> Iterator[None]:
+def freeing(attempt: Attempt) -> Iterator[None]:
     """Nobody above us would: without it the claim is renewed for as long as the process lives."""
     try:
         yield
     except Exception:
-        run(free(job))
+        run(free(attempt))
         raise
     except BaseException:
-        leave(job)
+        leave(attempt)
         raise
 
 
-async def _afinish(job: Job, awaitable: Any) -> Any:
+async def _afinish(attempt: Attempt, awaitable: Any) -> Any:
     try:
         response = await awaitable
     except Exception:
-        await arun(free(job))
+        await arun(free(attempt))
         raise
     except BaseException:
-        leave(job)
+        leave(attempt)
         raise
-    await arun(finish(job, response))
+    await arun(finish(attempt, response))
     return response
 
 
@@ -237,10 +237,9 @@ def _async_wrapper(options: Options, view: Any) -> Any:
     @functools.wraps(view)
     async def idempotent_view(*args: Any, **kwargs: Any) -> Any:
         request = request_of(args)
-        if is_asked(request) and (seen := await arun(look(request))) is not None:
-            return seen
         if request.method in SAFE_METHODS:
-            return await view(*args, **kwargs)
+            seen = await arun(look(request)) if is_asked(request) else None
+            return await view(*args, **kwargs) if seen is None else seen
         if _is_handled(request, options):
             answering = _answering(request)
             return await (view(*args, **kwargs) if answering is None else sync_to_async(answering)())
@@ -252,10 +251,10 @@ def _async_wrapper(options: Options, view: Any) -> Any:
 async def _answer(
     request: HttpRequest, options: Options, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    if (answer := await arun(attempt(request, options, view))) is not None:
+    if (answer := await arun(start(request, options, view))) is not None:
         return answer
-    job: Job | None = request.idempotency.job  # type: ignore[attr-defined]
-    return await (view(*args, **kwargs) if job is None else _afinish(job, view(*args, **kwargs)))
+    attempt: Attempt | None = request.idempotency.attempt  # type: ignore[attr-defined]
+    return await (view(*args, **kwargs) if attempt is None else _afinish(attempt, view(*args, **kwargs)))
 
 
 def _without_half_commit(view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -283,8 +282,8 @@ def _atomic_wrapper(options: Options, view: Any) -> Any:
         state: Idempotency | None = getattr(request, "idempotency", None)
         if state is None:
             state = request.idempotency = Idempotency()  # type: ignore[attr-defined]
-        # a job that has ended is that of an attempt before: a decorator above has called the view again
-        running = state.job is not None and state.job.running
+        # an attempt that has ended is an earlier one: a decorator above has called the view again
+        running = state.attempt is not None and state.attempt.running
         if running or (state.options is not None and not state.options.atomic):
             raise ImproperlyConfigured(
                 "The IdempotencyMiddleware did not see that this view is @idempotent(atomic=True): a decorator above "
@@ -293,11 +292,11 @@ def _atomic_wrapper(options: Options, view: Any) -> Any:
         if request.method in SAFE_METHODS:
             waiting = run(look(request)) if is_asked(request) else None
             return view(*args, **kwargs) if waiting is None else waiting
-        job = run(enter(request, options, view))
-        if job is None:
+        attempt = run(enter(request, options, view))
+        if attempt is None:
             return view(*args, **kwargs)
-        if not isinstance(job, Job):
-            return job
-        return exactly_once(job, state, functools.partial(view, *args, **kwargs))
+        if not isinstance(attempt, Attempt):
+            return attempt
+        return exactly_once(attempt, state, functools.partial(view, *args, **kwargs))
 
     return idempotent_view

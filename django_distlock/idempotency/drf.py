@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import transaction
 
+from django_distlock.concurrency.flow import run
+
 from .atomic import exactly_once, in_transaction
 from .conf import config
 from .decisions import SAFE_METHODS
 from .decorator import atomic_aliases, freeing
 from .execution import claim, enter, finish
-from .handle import Idempotency
-from .http.bodies import may_be_read
-from .http.requests import HEADER
+from .handle import Attempt, Idempotency
+from .http.requests import HEADER, may_be_read
 from .http.waiting_page import is_asked, look
-from .job import Job, run
 from .options import EXEMPT, Options
 
 if TYPE_CHECKING:
@@ -73,28 +73,28 @@ class IdempotentMixin:
         state: Idempotency | None = getattr(plain, "idempotency", None)
         if state is None:
             state = plain.idempotency = Idempotency()  # type: ignore[attr-defined]
-        job = run(enter(plain, self._options(), self))
-        if not isinstance(job, Job):
-            return handler(request, *args, **kwargs) if job is None else job
-        call = partial(self._answered, handler, job, request, *args, **kwargs)
-        job.vouched = request.successful_authenticator is not None
-        if job.alias is not None:
-            return exactly_once(job, state, call)
-        if (answering := run(claim(job))) is not None:
+        attempt = run(enter(plain, self._options(), self))
+        if not isinstance(attempt, Attempt):
+            return handler(request, *args, **kwargs) if attempt is None else attempt
+        call = partial(self._answered, handler, attempt, request, *args, **kwargs)
+        attempt.vouched = request.successful_authenticator is not None
+        if attempt.alias is not None:
+            return exactly_once(attempt, state, call)
+        if (answering := run(claim(attempt))) is not None:
             return answering()
-        state.job = job
-        with freeing(job):
+        state.attempt = attempt
+        with freeing(attempt):
             response = call()
-        run(finish(job, response))
+        run(finish(attempt, response))
         return response
 
-    def _answered(self, handler: Callable[..., Any], job: Job, request: Any, *args: Any, **kwargs: Any) -> Any:
+    def _answered(self, handler: Callable[..., Any], attempt: Attempt, request: Any, *args: Any, **kwargs: Any) -> Any:
         """What the handler answers, or what the framework makes of its exception."""
         try:
             return handler(request, *args, **kwargs)
         except Exception as error:
             response = self.handle_exception(error)  # type: ignore[attr-defined]
             response.exception = True
-            if job.alias is not None:
-                transaction.set_rollback(True, using=job.alias)
+            if attempt.alias is not None:
+                transaction.set_rollback(True, using=attempt.alias)
             return response

@@ -9,14 +9,15 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.signals import got_request_exception
 from django.http import HttpResponse
 
+from django_distlock.concurrency.flow import Flow, arun, run
+
 from . import csrf, decisions  # noqa: F401 - csrf listens to log-ins
-from .execution import claim, enter, finish, leave
+from .execution import begin, blocking, finish, leave
 from .handle import Idempotency
 from .http import responses
 from .http.disconnect import to_the_end
 from .http.requests import has_none
 from .http.waiting_page import is_asked, is_told_by_view, look
-from .job import Flow, Job, arun, run
 from .options import PLAIN, Options, is_exempt, options_of, view_class
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from django.http import HttpRequest, HttpResponseBase
 
-    from .execution import Answering
+    from .handle import Attempt
 
 
 class IdempotencyMiddleware:
@@ -57,11 +58,12 @@ class IdempotencyMiddleware:
         except BaseException:  # the thread is told to end: nothing is renewed any more
             _leave(request)
             raise
-        if (job := _job_of(request)) is not None:
-            run(finish(job, response))
+        if (attempt := _attempt_of(request)) is not None:
+            run(finish(attempt, response))
         if _is_not_allowed(request, response):
             response = run(look(request, bare=True)) or response
-        responses.mark_as_private(request, response)
+        if getattr(request, "idempotency_key_issued", False):
+            responses.mark_as_private(response)
         return response
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
@@ -73,30 +75,31 @@ class IdempotencyMiddleware:
         except BaseException:
             _leave(request)
             raise
-        if (job := _job_of(request)) is not None:
-            await arun(finish(job, response))
+        if (attempt := _attempt_of(request)) is not None:
+            await arun(finish(attempt, response))
         if _is_not_allowed(request, response):
             seen: HttpResponse | None = await arun(look(request, bare=True))
             response = seen or response
-        responses.mark_as_private(request, response)
+        if getattr(request, "idempotency_key_issued", False):
+            responses.mark_as_private(response)
         return response
 
     def process_template_response(self, request: HttpRequest, response: Any) -> Any:
         """The view has acted: that is kept before the answer is rendered, which may fail."""
-        if (job := _job_of(request)) is not None:
-            run(finish(job, response))
+        if (attempt := _attempt_of(request)) is not None:
+            run(finish(attempt, response))
         return response
 
     async def aprocess_template_response(self, request: HttpRequest, response: Any) -> Any:
         """:meth:`process_template_response` for a task."""
-        if (job := _job_of(request)) is not None:
-            await arun(finish(job, response))
+        if (attempt := _attempt_of(request)) is not None:
+            await arun(finish(attempt, response))
         return response
 
     def process_exception(self, request: HttpRequest, error: Exception) -> None:
         """The view has raised, and nobody else."""
-        if (job := _job_of(request)) is not None:
-            job.raised = True
+        if (attempt := _attempt_of(request)) is not None:
+            attempt.raised = True
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
         """The answer, if it need not be the view's."""
@@ -122,13 +125,14 @@ def _before(request: HttpRequest, view: Any) -> Flow[HttpResponse | None]:
     state: Idempotency = request.idempotency  # type: ignore[attr-defined]
     options: Any = state.options
     answer = yield from begin(request, options, view)
-    if options is not PLAIN:  # the decorator gives the answer, or lets the view run
-        if state.job is not None:
-            state.job.reached = False
-        if answer is not None and not isinstance(answer, HttpResponse):
-            state.answering = answer
-            return None
-    return (yield from _given(answer))
+    if options is not PLAIN and state.attempt is not None:  # the decorator lets the view run
+        state.attempt.reached = False
+    if answer is None or isinstance(answer, HttpResponse):
+        return answer
+    if options is not PLAIN:  # the decorator gives the answer
+        state.answering = answer
+        return None
+    return (yield from blocking(answer))
 
 
 def _is_not_allowed(request: HttpRequest, response: HttpResponseBase) -> bool:
@@ -152,45 +156,21 @@ def _acting_once(view: Any, method: str) -> Options | None:
     return None if options.atomic else options
 
 
-def begin(request: HttpRequest, options: Any, view: Any = None) -> Flow[HttpResponse | Answering | None]:
-    """None: run the view. Else the answer, or, if it tells of an earlier request, what makes it."""
-    found = yield from enter(request, options, view)
-    if not isinstance(found, Job):
-        return found
-    request.idempotency.begun = True  # type: ignore[attr-defined]
-    answering = yield from claim(found)
-    if answering is None:
-        request.idempotency.job = found  # type: ignore[attr-defined]
-    return answering
-
-
-def attempt(request: HttpRequest, options: Any, view: Any) -> Flow[HttpResponse | None]:
-    """None: run the view. Else the answer."""
-    return (yield from _given((yield from begin(request, options, view))))
-
-
-def _given(answer: HttpResponse | Answering | None) -> Flow[HttpResponse | None]:
-    if answer is None or isinstance(answer, HttpResponse):
-        return answer
-    found: HttpResponse = yield answer
-    return found
-
-
 def _leave(request: HttpRequest) -> None:
-    if (job := _job_of(request)) is not None:
-        leave(job)
+    if (attempt := _attempt_of(request)) is not None:
+        leave(attempt)
 
 
 def _note_failure(*, request: HttpRequest | None = None, **facts: Any) -> None:
     """Django makes a 500 of an exception: was it another middleware's, whose view may have acted?"""
-    if request is not None and hasattr(request, "idempotency") and (job := _job_of(request)) is not None:
-        job.doubtful = not job.raised
+    if request is not None and hasattr(request, "idempotency") and (attempt := _attempt_of(request)) is not None:
+        attempt.doubtful = not attempt.raised
 
 
 got_request_exception.connect(_note_failure, dispatch_uid="django_distlock.idempotency")
 
 
-def _job_of(request: HttpRequest) -> Job | None:
+def _attempt_of(request: HttpRequest) -> Attempt | None:
     """The attempt that this middleware has to finish."""
-    job: Job | None = request.idempotency.job  # type: ignore[attr-defined]
-    return job if job is not None and job.running and job.alias is None else None
+    attempt: Attempt | None = request.idempotency.attempt  # type: ignore[attr-defined]
+    return attempt if attempt is not None and attempt.running and attempt.alias is None else None

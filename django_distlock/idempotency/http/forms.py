@@ -11,13 +11,14 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.middleware.csrf import get_token
 from django.utils.html import format_html
 
+from .requests import FIELD, principal_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from django.http import HttpRequest
     from django.utils.safestring import SafeString
 
-FIELD = "_idempotency_key"
 SALT = "django_distlock.idempotency.form"
 MOST_ACTIONS = 20
 LONGEST = 1024  # of a key with its signatures: one for each action that the form has
@@ -73,8 +74,6 @@ def field(key: str) -> SafeString:
 
 
 def _principal(request: HttpRequest) -> str:
-    from .requests import principal_of
-
     cached = getattr(request, "_acached_user", None)
     if cached is not None and not hasattr(request, "_cached_user"):
         request.user = cached

@@ -1,26 +1,41 @@
-"""What a request says: its key, who asks, and what makes it the same as another one."""
+"""What a request says: its key, its principal, and the data that makes it the same request as an earlier one.
+
+The data are the fields of a form, the members of JSON, else the bytes of the body. The view still gets the whole body:
+a stream is copied to a temporary file, and the view reads that.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
+import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl
 
+from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
+from django.core.files.uploadedfile import UploadedFile
+from django.core.files.uploadhandler import FileUploadHandler
+from django.http.multipartparser import MultiPartParser
 from django.utils.encoding import escape_uri_path, iri_to_uri
 from django.utils.http import escape_leading_slashes
 
 from django_distlock.idempotency import conf, decisions
 from django_distlock.idempotency.decisions import BadKey, gettext_noop
 
-from . import forms
-from .bodies import FORM_TYPES, body_of, is_parsed
-
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
     from django.http import HttpRequest, QueryDict
 
     from django_distlock.idempotency.options import Options
 
-HEADER = "HTTP_IDEMPOTENCY_KEY"  # in META, which costs less to ask than request.headers
+HEADER = "HTTP_IDEMPOTENCY_KEY"  # in META: cheaper than request.headers
+FIELD = "_idempotency_key"  # of a form
+FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
+JSON_TYPES = ("application/json",)
+CHUNK = 64 * 1024
 Source = Literal["form", "header", "callable"]
 
 
@@ -67,7 +82,7 @@ def _form_field(request: HttpRequest, view: Any) -> str | None:
     if getattr(view, "csrf_exempt", False) and not is_parsed(request):
         # A view without CSRF may want to read the stream, or choose the upload handlers, itself.
         return None
-    values = form_fields(request).getlist(forms.FIELD)
+    values = form_fields(request).getlist(FIELD)
     if len(set(values)) > 1:
         raise BadKey(gettext_noop("The form has more than one key."))
     return values[0] if values else None
@@ -169,3 +184,226 @@ def wants_page(request: HttpRequest, source: str | None) -> bool:
     if request.headers.get("HX-Request") or request.headers.get("X-Requested-With") == "XMLHttpRequest":
         return False
     return source == "form" or "text/html" in request.headers.get("Accept", "")
+
+
+def body_of(request: HttpRequest, options: Options) -> Iterator[bytes]:
+    """What the body is compared by. :exc:`BadKey` if it cannot be compared: with other data the key would get the
+    answer to this one."""
+    if options.fingerprint is not None:
+        own = options.fingerprint(request)
+        if not isinstance(own, (str, bytes)):
+            raise TypeError(f"fingerprint must return a str or bytes, not {type(own).__name__}.")
+        yield own if isinstance(own, bytes) else own.encode("utf-8", "surrogatepass")
+        return
+    exclude = {*options.fingerprint_exclude, FIELD, "csrfmiddlewaretoken"}
+    kind = request.content_type or ""
+    if kind in FORM_TYPES and is_parsed(request):
+        yield from _form(request.POST.lists(), request.FILES.lists(), exclude)
+        if not _length(request):  # Django parses no multipart form whose length is not said
+            yield _digest_of(lambda: _rest(request))
+        return
+    yield _content_type(request)
+    if hasattr(request, "_body") or may_be_read(request):
+        raw = _bytes(request)
+        is_json = kind in JSON_TYPES or kind.endswith("+json")
+        yield decisions.json_body(raw, options.fingerprint_exclude) if is_json else raw
+        return
+    yield from _stream(request, exclude)
+
+
+def is_parsed(request: HttpRequest) -> bool:
+    """Has a form been parsed, or could it be without harm? A method that was overridden does not matter."""
+    if not hasattr(request, "_post") and request.method == "POST" and may_be_read(request):
+        try:
+            _ = request.POST
+        except SuspiciousOperation:  # more fields than are allowed: the view may not look at them
+            return False
+    return hasattr(request, "_post")
+
+
+def may_be_read(request: HttpRequest) -> bool:
+    """May the body be read into memory, where the view finds it?"""
+    if getattr(request, "_read_started", False) or request.content_type == "multipart/form-data":
+        return False
+    limit, length = conf.longest_body(), _length(request)
+    return length is not None and length >= 0 and (limit is None or length <= limit)
+
+
+def _bytes(request: HttpRequest) -> bytes:
+    try:
+        return request.body
+    except RequestDataTooBig:  # Django answers 400
+        raise
+    except OSError as error:
+        raise BadKey(gettext_noop("The body of the request could not be read.")) from error
+
+
+def _length(request: HttpRequest) -> int | None:
+    """Of the body, in bytes; None if it is said and is no number."""
+    try:
+        said = int(request.META.get("CONTENT_LENGTH") or 0)
+    except ValueError:
+        return None
+    stream: Any = getattr(request, "_stream", None)
+    if said or stream is None or stream.closed or not stream.seekable():
+        return said
+    # in chunks, under ASGI: it is in a file, however long
+    at = stream.tell()
+    length = stream.seek(0, os.SEEK_END)
+    stream.seek(at)
+    return int(length)
+
+
+def _content_type(request: HttpRequest) -> bytes:
+    """The same bytes of another type are other data. The boundary of a form is another one each time."""
+    parameters = {name: value.lower() for name, value in (request.content_params or {}).items()}
+    if request.content_type == "multipart/form-data":
+        parameters.pop("boundary", None)
+    if parameters.get("charset") in ("utf-8", "utf8"):
+        del parameters["charset"]
+    found = [request.content_type, parameters, request.META.get("HTTP_CONTENT_ENCODING", "")]
+    return decisions.canonical_json(found).encode("utf-8", "surrogatepass")
+
+
+def _form(
+    fields: Iterable[tuple[str, list[Any]]], files: Iterable[tuple[str, list[Any]]], exclude: Collection[str]
+) -> Iterator[bytes]:
+    yield decisions.form_body({name: list(values) for name, values in fields}, exclude)
+    for field, several in sorted(files, key=lambda pair: pair[0]):
+        for file in several:
+            if field not in exclude:
+                digest = file.digest if isinstance(file, _Digested) else _digest(file)
+                kind = decisions.canonical_json([file.content_type, getattr(file, "content_type_extra", None)])
+                yield decisions.file_part(field, str(file.name), kind, file.size or 0, digest)
+
+
+def _digest(file: Any) -> str:
+    state = hashlib.blake2b(digest_size=32)
+    for chunk in file.chunks():
+        state.update(chunk)
+    file.seek(0)
+    return state.hexdigest()
+
+
+def _digest_of(chunks: Callable[[], Iterable[bytes]]) -> bytes:
+    state = hashlib.blake2b(digest_size=32)
+    for chunk in chunks():
+        state.update(chunk)
+    return state.digest()
+
+
+def _stream(request: HttpRequest, exclude: Collection[str]) -> Iterator[bytes]:
+    """A body that is too long for memory, or a multipart form that the view parses itself."""
+    stream = _rewindable(request)
+    if request.content_type == "multipart/form-data" and (request.META.get("CONTENT_LENGTH") or "0") != "0":
+        # an upload that is sent again may have another boundary, and then other bytes
+        try:
+            parsed = list(_form(*_parsed(request, stream), exclude))
+        except Exception:  # noqa: S110 - a form that cannot be parsed is compared by its bytes
+            pass
+        else:
+            stream.seek(0)
+            yield from parsed
+            return
+    stream.seek(0)
+    yield _digest_of(lambda: iter(lambda: stream.read(CHUNK), b""))
+    stream.seek(0)
+
+
+def _parsed(request: HttpRequest, stream: IO[bytes]) -> tuple[Any, Any]:
+    encoding = request.encoding or conf.charset()
+    fields, files = MultiPartParser(request.META, stream, [_Digests(request)], encoding).parse()  # type: ignore[arg-type]
+    return fields.lists(), files.lists()
+
+
+class _Digested(UploadedFile):  # type: ignore[type-arg]
+    """An uploaded file of which only the digest is kept."""
+
+    digest = ""
+
+
+class _Digests(FileUploadHandler):
+    """Hashes what is uploaded and keeps nothing."""
+
+    def new_file(self, *args: Any, **kwargs: Any) -> None:
+        super().new_file(*args, **kwargs)
+        self._state = hashlib.blake2b(digest_size=32)
+
+    def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
+        self._state.update(raw_data)
+
+    def file_complete(self, file_size: int) -> _Digested:
+        file = _Digested(None, self.file_name, self.content_type, file_size, self.charset, self.content_type_extra)
+        file.digest = self._state.hexdigest()
+        return file
+
+
+def _rewindable(request: HttpRequest) -> IO[bytes]:
+    """The stream of the request from its beginning. A stream that can be read only once (WSGI) is replaced by a
+    temporary file with the same bytes."""
+    stream: Any = getattr(request, "_stream", None)
+    length, limit = _length(request), conf.config().max_upload
+    if length is not None and length > limit:
+        raise _too_large(limit)
+    if stream is not None and not stream.closed and stream.seekable():
+        stream.seek(0)
+        return stream  # type: ignore[no-any-return]
+    if stream is None or stream.closed or getattr(request, "_read_started", False):
+        raise BadKey(
+            gettext_noop(
+                "The body has been read before it could be compared with that of an earlier request, so the key "
+                "protects from nothing. The view can name what to compare: @idempotent(fingerprint=...)."
+            ),
+            code="body_unread",
+        )
+    return _spooled(request, stream, limit)
+
+
+def _spooled(request: HttpRequest, stream: Any, limit: int) -> IO[bytes]:
+    spool: Any = tempfile.SpooledTemporaryFile(**conf.upload_files())  # noqa: SIM115 - closed with the request
+    weakref.finalize(request, spool.close)  # a request that no handler closes
+    closing = request.close
+
+    def close() -> None:
+        spool.close()
+        closing()
+
+    request.close = close  # type: ignore[method-assign]
+    copied = 0
+    while chunk := _read(stream):
+        copied += len(chunk)
+        if copied > limit:
+            raise _too_large(limit)
+        spool.write(chunk)
+    spool.seek(0)
+    request._stream = spool
+    return spool  # type: ignore[no-any-return]
+
+
+def _read(stream: Any) -> bytes:
+    try:
+        return stream.read(CHUNK)  # type: ignore[no-any-return]
+    except OSError as error:
+        raise BadKey(gettext_noop("The body of the request could not be read.")) from error
+
+
+def _rest(request: HttpRequest) -> Iterable[bytes]:
+    """What is left of a stream that nothing has parsed; the view finds it where it was."""
+    stream: Any = getattr(request, "_stream", None)
+    if stream is None or stream.closed or not stream.seekable():
+        return
+    at = stream.tell()
+    yield from iter(lambda: stream.read(CHUNK), b"")
+    stream.seek(at)
+
+
+def _too_large(limit: int) -> BadKey:
+    return BadKey(
+        gettext_noop(
+            "The body is longer than the %d bytes that can be compared with those of an earlier request. Send it "
+            "without an idempotency key."
+        ),
+        limit,
+        status=413,
+        code="body_too_large",
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import math
+import re
+import unicodedata
 import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,8 +16,7 @@ from django.core import signing
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.template.loader import render_to_string
 from django.utils.cache import patch_cache_control, patch_vary_headers
-from django.utils.safestring import SafeData, mark_safe
-from django.utils.translation import get_language
+from django.utils.safestring import mark_safe
 from django.utils.translation import gettext as _
 
 from django_distlock.idempotency import decisions
@@ -23,22 +24,31 @@ from django_distlock.idempotency.records import CLAIMED, COMPLETED, Answer, Reco
 from django_distlock.middleware import language_of_texts, text_language
 
 from . import forms
-from .requests import address_of
-from .secret_names import is_secret
+from .requests import FIELD, address_of
 
 if TYPE_CHECKING:
-    from django.contrib.messages.storage.base import Message
-
-    from django_distlock.idempotency.job import Job
+    from django_distlock.idempotency.handle import Attempt
 
 # RFC 9457: an URI reference that names the problem. The codes are listed in docs/idempotency/apis.md.
 PROBLEM = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/#{}"
 WAIT_PARAMETER = "_idempotency_wait"
 WAIT_SALT = "django_distlock.idempotency.wait"
 REFRESH = 2  # seconds
-# What a view's decorators write on its response for the middleware that sets X-Frame-Options and
-# Content-Security-Policy (Django 6).
-MARKS = ("xframe_options_exempt", "_csp_config", "_csp_ro_config")
+# The words in the names of form fields that hold secrets.
+_WORDS = (
+    "pass|pwd|pw|pin|puk|otp|totp|hotp|mfa|tan|mtan|iban|ssn|cvc|cvv|cvn|csc|card|mdp|senha|clave|parola|sort_code"
+    "|geheimzahl|kontonummer|cc_(?:exp|csc)"
+    "|(?:social_security|social_insurance|tax|account|routing|konto|cc)_(?:number|num|no|nr|id)"
+)
+_PARTS = (
+    "password|passwd|passphrase|passcode|passwort|kennwort|motdepasse|contrasen|wachtwoord|losenord|adgangskode|salasana"
+    "|credential|credit_?card|debit_?card|card_?num|card_?no_|cc_?num|cvc|cvv|token|secret(?!ar)|2_?fa_"
+    "|(?:api|private|secret|access|auth|encryption|signing|signature|license|recovery)_?key"
+    "|(?:security|verification|verify|auth|access|login|recovery|backup|one_?time|sms)_?code"
+    "|mot_de_passe|authenticator|social_?security|account_?number"
+)
+_SECRET = re.compile(f"_(?:{_WORDS})s?_|(?:{_PARTS})")
+_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[0-9])(?=[^0-9])|(?<=[^0-9])(?=[0-9])|[\W_]+")
 
 
 def problem(status: int, code: str, title: str, detail: str, retry_after: float | None = None) -> HttpResponse:
@@ -113,11 +123,11 @@ def sent_before(request: HttpRequest, record: Record, *, changed: bool) -> HttpR
     return response
 
 
-def in_flight(job: Job) -> HttpResponse:
-    if not job.html:
+def in_flight(attempt: Attempt) -> HttpResponse:
+    if not attempt.html:
         detail = _("A request with this idempotency key is still being worked on. Ask again in a moment.")
         return problem(409, "in_flight", _("Still working"), detail, retry_after=1)
-    return working(job.request, waiting_url(job))
+    return working(attempt.request, waiting_url(attempt))
 
 
 def working(request: HttpRequest, url: str) -> HttpResponse:
@@ -132,49 +142,51 @@ def wait_salt(request: HttpRequest) -> str:
     return f"{WAIT_SALT}:{request.path}"
 
 
-def waiting_url(job: Job) -> str:
+def waiting_url(attempt: Attempt) -> str:
     """Where the outcome can be looked at, by the same principal only."""
-    facts = {"scope": job.scope, "mark": job.mark, "alias": job.alias or "", "fingerprint": job.fingerprint}
-    facts |= {"method": job.request.method or ""} | ({"replays": "1"} if job.replays else {})
-    return address_of(job.request, urlencode({WAIT_PARAMETER: signing.dumps(facts, salt=wait_salt(job.request))}))
+    claim, method = attempt.claim, attempt.request.method or ""
+    facts = {"scope": claim.scope, "mark": attempt.mark, "alias": attempt.alias or "", "method": method}
+    facts |= {"fingerprint": claim.fingerprint} | ({"replays": "1"} if attempt.replays else {})
+    token = signing.dumps(facts, salt=wait_salt(attempt.request))
+    return address_of(attempt.request, urlencode({WAIT_PARAMETER: token}))
 
 
-def mismatch(job: Job, answer: Answer | None, *, running: bool = False) -> HttpResponse:
+def mismatch(attempt: Attempt, answer: Answer | None, *, running: bool = False) -> HttpResponse:
     """Other data with the same key; ``running``: the first request still is, and may yet fail."""
-    if not job.html:
+    if not attempt.html:
         detail = _("This idempotency key belongs to an earlier request with other data. Take a new key.")
         return problem(422, "mismatch", _("The request has changed"), detail)
     location = answer.location if answer else None
-    again = _resubmission(job.request)
-    return page(job.request, "saved", 422, location=location, changed=True, running=running, **again)
+    again = _resubmission(attempt.request)
+    return page(attempt.request, "saved", 422, location=location, changed=True, running=running, **again)
 
 
-def tombstone(job: Job, answer: Answer | None, *, withheld: bool = False) -> HttpResponse:
+def tombstone(attempt: Attempt, answer: Answer | None, *, withheld: bool = False) -> HttpResponse:
     """It has been done, and the answer is not there any more, or not for this client: never a second run."""
     if answer is not None and answer.location:
-        return _again(job.request, Answer(status=303, headers=answer.headers, body=b"", messages=answer.messages))
-    if not job.html:
+        return _again(attempt.request, Answer(status=303, headers=answer.headers, body=b"", messages=answer.messages))
+    if not attempt.html:
         detail = _("This request has been carried out. Its answer was not kept.")
         if withheld:
             detail = _("This request has been carried out. Its answer is not repeated to an unchecked credential.")
         return problem(409, "already_completed", _("Already done"), detail)
-    return page(job.request, "saved", 409, changed=False, **_resubmission(job.request))
+    return page(attempt.request, "saved", 409, changed=False, **_resubmission(attempt.request))
 
 
-def held(job: Job) -> HttpResponse:
+def held(attempt: Attempt) -> HttpResponse:
     """The first request died in the midst of it, and nobody knows what it has done."""
     detail = _("The first request with this idempotency key broke off. Whether it has acted is not known.")
-    if not job.html:
+    if not attempt.html:
         return problem(409, "outcome_unknown", _("Outcome unknown"), detail)
-    return page(job.request, "saved", 409, unknown=True, **_resubmission(job.request))
+    return page(attempt.request, "saved", 409, unknown=True, **_resubmission(attempt.request))
 
 
-def too_many_keys(job: Job, seconds: float) -> HttpResponse:
+def too_many_keys(attempt: Attempt, seconds: float) -> HttpResponse:
     """For a key beyond the quota of its principal; ``seconds``: until the next of the others ends."""
     title = _("Too many requests")
     detail = _("There are too many idempotency keys of this client that still live. Nothing was done.")
-    if job.html:
-        return page(job.request, "refused", 429, seconds, title=title, detail=detail)
+    if attempt.html:
+        return page(attempt.request, "refused", 429, seconds, title=title, detail=detail)
     return problem(429, "too_many_keys", title, detail, retry_after=seconds)
 
 
@@ -204,8 +216,19 @@ def _fields(request: HttpRequest) -> list[tuple[str, str]]:
         (name, value)
         for name, values in request.POST.lists()
         for value in values
-        if name not in (forms.FIELD, "csrfmiddlewaretoken")
+        if name not in (FIELD, "csrfmiddlewaretoken")
     ]
+
+
+def is_secret(name: str) -> bool:
+    """Does the name of this form field look like that of a secret?
+
+    A name is split into words, at capitals and at whatever is no letter: ``newPass1`` has the words "new" and "pass".
+    Short terms must be whole words, so that "pin" is found in ``user_pin`` and not in ``shipping``; long ones may stand
+    anywhere.
+    """
+    plain = "".join(c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c))
+    return _SECRET.search(f"_{_BOUNDARY.sub('_', plain).strip('_').lower()}_".replace("__", "_")) is not None
 
 
 def replay(request: HttpRequest, answer: Answer) -> HttpResponse | None:
@@ -256,28 +279,8 @@ def show_again(request: HttpRequest, answer: Answer) -> None:
             storage.add(level, mark_safe(text) if safe else text, tags)  # noqa: S308 - it was safe when it was stored
 
 
-def messages_of(request: HttpRequest) -> list[tuple[int, str, str, bool]]:
-    """The messages that this request has added and nobody has shown yet."""
-    storage: Any = get_messages(request)
-    queued: list[Message] = [] if getattr(storage, "used", False) else getattr(storage, "_queued_messages", [])
-    return [(m.level, str(m.message), str(m.extra_tags or ""), isinstance(m.message, SafeData)) for m in queued]
-
-
-def answer_of(request: HttpRequest, response: HttpResponseBase, max_body: int) -> Answer:
-    """What is kept of a response. Not its body as long as it is not rendered, nor if it is streamed or too large."""
-    whole = not response.streaming and getattr(response, "is_rendered", True)
-    body = response.content if whole and isinstance(response, HttpResponse) else None
-    headers = list(response.items())
-    if hasattr(request, "LANGUAGE_CODE") and not response.has_header("Content-Language") and (said := get_language()):
-        # LocaleMiddleware writes it after us, by the language of whoever asks
-        headers.append(("Content-Language", said))
-    marks = {name: value for name in MARKS if (value := getattr(response, name, None)) is not None}
-    return decisions.answer_of(response.status_code, headers, body, messages_of(request), max_body, marks)
-
-
-def mark_as_private(request: HttpRequest, response: HttpResponseBase) -> None:
-    """A page with a key is for one person and once."""
-    if getattr(request, "idempotency_key_issued", False):
-        patch_vary_headers(response, ["Cookie"])
-        if "no-store" not in response.get("Cache-Control", ""):
-            patch_cache_control(response, private=True)
+def mark_as_private(response: HttpResponseBase) -> None:
+    """Keep a page with a key out of shared caches: it is for one visitor, once."""
+    patch_vary_headers(response, ["Cookie"])
+    if "no-store" not in response.get("Cache-Control", ""):
+        patch_cache_control(response, private=True)

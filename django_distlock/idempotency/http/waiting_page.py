@@ -1,22 +1,17 @@
 """What the page shows that a person waits on: the outcome, as soon as there is one."""
 
-# What a flow yields is called by its driver: the values that come back have no type here.
-# mypy: disable-error-code="no-any-return"
-
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.core import signing
 
 from django_distlock import BackendUnavailable, LockNotAcquired
 from django_distlock.idempotency.decisions import SAFE_METHODS
-from django_distlock.idempotency.execution import mark_of
+from django_distlock.idempotency.execution import blocking, load_site_key, mark_of
 from django_distlock.idempotency.options import options_of, view_class
 from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, Record
 from django_distlock.idempotency.storage import storage_of
-from django_distlock.manager.site_key import site_key
 
 from . import responses
 from .requests import address_of, principal_of, query_of
@@ -24,7 +19,7 @@ from .requests import address_of, principal_of, query_of
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
-    from django_distlock.idempotency.job import Flow
+    from django_distlock.concurrency.flow import Flow
 
 
 def is_asked(request: HttpRequest) -> bool:
@@ -45,21 +40,21 @@ def look(request: HttpRequest, view: Any = None, *, bare: bool = False) -> Flow[
         return None
     try:
         facts = signing.loads(token, salt=responses.wait_salt(request), max_age=86400)
-        secret = yield site_key.load
-        principal = yield partial(principal_of, request)
+        secret = yield from load_site_key()
+        principal = yield from blocking(principal_of, request)
         if facts["mark"] != mark_of(request, secret, principal):
             return None
         bare = bare or (view is not None and is_told_by_view(view, facts["method"]))
         bare = bare or (principal.kind == "credential" and not facts.get("replays"))
         storage = storage_of(facts["alias"] or None)
-        record = yield partial(storage.read, facts["scope"])
-        if record is None and facts["alias"] and (yield partial(storage.is_running, facts["scope"])):  # type: ignore[attr-defined]
-            return (yield partial(responses.working, request, address_of(request)))
+        record = yield from blocking(storage.read, facts["scope"])
+        if record is None and facts["alias"] and (yield from blocking(storage.is_running, facts["scope"])):  # type: ignore[attr-defined]
+            return (yield from blocking(responses.working, request, address_of(request)))
     except signing.BadSignature:
         return None
     except (BackendUnavailable, LockNotAcquired):
-        return (yield partial(responses.working, request, address_of(request)))
-    return (yield partial(_seen, request, record, facts["fingerprint"], bare))
+        return (yield from blocking(responses.working, request, address_of(request)))
+    return (yield from blocking(_seen, request, record, facts["fingerprint"], bare))
 
 
 def _seen(request: HttpRequest, record: Record | None, fingerprint: str, bare: bool) -> HttpResponse:

@@ -12,26 +12,16 @@ from __future__ import annotations
 import base64
 import json
 import time
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.core.cache import caches
 
 from django_distlock import BackendUnavailable
-from django_distlock.idempotency.records import (
-    CLAIMED,
-    COMPLETED,
-    FAILED,
-    UNKNOWN,
-    Answer,
-    Claim,
-    Record,
-    record_of,
-)
-from django_distlock.idempotency.storage import sealing
+from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, UNKNOWN, Answer, Claim, Record
 
 from .base import Storage
+from .encoding import decode_record, encode_answer, encode_phases
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,7 +134,7 @@ def _key(scope: str) -> str:
 
 def to_text(record: Record, expires: float, lives_until: float) -> str:
     """A record as JSON. Never pickle."""
-    facts, body = (None, None) if record.answer is None else sealing.to_store(record.scope, record.answer)
+    facts, body = (None, None) if record.answer is None else encode_answer(record.scope, record.answer)
     return json.dumps(
         {
             "scope": record.scope,
@@ -153,7 +143,7 @@ def to_text(record: Record, expires: float, lives_until: float) -> str:
             "fingerprint": record.fingerprint,
             "answer": facts,
             "body": None if body is None else base64.b64encode(body).decode("ascii"),
-            "phases": sealing.phases_to_store(record.scope, json.dumps(record.phases)) if record.phases else "{}",
+            "phases": encode_phases(record.scope, json.dumps(record.phases)) if record.phases else "{}",
             "expires": expires,
             "lives_until": lives_until,
         }
@@ -164,20 +154,15 @@ def of_text(text: object, now: float) -> tuple[Record, float] | None:
     """The record that :func:`to_text` wrote and when it ends to live, or None if this is no such text."""
     try:
         found: Any = json.loads(text) if isinstance(text, str) else None
-        scope, body = str(found["scope"]), None if found["body"] is None else base64.b64decode(found["body"])
-        answer = phases = None
-        with suppress(ValueError):
-            answer = None if found["answer"] is None else sealing.from_store(scope, found["answer"], body)
-        with suppress(ValueError):
-            phases = sealing.phases_from_store(scope, found["phases"])
-        record = record_of(
-            scope,
+        record = decode_record(
+            str(found["scope"]),
             str(found["state"]),
             str(found["owner"]),
             str(found["fingerprint"]),
             expired=float(found["expires"]) <= now,
-            answer=answer,
-            phases=phases,
+            facts=found["answer"],
+            body=None if found["body"] is None else base64.b64decode(found["body"]),
+            phases=found["phases"],
         )
         return record, float(found["lives_until"])
     except (ValueError, KeyError, TypeError, AttributeError):

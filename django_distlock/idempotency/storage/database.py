@@ -3,29 +3,73 @@
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from django.db import Error, OperationalError, connections, router
+from django.db import Error, OperationalError, connections
 
 from django_distlock import BackendUnavailable, Lock, LockNotAcquired, advisory_lock
 from django_distlock.idempotency.conf import config
-from django_distlock.idempotency.records import CLAIMED, FAILED, Answer, Claim, Record, record_of
-from django_distlock.idempotency.storage import sealing
+from django_distlock.idempotency.records import CLAIMED, FAILED, Answer, Claim, Record
 
 from .base import Storage, TooManyKeys
-from .statements import INSERT, INSERT_IF_ROOM, LIVE, LOCKING, NOW, READ, ROOM, TABLE, TRY_INSERT, committed
+from .encoding import decode_record, encode_answer, encode_phases
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-# SQLSTATE and error numbers of PostgreSQL and MySQL for: somebody else was first, try again.
+TABLE = "django_distlock_idempotency"
+# Microseconds since 1970, so that no time zone matters; in a long transaction too the time of now, not of its start.
+NOW = {
+    "postgresql": "(extract(epoch from clock_timestamp()) * 1000000)::bigint",
+    "mysql": "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)",
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)",
+}
+COLUMNS = "scope, state, owner, fingerprint, principal, method, route, phases, claimed_at, expires_at, lives_until"
+VALUES = "%s, 'claimed', %s, %s, %s, %s, %s, '{{}}', {now}, {now} + %s, {now} + %s"
+INSERT = {
+    "postgresql": f"INSERT INTO {TABLE} ({COLUMNS}) VALUES ({VALUES}) ON CONFLICT DO NOTHING",  # noqa: S608
+    "mysql": f"INSERT IGNORE INTO {TABLE} ({COLUMNS}) VALUES ({VALUES})",  # noqa: S608
+    "sqlite": f"INSERT INTO {TABLE} ({COLUMNS}) VALUES ({VALUES}) ON CONFLICT DO NOTHING",  # noqa: S608
+}
+# With a quota the row is made only while the principal has fewer keys that live. Of more no more are counted.
+ROOM = (
+    f"(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {TABLE} WHERE principal = %s AND lives_until > {{now}} "  # noqa: S608
+    "LIMIT {quota}) live) < {quota}"
+)
+INSERT_IF_ROOM = {
+    "postgresql": f"INSERT INTO {TABLE} ({COLUMNS}) SELECT {VALUES} WHERE {ROOM} ON CONFLICT DO NOTHING",
+    "mysql": f"INSERT IGNORE INTO {TABLE} ({COLUMNS}) SELECT {VALUES} FROM DUAL WHERE {ROOM}",  # noqa: S608
+    "sqlite": f"INSERT INTO {TABLE} ({COLUMNS}) SELECT {VALUES} WHERE {ROOM} ON CONFLICT DO NOTHING",
+}
+LIVE = f"""
+SELECT COUNT(*), MIN(lives_until) - {{now}} FROM (
+    SELECT lives_until FROM {TABLE} WHERE principal = %s AND lives_until > {{now}} ORDER BY lives_until LIMIT {{quota}}
+) live
+"""  # noqa: S608
+# An INSERT that meets an uncommitted row of the same key waits for that transaction. The lock answers at once, and is
+# freed by the end of the transaction whatever that is; both in one statement.
+TRY_INSERT = f"""
+WITH lock AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(%s) AS got),
+made AS (INSERT INTO {TABLE} ({COLUMNS}) SELECT {VALUES} FROM lock WHERE got{{room}} ON CONFLICT DO NOTHING RETURNING 1)
+SELECT got, EXISTS (SELECT 1 FROM made) FROM lock
+"""  # noqa: S608
+READ = (
+    f"SELECT scope, state, owner, fingerprint, expires_at <= {{now}}, facts, body, phases FROM {TABLE} WHERE scope = %s"  # noqa: S608
+)
+# A snapshot that is older than the winner's commit does not show it: MySQL and MariaDB at REPEATABLE READ.
+LOCKING = {"mysql": " LOCK IN SHARE MODE"}
+# Where innodb_snapshot_isolation is on (the default from MariaDB 11.6.2), a row that another transaction has written
+# after the snapshot of this one ends it with error 1020, and all that the view has written. Keys are compared with what
+# is committed: https://mariadb.com/docs/server/server-usage/storage-engines/innodb/innodb-system-variables
+COMMITTED = "SET STATEMENT innodb_snapshot_isolation = OFF FOR "
+# The releases that have the setting, by series; all series from the last one on.
+HAVE_SETTING = {(10, 6): 18, (10, 11): 8, (11, 0): 6, (11, 1): 5, (11, 2): 4, (11, 4): 2}
+# SQLSTATE and error numbers of PostgreSQL and MySQL: another transaction was first, try again.
 CONTENTION = {"40001", "40P01", "55P03", 1020, 1205, 1213}
-
-
-# A key that is freed between the INSERT and the look is tried for again; one that stays invisible is not.
+# Attempts for a key that is freed between the INSERT and the SELECT.
 ATTEMPTS = 20
 
 
@@ -141,7 +185,7 @@ class DatabaseStorage(Storage):
             f"UPDATE {TABLE} SET state = 'completed', status = %s, facts = %s, body = %s, expires_at = {{now}} + %s, "  # noqa: S608
             "lives_until = {now} + %s WHERE scope = %s AND owner = %s AND state <> 'completed'",
             answer.status,
-            *sealing.to_store(claim.scope, answer),
+            *encode_answer(claim.scope, answer),
             micros(claim.ttl),
             micros(claim.ttl),
             claim.scope,
@@ -151,7 +195,7 @@ class DatabaseStorage(Storage):
     def add_body(self, claim: Claim, answer: Answer) -> bool:
         return self._write(
             f"UPDATE {TABLE} SET facts = %s, body = %s WHERE scope = %s AND owner = %s AND state = 'completed'",  # noqa: S608
-            *sealing.to_store(claim.scope, answer),
+            *encode_answer(claim.scope, answer),
             claim.scope,
             claim.owner,
         )
@@ -183,7 +227,7 @@ class DatabaseStorage(Storage):
     def save_phases(self, claim: Claim, phases: str) -> bool:
         return self._write(
             f"UPDATE {TABLE} SET phases = %s WHERE scope = %s AND owner = %s",  # noqa: S608
-            sealing.phases_to_store(claim.scope, phases),
+            encode_phases(claim.scope, phases),
             claim.scope,
             claim.owner,
         )
@@ -248,6 +292,16 @@ class DatabaseStorage(Storage):
             raise unavailable(error) from error
 
 
+def committed(connection: BaseDatabaseWrapper) -> str:
+    """What goes before a statement on keys inside a transaction; empty where nothing has to."""
+    mysql: Any = connection
+    if not connection.in_atomic_block or connection.vendor != "mysql" or not mysql.mysql_is_mariadb:
+        return ""
+    series, release = mysql.mysql_version[:2], mysql.mysql_version[2]
+    has = series > max(HAVE_SETTING) or release >= HAVE_SETTING.get(series, release + 1)
+    return COMMITTED if has else ""
+
+
 def unavailable(error: Error) -> LockNotAcquired | BackendUnavailable:
     """What a storage raises for an error of the database."""
     if _contended(error):
@@ -303,34 +357,13 @@ def micros(seconds: float) -> int:
 def read_row(row: Sequence[Any]) -> Record:
     """The record in a row."""
     scope, state, owner, fingerprint, expired, facts, body, phases = row
-    answer = found = None
-    with suppress(ValueError):
-        if facts is not None:
-            answer = sealing.from_store(scope, facts, None if body is None else bytes(body))
-    with suppress(ValueError):
-        found = sealing.phases_from_store(scope, phases)
-    return record_of(scope, state, owner, fingerprint, expired=bool(expired), answer=answer, phases=found)
-
-
-def purge(days: float = 0) -> int:
-    """Delete the records that ended to live ``days`` days ago, in every database that has the table. How many."""
-    return sum(purge_database(alias, days) for alias in databases())
-
-
-def databases() -> list[str]:
-    """Those that may have the table, as far as the routers tell."""
-    return [
-        alias for alias in connections if router.allow_migrate(alias, "django_distlock", model_name="idempotencyrecord")
-    ]
-
-
-def purge_database(alias: str, days: float = 0) -> int:
-    """:func:`purge` in one database, which may be without the table."""
-    from . import table_in
-
-    return table_in(alias).purge(days * 86400) if has_table(alias) else 0
-
-
-def has_table(alias: str) -> bool:
-    connection = connections[alias]
-    return connection.introspection.identifier_converter(TABLE) in connection.introspection.table_names()
+    return decode_record(
+        scope,
+        state,
+        owner,
+        fingerprint,
+        expired=bool(expired),
+        facts=facts,
+        body=None if body is None else bytes(body),
+        phases=phases,
+    )

@@ -17,11 +17,11 @@ from django.db.models.functions import Now
 from django.db.models.sql import Query
 
 from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, UNKNOWN, Answer, Claim, Record
-from django_distlock.idempotency.storage import sealing
 from django_distlock.models import IdempotencyRecord
 
 from .base import TooManyKeys
 from .database import DatabaseStorage, micros, read_row, unavailable
+from .encoding import encode_answer, encode_phases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -114,7 +114,7 @@ class PortableStorage(DatabaseStorage):
     def complete(self, claim: Claim, answer: Answer) -> bool:
         with self._asking() as now:
             until = now + micros(claim.ttl)
-            facts, body = sealing.to_store(claim.scope, answer)
+            facts, body = encode_answer(claim.scope, answer)
             return bool(
                 self._mine(claim)
                 .exclude(state=COMPLETED)
@@ -131,7 +131,7 @@ class PortableStorage(DatabaseStorage):
     def add_body(self, claim: Claim, answer: Answer) -> bool:
         with self._translated():
             rows = self._mine(claim).filter(state=COMPLETED)
-            facts, body = sealing.to_store(claim.scope, answer)
+            facts, body = encode_answer(claim.scope, answer)
             return bool(rows.update(facts=facts, body=body))
 
     def release(self, claim: Claim, *, failed: bool = False) -> bool:
@@ -150,7 +150,7 @@ class PortableStorage(DatabaseStorage):
 
     def save_phases(self, claim: Claim, phases: str) -> bool:
         with self._translated():
-            return bool(self._mine(claim).update(phases=sealing.phases_to_store(claim.scope, phases)))
+            return bool(self._mine(claim).update(phases=encode_phases(claim.scope, phases)))
 
     def free(self, scopes: Sequence[str]) -> int:
         with self._translated():

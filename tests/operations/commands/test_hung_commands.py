@@ -14,7 +14,8 @@ from django.db import connections
 from django_distlock import BackendUnavailable
 from django_distlock.backends import side_connection
 from django_distlock.models import IdempotencyRecord
-from django_distlock.operations.pruning import Pruner, prune, pruners
+from django_distlock.operations.pruning import prune
+from django_distlock.schema import Pruner, pruners
 from tests.faults.conftest import proxied
 from tests.faults.proxy import Proxy
 from tests.operations.commands.test_list import call
