@@ -104,7 +104,7 @@ class LeaseTableBackend(Backend):
         waiter = self._claims.get(claim.token)
         try:
             if not isinstance(waiter, Waiter):
-                if not self._cleanup.discard(claim.token):
+                if self._cleanup.requests and not self._cleanup.discard(claim.token):
                     return None
                 self._claims[claim.token] = ASKING
                 until = asked + self._patience(wait)
