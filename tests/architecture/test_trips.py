@@ -31,7 +31,7 @@ TRIPS = {
     "mysql": Trip(acquire=16, release=10),
     "redis": Trip(acquire=27, release=12),
     "redlock": Trip(acquire=33, release=24),
-    "zookeeper": Trip(acquire=24, release=15),
+    "zookeeper": Trip(acquire=23, release=15),
 }
 
 
