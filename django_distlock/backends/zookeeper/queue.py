@@ -71,10 +71,7 @@ class Contender:
                     nodes = yield from self._join(max(until, now + LEAVE_TIMEOUT))
             self.since = monotonic()
             self.session.held.add(self)
-        except GeneratorExit:
-            self.abandon()
-            raise
-        except (SessionEnded, NoAnswer, ZookeeperError):
+        except (GeneratorExit, SessionEnded, NoAnswer, ZookeeperError):
             self.abandon()
             raise
         except BaseException:
@@ -160,13 +157,15 @@ class Contender:
 
     def _create(self, until: float) -> Flow[list[str] | None]:
         created, names = yield from self.session.ask(until, self._send_creation, self._children)
-        self._creating = False
         if isinstance(created, NoNodeError):
+            self._creating = False
             yield from self._create_parents(until)
             return None
         if isinstance(created, ZookeeperError):
+            self._creating = False
             raise created
-        self.path, self.czxid = self._without_chroot(created[0]), created[1].czxid
+        self.czxid, self.path = created[1].czxid, self._without_chroot(created[0])
+        self._creating = False
         if isinstance(names, NoNodeError):  # deleted between the two
             return None
         if isinstance(names, ZookeeperError):
@@ -203,10 +202,11 @@ class Contender:
             raise names
         path = f"{self.parent}/{self._own(names)}"
         (stat,) = yield from self.session.ask(until, lambda kazoo: kazoo.exists_async(path))
+        if stat is not None:
+            self.czxid, self.path = stat.czxid, path
         self._creating = False
         if stat is None:
             return None
-        self.path, self.czxid = path, stat.czxid
         return list(names)
 
     def _own(self, names: list[str]) -> str | None:
