@@ -1,7 +1,7 @@
-"""The private threads of a backend whose driver has no asyncio of its own.
+"""The private threads of a backend whose driver has no asyncio.
 
-Never asgiref's thread-sensitive thread: a lock that waits there stops every other request of the process. Waits and
-short statements have threads apart, so that busy keys cannot keep a release from getting through.
+asgiref's thread-sensitive thread is not used: a lock that waits there stops every other request of the process. Waits
+and short statements have separate threads, so that waits for busy keys cannot delay a release.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class Threads:
         return pool
 
     async def short(self, function: Callable[..., T], *args: Any, undo: Callable[[T], Any] | None = None) -> T:
-        """Run a short statement. Cancelled, it runs to its end all the same, and ``undo`` gets its result."""
+        """Run a short statement. If the task is cancelled, it still runs to its end, and ``undo`` gets its result."""
         return await self._run("short", 1, function, args, undo, None)
 
     async def wait(
         self, function: Callable[..., T], *args: Any, undo: Callable[[T], Any], interrupt: Callable[[], Any]
     ) -> T | None:
-        """Run a call that waits; None at once if both threads for waiting are taken.
+        """Run a call that waits; None at once if both threads for waiting are in use.
 
-        Cancelled, ``interrupt`` is called to end the wait, and ``undo`` gets the result if there was one all the same.
+        If the task is cancelled, ``interrupt`` is called to end the wait, and ``undo`` gets the result, if any.
         """
         with self._guard:
             if self._waiting >= WAIT_THREADS:
@@ -93,7 +93,7 @@ class Threads:
     ) -> None:
         while interrupt is not None and not future.done():
             await uninterrupted(self.short(interrupt))
-            # a wait that has not begun yet is not there to be interrupted: once more
+            # repeated: a wait that has not begun cannot be interrupted yet
             await uninterrupted(asyncio.wait([future], timeout=0.01))
         try:
             result = await uninterrupted(future)
@@ -103,7 +103,7 @@ class Threads:
             await uninterrupted(self.short(undo, result))
 
     def stop_if_idle(self) -> None:
-        """End the threads if nothing runs; they start again when needed."""
+        """End the threads if they are idle; they start again when needed."""
         with self._guard:
             if self._running:
                 return
