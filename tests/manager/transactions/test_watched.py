@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django_distlock.backends.postgres.watched import Watched, look_after
 from psycopg import pq
 
 from django_distlock.backends.postgres import watched as postgres_watched
-from django_distlock.backends.postgres.watched import Watched, look_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
