@@ -1,4 +1,4 @@
-"""Locks for Django: named locks on SQLite, PostgreSQL, MySQL and MariaDB, sync and async."""
+"""Locks for Django: named locks, locks on rows and tables, leader election; sync and async."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from django_distlock.data.rows.lock import row_lock
     from django_distlock.data.tables.lock import table_lock
-    from django_distlock.locks.leader import Leader
-    from django_distlock.locks.lease import Lease
+    from django_distlock.locks.leader import Leader, Term
+    from django_distlock.locks.lease import Lease, LeaseSet
     from django_distlock.locks.lock import Lock, advisory_lock
     from django_distlock.locks.lockset import lock_all, semaphore
     from django_distlock.manager.introspection import break_lock, held_locks
+    from django_distlock.manager.isolation import StaleSnapshotWarning
 
     from .exceptions import (
         BackendUnavailable,
@@ -24,18 +25,24 @@ if TYPE_CHECKING:
         LockTimeout,
         UnsupportedOperation,
     )
+    from .records import BackendReport, LockInfo
 
 __all__ = [
+    "BackendReport",
     "BackendUnavailable",
     "DeadlockDetected",
     "DistlockError",
     "Leader",
     "Lease",
+    "LeaseSet",
     "Lock",
+    "LockInfo",
     "LockLost",
     "LockNotAcquired",
     "LockNotHeld",
     "LockTimeout",
+    "StaleSnapshotWarning",
+    "Term",
     "UnsupportedOperation",
     "advisory_lock",
     "break_lock",
@@ -48,12 +55,17 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# Where the public names are that are no exceptions. Each is imported when it is first asked for: pytest loads the
-# package for its plugin, in projects without Django too.
+# The modules of the public names that are no exceptions. A name is imported when it is first used: pytest imports the
+# package for its plugin, also in projects without Django.
 _HOMES = {
+    "BackendReport": "records",
     "Leader": "locks.leader",
     "Lease": "locks.lease",
+    "LeaseSet": "locks.lease",
     "Lock": "locks.lock",
+    "LockInfo": "records",
+    "StaleSnapshotWarning": "manager.isolation",
+    "Term": "locks.leader",
     "advisory_lock": "locks.lock",
     "break_lock": "manager.introspection",
     "held_locks": "manager.introspection",

@@ -1,20 +1,36 @@
-"""An answer for people and programs that met a busy lock."""
+"""The response to a request whose view met a busy lock, and the language of the package's own pages."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.template.loader import render_to_string
+from django.utils.translation import get_language_info, pgettext
 from django.utils.translation import gettext as _
 
 from .exceptions import LockNotAcquired
-from .language import language_of_texts, text_language
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+
+def text_language() -> str:
+    """The code of the language in which the package's own texts come out now, such as ``"de"``.
+
+    It differs from the language of the request where the site speaks one without a catalog here: the texts are English
+    then, and with ``lang="it"`` a screen reader would read them with an Italian voice (WCAG 3.1.1).
+    """
+    # Translators: the code of the language into which you translate, such as "de" or "pt-br".
+    return pgettext("code of the language of these translations", "en")
+
+
+def language_of_texts() -> dict[str, Any]:
+    """That language for a template: ``code``, ``bidi`` and the names that Django knows."""
+    facts: dict[str, Any] = get_language_info(text_language())
+    return facts
 
 
 class LockBusyMiddleware:

@@ -1,8 +1,8 @@
-"""Tables that ``flush`` leaves alone, and the migration operation that makes them.
+"""Tables that ``flush`` leaves alone, and the migration operation that creates them.
 
-``manage.py flush`` and every ``TransactionTestCase`` empty the tables of managed models. A site key made anew, or
-leases gone from under their holders, would end exclusion between running processes without a word. So these models are
-unmanaged, and a migration operation of our own creates their tables.
+``manage.py flush`` and every ``TransactionTestCase`` empty the tables of managed models. With a new site key, or
+without the leases that are held, running processes would no longer exclude each other. So these models are unmanaged,
+and :class:`CreateKeptTable` creates their tables.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, connections, migrations, models, router, transaction
+from django.db import DatabaseError, models, router, transaction
 from django.db.migrations.operations.base import Operation
 
 if TYPE_CHECKING:
@@ -37,11 +37,10 @@ class AsciiField(models.CharField):  # type: ignore[type-arg]  # not subscriptab
 
 
 class CreateKeptTable(Operation):
-    """Create the table of a model whose ``CreateModel`` does not, or drop it on the way back.
+    """Create the table and the indexes of a model whose ``CreateModel`` does not; its reverse drops the table.
 
-    A table that exists already is left as it is, so that two ``migrate`` at the same time both succeed. Of a managed
-    model, which flush may empty, ``CreateModel`` has to be among ``state_operations``.
-    ``unless_vendor`` names the databases that do without the table.
+    What exists already is left as it is, so that two ``migrate`` at the same time both succeed. The ``CreateModel`` of
+    a managed model has to be among ``state_operations``. ``unless_vendor`` names databases that do not get the table.
     """
 
     reversible = True
@@ -51,7 +50,7 @@ class CreateKeptTable(Operation):
         self.unless_vendor = tuple(unless_vendor)
 
     def state_forwards(self, app_label: str, state: ProjectState) -> None:
-        """The model itself is in the state by ``CreateModel``."""
+        """Leave the state alone: ``CreateModel`` adds the model."""
 
     def database_forwards(
         self,
@@ -90,7 +89,7 @@ class CreateKeptTable(Operation):
     def _model(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, state: ProjectState
     ) -> type[models.Model] | None:
-        """The model, unless its table is not wanted on this database."""
+        """The model, or None if this database does not get its table."""
         connection = schema_editor.connection
         if connection.vendor in self.unless_vendor:
             return None
@@ -107,58 +106,12 @@ class CreateKeptTable(Operation):
         return f"kept_{self.name.lower()}"
 
 
-class AddKeptField(migrations.AddField):
-    """Add a column to such a table, or drop it on the way back. A column that exists already is left as it is."""
-
-    def __init__(self, model_name: str, name: str, field: models.Field[Any, Any], unless_vendor: Sequence[str] = ()):
-        super().__init__(model_name, name, field)
-        self.unless_vendor = tuple(unless_vendor)
-
-    def allow_migrate_model(self, connection_alias: Any, model: type[models.Model]) -> bool:
-        # Django's own says no to every unmanaged model
-        return connections[connection_alias].vendor not in self.unless_vendor and router.allow_migrate(
-            connection_alias, model._meta.app_label, model_name=model._meta.model_name
-        )
-
-    def database_forwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
-    ) -> None:
-        connection = schema_editor.connection
-        _unless_there(
-            schema_editor,
-            lambda: super(AddKeptField, self).database_forwards(app_label, schema_editor, from_state, to_state),
-            lambda: _has_column(connection, to_state.apps.get_model(app_label, self.model_name), self.name),
-        )
-
-
-class AddKeptIndex(migrations.AddIndex):
-    """Add an index to such a table, or drop it on the way back. One that exists already is left as it is."""
-
-    def database_forwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
-    ) -> None:
-        model = to_state.apps.get_model(app_label, self.model_name)
-        _unless_there(
-            schema_editor,
-            lambda: super(AddKeptIndex, self).database_forwards(app_label, schema_editor, from_state, to_state),
-            lambda: _has_index(schema_editor.connection, model, self.index.name),
-        )
-
-
 def _unless_there(
     schema_editor: BaseDatabaseSchemaEditor, create: Callable[[], None], is_there: Callable[[], bool]
 ) -> None:
-    """Create something, unless it exists already, perhaps since a moment ago.
+    """Create something unless it exists.
 
-    Tried first and asked later: on SQLite a transaction that has read cannot write once another process has written.
+    The check follows the attempt: on SQLite a transaction that has read cannot write after another process has written.
     """
     connection = schema_editor.connection
     if schema_editor.collect_sql:
@@ -182,9 +135,3 @@ def _has_index(connection: BaseDatabaseWrapper, model: type[models.Model], name:
     with connection.cursor() as cursor:
         found: Any = connection.introspection.get_constraints(cursor, model._meta.db_table)
     return connection.introspection.identifier_converter(name) in found
-
-
-def _has_column(connection: BaseDatabaseWrapper, model: type[models.Model], name: str) -> bool:
-    with connection.cursor() as cursor:
-        columns: Any = connection.introspection.get_table_description(cursor, model._meta.db_table)
-    return connection.introspection.identifier_converter(name) in {column.name for column in columns}

@@ -120,7 +120,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         lock_table.end(hold)
     if request.node.stash.get(_failed, False):
         return
-    assert not held, f"still held: {[hold.key.name for holding in held]}"
+    assert not held, f"still held: {[hold.key.name for hold in held]}"
     # what is released on an event loop is given back by a thread
     eventually(lambda: not list(lock_table.everything()), "somebody still waits or claims")
     eventually(lambda: not _sessions(), f"lock sessions are open: {_sessions()}")

@@ -1,135 +1,133 @@
-"""What those leave behind who could not take leave: claims to be undone once the engine answers again."""
+"""Deferred clean-up: undoes requests of interrupted callers once the server answers again."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, run
 
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
 
-    from django_distlock.records import Claim
+T = TypeVar("T")
 
-# Whoever is interrupted between a statement and its reply cannot know when a server that hangs will execute it; it is
-# undone again and again for this time after the first success. Seconds.
-GHOSTS = 5.0
-SWEEP_PATIENCE, SWEEP_PAUSE = 0.5, 0.25
-
-
-class StoreError(Exception):
-    """The store did not do what was asked. ``uncertain``: it may have, or may do so later."""
-
-    def __init__(self, message: str, *, uncertain: bool = False) -> None:
-        super().__init__(message)
-        self.uncertain = uncertain
-
-
-class Store(Protocol):
-    """Where the leases are. ``run`` does one operation by the monotonic time ``until``, or raises StoreError."""
-
-    def run(self, until: float, operation: str, *args: Any) -> Flow[Any]: ...
+# A server that hangs may execute a request long after its caller was interrupted. Such a request is undone repeatedly,
+# until this time after the first success; seconds.
+UNDO_WINDOW = 5.0
+# The time for one attempt to undo, and the pause before the next; seconds.
+UNDO_PATIENCE, UNDO_PAUSE = 0.5, 0.25
 
 
 @dataclass(slots=True)
-class Remnant:
-    """A claim that may still have a ticket, or a lease that nobody knows of."""
+class Request(Generic[T]):
+    """A request that may have been executed, or may be executed later."""
 
-    claim: Claim
+    what: T
     uncertain: bool
     due: float
     forget_at: float
     done_at: float | None = None
-    in_hand: bool = False
+    being_undone: bool = False
 
 
-class PendingCleanup:
-    """Claims to be cleaned up behind their callers' backs, in a thread that ends when it has done what is due."""
+class PendingCleanup(Generic[T]):
+    """The requests to one server that have to be undone, by a thread that ends when none is due.
 
-    def __init__(self, store: Store, alias: str) -> None:
-        self._store = store
-        self._name = f"distlock-{alias}-sweep"
-        self.left: dict[str, Remnant] = {}
+    ``undo(what, until)`` is a flow that undoes one request by the monotonic time ``until``. It raises an exception if
+    that failed. It is repeated until it succeeds and, for requests that may still be executed, for ``window`` seconds
+    more; but no longer than ``window`` after the lease of the request has ended by itself.
+    """
+
+    def __init__(
+        self,
+        undo: Callable[[T, float], Flow[object]],
+        thread_name: str,
+        *,
+        window: float = UNDO_WINDOW,
+        patience: float = UNDO_PATIENCE,
+    ) -> None:
+        self._undo = undo
+        self._thread_name = thread_name
+        self._window = window
+        self._patience = patience
+        # by token; empty: nothing is pending
+        self.requests: dict[str, Request[T]] = {}
         self._guard = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def add(self, claim: Claim, uncertain: bool) -> None:
-        """Have the ticket and the lease of ``claim`` deleted, at once. ``uncertain``: a statement may still be
-        executed."""
+    def add(self, token: str, what: T, ttl: float, uncertain: bool) -> None:
+        """Undo ``what``, from now on. ``uncertain``: it may be executed later. Replaces what ``token`` stood for."""
         now = monotonic()
         with self._guard:
-            self.left[claim.token] = Remnant(claim, uncertain, now, now + (claim.ttl or 0.0) + GHOSTS)
+            self.requests[token] = Request(what, uncertain, now, now + ttl + self._window)
             self._start()
 
-    def _start(self) -> None:
-        if self._thread is None:
-            thread = threading.Thread(target=self._sweep, name=self._name, daemon=True)
-            with contextlib.suppress(RuntimeError):  # no thread to be had: the next tick tries again
-                thread.start()
-                self._thread = thread
-
-    def discard(self, claim: Claim) -> bool:
-        """The caller tries again with the same claim. False: not now, since it is just being undone."""
+    def discard(self, token: str) -> bool:
+        """Do not undo the request: its caller repeats it. False if it is being undone at this moment."""
         with self._guard:
-            remnant = self.left.get(claim.token)
-            if remnant is not None and remnant.in_hand:
+            request = self.requests.get(token)
+            if request is not None and request.being_undone:
                 return False
-            self.left.pop(claim.token, None)
+            self.requests.pop(token, None)
             return True
 
     def tick(self, now: float) -> float | None:
-        """Start a sweep if one is due; when the next one is, None if nothing is left."""
+        """Begin with the requests that are due. The time of the next call, None if no request is left."""
         with self._guard:
-            if not self.left:
+            if not self.requests:
                 return None
-            due = min(remnant.due for remnant in self.left.values())
+            due = min(request.due for request in self.requests.values())
             if due <= now:
                 self._start()
-            return max(due, now + SWEEP_PAUSE)
+            return max(due, now + UNDO_PAUSE)
 
-    def _sweep(self) -> None:
+    def close(self) -> None:
+        """Forget the requests: their leases end by themselves."""
+        with self._guard:
+            self.requests.clear()
+            thread = self._thread
+        if thread is not None:
+            thread.join(2 * self._patience)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._work, name=self._thread_name, daemon=True)
+            with contextlib.suppress(RuntimeError):  # there is no thread: the next tick tries again
+                thread.start()
+                self._thread = thread
+
+    def _work(self) -> None:
         while True:
             now = monotonic()
             with self._guard:
-                due = [remnant for remnant in self.left.values() if remnant.due <= now]
+                due = [(token, request) for token, request in self.requests.items() if request.due <= now]
                 if not due:
                     self._thread = None
                     return
-            for remnant in due:
-                self._sweep_up(remnant)
+            for token, request in due:
+                self._attempt(token, request)
 
-    def _sweep_up(self, remnant: Remnant) -> None:
+    def _attempt(self, token: str, request: Request[T]) -> None:
         with self._guard:
-            if self.left.get(remnant.claim.token) is not remnant:
+            if self.requests.get(token) is not request:
                 return
-            remnant.in_hand = True
-        failed = False
+            request.being_undone = True
         try:
-            run(self._undo(remnant.claim))
-        except StoreError:
-            failed = True
+            run(self._undo(request.what, monotonic() + self._patience))
+        except Exception:
+            undone = False
+        else:
+            undone = True
         now = monotonic()
-        remnant.due = now + SWEEP_PAUSE
-        if not failed and remnant.done_at is None:
-            remnant.done_at = now + (GHOSTS if remnant.uncertain else 0.0)
+        request.due = now + UNDO_PAUSE
+        if undone and request.done_at is None:
+            request.done_at = now + (self._window if request.uncertain else 0.0)
         with self._guard:
-            remnant.in_hand = False
-            if now >= remnant.forget_at or (not failed and remnant.done_at is not None and now >= remnant.done_at):
-                self.left.pop(remnant.claim.token, None)
-
-    def _undo(self, claim: Claim) -> Flow[None]:
-        until = monotonic() + SWEEP_PATIENCE
-        yield from self._store.run(until, "give", claim)
-        yield from self._store.run(until, "leave", claim)
-
-    def close(self) -> None:
-        """Forget them: what is left ends by itself."""
-        with self._guard:
-            self.left.clear()
-            thread = self._thread
-        if thread is not None:
-            thread.join(2 * SWEEP_PATIENCE)
+            request.being_undone = False
+            finished = undone and request.done_at is not None and now >= request.done_at
+            if (finished or now >= request.forget_at) and self.requests.get(token) is request:
+                del self.requests[token]

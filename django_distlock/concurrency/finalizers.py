@@ -22,7 +22,7 @@ from .text import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-logger = logging.getLogger("django_distlock.garbage")
+logger = logging.getLogger("django_distlock.locks")
 
 # The collector calls back with ("start", facts) and ("stop", facts), where ``facts`` is a new dict each time. These
 # callbacks are functions in C on purpose: in one in Python a Ctrl-C that came during the collection would get lost.

@@ -19,7 +19,7 @@ from .text import one_line
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-logger = logging.getLogger("django_distlock.waiting")
+logger = logging.getLogger("django_distlock.locks")
 
 T = TypeVar("T")
 

@@ -92,7 +92,7 @@ class BaseLease:
             await self._aleave(error)
 
 
-logger = logging.getLogger("django_distlock.lease")
+logger = logging.getLogger("django_distlock.locks")
 
 
 class Lease(BaseLease):

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from .hold import Hold
 
-logger = logging.getLogger("django_distlock.closedloops")
-cleanups = logging.getLogger("django_distlock.context")
+logger = logging.getLogger("django_distlock.locks")
 
 # What a task of a closed event loop may want to await on its way out.
 _AWAITS = 100
@@ -131,4 +130,4 @@ def _stop(step: Any) -> None:
 
 
 def _warn(error: Exception) -> None:
-    cleanups.warning("A task of a closed event loop could not clean up: %s", one_line(error))
+    logger.warning("A task of a closed event loop could not clean up: %s", one_line(error))

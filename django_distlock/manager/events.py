@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 L = TypeVar("L")
 
-logger = logging.getLogger("django_distlock.signals")
+logger = logging.getLogger("django_distlock.locks")
 
 
 def send(signal: Signal, backend: Any, name: str, template: str | None = None, **facts: Any) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from django_distlock.backends.base import Backend
 
-logger = logging.getLogger("django_distlock.introspection")
+logger = logging.getLogger("django_distlock.operations")
 
 # So long who looks waits for all aliases together; seconds. Each statement has two.
 PATIENCE = 2.5

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from .hold import Hold
 
-logger = logging.getLogger("django_distlock.keepalive")
+logger = logging.getLogger("django_distlock.locks")
 
 # Longest sleep while anything is looked after: a session that was killed is noticed within this time.
 TICK = 0.5

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .hold import Hold
 
-logger = logging.getLogger("django_distlock.names")
+logger = logging.getLogger("django_distlock.backends")
 
 # Seconds between two looks.
 LOOK = 1.0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-logger = logging.getLogger("django_distlock.registry")
+logger = logging.getLogger("django_distlock.backends")
 
 CACHED_KEYS = 4096
 

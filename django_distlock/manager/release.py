@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .hold import Hold
 
 
-logger = logging.getLogger("django_distlock.loss")
+logger = logging.getLogger("django_distlock.locks")
 
 
 def lose(hold: Hold, reason: str, *, releasing: bool = False) -> bool:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from .hold import Hold
 
-logger = logging.getLogger("django_distlock.transactions")
+logger = logging.getLogger("django_distlock.locks")
 
 # What is to be told once the transaction is quite over.
 News = list[Callable[[], object]]

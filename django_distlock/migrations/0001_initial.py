@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from django.db import migrations, models
 
-import django_distlock.schema
-from django_distlock.schema import CreateKeptTable
+from django_distlock.schema import AsciiField, CreateKeptTable
 
 if TYPE_CHECKING:
     from django.apps.registry import Apps
@@ -14,8 +13,11 @@ if TYPE_CHECKING:
 
 
 def make_site_key(apps: Apps, schema_editor: BaseDatabaseSchemaEditor) -> None:
-    """Insert a random key of 256 bits if there is none. One that is there is never replaced: running processes use it,
-    and another ``migrate`` at the same time may have made it."""
+    """Insert a random key of 256 bits if there is none.
+
+    A key that exists is never replaced: running processes use it, and another ``migrate`` at the same time may have
+    made it.
+    """
     keys = apps.get_model("django_distlock", "SiteKey").objects.using(schema_editor.connection.alias)
     key = secrets.token_urlsafe(32)
     if schema_editor.connection.features.supports_ignore_conflicts:
@@ -45,14 +47,14 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="LeaseRow",
             fields=[
-                ("digest", django_distlock.schema.AsciiField(max_length=64, primary_key=True, serialize=False)),
-                ("alias", django_distlock.schema.AsciiField(max_length=255)),
+                ("digest", AsciiField(max_length=64, primary_key=True, serialize=False)),
+                ("alias", AsciiField(max_length=255)),
                 ("name", models.TextField()),
-                ("token", django_distlock.schema.AsciiField(max_length=64)),
+                ("token", AsciiField(max_length=64)),
                 ("fence", models.BigIntegerField()),
                 ("acquired_at", models.BigIntegerField()),
                 ("expires_at", models.BigIntegerField()),
-                ("holder", django_distlock.schema.AsciiField(max_length=255)),
+                ("holder", AsciiField(max_length=255)),
             ],
             options={
                 "db_table": "django_distlock_lease",
@@ -63,10 +65,11 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="LeaseTicket",
             fields=[
-                ("token", django_distlock.schema.AsciiField(max_length=64, primary_key=True, serialize=False)),
-                ("digest", django_distlock.schema.AsciiField(max_length=64)),
+                ("token", AsciiField(max_length=64, primary_key=True, serialize=False)),
+                ("digest", AsciiField(max_length=64)),
                 ("arrived", models.BigIntegerField()),
                 ("seen", models.BigIntegerField()),
+                ("holder", AsciiField(max_length=255, null=True)),
             ],
             options={
                 "db_table": "django_distlock_ticket",
@@ -75,9 +78,105 @@ class Migration(migrations.Migration):
                 "indexes": [models.Index(fields=["digest", "arrived"], name="distlock_ticket_queue")],
             },
         ),
+        migrations.CreateModel(
+            name="LockName",
+            fields=[
+                ("key", AsciiField(db_column="lock_key", max_length=64, primary_key=True, serialize=False)),
+                ("alias", AsciiField(max_length=255)),
+                ("name", models.TextField()),
+                ("other", models.TextField()),
+                ("seen_at", models.BigIntegerField()),
+                ("session", models.BigIntegerField()),
+                ("since", models.BigIntegerField()),
+                ("holder", AsciiField(max_length=255)),
+            ],
+            options={
+                "db_table": "django_distlock_name",
+                "default_permissions": (),
+                "managed": False,
+            },
+        ),
+        migrations.CreateModel(
+            name="HeldLock",
+            fields=[("key", models.CharField(max_length=255, primary_key=True, serialize=False))],
+            options={
+                "verbose_name": "held lock",
+                "verbose_name_plural": "held locks",
+                "permissions": (("break_lock", "Can break held locks"),),
+                "managed": False,
+                "default_permissions": ("view",),
+            },
+        ),
+        # Managed models: CreateModel would make their tables, and fail if another `migrate` has just made them.
+        migrations.SeparateDatabaseAndState(
+            state_operations=[
+                migrations.CreateModel(
+                    name="LockEvent",
+                    fields=[
+                        (
+                            "id",
+                            models.BigAutoField(
+                                auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                            ),
+                        ),
+                        ("alias", AsciiField(max_length=255)),
+                        ("digest", AsciiField(max_length=32)),
+                        ("name", models.CharField(max_length=512)),
+                        ("kind", AsciiField(max_length=16)),
+                        ("at", models.DateTimeField()),
+                        ("wait", models.FloatField(null=True)),
+                        ("hold", models.FloatField(null=True)),
+                        ("fence", models.BigIntegerField(null=True)),
+                        ("reason", models.CharField(max_length=255)),
+                        ("holder", models.CharField(max_length=255)),
+                    ],
+                    options={
+                        "db_table": "django_distlock_event",
+                        "default_permissions": (),
+                        "indexes": [
+                            models.Index(fields=["digest", "alias", "at"], name="distlock_event_of_lock"),
+                            models.Index(fields=["at"], name="distlock_event_at"),
+                        ],
+                    },
+                ),
+                migrations.CreateModel(
+                    name="IdempotencyRecord",
+                    fields=[
+                        ("scope", AsciiField(max_length=64, primary_key=True, serialize=False)),
+                        ("state", AsciiField(max_length=10, verbose_name="state")),
+                        ("owner", AsciiField(max_length=32)),
+                        ("fingerprint", AsciiField(max_length=64)),
+                        ("principal", models.CharField(max_length=255, verbose_name="principal")),
+                        ("method", AsciiField(max_length=10, verbose_name="method")),
+                        ("route", models.CharField(max_length=255, verbose_name="route")),
+                        ("phases", models.TextField()),
+                        ("status", models.SmallIntegerField(null=True, verbose_name="status")),
+                        ("facts", models.TextField(null=True)),
+                        ("body", models.BinaryField(null=True)),
+                        ("claimed_at", models.BigIntegerField()),
+                        ("expires_at", models.BigIntegerField()),
+                        ("lives_until", models.BigIntegerField()),
+                    ],
+                    options={
+                        "verbose_name": "idempotency key",
+                        "verbose_name_plural": "idempotency keys",
+                        "db_table": "django_distlock_idempotency",
+                        "permissions": (("release_idempotencyrecord", "Can release stuck idempotency keys"),),
+                        "default_permissions": ("view",),
+                        "indexes": [
+                            models.Index(fields=["lives_until"], name="distlock_idempotency_ends"),
+                            models.Index(fields=["principal", "lives_until"], name="distlock_idempotency_whose"),
+                        ],
+                    },
+                ),
+            ]
+        ),
         CreateKeptTable("SiteKey"),
-        # On SQLite the leases live in a file of their own.
+        # On SQLite the leases live in a file beside the database, and no backend hashes names.
         CreateKeptTable("LeaseRow", unless_vendor=["sqlite"]),
         CreateKeptTable("LeaseTicket", unless_vendor=["sqlite"]),
+        CreateKeptTable("LockName", unless_vendor=["sqlite"]),
+        CreateKeptTable("LockEvent"),
+        CreateKeptTable("IdempotencyRecord"),
         migrations.RunPython(make_site_key, migrations.RunPython.noop, hints={"model_name": "sitekey"}),
     ]

@@ -18,7 +18,7 @@ from django_distlock.concurrency.text import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-logger = logging.getLogger("django_distlock.history")
+logger = logging.getLogger("django_distlock.operations")
 
 # Seconds from an event until it is written.
 DELAY = 1.0

@@ -24,14 +24,14 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in p
 
 # Bottom up: the first part of a module's name is its room. "" are the public names of the package itself.
 FLOORS = [
-    {"exceptions", "records", "keys", "conf", "validation", "schema", "models", "language", "signals", "concurrency"},
+    {"exceptions", "records", "keys", "conf", "validation", "schema", "models", "signals", "concurrency"},
     {"backends"},
     {"manager"},
     {"locks"},
     {"data"},
     {""},
-    {"checks"},
-    {"idempotency", "operations", "middleware", "testing"},
+    {"checks", "middleware"},
+    {"idempotency", "operations", "testing"},
     {"apps", "admin", "pytest_plugin", "templatetags", "management"},
 ]
 # Neighbours on one floor do not know each other, but for these.
@@ -47,7 +47,6 @@ STILL_CIRCLES = {
         "idempotency.http.bodies idempotency.http.forms idempotency.http.requests",
         "idempotency.execution idempotency.handle",
         "idempotency.storage idempotency.storage.database idempotency.storage.portable",
-        "backends.postgres.pooler backends.postgres.session",
         "backends.redlock.debts backends.redlock.inquiry backends.redlock.lanes backends.redlock.lines"
         " backends.redlock.nodes",
     )
@@ -231,12 +230,12 @@ def test_locks_on_data_know_nothing_of_engines_and_settings(module: str) -> None
     assert not below & {f"manager.{name}" for name in ("registry", "site_key", "lock_table", "keepalive")}
 
 
-# Of the core beside its public names: the site key, how arguments are checked, and the tables.
+# Of the core beside its public names: the site key, how arguments are checked, the tables, the language of its pages.
 IDEMPOTENCY_MAY_IMPORT = {
     "",
     "concurrency",
-    "language",
     "idempotency",
+    "middleware",
     "manager.site_key",
     "validation",
     "models",

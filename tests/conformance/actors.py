@@ -145,7 +145,7 @@ class LoopThread:
         self.loop.close()
 
 
-class BaseLock:
+class Face:
     """Makes actors of one kind: ``"sync"`` threads or ``"async"`` tasks of one event loop."""
 
     def __init__(self, kind: str) -> None:

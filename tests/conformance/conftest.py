@@ -11,7 +11,7 @@ from django.utils.module_loading import import_string
 
 from django_distlock.manager.registry import registry
 from tests.conformance import watching
-from tests.conformance.actors import Actor, BaseLock
+from tests.conformance.actors import Actor, Face
 from tests.conformance.rivals import Neighbour, Rival, serve
 from tests.matrix import MATRIX, Entry
 from tests.support.processes import Child
@@ -52,20 +52,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(params=["sync", "async"])
-def face(request: pytest.FixtureRequest, nothing_left: None) -> Iterator[BaseLock]:
+def face(request: pytest.FixtureRequest, nothing_left: None) -> Iterator[Face]:
     """Threads, then tasks."""
-    face = BaseLock(request.param)
+    face = Face(request.param)
     yield face
     face.close()
 
 
 @pytest.fixture
-def me(face: BaseLock) -> Actor:
+def me(face: Face) -> Actor:
     return face.actor()
 
 
 @pytest.fixture
-def other(face: BaseLock) -> Actor:
+def other(face: Face) -> Actor:
     """Another context of this process."""
     return face.actor()
 

@@ -14,7 +14,7 @@ from tests.conftest import eventually
 from tests.support.timing import within
 
 if TYPE_CHECKING:
-    from tests.conformance.actors import Actor, BaseLock
+    from tests.conformance.actors import Actor, Face
 
 
 def _waits(name: str) -> None:
@@ -22,7 +22,7 @@ def _waits(name: str) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_r8_a_circle_in_one_process_is_found_at_once(face: BaseLock, using: str, name: str, size: int) -> None:
+def test_r8_a_circle_in_one_process_is_found_at_once(face: Face, using: str, name: str, size: int) -> None:
     """Each holds one lock and waits for the next; the last one is told."""
     actors = face.actors(size)
     locks = [advisory_lock(f"{name}{number}", using=using, timeout=PATIENCE) for number in range(size)]
@@ -57,7 +57,7 @@ def test_r8_one_that_does_not_wait_closes_no_circle(me: Actor, other: Actor, usi
     me.release(held)
 
 
-def test_r8_a_queue_without_a_circle_is_none(face: BaseLock, using: str, name: str) -> None:
+def test_r8_a_queue_without_a_circle_is_none(face: Face, using: str, name: str) -> None:
     """Who holds something may wait for those who wait for something else."""
     first, second, third = face.actors(3)
     a, b = (advisory_lock(f"{name}{letter}", using=using, timeout=PATIENCE) for letter in "ab")
@@ -87,7 +87,7 @@ def test_r8_a_circle_through_two_aliases_is_found(me: Actor, other: Actor, using
 
 
 def test_r8_a_victim_of_lock_all_gives_back_what_the_call_had_taken(
-    me: Actor, other: Actor, face: BaseLock, using: str, name: str
+    me: Actor, other: Actor, face: Face, using: str, name: str
 ) -> None:
     a, b, c = (f"{name}{letter}" for letter in "abc")
     mine = me.acquire(advisory_lock(c, using=using))
@@ -120,7 +120,7 @@ def test_r8_a_circle_across_processes_ends_at_the_deadline(me: Actor, rival: Any
     rival.release(theirs)
 
 
-def test_r9_two_callers_with_the_same_set_do_not_deadlock(face: BaseLock, using: str, name: str) -> None:
+def test_r9_two_callers_with_the_same_set_do_not_deadlock(face: Face, using: str, name: str) -> None:
     names = [f"{name}{letter}" for letter in "abcd"]
     sets = [lock_all(order, using=using, timeout=PATIENCE) for order in (names, names[::-1], names[2:] + names[:2])]
     inside = Inside()

@@ -10,7 +10,7 @@ import pytest
 from django.db import connections
 
 from django_distlock import LockNotAcquired, LockTimeout, advisory_lock
-from tests.conformance.actors import PATIENCE, Actor, BaseLock, Inside
+from tests.conformance.actors import PATIENCE, Actor, Face, Inside
 from tests.conformance.rivals import RivalError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def test_r1_another_process_is_refused_until_the_release(me: Actor, rival: Any, 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_r1_the_critical_section_of_the_next_tests_loses_counts_without_a_lock(kind: str) -> None:
-    face, inside = BaseLock(kind), Inside()
+    face, inside = Face(kind), Inside()
     try:
         wait([actor.submit(face.critical(None, inside, 5)) for actor in face.actors(4)], PATIENCE)
     finally:
@@ -55,7 +55,7 @@ def test_r1_the_critical_section_of_the_next_tests_loses_counts_without_a_lock(k
     assert inside.counter < 20
 
 
-def test_r1_four_contexts_one_inside_at_a_time(face: BaseLock, using: str, name: str) -> None:
+def test_r1_four_contexts_one_inside_at_a_time(face: Face, using: str, name: str) -> None:
     lock, inside = advisory_lock(name, using=using, timeout=PATIENCE), Inside()
     for work in [actor.submit(face.critical(lock, inside, 5)) for actor in face.actors(4)]:
         work.result(PATIENCE)
@@ -64,7 +64,7 @@ def test_r1_four_contexts_one_inside_at_a_time(face: BaseLock, using: str, name:
 
 def test_r1_threads_and_tasks_exclude_each_other(using: str, name: str) -> None:
     lock, inside = advisory_lock(name, using=using, timeout=PATIENCE), Inside()
-    faces = [BaseLock("sync"), BaseLock("async")]
+    faces = [Face("sync"), Face("async")]
     try:
         works = [actor.submit(face.critical(lock, inside, 4)) for face in faces for actor in face.actors(3)]
         for work in works:
@@ -136,7 +136,7 @@ def test_r1_only_one_of_four_tasks_that_do_not_wait_gets_in(using: str, name: st
 
 
 def test_r1_processes_lose_no_count(
-    rival: Any, second_rival: Any, face: BaseLock, using: str, name: str, tmp_path: Path
+    rival: Any, second_rival: Any, face: Face, using: str, name: str, tmp_path: Path
 ) -> None:
     """Two processes and two contexts of this one read a number, and write it back one higher."""
     file = tmp_path / "count"
@@ -152,7 +152,7 @@ def test_r1_processes_lose_no_count(
     assert int(file.read_text()) == 4 * rounds
 
 
-def _counting(face: BaseLock, lock: Any, file: Path, rounds: int) -> Any:
+def _counting(face: Face, lock: Any, file: Path, rounds: int) -> Any:
     def threads() -> None:
         for _ in range(rounds):
             with lock:

@@ -10,7 +10,7 @@ import pytest
 
 from django_distlock import LockLost, LockNotHeld, advisory_lock
 from django_distlock.signals import lock_lost
-from tests.conformance.actors import PATIENCE, BaseLock
+from tests.conformance.actors import PATIENCE, Face
 from tests.conftest import eventually
 from tests.support.timing import within
 
@@ -52,7 +52,7 @@ def test_r16_released_by_another_context(me: Actor, other: Actor, lock: Any) -> 
 
 @pytest.mark.parametrize(("taker", "giver"), [("sync", "async"), ("async", "sync")])
 def test_r16_a_thread_releases_for_a_task_and_a_task_for_a_thread(lock: Any, taker: str, giver: str) -> None:
-    faces = [BaseLock(taker), BaseLock(giver)]
+    faces = [Face(taker), Face(giver)]
     try:
         takes, gives = (face.actor() for face in faces)
         for _ in range(3):

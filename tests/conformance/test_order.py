@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import LockTimeout, advisory_lock, semaphore
-from tests.conformance.actors import PATIENCE, BaseLock
+from tests.conformance.actors import PATIENCE, Face
 from tests.conformance.conftest import across_processes, with_semaphore
 from tests.conformance.rivals import Rival, serve
 from tests.conformance.watching import waiting_at_the_engine, waiting_here
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from tests.conformance.actors import Actor
 
 
-def test_r4_contexts_of_one_process_are_served_in_order(me: Actor, face: BaseLock, using: str, name: str) -> None:
+def test_r4_contexts_of_one_process_are_served_in_order(me: Actor, face: Face, using: str, name: str) -> None:
     lock = advisory_lock(name, using=using)
     serve_in_order(face, name, lock, [me.acquire(lock)])
 
 
 @with_semaphore
-def test_r4_so_are_those_who_wait_for_a_semaphore(me: Actor, face: BaseLock, using: str, name: str) -> None:
+def test_r4_so_are_those_who_wait_for_a_semaphore(me: Actor, face: Face, using: str, name: str) -> None:
     pool = semaphore(name, 2, using=using)
     serve_in_order(face, name, pool, [me.acquire(pool), me.acquire(pool)])
 
 
-def serve_in_order(face: BaseLock, name: str, lock: Any, held: list[Any]) -> None:
+def serve_in_order(face: Face, name: str, lock: Any, held: list[Any]) -> None:
     """Six contexts come to wait, one after the other, and one of the leases ``held`` is given back."""
     order: list[int] = []
     waiting = []
@@ -48,7 +48,7 @@ def serve_in_order(face: BaseLock, name: str, lock: Any, held: list[Any]) -> Non
     assert order == list(range(6))
 
 
-def _in_turn(face: BaseLock, lock: Any, order: list[int], number: int) -> Any:
+def _in_turn(face: Face, lock: Any, order: list[int], number: int) -> Any:
     def thread() -> None:
         with lock:
             order.append(number)
@@ -62,7 +62,7 @@ def _in_turn(face: BaseLock, lock: Any, order: list[int], number: int) -> Any:
 
 def test_r4_threads_and_tasks_stand_in_one_queue(using: str, name: str) -> None:
     lock = advisory_lock(name, using=using)
-    faces = [BaseLock("sync"), BaseLock("async")]
+    faces = [Face("sync"), Face("async")]
     try:
         order: list[int] = []
         with lock:
@@ -79,7 +79,7 @@ def test_r4_threads_and_tasks_stand_in_one_queue(using: str, name: str) -> None:
     assert order == list(range(6))
 
 
-def test_r4_one_that_gave_up_is_passed_over(me: Actor, face: BaseLock, using: str, name: str) -> None:
+def test_r4_one_that_gave_up_is_passed_over(me: Actor, face: Face, using: str, name: str) -> None:
     lock = advisory_lock(name, using=using)
     held = me.acquire(lock)
     impatient, patient = face.actors(2)
@@ -93,7 +93,7 @@ def test_r4_one_that_gave_up_is_passed_over(me: Actor, face: BaseLock, using: st
     patient.release(second.result(PATIENCE))
 
 
-def test_r4_who_does_not_wait_does_not_overtake(me: Actor, other: Actor, face: BaseLock, using: str, name: str) -> None:
+def test_r4_who_does_not_wait_does_not_overtake(me: Actor, other: Actor, face: Face, using: str, name: str) -> None:
     """With a waiter in the queue, an attempt with timeout=0 fails also in the moment of the release."""
     lock = advisory_lock(name, using=using)
     third = face.actor()

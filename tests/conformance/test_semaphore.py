@@ -16,7 +16,7 @@ from tests.conftest import eventually
 from tests.support.timing import within
 
 if TYPE_CHECKING:
-    from tests.conformance.actors import Actor, BaseLock
+    from tests.conformance.actors import Actor, Face
 
 
 def test_as_many_as_the_limit(me: Actor, other: Actor, rival: Any, using: str, name: str) -> None:
@@ -59,7 +59,7 @@ def test_processes_share_it(me: Actor, rival: Any, using: str, name: str) -> Non
     me.release(mine)
 
 
-def test_never_more_inside_than_the_limit(face: BaseLock, using: str, name: str) -> None:
+def test_never_more_inside_than_the_limit(face: Face, using: str, name: str) -> None:
     pool, inside = semaphore(name, 2, using=using, timeout=PATIENCE), Inside()
     for future in [actor.submit(face.critical(pool, inside, 3)) for actor in face.actors(6)]:
         future.result(PATIENCE)
@@ -77,7 +77,7 @@ def test_r5_the_deadline(me: Actor, rival: Any, using: str, name: str) -> None:
         rival.release(number)
 
 
-def test_r8_another_holder_may_open_the_circle(face: BaseLock, using: str, name: str) -> None:
+def test_r8_another_holder_may_open_the_circle(face: Face, using: str, name: str) -> None:
     """No deadlock is called where the semaphore has a further holder, who will leave."""
     first, second, third = face.actors(3)
     pool, lock = semaphore(name, 2, using=using, timeout=PATIENCE), advisory_lock(name, using=using)

@@ -15,7 +15,7 @@ from tests.conftest import eventually
 from tests.matrix import MATRIX
 
 if TYPE_CHECKING:
-    from tests.conformance.actors import Actor, BaseLock
+    from tests.conformance.actors import Actor, Face
 
 SHARING = ("memory", "postgres", "redis", "zookeeper")
 sharing = pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_readers_together_writers_alone(me: Actor, other: Actor, rival: Any, usi
 
 
 @sharing
-def test_a_reader_that_leaves_takes_no_other_along(face: BaseLock, rival: Any, using: str, name: str) -> None:
+def test_a_reader_that_leaves_takes_no_other_along(face: Face, rival: Any, using: str, name: str) -> None:
     """Also where one session holds for several readers."""
     reader, writer = advisory_lock(name, using=using, shared=True), advisory_lock(name, using=using)
     actors = face.actors(4)
@@ -77,7 +77,7 @@ def test_a_reader_that_leaves_takes_no_other_along(face: BaseLock, rival: Any, u
 
 
 @sharing
-def test_r4_a_writer_that_waits_is_not_overtaken_by_readers(me: Actor, face: BaseLock, using: str, name: str) -> None:
+def test_r4_a_writer_that_waits_is_not_overtaken_by_readers(me: Actor, face: Face, using: str, name: str) -> None:
     reader, writer = advisory_lock(name, using=using, shared=True), advisory_lock(name, using=using)
     order: list[str] = []
     first = me.acquire(reader)
@@ -96,7 +96,7 @@ def test_r4_a_writer_that_waits_is_not_overtaken_by_readers(me: Actor, face: Bas
 
 
 @sharing
-def test_r4_readers_that_wait_for_a_writer_come_in_together(me: Actor, face: BaseLock, using: str, name: str) -> None:
+def test_r4_readers_that_wait_for_a_writer_come_in_together(me: Actor, face: Face, using: str, name: str) -> None:
     reader, writer = advisory_lock(name, using=using, shared=True), advisory_lock(name, using=using)
     lease = me.acquire(writer)
     actors = face.actors(3)

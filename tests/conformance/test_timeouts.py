@@ -22,7 +22,7 @@ from django_distlock import (
 from django_distlock.backends.memory import MemoryBackend
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager.registry import registry
-from tests.conformance.actors import PATIENCE, BaseLock
+from tests.conformance.actors import PATIENCE, Face
 from tests.conformance.watching import asking_here, waiting_here
 from tests.conftest import eventually
 from tests.faults.server import noted
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.alone
 AT_ONCE = 50
 
 
-def _timed(face: BaseLock, lock: Any, rounds: int) -> Any:
+def _timed(face: Face, lock: Any, rounds: int) -> Any:
     """``rounds`` tries of 0.5 s: how long each took."""
 
     def threads() -> list[float]:
@@ -75,7 +75,7 @@ def too_slow_to_answer() -> Iterator[None]:
 
 @pytest.mark.parametrize(("names", "rounds"), [(AT_ONCE, 2), (1, 1)], ids=["many names", "one name"])
 def test_r5_half_a_second_is_half_a_second(
-    face: BaseLock, rival: Any, using: str, name: str, names: int, rounds: int
+    face: Face, rival: Any, using: str, name: str, names: int, rounds: int
 ) -> None:
     """100 tries against locks that another process holds, and a crowd at one lock: p99 within 50 ms."""
     held = [rival.acquire(using, f"{name}{number}") for number in range(names)]
@@ -140,7 +140,7 @@ def test_r5_unset_is_the_alias_s_timeout(me: Actor, other: Actor, using: str, na
 
 
 def test_r5_the_deadline_holds_behind_waiters_of_this_process(
-    me: Actor, face: BaseLock, rival: Any, using: str, name: str
+    me: Actor, face: Face, rival: Any, using: str, name: str
 ) -> None:
     """The local queue and the engine share one deadline."""
     held = rival.acquire(using, name)
@@ -212,7 +212,7 @@ def test_r6_busy_and_lost_and_down_are_no_relatives() -> None:
     "broken", [{"PORT": "1"}, {"PASSWORD": "wrong", "USER": "nobody"}, {"NAME": "no_such_database"}], ids=repr
 )
 def test_r6_a_server_that_refuses_is_unavailable(
-    databases: None, face: BaseLock, using: str, database: str, name: str, broken: dict[str, str], settings: Any
+    databases: None, face: Face, using: str, database: str, name: str, broken: dict[str, str], settings: Any
 ) -> None:
     """Whatever the driver says comes as BackendUnavailable, with the driver's error as its cause."""
     wrong = f"{database}_wrong"
@@ -255,9 +255,7 @@ class SlowToMake(MemoryBackend):
 
 
 @pytest.mark.parametrize("using", ["slow"])
-def test_r5_making_the_backend_takes_none_of_the_callers_time(
-    face: BaseLock, settings: Any, using: str, name: str
-) -> None:
+def test_r5_making_the_backend_takes_none_of_the_callers_time(face: Face, settings: Any, using: str, name: str) -> None:
     """The first of a process would be told that somebody else had the lock, though nobody was asked."""
     backend = f"{__name__}.{SlowToMake.__qualname__}"
     settings.DISTLOCK = {**settings.DISTLOCK, using: {"BACKEND": backend}}
@@ -274,7 +272,7 @@ def test_r6_a_bug_in_a_callback_is_no_lock_error(using: str, name: str) -> None:
 
 @pytest.mark.parametrize("using", ["postgres", "mysql"])
 def test_r6_a_crowd_at_a_server_that_answers_is_busy_and_not_unavailable(
-    databases: None, face: BaseLock, using: str, name: str
+    databases: None, face: Face, using: str, name: str
 ) -> None:
     """Whoever spends all the time behind others of this process has no word from the server, which is well."""
     backend: Any = registry.entry(using).backend

@@ -14,10 +14,10 @@ from django_distlock import LockNotAcquired, LockNotHeld, advisory_lock, lock_al
 from tests.conformance.actors import PATIENCE, Inside
 
 if TYPE_CHECKING:
-    from tests.conformance.actors import Actor, BaseLock
+    from tests.conformance.actors import Actor, Face
 
 
-def test_r24_one_object_many_contexts(face: BaseLock, using: str, name: str) -> None:
+def test_r24_one_object_many_contexts(face: Face, using: str, name: str) -> None:
     """A module-level constant, entered by all of them."""
     lock, inside = advisory_lock(name, using=using, timeout=PATIENCE), Inside()
 
@@ -66,7 +66,7 @@ def test_r24_an_exit_elsewhere_closes_the_only_open_entry(me: Actor, other: Acto
     other.release(other.acquire(lock, timeout=0))
 
 
-def test_r24_an_exit_elsewhere_with_several_open_entries_closes_none(face: BaseLock, using: str, name: str) -> None:
+def test_r24_an_exit_elsewhere_with_several_open_entries_closes_none(face: Face, using: str, name: str) -> None:
     pool = semaphore(name, 2, using=using)
     first, second, third = face.actors(3)
     leases = [first.enter(pool), second.enter(pool)]

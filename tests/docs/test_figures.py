@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from django_distlock import conf, keys, validation
-from django_distlock.backends.cleanup import GHOSTS
+from django_distlock.backends.cleanup import UNDO_WINDOW
 from django_distlock.backends.leasetable import backend
 from django_distlock.backends.leasetable.records import GRACE, KEPT
 from django_distlock.backends.mysql import backend as mysql
@@ -46,7 +46,7 @@ CLAIMS = [
     ("backends/redis", f"The first {redis.WAITERS} waiters of a process"),
     ("backends/redis", {0.25: "look four times a second"}[redis.LOOK_EVERY]),
     ("backends/redis", f"is closed after {pool.IDLE:g} s"),
-    ("backends/redis", {5.0: "for five seconds after the server answers again"}[GHOSTS]),
+    ("backends/redis", {5.0: "for five seconds after the server answers again"}[UNDO_WINDOW]),
     ("usage/fencing", f"for {KEPT / 3600:g} hours"),
     ("usage/waiting", f"for `ttl` seconds, {DEFAULTS['ttl']:g} by default"),
     ("usage/waiting", {3: "every third of that"}[keepalive.RENEWALS_PER_TTL]),

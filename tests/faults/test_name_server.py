@@ -73,7 +73,7 @@ def test_r5_a_name_server_that_hangs(answers: threading.Event, name: str) -> Non
 def test_lookups_do_not_pile_up(answers: threading.Event, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from django_distlock.concurrency import background
 
-    monkeypatch.setattr(background, "MOST", 3)
+    monkeypatch.setattr(background, "MAX_ABANDONED", 3)
     for _ in range(8):
         with pytest.raises(BackendUnavailable):
             advisory_lock(name, using="named", timeout=0.1).acquire()

@@ -27,7 +27,7 @@ MOST, TRIES = 4, 12
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     from django_distlock.concurrency import background
 
-    monkeypatch.setattr(background, "MOST", MOST)
+    monkeypatch.setattr(background, "MAX_ABANDONED", MOST)
 
 
 def connecting() -> list[str]:

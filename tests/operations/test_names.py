@@ -156,7 +156,7 @@ def test_two_names_with_one_key_are_reported(
     derive = django_distlock.manager.registry.derive_key
     monkeypatch.setattr(django_distlock.manager.registry, "derive_key", broken)
     names = [f"collision {os.getpid()}", f"collision-{os.getpid()}"]
-    with caplog.at_level(logging.ERROR, "django_distlock.names"):
+    with caplog.at_level(logging.ERROR, "django_distlock.backends"):
         for each in names * 2:
             with advisory_lock(each, using=using):
                 looks.look(using)
@@ -175,7 +175,7 @@ def test_without_the_table_locks_work_and_the_log_says_so_once(
     """The code is newer than the database: `migrate` has not run yet."""
     ask(using, RENAME.format("django_distlock_name", MOVED))
     try:
-        with caplog.at_level(logging.DEBUG, "django_distlock.names"), advisory_lock(name, using=using) as lease:
+        with caplog.at_level(logging.DEBUG, "django_distlock.backends"), advisory_lock(name, using=using) as lease:
             for _ in range(4):
                 looks.look(using)
             assert [info.name for info in _named(using, name)] == [name]
@@ -192,7 +192,7 @@ def test_in_a_database_that_is_only_read(name: str, looks: Looks, settings: Any,
     with database_alias("reading", "postgres", OPTIONS=options), ExitStack() as stack:
         on(settings, "reading")
         stack.callback(registry.close)
-        with caplog.at_level(logging.DEBUG, "django_distlock.names"), advisory_lock(name, using="postgres"):
+        with caplog.at_level(logging.DEBUG, "django_distlock.backends"), advisory_lock(name, using="postgres"):
             for _ in range(4):
                 looks.look("postgres")
             assert [info.name for info in _named("postgres", name)] == [name]
@@ -203,7 +203,7 @@ def test_behind_a_pooler_names_are_not_kept(name: str, looks: Looks, settings: A
     """A transaction needs no session of ours there, and there can be none."""
     on(settings, "pgbouncer")
     with (
-        caplog.at_level(logging.DEBUG, "django_distlock.names"),
+        caplog.at_level(logging.DEBUG, "django_distlock.backends"),
         transaction.atomic("pgbouncer"),
         advisory_lock(name, using="postgres"),
     ):

@@ -31,7 +31,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], str]]:
 
     def look() -> str:
         caplog.clear()
-        with caplog.at_level(logging.WARNING, "django_distlock.keepalive"):
+        with caplog.at_level(logging.WARNING, "django_distlock.locks"):
             keepalive._tick(time.monotonic() + 10.1)
         (record,) = caplog.records
         return record.getMessage()

@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from django_distlock.backends.base import Backend
-from django_distlock.backends.cleanup import PendingCleanup, Store, StoreError
+from django_distlock.backends.cleanup import PendingCleanup
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import LEAST_ANSWER
 from django_distlock.concurrency.flow import Flow, arun, run
@@ -21,7 +21,7 @@ from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor, path
 from .pruning import Pruning
-from .records import Crowded, Holder, Ticket
+from .records import Crowded, Holder, Store, StoreError, Ticket
 from .server import ServerStore
 from .sqlite import SqliteStore
 from .waiter import ASKING, Waiter
@@ -76,12 +76,12 @@ class LeaseTableBackend(Backend):
         # Claims that ask, with their ticket once they wait, and their grant until the caller surely has it: who is
         # interrupted on the way withdraws, and what was granted then is given back.
         self._claims: dict[str, Waiter | Grant | None] = {}
-        self._remains = PendingCleanup(self.store, alias)
+        self._cleanup = PendingCleanup(self._undo_claim, f"distlock-{alias}-undo")
         self._pruning = Pruning(self.store, alias)
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         store = self._embedded
-        if store is None or claim.token in self._claims or self._remains.left:
+        if store is None or claim.token in self._claims or self._cleanup.requests:
             return run(self._acquire(self._direct, claim, wait))
         asked = monotonic()
         self._claims[claim.token] = ASKING
@@ -101,7 +101,7 @@ class LeaseTableBackend(Backend):
         waiter = self._claims.get(claim.token)
         try:
             if not isinstance(waiter, Waiter):
-                if not self._remains.discard(claim):
+                if not self._cleanup.discard(claim.token):
                     return None
                 self._claims[claim.token] = ASKING
                 until = asked + self._patience(wait)
@@ -177,8 +177,12 @@ class LeaseTableBackend(Backend):
             self._leave_behind(claim, error.uncertain)
 
     def _leave_behind(self, claim: Claim, uncertain: bool) -> None:
-        self._remains.add(claim, uncertain)
+        self._cleanup.add(claim.token, claim, claim.ttl or 0.0, uncertain)
         self.wake_at(monotonic())
+
+    def _undo_claim(self, claim: Claim, until: float) -> Flow[None]:
+        yield from self.store.run(until, "give", claim)
+        yield from self.store.run(until, "leave", claim)
 
     def release_fast(self, grant: Grant) -> bool:
         if self._embedded is None:
@@ -274,7 +278,7 @@ class LeaseTableBackend(Backend):
 
     def tick(self, now: float) -> float | None:
         due = self.store.watch(now)
-        cleaned = self._remains.tick(now)
+        cleaned = self._cleanup.tick(now)
         if self.store.is_open:
             self._pruning.tick(now)
             if now - self.store.used_at >= IDLE:
@@ -291,7 +295,7 @@ class LeaseTableBackend(Backend):
         return min(times)
 
     def close(self) -> None:
-        self._remains.close()
+        self._cleanup.close()
         self._pruning.close()
         self.store.close()
         super().close()
@@ -301,5 +305,5 @@ class LeaseTableBackend(Backend):
         self.store.abandon()
         self._holder = Holder()
         self._claims = {}
-        self._remains = PendingCleanup(self.store, self.alias)
+        self._cleanup = PendingCleanup(self._undo_claim, f"distlock-{self.alias}-undo")
         self._pruning = Pruning(self.store, self.alias)

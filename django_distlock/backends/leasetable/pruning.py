@@ -7,15 +7,16 @@ import random
 import threading
 from typing import TYPE_CHECKING
 
-from django_distlock.backends.cleanup import StoreError
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.text import one_line
 
-if TYPE_CHECKING:
-    from django_distlock.backends.cleanup import Store
+from .records import StoreError
 
-logger = logging.getLogger("django_distlock.leasetable")
+if TYPE_CHECKING:
+    from .records import Store
+
+logger = logging.getLogger("django_distlock.backends")
 
 # Rows that one statement looks at: a few milliseconds, for which nobody else of this process gets through.
 BATCH = 1000

@@ -6,15 +6,16 @@ import os
 import socket
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from django_distlock.backends.cleanup import StoreError
 from django_distlock.backends.text import readable, short
 from django_distlock.concurrency.caller import asker
 from django_distlock.records import MOST_WAITING, LockInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from django_distlock.concurrency.flow import Flow
 
 # A waiter of a process that does not tell who it is.
 UNKNOWN = "unknown"
@@ -31,6 +32,20 @@ NOWHERE = 2**62
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CENTURY = 3.2e9  # seconds
+
+
+class StoreError(Exception):
+    """The store did not do what was asked. ``uncertain``: it may have, or may do so later."""
+
+    def __init__(self, message: str, *, uncertain: bool = False) -> None:
+        super().__init__(message)
+        self.uncertain = uncertain
+
+
+class Store(Protocol):
+    """Where the leases are. ``run`` does one operation by the monotonic time ``until``, or raises StoreError."""
+
+    def run(self, until: float, operation: str, *args: Any) -> Flow[Any]: ...
 
 
 class Crowded(StoreError):

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DEFAULT_DB_ALIAS, InterfaceError, InternalError, OperationalError, connections
 
-from django_distlock.backends.cleanup import StoreError
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Flow, Step, run
 from django_distlock.concurrency.parking import FairLock
 
-from .records import Crowded
+from .records import Crowded, StoreError
 from .session import Opening, Session
 
 if TYPE_CHECKING:

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
-from django_distlock.backends.cleanup import StoreError
 from django_distlock.backends.text import printable, short
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Flow, Step, run
 
-from .records import DEAD, GRACE, KEPT, NOWHERE, Crowded, Look, Row, Ticket, microseconds, rows_of
+from .records import DEAD, GRACE, KEPT, NOWHERE, Crowded, Look, Row, StoreError, Ticket, microseconds, rows_of
 from .sqlite_file import LeaseFile, open_lease_file
 from .sqlite_sql import (
     BREAK,

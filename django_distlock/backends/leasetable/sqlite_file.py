@@ -9,9 +9,10 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from django_distlock.backends.cleanup import StoreError
+from django_distlock.concurrency.fork import Order, at_fork
 
 from .path import database_path
+from .records import StoreError
 from .sqlite_sql import ADD_HOLDER, HAS_HOLDER, SCHEMA, VERSION
 
 if TYPE_CHECKING:
@@ -177,4 +178,4 @@ def _after_fork_in_child() -> None:
     _in_memory.clear()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+at_fork(Order.SESSIONS, before=_before_fork, parent=_after_fork_in_parent, child=_after_fork_in_child)

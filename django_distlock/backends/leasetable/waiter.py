@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from django_distlock.concurrency.clock import monotonic
 
-from .records import SIGN_OF_LIFE, Crowded, Ticket
+from .records import SIGN_OF_LIFE, Crowded, Store, Ticket
 
 if TYPE_CHECKING:
-    from django_distlock.backends.cleanup import Store
     from django_distlock.concurrency.flow import Flow
     from django_distlock.records import Claim
 

@@ -89,7 +89,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
             try:
                 rows: list[Any] = yield from session.query(introspection.listing(session.mariadb, named), until)
             except ServerError as error:
-                if not named and error.code not in NOT_TO_BE_SEEN:
+                if not named and error.code not in introspection.NOT_TO_BE_SEEN:
                     raise unavailable(self.alias, error) from error
                 continue
             if rows or session.mariadb:
@@ -149,7 +149,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         except ServerError as error:
             if error.code in (introspection.NOT_OURS, introspection.NO_SUCH_CONNECTION):
                 return False
-            if error.code not in NOT_ALLOWED:
+            if error.code not in introspection.NOT_ALLOWED:
                 raise unavailable(self.alias, error) from error
             raise UnsupportedOperation(
                 f"The user of alias {self.alias!r} may not end this connection: it belongs to another user. Grant it "

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import os
 import re
 import socket
-import threading
-from collections import defaultdict
 from typing import Any
 
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from django_distlock.backends.sessions.session import ServerError, SessionDead, StatementTimeout
-from django_distlock.concurrency.background import Stragglers
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.flow import Flow, Step
-from django_distlock.concurrency.parking import Parker
 from django_distlock.concurrency.sockets import READY
 from django_distlock.exceptions import UnsupportedOperation
 
@@ -42,8 +39,6 @@ SETTINGS_12 = {"tcp_user_timeout": "5000", "jit": "off"}
 SETTINGS_14 = {"idle_session_timeout": "0"}
 # The interval at which the server checks a waiter's socket, so that a dead one leaves the queue; milliseconds.
 CHECK_INTERVAL = "1000"
-
-_stragglers: defaultdict[str, Stragglers] = defaultdict(Stragglers)
 
 
 def application_name() -> str:
@@ -135,51 +130,32 @@ def with_addresses(alias: str, parameters: dict[str, Any], until: float) -> Flow
     ports = str(parameters.get("port") or "").split(",")
     if parameters.get("hostaddr") or not any(map(_is_name, hosts)) or len(ports) not in (1, len(hosts)):
         return parameters
-    if (reason := _stragglers[alias].refuse()) is not None:
-        raise SessionDead(reason)
-    lookup = _Lookup(alias, hosts)
-    came = False
     try:
-        came = yield Step(lookup.parker.park, lookup.parker.apark, (until - monotonic(),))
-    finally:
-        if not came:
-            _stragglers[alias].add(lookup.thread)
-    if not came:
-        raise StatementTimeout
-    if lookup.error is not None:
-        raise SessionDead(str(lookup.error)) from lookup.error
+        resolved = yield from _lookups(alias).call(until, _addresses, hosts)
+    except CallTimeout as error:
+        raise StatementTimeout from error
+    except (NotStarted, OSError, UnicodeError) as error:  # not found, or not a name at all
+        raise SessionDead(str(error)) from error
     found = [
         (host, address, ports[number if len(ports) > 1 else 0])
         for number, host in enumerate(hosts)
-        for address in lookup.addresses[number]
+        for address in resolved[number]
     ]
     names, addresses, numbers = (",".join(column) for column in zip(*found, strict=True))
     return {**parameters, "host": names, "hostaddr": addresses, "port": numbers}
 
 
-class _Lookup:
-    """In a thread of its own, which is left to itself when nobody waits any more."""
-
-    def __init__(self, alias: str, hosts: list[str]) -> None:
-        self.parker = Parker()
-        self.addresses: list[list[str]] = []
-        self.error: OSError | UnicodeError | None = None
-        self._hosts = hosts
-        self.thread = threading.Thread(target=self._run, name=f"distlock-{alias}-lookup", daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.addresses = [_addresses(host) for host in self._hosts]
-        except (OSError, UnicodeError) as error:  # not found, or no name at all
-            self.error = error
-        finally:
-            self.parker.wake()
+@functools.cache
+def _lookups(alias: str) -> Background:
+    return Background(f"distlock-{alias}-lookup")
 
 
-def _addresses(host: str) -> list[str]:
-    if not _is_name(host):
-        return [host if _is_address(host) else ""]
+def _addresses(hosts: list[str]) -> list[list[str]]:
+    """The addresses of each host, with '' for one that is a directory of sockets or missing."""
+    return [_resolved(host) if _is_name(host) else [host if _is_address(host) else ""] for host in hosts]
+
+
+def _resolved(host: str) -> list[str]:
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(each[4][0]) for each in found))
 

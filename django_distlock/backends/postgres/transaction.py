@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from django_distlock.backends.sessions.backend import BusyKeys
     from django_distlock.keys import LockKey
 
-logger = logging.getLogger("django_distlock.transactions")
+logger = logging.getLogger("django_distlock.backends")
 
 # If no second session could be opened to prove that the server excludes, the next attempt comes after this; seconds.
 PROVE_AGAIN = 60.0
@@ -55,8 +55,9 @@ RETREAT = 0.25
 # than LATE afterwards. A thread that comes later says that the process or the host is busy, and nothing about the
 # server: it waits again, for up to PATIENCE. Seconds.
 SILENT, LATE, PATIENCE = 0.02, 0.005, 0.5
-# An interrupted statement that was cancelled has this long to end, as in psycopg; seconds.
-CANCEL = 5.0
+# psycopg waits for the socket in pieces of a tenth of a second, between which signals are handled. The last piece
+# before the deadline is waited for here; seconds.
+LAST_STRETCH = 0.15
 
 TRY = "SELECT %s(%d), current_setting('transaction_isolation')"
 # Without parameters the server takes several statements at once. The caller's lock_timeout is restored explicitly: a
@@ -93,9 +94,9 @@ class TransactionSession:
 class Bounded:
     """A context in which statements on a connection of psycopg end by the monotonic time ``until`` (R5).
 
-    psycopg runs each statement as a generator that tells what it waits for at the socket, and gives it to the
-    connection's ``wait``. Here that generator is handed on by :meth:`__next__` and :meth:`send`, which wait for the
-    socket themselves. If the server does not answer in time, the socket is shut and psycopg raises its usual error.
+    psycopg runs each statement as a generator that says what it waits for at the socket, and gives it to the method
+    ``wait`` of the connection. Here that method gets this object instead, which passes on :meth:`__next__` and
+    :meth:`send`. If the server does not answer in time, the socket is shut, and psycopg raises its usual error.
     """
 
     __slots__ = ("_generator", "_outer", "_raw", "_wait", "ended", "until")
@@ -124,20 +125,17 @@ class Bounded:
         return self
 
     def __next__(self) -> Any:
-        return self._answered(next(self._generator))
+        return self._in_time(next(self._generator))
 
     def send(self, ready: Any) -> Any:
-        return self._answered(self._generator.send(ready))
+        return self._in_time(self._generator.send(ready))
 
-    def _answered(self, wanted: Any) -> Any:
-        """Wait until the socket is ready for what psycopg wants, or end the connection."""
-        fd, write = self._raw.pgconn.socket, wanted != WAIT_R
-        try:
+    def _in_time(self, wanted: Any) -> Any:
+        """What psycopg is to wait for. Shortly before the deadline it is waited for here."""
+        if self.until - monotonic() < LAST_STRETCH:
+            fd, write = self._raw.pgconn.socket, wanted != WAIT_R
             if not READY.poll(fd, write, self.until):
                 self._insist(fd, write)
-        except BaseException:  # KeyboardInterrupt: psycopg cancels the statement, and waits again
-            self.until = min(self.until, monotonic() + CANCEL)
-            raise
         return wanted
 
     def _insist(self, fd: int, write: bool) -> None:
@@ -161,7 +159,7 @@ class TransactionLocks:
         self.database = database
         self.session_database = session_database
         self._busy = busy
-        self._exclude = False  # proven, for this process and its children
+        self._proven = False  # proven, for this process and its children
         self._prove_from = -math.inf
         self._proving = FairLock()
 
@@ -182,9 +180,9 @@ class TransactionLocks:
                 if wait <= 0 or not self._busy.lately(claim.key.digest, asked):
                     isolation = self._try(cursor, claim)
                     if isolation is None:
-                        self._exclude = True  # the server has just kept this one out
+                        self._proven = True  # the server has just kept this one out
                         self._busy.add(claim.key.digest, asked)
-                    elif not self._exclude and asked >= self._prove_from:
+                    elif not self._proven and asked >= self._prove_from:
                         run(self._prove(claim, until))
                 if isolation is None and wait > 0:
                     isolation = self._wait(bounded, cursor, claim, asked + wait)
@@ -247,7 +245,7 @@ class TransactionLocks:
             yield from locked(self._proving, until - monotonic(), self._proof(claim, until))
 
     def _proof(self, claim: Claim, until: float) -> Flow[None]:
-        if self._exclude:
+        if self._proven:
             return
         parameters = connections[self.session_database].get_connection_params()
         try:
@@ -259,7 +257,7 @@ class TransactionLocks:
                     yield from exclusion.refuse(self.alias, second, exclusion.limit(until))
             finally:
                 second.close()
-            self._exclude = True
+            self._proven = True
         except (BackendUnavailable, ServerError, SessionDead, StatementTimeout) as error:
             self._prove_from = monotonic() + PROVE_AGAIN
             logger.warning("%s It is asked again in %g s.", exclusion.unproven(self.alias, error), PROVE_AGAIN)

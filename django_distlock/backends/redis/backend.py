@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock.backends.base import Backend
-from django_distlock.backends.cleanup import GHOSTS, PendingCleanup
+from django_distlock.backends.cleanup import UNDO_WINDOW, PendingCleanup
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, arun, run
@@ -21,7 +21,7 @@ from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor
 from .acquire import FAREWELL, LEAST_PATIENCE, Attempt
-from .commands import PATIENCE, Sweeper, evaluate, holder_of, milliseconds
+from .commands import PATIENCE, evaluate, holder_of, milliseconds
 from .introspection import HolderInfo, broken, listed
 from .places import Places
 from .pool import LinkError, Pool
@@ -74,7 +74,7 @@ class RedisBackend(Backend):
         self._claims: dict[str, Grant | None] = {}
         self._doubtful: set[str] = set()  # whose release may have been done, though its reply was lost
         self._echoes: dict[str, float] = {}  # when they were granted, after a request that may come yet
-        self._remains = PendingCleanup(Sweeper(self.pool), self.alias)
+        self._cleanup = PendingCleanup(self._undo_claim, f"distlock-{self.alias}-undo")
 
     def load(self) -> None:
         self.target.resolve()
@@ -89,7 +89,7 @@ class RedisBackend(Backend):
         return await arun(self._acquire(claim, wait))
 
     def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
-        if self._remains.left and not self._remains.discard(claim):
+        if self._cleanup.requests and not self._cleanup.discard(claim.token):
             return None
         deadline = monotonic() + wait
         attempt = Attempt(self.pool, claim, self._teller.facts(claim.key), deadline)
@@ -162,8 +162,11 @@ class RedisBackend(Backend):
             self._leave_behind(claim, uncertain or attempt.echo)
 
     def _leave_behind(self, claim: Claim, uncertain: bool) -> None:
-        self._remains.add(claim, uncertain)
+        self._cleanup.add(claim.token, claim, claim.ttl or 0.0, uncertain)
         self.wake_at(monotonic())
+
+    def _undo_claim(self, claim: Claim, until: float) -> Flow[None]:
+        yield from evaluate(self.pool, until, LEAVE, claim)
 
     def withdraw(self, claim: Claim) -> None:
         run(self._withdraw(claim))
@@ -295,19 +298,19 @@ class RedisBackend(Backend):
         return BackendUnavailable(f"The Redis server of alias {self.alias!r}: {error}")
 
     def tick(self, now: float) -> float | None:
-        cleaned = self._remains.tick(now)
+        cleaned = self._cleanup.tick(now)
         self.pool.close_idle(now)
         for token, grant in list(self._claims.items()):
             if grant is not None and now - grant.acquired_at > TICK:
                 self._claims.pop(token, None)
         for token, granted_at in list(self._echoes.items()):
-            if now - granted_at > GHOSTS:
+            if now - granted_at > UNDO_WINDOW:
                 self._echoes.pop(token, None)
         again = now + TICK if self.pool.is_open or self._claims else None
         return min((due for due in (cleaned, again) if due is not None), default=None)
 
     def close(self) -> None:
-        self._remains.close()
+        self._cleanup.close()
         self.pool.close()
         super().close()
 

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from django_distlock.backends.cleanup import StoreError
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Step
 
 from .pool import Link, LinkError, Pool
 from .protocol import ReplyError, unknown_script
-from .scripts import LEAVE, keys_of
+from .scripts import keys_of
 from .target import ClusterNode
 
 if TYPE_CHECKING:
@@ -107,19 +106,3 @@ def _finish(pool: Pool, link: Link) -> Flow[None]:
         while link.owed:
             yield Step(link.receive, link.areceive, (until,))
     pool.give(link)
-
-
-class Sweeper:
-    """How what was left behind is undone, for :class:`~.remains.PendingCleanup`."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-
-    def run(self, until: float, operation: str, *args: Any) -> Flow[Any]:
-        if operation == "give":
-            return  # leaving gives back, too
-        (claim,) = args
-        try:
-            yield from evaluate(self._pool, until, LEAVE, claim)
-        except LinkError as error:
-            raise StoreError(str(error), uncertain=error.uncertain) from error

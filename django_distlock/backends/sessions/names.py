@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from .pool import Sessions
 
-logger = logging.getLogger("django_distlock.names")
+logger = logging.getLogger("django_distlock.backends")
 
 TABLE = "django_distlock_name"
 # Names that are kept for one alias; beyond that those not seen for the longest time are deleted.

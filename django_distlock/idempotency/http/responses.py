@@ -20,7 +20,7 @@ from django.utils.translation import gettext as _
 
 from django_distlock.idempotency import decisions
 from django_distlock.idempotency.records import CLAIMED, COMPLETED, Answer, Record
-from django_distlock.language import language_of_texts, text_language
+from django_distlock.middleware import language_of_texts, text_language
 
 from . import forms
 from .requests import address_of

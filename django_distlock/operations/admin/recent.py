@@ -15,7 +15,7 @@ from django_distlock.operations import history
 
 from .text import duration, moment
 
-logger = logging.getLogger("django_distlock.history")
+logger = logging.getLogger("django_distlock.operations")
 
 if TYPE_CHECKING:
     from django_distlock.operations.history import Event

@@ -13,10 +13,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from django_distlock import BackendUnavailable, DistlockError, UnsupportedOperation, advisory_lock
-from django_distlock.backends.cleanup import GHOSTS, StoreError
+from django_distlock.backends.cleanup import UNDO_WINDOW
 from django_distlock.backends.leasetable import pruning
 from django_distlock.backends.leasetable.backend import IDLE, LeaseTableBackend
-from django_distlock.backends.leasetable.records import KEPT
+from django_distlock.backends.leasetable.records import KEPT, StoreError
 from django_distlock.backends.leasetable.sqlite_file import lease_path
 from django_distlock.concurrency.clock import monotonic
 from tests.backends.leasetable.stores import SERVERS, STORES, Stores
@@ -206,26 +206,26 @@ def test_what_a_failed_farewell_leaves_is_swept_up(
             broken.setattr(type(store), "run", failing)
         client.withdraw(waiting)
         client.withdraw(granted)
-        eventually(lambda: client._remains._thread is None, "it sweeps for ever")
-        assert set(client._remains.left) == {waiting.token, granted.token}, "tried, and to be tried again"
+        eventually(lambda: client._cleanup._thread is None, "it sweeps for ever")
+        assert set(client._cleanup.requests) == {waiting.token, granted.token}, "tried, and to be tried again"
     assert stores.tickets("other") == 1
     assert other.try_acquire(stores.claim()) is None
     sweep(client)
     assert stores.tickets("other") == 0
     assert other.release(other.try_acquire(stores.claim()))
-    assert client._remains.left, "a statement that hangs may still be executed"
-    for remnant in client._remains.left.values():
-        remnant.done_at -= GHOSTS
+    assert client._cleanup.requests, "a statement that hangs may still be executed"
+    for request in client._cleanup.requests.values():
+        request.done_at -= UNDO_WINDOW
     sweep(client)
-    assert not client._remains.left
+    assert not client._cleanup.requests
 
 
 def sweep(client: Any) -> None:
     """What the keepalive thread has done a little later."""
-    for remnant in client._remains.left.values():
-        remnant.due = 0.0
+    for request in client._cleanup.requests.values():
+        request.due = 0.0
     assert client.tick(monotonic()) is not None
-    eventually(lambda: client._remains._thread is None, "it sweeps for ever")
+    eventually(lambda: client._cleanup._thread is None, "it sweeps for ever")
 
 
 def failing(store: Any, *args: Any) -> Any:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.core.management import call_command
 from django.db import DatabaseError, connections, models
-from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.state import ModelState, ProjectState
 
 from django_distlock.models import LeaseRow, LeaseTicket, SiteKey
@@ -169,29 +168,3 @@ def test_the_operation_describes_itself() -> None:
     assert operation.describe() == "Create the table of LeaseRow, unless it is there"
     assert operation.migration_name_fragment == "kept_leaserow"
     assert operation.deconstruct() == ("CreateKeptTable", ("LeaseRow",), {"unless_vendor": ["sqlite"]})
-
-
-def test_an_index_that_is_there_is_left_as_it_is(alias: str) -> None:
-    """Two ``migrate`` at the same time both succeed, and there is a way back."""
-    connection = connections[alias]
-    loader = MigrationLoader(connection)
-    name = "0007_idempotency_whose"
-    (operation,) = loader.get_migration("django_distlock", name).operations
-    before, after = (loader.project_state(("django_distlock", name), at_end=at_end) for at_end in (False, True))
-
-    def there() -> bool:
-        with connection.cursor() as cursor:
-            found = connection.introspection.get_constraints(cursor, "django_distlock_idempotency")
-        return "distlock_idempotency_whose" in found
-
-    try:
-        with connection.schema_editor() as editor:
-            operation.database_forwards("django_distlock", editor, before, after)
-        assert there()
-        with connection.schema_editor() as editor:
-            operation.database_backwards("django_distlock", editor, after, before)
-        assert not there()
-    finally:
-        with connection.schema_editor() as editor:
-            operation.database_forwards("django_distlock", editor, before, after)
-    assert there()

@@ -7,8 +7,6 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
-from django.db import connections
-from django.db.migrations.loader import MigrationLoader
 
 from django_distlock.backends.leasetable.records import UNKNOWN, rows_of
 from django_distlock.backends.leasetable.sqlite_file import LeaseFile
@@ -53,33 +51,3 @@ def test_a_file_of_before_gets_the_column_and_its_own_processes_go_on(of_before:
         again = LeaseFile(of_before)
         assert len(again.ask(ROWS, ("a", 0, 3))) == 2
         again.close()
-
-
-@pytest.mark.usefixtures("databases")
-@pytest.mark.parametrize("database", ["postgres", "mariadb", "default"])
-def test_the_column_is_added_once_and_taken_back(database: str) -> None:
-    """Two `migrate` at once both succeed; on SQLite there is no such table."""
-    connection = connections[database]
-    loader = MigrationLoader(connection)
-    before = loader.project_state([("django_distlock", "0005_idempotency")])
-    after = loader.project_state([("django_distlock", "0006_ticket_holder")])
-    (operation,) = loader.get_migration("django_distlock", "0006_ticket_holder").operations
-
-    def columns() -> list[str]:
-        with connection.cursor() as cursor:
-            if "django_distlock_ticket" not in connection.introspection.table_names(cursor):
-                return []
-            table = connection.introspection.get_table_description(cursor, "django_distlock_ticket")
-            return [column.name for column in table]
-
-    there = columns()
-    assert ("holder" in there) == (database != "default")
-    with connection.schema_editor() as editor:
-        operation.database_forwards("django_distlock", editor, before, after)
-    assert columns() == there
-    with connection.schema_editor() as editor:
-        operation.database_backwards("django_distlock", editor, after, before)
-    assert "holder" not in columns()
-    with connection.schema_editor() as editor:
-        operation.database_forwards("django_distlock", editor, before, after)
-    assert columns() == there

@@ -156,6 +156,8 @@ def test_a_new_row_that_somebody_waits_for(fresh: None) -> None:
 def test_without_the_performance_schema(fresh: None, rival: Rival, monkeypatch: pytest.MonkeyPatch) -> None:
     """MariaDB has it off by default: then its plugin tells, and without that nobody does. MySQL has no plugin."""
 
+    from django_distlock.backends.mysql import introspection
+
     monkeypatch.setattr(introspection, "PERFORMANCE_SCHEMA", b"SELECT 1 FROM performance_schema.nothing")
     with table_lock(Account, using="mariadb"):
         if is_mariadb():

@@ -53,7 +53,7 @@ def test_the_holder_loses_it_and_the_log_says_who_did_it(
         assert "Break this lock?" in page
         assert row.info.holder in text(page)
         assert f'value="{row.seen}"' in page
-        with caplog.at_level(logging.WARNING, "django_distlock.introspection"):
+        with caplog.at_level(logging.WARNING, "django_distlock.operations"):
             answer = client.post(BREAK, {"lock": row.seen, "reason": "it\r\nhangs \x1b[2J"})
         assert (answer.status_code, answer.url) == (302, LIST)
         assert told(answer) == [f"The lock “stuck” was broken. It was held by {row.info.holder}."]

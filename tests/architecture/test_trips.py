@@ -1,0 +1,70 @@
+"""Trips: how many files of the package one warm, uncontended acquire and its release walk through.
+
+The numbers are upper bounds, and equal what was measured when they were written. A change that shortens a trip lowers
+its entry. The issue's aims for an acquire: memory 9, PostgreSQL 10, Redis 13, Redlock 16.
+"""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django_distlock import advisory_lock
+from tests.support.paths import PACKAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Trip(NamedTuple):
+    acquire: int
+    release: int
+
+
+TRIPS = {
+    "memory": Trip(acquire=18, release=11),
+    "leasetable": Trip(acquire=21, release=9),
+    "leasetable_postgres": Trip(acquire=25, release=15),
+    "leasetable_mariadb": Trip(acquire=26, release=16),
+    "postgres": Trip(acquire=16, release=10),
+    "mysql": Trip(acquire=16, release=10),
+    "redis": Trip(acquire=27, release=12),
+    "redlock": Trip(acquire=33, release=24),
+    "zookeeper": Trip(acquire=24, release=15),
+}
+
+
+def files_entered(function: Callable[[], Any]) -> tuple[Any, set[str]]:
+    """The result of ``function``, and the files of the package whose functions it enters in this thread."""
+    entered: set[str] = set()
+
+    def profile(frame: Any, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(f"{PACKAGE}/"):
+            entered.add(frame.f_code.co_filename.removeprefix(f"{PACKAGE}/"))
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        result = function()
+    finally:
+        sys.setprofile(before)
+    return result, entered
+
+
+def measure(using: str, name: str) -> tuple[set[str], set[str]]:
+    lock = advisory_lock(name, using=using)
+    for _ in range(2):
+        lock.acquire().release()
+    lease, acquire = files_entered(lock.acquire)
+    _, release = files_entered(lease.release)
+    return acquire, release
+
+
+def test_trips(using: str, name: str) -> None:
+    # in a new thread, which has no database connections from earlier tests
+    with ThreadPoolExecutor(1) as threads:
+        acquire, release = threads.submit(measure, using, name).result()
+    bound = TRIPS[using]
+    assert len(acquire) <= bound.acquire, f"acquire enters {len(acquire)} files: {sorted(acquire)}"
+    assert len(release) <= bound.release, f"release enters {len(release)} files: {sorted(release)}"

@@ -1,0 +1,129 @@
+"""Deferred clean-up: repeated until it succeeds, repeated for a time if the server may be late, and given up."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock.backends import cleanup
+from django_distlock.backends.cleanup import UNDO_PAUSE, PendingCleanup
+from django_distlock.concurrency.clock import monotonic
+from tests.conftest import eventually
+
+if TYPE_CHECKING:
+    from django_distlock.concurrency.flow import Flow
+
+NAME = "distlock-test-undo"
+
+
+class Server:
+    """Undoes what it is asked to, unless it is down."""
+
+    def __init__(self) -> None:
+        self.now = monotonic()
+        self.down = False
+        self.undone: list[str] = []
+        self.answers = threading.Event()
+        self.answers.set()
+        self.pending = PendingCleanup(self.undo, NAME, window=2.0, patience=1.0)
+
+    def undo(self, what: str, until: float) -> Flow[None]:
+        assert until == self.now + 1.0
+        self.answers.wait(10)
+        if self.down:
+            raise OSError
+        self.undone.append(what)
+        yield from ()
+
+    def settled(self) -> None:
+        eventually(lambda: self.pending._thread is None, "the thread does not end")
+
+    def later(self, seconds: float) -> float | None:
+        """What the keepalive thread does after that time."""
+        self.now += seconds
+        due = self.pending.tick(self.now)
+        self.settled()
+        return due
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    made = Server()
+    monkeypatch.setattr(cleanup, "monotonic", lambda: made.now)
+    return made
+
+
+def test_what_is_certain_is_undone_once(server: Server) -> None:
+    server.pending.add("token", "a", 60.0, False)
+    server.settled()
+    assert server.undone == ["a"]
+    assert not server.pending.requests
+    assert server.pending.tick(server.now) is None
+
+
+def test_what_may_come_later_is_undone_again_until_the_window_is_over(server: Server) -> None:
+    server.pending.add("token", "a", 60.0, True)
+    server.settled()
+    assert server.later(0.1) == pytest.approx(server.now + UNDO_PAUSE)
+    assert server.undone == ["a"], "not due"
+    server.later(1.0)
+    assert server.undone == ["a"] * 2
+    assert server.pending.requests
+    server.later(1.0)
+    assert server.undone == ["a"] * 3
+    assert not server.pending.requests
+
+
+def test_a_server_that_is_down_is_asked_again(server: Server) -> None:
+    server.down = True
+    server.pending.add("token", "a", 60.0, False)
+    server.settled()
+    server.later(10.0)
+    assert server.pending.requests
+    server.down = False
+    server.later(10.0)
+    assert server.undone == ["a"]
+    assert not server.pending.requests
+
+
+def test_it_is_given_up_when_the_lease_has_ended(server: Server) -> None:
+    server.down = True
+    server.pending.add("token", "a", 3.0, True)
+    server.later(4.9)
+    assert server.pending.requests
+    server.later(0.3)
+    assert not server.pending.requests
+
+
+def test_its_caller_may_repeat_it_but_not_at_the_same_moment(server: Server) -> None:
+    server.answers.clear()
+    server.pending.add("token", "a", 3.0, True)
+    eventually(lambda: server.pending.requests["token"].being_undone, "it does not begin")
+    assert not server.pending.discard("token")
+    server.answers.set()
+    server.settled()
+    assert server.pending.discard("token")
+    assert not server.pending.requests
+    assert server.pending.discard("another")
+
+
+def test_without_a_thread_the_next_tick_tries_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        server.pending.add("token", "a", 3.0, False)
+    assert server.pending.requests
+    server.later(0.0)
+    assert server.undone == ["a"]
+
+
+def test_closing_forgets_it(server: Server) -> None:
+    server.down = True
+    server.pending.add("token", "a", 60.0, True)
+    server.pending.close()
+    assert not server.pending.requests
+    server.settled()
