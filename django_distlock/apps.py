@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.util import find_spec
 
 from django.apps import AppConfig
@@ -14,22 +13,13 @@ class DistlockConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        # registers the system checks
-        from django_distlock.data.fencing import triggers
-
+        # importing a module of checks registers them
         from .checks import routers, routes, servers, settings  # noqa: F401
-        from .operations import history
+        from .data.fencing import triggers
+        from .operations import recorder
 
-        # a feature beside the core: the rest does not need it
-        if find_spec("django_distlock.idempotency") is not None:
-            import_module("django_distlock.idempotency.checks")
-            if find_spec("django_distlock.operations.pruning") is not None:
-                tables = import_module("django_distlock.idempotency.storage.database")
-                pruning = import_module("django_distlock.operations.pruning")
-                # what has outlived its lifetime is of no use to anybody, however many days are asked for
-                pruning.pruners["idempotency"] = pruning.Pruner(
-                    tables.databases, lambda database, days: tables.purge_database(database)
-                )
+        if find_spec("django_distlock.idempotency") is not None:  # a folder that may be deleted
+            from .idempotency import checks  # noqa: F401
 
         post_migrate.connect(triggers.restore, sender=self)
-        history.configure()
+        recorder.configure()

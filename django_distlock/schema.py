@@ -8,18 +8,30 @@ and :class:`CreateKeptTable` creates their tables.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import DatabaseError, models, router, transaction
 from django.db.migrations.operations.base import Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from django.apps.registry import Apps
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.backends.base.schema import BaseDatabaseSchemaEditor
     from django.db.migrations.state import ProjectState
+
+
+class Pruner(NamedTuple):
+    """How `distlock prune` deletes what a part of the package keeps: ``delete(database, days)`` deletes what is older,
+    in each of ``databases()``, and returns how much."""
+
+    databases: Callable[[], Iterable[str]]
+    delete: Callable[[str, float], int]
+
+
+# By the name of what is kept. Each part of the package registers its own.
+pruners: dict[str, Pruner] = {}
 
 
 class AsciiField(models.CharField):  # type: ignore[type-arg]  # not subscriptable at run time

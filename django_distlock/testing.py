@@ -66,7 +66,7 @@ class _StillLocked:
         self._name, self._using = name, using
 
     def check(self, when: str) -> Self:
-        found, held = test_support.held_by_anybody(self._name, self._using)
+        found, held = test_support.find_held(self._name, self._using)
         if not found:
             what = "; ".join(held) or "nothing is"
             raise AssertionError(f"{self._name!r} on {self._using!r} is not held{when}. What is held: {what}.")

@@ -101,6 +101,9 @@ class MemoryBackend(Backend):
                 del self._entries[digest]
             return True
 
+    def release_fast(self, grant: Grant) -> bool:
+        return self.release(grant)
+
     def verify(self, grant: Grant) -> bool:
         with self._mutex:
             return self._find(grant, monotonic()) is not None

@@ -155,6 +155,12 @@ class Call(Generic[T]):
             if not taken:
                 self.abandon()
 
+    def join(self, seconds: float) -> bool:
+        """Wait for at most ``seconds`` without abandoning the call; :attr:`done`."""
+        if self._thread is not None:
+            self._thread.join(max(0.0, seconds))
+        return self.done
+
     def abandon(self) -> None:
         """Leave the call to itself. ``dispose`` gets its result: at once if it is there, else when it comes."""
         if self._parker.leave():

@@ -7,8 +7,8 @@ used by both, and so is the queue in front of an engine.
 from __future__ import annotations
 
 import asyncio
-import functools
 import threading
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -91,77 +91,168 @@ def _settle(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+class _Place:
+    """A place at a :class:`FairLock`: that of its holder, or one in its queue."""
+
+    __slots__ = ("parker", "turn")
+
+    def __init__(self, turn: Turn | None) -> None:
+        self.parker: Parker | None = None
+        self.turn = None if turn is None else weakref.ref(turn)
+
+    @property
+    def deserted(self) -> bool:
+        """Is its Turn gone without a release, because that was interrupted?"""
+        return self.turn is not None and self.turn() is None
+
+
 class FairLock:
-    """A mutex that serves threads and tasks in order of arrival, each within its own time.
+    """A mutex that serves threads and tasks in order of arrival, each within its own time."""
 
-    A free one costs no more than a ``threading.Lock``. Somebody who comes in the moment of a hand-over may get in
-    before the first in the queue, once.
-    """
+    __slots__ = ("_guard", "_holder", "_queue")
 
-    __slots__ = ("_guard", "_lock", "_queue", "try_acquire")
+    # the place of a holder that did not have to wait and has no Turn
+    _NAMELESS = _Place(None)
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._lock = threading.Lock()
-        self._queue: deque[Parker] = deque()
-        # take it if it is free
-        self.try_acquire: Callable[[], bool] = functools.partial(self._lock.acquire, False)
+        self._holder: _Place | None = None
+        self._queue: deque[_Place] = deque()
+
+    def turn(self) -> Turn:
+        """A caller's turn at this lock, for ``try``/``finally`` in a flow."""
+        return Turn(self)
+
+    def try_acquire(self) -> bool:
+        """Take it if it is free."""
+        if self._holder is not None and not self._mended():
+            return False
+        with self._guard:
+            if self._holder is None:
+                self._holder = self._NAMELESS
+                return True
+        return False
 
     def acquire(self, timeout: float) -> bool:
         """Wait for at most ``timeout`` seconds. True if taken."""
-        parker = self._arrive()
-        if parker is None:
-            return True
+        turn = Turn(self)
         try:
-            return parker.park(timeout) or self._quit(parker)
+            return turn.acquire(timeout) and turn.keep()
         except BaseException:
-            self._desert(parker)
+            turn.release()
             raise
 
     async def aacquire(self, timeout: float) -> bool:
         """:meth:`acquire` for a task."""
-        parker = self._arrive()
-        if parker is None:
-            return True
+        turn = Turn(self)
         try:
-            return await parker.apark(timeout) or self._quit(parker)
+            return await turn.aacquire(timeout) and turn.keep()
         except BaseException:
-            finalizers.now_or_later(self._desert, parker)
+            finalizers.now_or_later(turn.release)
             raise
 
     def release(self) -> None:
         """Hand it to the first waiter that still waits."""
-        if not self._queue:
-            self._lock.release()
-            # somebody may have queued between the two lines; if it was taken meanwhile, its next release sees to that
-            if not self._queue or not self._lock.acquire(False):
-                return
-        with self._guard:
-            while self._queue:
-                if self._queue.popleft().wake():
-                    return
-            self._lock.release()
+        if self._holder is not None:
+            self._pass_on(self._holder)
 
-    def _arrive(self) -> Parker | None:
+    def _arrive(self, place: _Place) -> bool:
+        if self._holder is not None:
+            self._mended()
         with self._guard:
-            if not self._queue and self._lock.acquire(False):
-                return None
-            parker = Parker()
-            self._queue.append(parker)
-            # it may have been released just before the queue had anybody in it
-            if len(self._queue) == 1 and self._lock.acquire(False):
-                self._queue.clear()
-                return None
-            return parker
+            if self._holder is None:
+                self._holder = place
+                return True
+            place.parker = Parker()
+            self._queue.append(place)
+            return False
 
-    def _quit(self, parker: Parker) -> bool:
+    def _settle(self, place: _Place) -> bool:
+        """The wait is over: True if ``place`` is the holder's, else it leaves the queue."""
         with self._guard:
-            if parker in self._queue:
-                self._queue.remove(parker)
+            if self._holder is place:
+                return True
+            if place in self._queue:
+                self._queue.remove(place)
+            return False
+
+    def _mended(self) -> bool:
+        """Finish a release that was interrupted, if there is one. True if there was."""
+        holder = self._holder
+        if holder is None:
+            return False
+        if holder.deserted:
+            self._pass_on(holder)
+            return True
+        if self._queue and self._queue[0] is holder:  # not woken yet
+            self._pass_on(_Place(None))
         return False
 
-    def _desert(self, parker: Parker) -> None:
-        if parker.leave():
-            self.release()
-        else:
-            self._quit(parker)
+    def _pass_on(self, place: _Place) -> None:
+        """Give up ``place``: if it is the holder's, the first waiter that still waits gets the lock.
+
+        The next one is the holder before it is woken. So if this is interrupted, a second call does what is left.
+        """
+        with self._guard:
+            if place in self._queue:
+                self._queue.remove(place)
+            if self._holder is not place and not (self._queue and self._queue[0] is self._holder):
+                return
+            while self._queue:
+                self._holder = first = self._queue[0]
+                woken = first.parker is not None and first.parker.wake()
+                self._queue.popleft()
+                if woken:
+                    return
+            self._holder = None
+
+
+class Turn:
+    """One caller's turn at a :class:`FairLock`: made before it is asked for, given back whatever happens.
+
+    ::
+
+        turn = lock.turn()
+        try:
+            if not (yield Step(turn.acquire, turn.aacquire, (seconds,))):
+                raise StatementTimeout
+            ...
+        finally:
+            turn.release()
+
+    The lock itself knows whose turn it is, so that an interrupt (KeyboardInterrupt) on the way back cannot lose it. If
+    the release is interrupted, the next caller of the lock finds that this turn is gone, and does what is left.
+    """
+
+    __slots__ = ("__weakref__", "_lock", "_place")
+
+    def __init__(self, lock: FairLock) -> None:
+        self._lock = lock
+        self._place = _Place(self)
+
+    def acquire(self, timeout: float) -> bool:
+        """Wait for at most ``timeout`` seconds. True if it holds the lock now."""
+        place = self._place
+        if self._lock._arrive(place):
+            return True
+        assert place.parker is not None  # noqa: S101 - made by _arrive
+        place.parker.park(timeout)
+        return self._lock._settle(place)
+
+    async def aacquire(self, timeout: float) -> bool:
+        """:meth:`acquire` for a task."""
+        place = self._place
+        if self._lock._arrive(place):
+            return True
+        assert place.parker is not None  # noqa: S101 - made by _arrive
+        await place.parker.apark(timeout)
+        return self._lock._settle(place)
+
+    def keep(self) -> bool:
+        """Leave the lock to the caller, who calls :meth:`FairLock.release`. Returns True."""
+        self._place.turn = None
+        return True
+
+    def release(self) -> None:
+        """Give the lock back, or leave its queue; nothing if neither is to be done."""
+        self._lock._pass_on(self._place)

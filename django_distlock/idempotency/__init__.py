@@ -1,11 +1,11 @@
-"""Requests and forms that arrive twice act once. See docs/idempotency/."""
+"""Requests and forms that arrive twice act once: see docs/idempotency/."""
 
 from __future__ import annotations
 
 from .decorator import idempotency_exempt, idempotent
-from .forgetting import forget_user
 from .handle import Idempotency, IdempotentRequest, Phase
 from .middleware import IdempotencyMiddleware
+from .storage import forget_user
 
 __all__ = [
     "Idempotency",

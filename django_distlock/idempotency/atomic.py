@@ -10,63 +10,64 @@ from django.db import Error, connections, transaction
 from django.http import HttpResponseBase
 
 from django_distlock import BackendUnavailable, LockNotAcquired
+from django_distlock.concurrency.flow import run
 
 from .decisions import Ending
-from .execution import claim, ending_of, keep_body_when_rendered, leave, logger
+from .execution import answer_of, claim, end, ending_of, keep_body_when_rendered, logger
 from .http import responses
-from .job import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .handle import Idempotency
-    from .job import Job
+    from .handle import Attempt, Idempotency
 
 
 def in_transaction(alias: str) -> bool:
-    """In a transaction that is not that of a TestCase?"""
+    """Is there a transaction other than that of a TestCase?"""
     return any(not getattr(block, "_from_testcase", False) for block in connections[alias].atomic_blocks)
 
 
-def exactly_once(job: Job, state: Idempotency, call: Callable[[], Any]) -> Any:
-    """Claim, view and stored answer in one transaction; whatever breaks it off leaves nothing of the three."""
-    assert job.alias is not None  # noqa: S101 - for the type checker
+def exactly_once(attempt: Attempt, state: Idempotency, call: Callable[[], Any]) -> Any:
+    """Run claim, view and stored answer in one transaction: all three are committed, or none."""
+    assert attempt.alias is not None  # noqa: S101 - for the type checker
     try:
         with ExitStack() as stack:
             try:
-                # Inside a transaction (ATOMIC_REQUESTS) that one counts, without a savepoint; but never a TestCase's.
-                outer = in_transaction(job.alias)
-                stack.enter_context(transaction.atomic(using=job.alias, savepoint=not outer))
-            except Error:  # nothing has begun
+                # joins the transaction of ATOMIC_REQUESTS without a savepoint, but never that of a TestCase
+                outer = in_transaction(attempt.alias)
+                stack.enter_context(transaction.atomic(using=attempt.alias, savepoint=not outer))
+            except Error:  # no transaction has begun
                 logger.exception("The store of idempotency keys does not answer.")
-                return call() if job.on_store_error == "open" else responses.store_down(job.request, html=job.html)
-            answering = _claim_inside(job)
+                if attempt.on_store_error == "open":
+                    return call()
+                return responses.store_down(attempt.request, html=attempt.html)
+            answering = _claim_inside(attempt)
             if answering is not None:
                 return answering()
-            state.job = job
-            return _finish_inside(job, call())
-    except NotKept:
-        logger.exception("The answer of %s could not be kept, so nothing was done.", ascii(job.route))
-        return responses.store_down(job.request, html=job.html)
+            state.attempt = attempt
+            return _finish_inside(attempt, call())
+    except AnswerNotStored:
+        logger.exception("The answer of %s could not be kept, so nothing was done.", ascii(attempt.claim.route))
+        return responses.store_down(attempt.request, html=attempt.html)
     finally:
-        leave(job)
+        end(attempt)
 
 
-def _claim_inside(job: Job) -> Any:
-    # a savepoint only for who wants the view to run although the claim has failed
-    optional = job.on_store_error == "open"
-    with transaction.atomic(using=job.alias) if optional else nullcontext():
-        answering = run(claim(job))
-        if job.broken:  # after a failed statement PostgreSQL takes no other
-            transaction.set_rollback(True, using=job.alias)
+def _claim_inside(attempt: Attempt) -> Any:
+    # only a view that runs although the claim has failed needs a savepoint
+    optional = attempt.on_store_error == "open"
+    with transaction.atomic(using=attempt.alias) if optional else nullcontext():
+        answering = run(claim(attempt))
+        if attempt.broken:  # after a failed statement PostgreSQL refuses all others
+            transaction.set_rollback(True, using=attempt.alias)
     return answering
 
 
-class NotKept(Exception):
-    """The answer could not be written: the transaction must not be committed."""
+class AnswerNotStored(Exception):
+    """The answer could not be stored: the transaction must not be committed."""
 
 
-def _finish_inside(job: Job, response: Any) -> Any:
+def _finish_inside(attempt: Attempt, response: Any) -> Any:
     if inspect.isawaitable(response):
         if inspect.iscoroutine(response):
             response.close()
@@ -76,21 +77,21 @@ def _finish_inside(job: Job, response: Any) -> Any:
             f"@idempotent(atomic=True) keeps the response of a view, not {type(response).__name__}. In django-ninja "
             "put it around the operation: @decorate_view(idempotent(atomic=True)) below @api.post."
         )
-    # the store was down, and on_store_error is "open"; or the view itself has chosen to roll back
-    if not job.running or connections[job.alias].needs_rollback:  # type: ignore[index]
+    # the store was down and on_store_error is "open", or the view has chosen to roll back
+    if not attempt.running or connections[attempt.alias].needs_rollback:  # type: ignore[index]
         return response
-    ending = ending_of(job, response)
+    ending = ending_of(attempt, response)
     if ending is Ending.ROLL_BACK:
-        transaction.set_rollback(True, using=job.alias)
+        transaction.set_rollback(True, using=attempt.alias)
         return response
     try:
         if ending is Ending.RELEASE:
-            job.storage.release(job.claim)
+            attempt.storage.release(attempt.claim)
             return response
-        kept = job.storage.complete(job.claim, responses.answer_of(job.request, response, job.max_body))
+        kept = attempt.storage.complete(attempt.claim, answer_of(attempt, response))
     except (BackendUnavailable, LockNotAcquired) as error:
-        raise NotKept from error
+        raise AnswerNotStored from error
     if not kept:
-        raise NotKept("The claim is gone: a savepoint from before it was rolled back.")
-    keep_body_when_rendered(job, response)
+        raise AnswerNotStored("The claim is gone: a savepoint from before it was rolled back.")
+    keep_body_when_rendered(attempt, response)
     return response

@@ -1,25 +1,34 @@
-"""From a request to the right to run it, and from its answer to the stored one."""
+"""One request with a key: from the claim to the view, and from the view's answer to the stored one.
 
-# What a flow yields is called by its driver: the values that come back have no type here.
-# mypy: disable-error-code="no-any-return"
+The flows are run by a thread (``run``) or by a task (``arun``); :func:`blocking` makes their steps.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import operator
+import secrets
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from asgiref.sync import sync_to_async
+from django.contrib.messages import get_messages
 from django.db import Error
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.utils.crypto import salted_hmac
+from django.utils.safestring import SafeData
+from django.utils.translation import get_language
 
 from django_distlock import BackendUnavailable, LockNotAcquired
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.deadline import PAUSE
+from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.manager.site_key import site_key
 
 from . import decisions, signals
 from .conf import config, login_url
 from .decisions import BadKey, Ending, Verdict
+from .handle import Answering, Attempt, Idempotency
 from .http import forms, responses
 from .http.requests import (
     Principal,
@@ -31,303 +40,400 @@ from .http.requests import (
     tenant_of,
     wants_page,
 )
-from .job import Flow, Job
-from .records import CLAIMED, COMPLETED, Record
-from .renewal import renewal
+from .records import CLAIMED, COMPLETED, Answer, Claim, Record
 from .storage import TooManyKeys, storage_of
-from .storage.sweeping import sweeper
+from .upkeep import renewal, sweeper
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django.contrib.messages.storage.base import Message
     from django.dispatch import Signal
 
+    from .http.requests import Source
     from .options import Options
 
 logger = logging.getLogger("django_distlock.idempotency")
-Answering = Callable[[], HttpResponse]
+T = TypeVar("T")
+# What a view's decorators write on its response for the middleware that sets X-Frame-Options and
+# Content-Security-Policy (Django 6).
+MARKS = ("xframe_options_exempt", "_csp_config", "_csp_ro_config")
 
 
-def enter(request: HttpRequest, options: Options, view: Any = None) -> Flow[Job | HttpResponse | None]:
-    """The attempt that a request is; an answer if its key cannot be taken; None if it has none and needs none."""
+def blocking(function: Callable[..., T], *args: Any, **kwargs: Any) -> Flow[T]:
+    """Call a function that may block: in this thread, or for a task in Django's thread for the ORM."""
+    result: T = yield Step(operator.call, _in_thread, (partial(function, *args, **kwargs),))
+    return result
+
+
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    return await sync_to_async(call)()
+
+
+def state_of(request: HttpRequest) -> Idempotency:
+    """``request.idempotency``, which the middleware or the decorator has set."""
+    return request.idempotency  # type: ignore[attr-defined, no-any-return]
+
+
+def load_site_key() -> Flow[str]:
+    key: str = site_key.pinned or (yield Step(site_key.load, site_key.aload))
+    return key
+
+
+def start(request: HttpRequest, options: Options, view: Any = None) -> Flow[HttpResponse | None]:
+    """Claim the key. None: run the view. Else the answer."""
+    answer = yield from begin(request, options, view)
+    if answer is None or isinstance(answer, HttpResponse):
+        return answer
+    return (yield from blocking(answer))
+
+
+def begin(request: HttpRequest, options: Options, view: Any = None) -> Flow[HttpResponse | Answering | None]:
+    """Claim the key. None: run the view. Else the answer; for an earlier request, the function that makes it."""
+    found = yield from enter(request, options, view)
+    if not isinstance(found, Attempt):
+        return found
+    state = state_of(request)
+    state.begun = True
+    answering = yield from claim(found)
+    if answering is None:
+        state.attempt = found
+    return answering
+
+
+def enter(request: HttpRequest, options: Options, view: Any = None) -> Flow[Attempt | HttpResponse | None]:
+    """The attempt that a request is; an answer if its key is refused; None if it has no key and needs none."""
     try:
         found = find_key(request, options, view)
     except BadKey as error:
-        return (yield partial(responses.bad_key, request, error, html=wants_page(request, None)))
+        return (yield from blocking(responses.bad_key, request, error, html=wants_page(request, None)))
     if found is not None:
         source, key = found
         try:
-            principal = yield partial(principal_of, request)
+            principal = yield from blocking(principal_of, request)
         except Error:  # the session, or the user, is in a database that is down
-            return (yield partial(_without_store, request, options, wants_page(request, source)))
+            return (yield from blocking(_without_store, request, options, wants_page(request, source)))
         if source == "header" and not (principal.known or options.anonymous):
             found = None
     if found is None:
         if not options.required:
             return None
-        return (yield partial(responses.missing_key, request, html=wants_page(request, None)))
+        return (yield from blocking(responses.missing_key, request, html=wants_page(request, None)))
     if source == "form":
         verified = forms.verify(request, key, principal.text)
         if verified is not forms.Verified.GOOD:
             logger.info("A form key was refused at %s: %s.", ascii(request.path), verified.value)
-            return (yield partial(responses.unissued, request, verified))
+            return (yield from blocking(responses.not_issued, request, verified))
         key = key.partition(".")[0]
     html = wants_page(request, source)
     try:
-        secret = yield site_key.load
+        secret = yield from load_site_key()
     except BackendUnavailable:
-        return (yield partial(_without_store, request, options, html))
+        return (yield from blocking(_without_store, request, options, html))
     try:
-        return (yield partial(_job, request, options, source, key, principal, secret, html))
+        return (yield from blocking(_attempt, request, options, source, key, principal, secret, html))
     except BadKey as error:
-        return (yield partial(responses.bad_key, request, error, html=html))
+        return (yield from blocking(responses.bad_key, request, error, html=html))
 
 
-def _job(
-    request: HttpRequest, options: Options, source: Any, key: str, principal: Principal, secret: str, html: bool
-) -> Job:
-    settings, route = config(), route_of(request)
+def _attempt(
+    request: HttpRequest, options: Options, source: Source, key: str, principal: Principal, secret: str, html: bool
+) -> Attempt:
+    settings = config()
     alias = None if options.atomic is False else settings.database if options.atomic is True else options.atomic
     wait = settings.form_wait if html else settings.wait
-    return Job(
+    replays, mark = options.replay_to_credentials, mark_of(request, secret, principal)
+    return Attempt(
         request=request,
         source=source,
         key=key,
         principal=principal,
-        scope=decisions.scope_of(secret, tenant_of(request, options), principal.text, request.method or "", route, key),
-        mark=mark_of(request, secret, principal),
-        fingerprint=fingerprint_of(request, secret, options),
-        route=route,
+        claim=_claim_of(request, options, source, key, principal, secret, mark),
+        mark=mark,
         html=html,
         site_key=secret,
         storage=storage_of(alias),
         alias=alias,
-        ttl=settings.ttl if options.ttl is None else options.ttl,
-        claim_ttl=settings.claim_ttl if options.claim_ttl is None else options.claim_ttl,
         wait=wait if options.wait is None else options.wait,
         max_body=settings.max_body,
-        # the ids of webhooks are all of one, and those whom nobody knows would use up each other's
-        quota=None if source == "callable" or principal.kind == "anybody" else settings.max_keys,
         on_crash=options.on_crash or settings.on_crash,  # type: ignore[arg-type]
         on_store_error=options.on_store_error or settings.on_store_error,
-        replays=options.anonymous or _first(options.replay_to_credentials, settings.replay_to_credentials),
+        replays=options.anonymous or (settings.replay_to_credentials if replays is None else replays),
     )
 
 
+def _claim_of(
+    request: HttpRequest, options: Options, source: Source, key: str, principal: Principal, secret: str, mark: str
+) -> Claim:
+    settings, route, method = config(), route_of(request), request.method or ""
+    tenant = tenant_of(request, options)
+    # webhooks share one sender, and unknown clients one name: a quota would let them use up each other's keys
+    has_quota = source != "callable" and principal.kind != "anonymous"
+    return Claim(
+        scope=decisions.scope_of(secret, tenant, principal.text, method, route, key),
+        owner=secrets.token_hex(16),
+        fingerprint=fingerprint_of(request, secret, options),
+        claim_ttl=settings.claim_ttl if options.claim_ttl is None else options.claim_ttl,
+        ttl=settings.ttl if options.ttl is None else options.ttl,
+        principal=_label_of(principal, mark),
+        method=method,
+        route=route,
+        quota=settings.max_keys if has_quota else None,
+    )
+
+
+def _label_of(principal: Principal, mark: str) -> str:
+    """The principal as the list of keys shows it, and as keys are counted by: only a user has a name that is no secret.
+
+    The hash of a credential needs SECRET_KEY: the site key is in the same database, and with a dump of it passwords
+    could be tried.
+    """
+    if principal.kind in ("user", "anonymous"):
+        return principal.label
+    digits = salted_hmac("django_distlock.idempotency.whose", mark, algorithm="sha256").hexdigest()
+    return f"{principal.label} {digits[:12]}"
+
+
 def mark_of(request: HttpRequest, secret: str, principal: Principal) -> str:
-    """Who may look at the outcome on the waiting page: this principal, at this host."""
+    """Who may see the outcome on the waiting page: this principal, at this host."""
     return decisions.keyed(secret, "mark", request.get_host().lower(), principal.text)
 
 
-def _first(given: bool | None, default: bool) -> bool:
-    return default if given is None else given
-
-
 def _without_store(request: HttpRequest, options: Options, html: bool) -> HttpResponse | None:
-    """Nobody can tell whether the request has been done."""
+    """The answer if it cannot be seen whether the request was carried out; None for ``on_store_error="open"``."""
     logger.exception("The store of idempotency keys does not answer.")
     if (options.on_store_error or config().on_store_error) == "open":
         return None
     return responses.store_down(request, html=html)
 
 
-def claim(job: Job) -> Flow[Answering | None]:
-    """None: run it, the key is ours. Else what makes the answer, to be called in a thread when all have been asked who
-    may refuse. In the exactly-once mode, called inside the transaction."""
-    deadline, attempt, late = monotonic() + job.wait, 0, job.wait <= 0
+def claim(attempt: Attempt) -> Flow[Answering | None]:
+    """Claim the key. None: it is ours, run the view. Else the function that makes the answer.
+
+    In the exactly-once mode, called inside the transaction.
+    """
+    deadline, tries, late = monotonic() + attempt.wait, 0, attempt.wait <= 0
+    storage, scope = attempt.storage, attempt.claim.scope
     try:
-        record = yield partial(_ask, job, last=late)
+        record = yield from blocking(_ask, attempt, last=late)
         while record is not None:
-            answer = yield from _settle(job, record, late=late)
-            if answer is not None or job.running:
+            answer = yield from _settle(attempt, record, late=late)
+            if answer is not None or attempt.running:
                 return answer
             if late:
-                return partial(_in_flight, job)
-            yield decisions.pause(attempt)
-            attempt, late = attempt + 1, monotonic() >= deadline
-            # in a transaction who only looks may have to wait for another one's end
-            record = None if job.alias is not None else (yield partial(job.storage.read, job.scope))
+                return partial(_in_flight, attempt)
+            yield Step(PAUSE.sleep, PAUSE.asleep, (decisions.pause(tries),))
+            tries, late = tries + 1, monotonic() >= deadline
+            # in a transaction a read alone may have to wait for the end of another one
+            record = None if attempt.alias is not None else (yield from blocking(storage.read, scope))
             if record is None:
-                record = yield partial(_ask, job, last=late)
+                record = yield from blocking(_ask, attempt, last=late)
     except TooManyKeys as error:
-        logger.warning("%s has %d idempotency keys that live: no more are taken.", job.whose, job.quota)
-        return partial(responses.too_many_keys, job, error.seconds)
+        whose, quota = attempt.claim.principal, attempt.claim.quota
+        logger.warning("%s has %d idempotency keys that live: no more are taken.", whose, quota)
+        return partial(responses.too_many_keys, attempt, error.seconds)
     except LockNotAcquired as error:
-        job.broken = error.__cause__ is not None
-        return partial(_in_flight, job)
+        attempt.broken = error.__cause__ is not None
+        return partial(_in_flight, attempt)
     except BackendUnavailable:
-        job.broken = True
+        attempt.broken = True
         logger.exception("The store of idempotency keys does not answer.")
-        return None if job.on_store_error == "open" else partial(responses.store_down, job.request, html=job.html)
-    _run(job)
+        if attempt.on_store_error == "open":
+            return None
+        return partial(responses.store_down, attempt.request, html=attempt.html)
+    _run(attempt)
     return None
 
 
-def _ask(job: Job, *, last: bool) -> Record | None:
-    if job.alias is None:
-        return job.storage.claim(job.claim)
-    return job.storage.claim_inside(job.claim, last=last)  # type: ignore[attr-defined]
+def _ask(attempt: Attempt, *, last: bool) -> Record | None:
+    if attempt.alias is None:
+        return attempt.storage.claim(attempt.claim)
+    return attempt.storage.claim_inside(attempt.claim, last=last)  # type: ignore[attr-defined, no-any-return]
 
 
-def _in_flight(job: Job) -> HttpResponse:
-    _send(signals.key_conflict, job)
-    return responses.in_flight(job)
+def _in_flight(attempt: Attempt) -> HttpResponse:
+    _send(signals.key_conflict, attempt)
+    return responses.in_flight(attempt)
 
 
-def _run(job: Job) -> None:
-    job.running = True
-    if job.alias is None:
-        renewal.add(job)
-    _send(signals.key_claimed, job)
+def _run(attempt: Attempt) -> None:
+    attempt.running = True
+    if attempt.alias is None:
+        renewal.add(attempt)
+    _send(signals.key_claimed, attempt)
 
 
-def _settle(job: Job, record: Record, *, late: bool) -> Flow[Answering | None]:
-    """The answer for a key that is there already. None: it is ours now (``job.running``), or wait and look again."""
-    verdict = decisions.judge(record, job.fingerprint)
+def _settle(attempt: Attempt, record: Record, *, late: bool) -> Flow[Answering | None]:
+    """The answer for a key that has a record. None: it is ours now (``attempt.running``), or wait and look again."""
+    verdict = decisions.judge(record, attempt.claim.fingerprint)
     if verdict in (Verdict.REPLAY, Verdict.TOMBSTONE):
-        return partial(_again, job, record)
-    if verdict is Verdict.MISMATCH and (record.state != CLAIMED or not job.html or late):
-        return partial(_other_data, job, record)
+        return partial(_again, attempt, record)
+    if verdict is Verdict.MISMATCH and (record.state != CLAIMED or not attempt.html or late):
+        return partial(_other_data, attempt, record)
     if verdict is Verdict.HELD:
-        return partial(responses.held, job)
+        return partial(responses.held, attempt)
     if verdict is Verdict.CRASHED:
-        return (yield from _crashed(job, record))
+        return (yield from _crashed(attempt, record))
     if verdict is Verdict.TAKE_OVER:
-        yield from _take_over(job, record)
+        yield from _take_over(attempt, record)
     return None
 
 
-def _again(job: Job, record: Record) -> HttpResponse:
-    """The stored answer, or that there was one."""
-    answer = record.answer if _may_see(job) else None
-    if answer is not None and answer.body is not None and (found := responses.replay(job.request, answer)) is not None:
-        _send(signals.key_replayed, job)
-        return found
-    _send(signals.key_tombstone, job)
-    return responses.tombstone(job, answer, withheld=record.answer is not None and answer is None)
+def _again(attempt: Attempt, record: Record) -> HttpResponse:
+    """The stored answer, or a notice that there was one."""
+    answer = record.answer if _may_see(attempt) else None
+    if answer is not None and answer.body is not None:
+        found = responses.replay(attempt.request, answer)
+        if found is not None:
+            _send(signals.key_replayed, attempt)
+            return found
+    _send(signals.key_tombstone, attempt)
+    return responses.tombstone(attempt, answer, withheld=record.answer is not None and answer is None)
 
 
-def _other_data(job: Job, record: Record) -> HttpResponse:
-    _send(signals.key_mismatch, job)
-    answer = record.answer if _may_see(job) else None
-    return responses.mismatch(job, answer, running=record.state == CLAIMED)
+def _other_data(attempt: Attempt, record: Record) -> HttpResponse:
+    _send(signals.key_mismatch, attempt)
+    answer = record.answer if _may_see(attempt) else None
+    return responses.mismatch(attempt, answer, running=record.state == CLAIMED)
 
 
-def _may_see(job: Job) -> bool:
-    """May a stored answer be given? Not to a credential that only the view checks: it may be revoked by now."""
-    if job.principal.kind != "credential" or job.replays or _is_trusted(job):
+def _may_see(attempt: Attempt) -> bool:
+    """May this client see a stored answer? A credential that only the view checks may not: it may be revoked by now."""
+    if attempt.principal.kind != "credential" or attempt.replays or _is_trusted(attempt):
         return True
     logger.info(
         "The stored answer of %s was not given to a credential that nothing has checked before the view: see "
         "replay_to_credentials.",
-        ascii(job.route),
+        ascii(attempt.claim.route),
     )
     return False
 
 
-def _crashed(job: Job, record: Record) -> Flow[Answering | None]:
-    _send(signals.key_expired, job)
-    policy: Any = job.on_crash
+def _crashed(attempt: Attempt, record: Record) -> Flow[Answering | None]:
+    _send(signals.key_expired, attempt)
+    policy: Any = attempt.on_crash
     if callable(policy):
-        policy = yield partial(policy, job.request, record)
+        policy = yield from blocking(policy, attempt.request, record)
     if policy not in ("retry", "hold") and not isinstance(policy, HttpResponse):
         raise TypeError(f'on_crash must return "retry", "hold" or an HttpResponse, not {type(policy).__name__}.')
     if policy == "hold":
-        yield partial(job.storage.hold, record, job.ttl)
-        return partial(responses.held, job)
-    yield from _take_over(job, record)
-    if isinstance(policy, HttpResponse) and job.running:
-        yield from finish(job, policy)
+        yield from blocking(attempt.storage.hold, record, attempt.claim.ttl)
+        return partial(responses.held, attempt)
+    yield from _take_over(attempt, record)
+    if isinstance(policy, HttpResponse) and attempt.running:
+        yield from finish(attempt, policy)
         return lambda: policy
     return None
 
 
-def _take_over(job: Job, record: Record) -> Flow[None]:
-    if (yield partial(job.storage.take_over, record, job.claim)):
-        # results of other data, or of a request that was answered, are none of ours
-        if record.state != COMPLETED and record.fingerprint == job.fingerprint:
-            job.phases = dict(record.phases)
-        _run(job)
+def _take_over(attempt: Attempt, record: Record) -> Flow[None]:
+    if (yield from blocking(attempt.storage.take_over, record, attempt.claim)):
+        # the results of other data, or of a request that was answered, do not count for this one
+        if record.state != COMPLETED and record.fingerprint == attempt.claim.fingerprint:
+            attempt.phases = dict(record.phases)
+        _run(attempt)
 
 
-def ending_of(job: Job, response: HttpResponseBase) -> Ending:
-    """What becomes of the key after this answer."""
-    if job.kept and response.status_code < 500:
+def ending_of(attempt: Attempt, response: HttpResponseBase) -> Ending:
+    """What happens to the key after this answer."""
+    if attempt.kept and response.status_code < 500:
         return Ending.KEEP
     moves_on = any(response.has_header(name) for name in ("HX-Redirect", "HX-Location"))
-    status, trusted = response.status_code, _is_trusted(job)
+    status, trusted = response.status_code, _is_trusted(attempt)
     to_login = not trusted and 300 <= status < 400 and response.get("Location", "").partition("?")[0] == login_url()
-    return decisions.ending_of(status, form=job.source == "form", moves_on=moves_on, trusted=trusted, to_login=to_login)
+    form = attempt.source == "form"
+    return decisions.ending_of(status, form=form, moves_on=moves_on, trusted=trusted, to_login=to_login)
 
 
-def _is_trusted(job: Job) -> bool:
-    """Has anybody checked who asks? Before the view, or by now: a view may have found the user of a token."""
-    if job.principal.kind == "user" or job.vouched or is_authenticated(getattr(job.request, "user", None)):
+def _is_trusted(attempt: Attempt) -> bool:
+    """Was the principal authenticated, before the view or by it? A view may have found the user of a token."""
+    if attempt.principal.kind == "user" or attempt.vouched or is_authenticated(getattr(attempt.request, "user", None)):
         return True
-    return bool(getattr(job.request, "auth", None))  # django-ninja: what its authentication has found
+    return bool(getattr(attempt.request, "auth", None))  # django-ninja: what its authentication has found
 
 
-def finish(job: Job, response: HttpResponseBase) -> Flow[None]:
-    """Keep the answer, or free the key. A store that fails now is logged: the view has acted."""
-    if not job.running:
+def finish(attempt: Attempt, response: HttpResponseBase) -> Flow[None]:
+    """Store the answer, or free the key. An error of the storage is only logged: the view has acted."""
+    if not attempt.running:
         return
-    leave(job)
-    if not job.reached:
-        yield from _release(job)  # a decorator above has answered: the view has done nothing
+    end(attempt)
+    if not attempt.reached:
+        yield from _release(attempt)  # a decorator above has answered: the view has done nothing
         return
-    if job.doubtful and response.status_code >= 500:
-        logger.warning(
-            "Another middleware failed after %s: its claim runs out, as if the process had died.", ascii(job.route)
-        )
+    storage, claim, route = attempt.storage, attempt.claim, ascii(attempt.claim.route)
+    if attempt.doubtful and response.status_code >= 500:
+        logger.warning("Another middleware failed after %s: its claim runs out, as if the process had died.", route)
         return
     try:
-        ending = yield partial(ending_of, job, response)  # who the user is may be a question to the database
+        ending = yield from blocking(ending_of, attempt, response)  # the user may be a query to the database
         if ending is not Ending.KEEP:
-            yield partial(job.storage.release, job.claim, failed=bool(job.phases))
-        elif (yield partial(job.storage.complete, job.claim, responses.answer_of(job.request, response, job.max_body))):
-            keep_body_when_rendered(job, response)
+            yield from blocking(storage.release, claim, failed=bool(attempt.phases))
+        elif (yield from blocking(storage.complete, claim, answer_of(attempt, response))):
+            keep_body_when_rendered(attempt, response)
         else:
-            logger.warning("The answer of %s was not kept: its claim was taken over or released.", ascii(job.route))
+            logger.warning("The answer of %s was not kept: its claim was taken over or released.", route)
     except (BackendUnavailable, LockNotAcquired):
-        logger.exception("The answer of %s could not be kept.", ascii(job.route))
+        logger.exception("The answer of %s could not be kept.", route)
 
 
-def free(job: Job) -> Flow[None]:
-    """The view has raised: give the key back. A store that fails now is logged, so that the view's error is seen."""
-    if not job.running:
+def free(attempt: Attempt) -> Flow[None]:
+    """Free the key after an exception of the view. An error of the storage is only logged: the view's is raised."""
+    if not attempt.running:
         return
-    leave(job)
-    yield from _release(job)
+    end(attempt)
+    yield from _release(attempt)
 
 
-def _release(job: Job) -> Flow[None]:
+def _release(attempt: Attempt) -> Flow[None]:
     try:
-        yield partial(job.storage.release, job.claim, failed=bool(job.phases))
+        yield from blocking(attempt.storage.release, attempt.claim, failed=bool(attempt.phases))
     except (BackendUnavailable, LockNotAcquired):
-        logger.exception("The key of %s could not be freed.", ascii(job.route))
+        logger.exception("The key of %s could not be freed.", ascii(attempt.claim.route))
 
 
-def leave(job: Job) -> None:
-    """The view has ended, well or not: nothing is renewed any more."""
-    job.running = False
-    renewal.remove(job)
-    sweeper.look(job.storage)
+def end(attempt: Attempt) -> None:
+    """End the renewal of the claim: the view has ended, well or not."""
+    attempt.running = False
+    renewal.remove(attempt)
+    sweeper.sweep_if_due(attempt.storage)
 
 
-def keep_body_when_rendered(job: Job, response: Any) -> None:
-    """A TemplateResponse is rendered after the view: it is done now, its body follows."""
+def answer_of(attempt: Attempt, response: HttpResponseBase) -> Answer:
+    """The stored part of a response: without its body if that is not rendered yet, is streamed, or is too large."""
+    request = attempt.request
+    whole = not response.streaming and getattr(response, "is_rendered", True)
+    body = response.content if whole and isinstance(response, HttpResponse) else None
+    headers = list(response.items())
+    if hasattr(request, "LANGUAGE_CODE") and not response.has_header("Content-Language") and (said := get_language()):
+        # LocaleMiddleware would write it later, by the language of the client that repeats the request
+        headers.append(("Content-Language", said))
+    marks = {name: value for name in MARKS if (value := getattr(response, name, None)) is not None}
+    messages = _messages_of(request)
+    return decisions.answer_of(response.status_code, headers, body, messages, attempt.max_body, marks)
+
+
+def _messages_of(request: HttpRequest) -> list[tuple[int, str, str, bool]]:
+    """The messages that this request has added and that no page has shown yet."""
+    storage: Any = get_messages(request)
+    queued: list[Message] = [] if getattr(storage, "used", False) else getattr(storage, "_queued_messages", [])
+    return [(m.level, str(m.message), str(m.extra_tags or ""), isinstance(m.message, SafeData)) for m in queued]
+
+
+def keep_body_when_rendered(attempt: Attempt, response: Any) -> None:
+    """Store the body of a TemplateResponse when it is rendered, which is after the view."""
     if getattr(response, "is_rendered", True):
         return
 
     def add_body(rendered: Any) -> None:
         try:
-            job.storage.add_body(job.claim, responses.answer_of(job.request, rendered, job.max_body))
+            attempt.storage.add_body(attempt.claim, answer_of(attempt, rendered))
         except (BackendUnavailable, LockNotAcquired):
-            logger.exception("The body of the answer of %s could not be kept.", ascii(job.route))
+            logger.exception("The body of the answer of %s could not be kept.", ascii(attempt.claim.route))
 
     response.add_post_render_callback(add_body)
 
 
-def _send(signal: Signal, job: Job) -> None:
+def _send(signal: Signal, attempt: Attempt) -> None:
     if signal.receivers:
-        from .handle import Idempotency
-
-        signal.send_robust(sender=Idempotency, request=job.request, scope=job.scope, route=job.route)
+        claim = attempt.claim
+        signal.send_robust(sender=Idempotency, request=attempt.request, scope=claim.scope, route=claim.route)

@@ -1,34 +1,74 @@
-"""What a view sees: ``request.idempotency``."""
+"""``request.idempotency``, and what is behind it: one attempt at a request with a key."""
 
 from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from asgiref.sync import sync_to_async
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+
+from django_distlock import LockLost
 
 from . import decisions
 
 if TYPE_CHECKING:
-    from .execution import Answering
-    from .job import Job
-    from .options import Options
+    from .http.requests import Principal, Source
+    from .options import OnCrash, Options
+    from .records import Claim
+    from .storage import Storage
+
+# Makes the answer that replaces the view's. It blocks, and is called once the decorators above have been passed.
+Answering = Callable[[], HttpResponse]
 
 
-class Idempotency:
-    """The key of this request. Without one it is false, remembers nothing, and derives a new key each time, so that a
-    view needs no branches.
+@dataclass(slots=True, kw_only=True, eq=False)
+class Attempt:
+    """One request with a key, from the claim to the stored answer.
 
-    ``key`` is the client's key, or None.
+    ``alias`` is the database of the exactly-once mode, else None. ``mark`` is a hash of the principal: it says who may
+    see the outcome on the waiting page.
     """
 
-    def __init__(self) -> None:
-        self.job: Job | None = None
-        self.options: Options | None = None  # those that the middleware has acted upon
-        self.begun = False  # a claim has been asked for
-        self.answering: Answering | None = None  # what the decorator answers, when those above it have been asked
+    request: HttpRequest
+    source: Source
+    key: str
+    principal: Principal
+    claim: Claim
+    mark: str
+    html: bool
+    site_key: str
+    storage: Storage
+    alias: str | None
+    wait: float
+    max_body: int
+    on_crash: OnCrash
+    on_store_error: str
+    replays: bool  # a credential that was checked by nothing gets the stored answer too
+    reached: bool = True  # False if the middleware has claimed for a decorator that has not been called yet
+    running: bool = False
+    broken: bool = False  # the storage failed in the caller's transaction
+    kept: bool = False  # the view has called keep()
+    vouched: bool = False  # the framework has accepted the credential
+    raised: bool = False  # by the view
+    doubtful: bool = False  # another middleware has failed, and the view may have acted
+    phases: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Idempotency:
+    """The key of this request.
+
+    Without a key it is false, remembers nothing, and derives another key each time: the view needs no branches.
+    """
+
+    attempt: Attempt | None = None
+    options: Options | None = None  # those that the middleware has acted upon
+    begun: bool = False  # a claim has been asked for
+    answering: Answering | None = None  # found by the middleware, given by the decorator
 
     def __bool__(self) -> bool:
         return self.key is not None
@@ -36,14 +76,16 @@ class Idempotency:
     @property
     def key(self) -> str | None:
         """The client's key, or None."""
-        return None if self.job is None else self.job.key
+        return None if self.attempt is None else self.attempt.key
 
     def derive(self, name: str) -> str:
-        """A key for another service, 64 hexadecimal digits: the same each time this request arrives, another one for
-        each name. It says nothing of the client's key."""
-        if self.job is None:
+        """Derive a key for another service: 64 hexadecimal digits.
+
+        It is the same each time this request arrives, differs for each name, and does not reveal the client's key.
+        """
+        if self.attempt is None:
             return secrets.token_hex(32)
-        return decisions.derived_key(self.job.site_key, self.job.scope, name)
+        return decisions.derived_key(self.attempt.site_key, self.attempt.claim.scope, name)
 
     def phase(self, name: str) -> Phase:
         """A step that is not repeated when the request arrives again after a crash or a server error.
@@ -54,48 +96,49 @@ class Idempotency:
                 if not charge.done:
                     charge.result = payments.charge(order, idempotency_key=charge.key)
 
-        ``async with`` in async views. The result is kept as JSON when the block ends without an exception.
+        ``async with`` in async views. The result is stored as JSON when the block ends without an exception.
         """
         return Phase(self, name)
 
     def keep(self) -> None:
-        """This answer is the last word, though it is the page of a form and no redirect: the key is used up."""
-        if self.job is not None:
-            self.job.kept = True
+        """Store this answer although it is the page of a form and no redirect: the key is used up."""
+        if self.attempt is not None:
+            self.attempt.kept = True
 
 
 class IdempotentRequest(HttpRequest):
     """For annotations: the request of a view below the middleware, or under ``@idempotent``.
 
-    Requests are no instances of it: Django makes them, and the middleware gives them the attribute.
+    No request is an instance of it: Django creates the request, and the middleware adds the attribute.
     """
 
     idempotency: Idempotency
 
 
 class Phase:
-    """``done``: an earlier attempt has finished it, and ``result`` is what it left. ``key``: for the service that it
-    calls."""
+    """One step of a view.
+
+    ``done``: an earlier attempt has finished it, and ``result`` is what it stored. ``key``: for the service that the
+    step calls.
+    """
 
     def __init__(self, idempotency: Idempotency, name: str) -> None:
         self._idempotency = idempotency
         self.name = name
         self.key = idempotency.derive(name)
-        known = {} if idempotency.job is None else idempotency.job.phases
+        known = {} if idempotency.attempt is None else idempotency.attempt.phases
         self.done = name in known
         self.result: Any = known.get(name)
 
     def _save(self) -> None:
-        job = self._idempotency.job
-        if job is None or self.done:
+        attempt = self._idempotency.attempt
+        if attempt is None or self.done:
             return
-        phases = {**job.phases, self.name: self.result}
+        phases = {**attempt.phases, self.name: self.result}
         text = json.dumps(phases)
-        if job.running and not job.storage.save_phases(job.claim, text):
-            from django_distlock import LockLost
-
+        if attempt.running and not attempt.storage.save_phases(attempt.claim, text):
             raise LockLost(f"The claim was lost before the phase {self.name!r} could be noted.")
-        job.phases, self.done = phases, True
+        attempt.phases, self.done = phases, True
 
     def __enter__(self) -> Self:
         return self

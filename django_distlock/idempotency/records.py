@@ -1,9 +1,8 @@
-"""The values that cross between a request, the decisions and a storage. Standard library only."""
+"""The values that a request, the decisions and a storage exchange. Standard library only."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 CLAIMED, COMPLETED, FAILED, UNKNOWN = "claimed", "completed", "failed", "unknown"
@@ -12,50 +11,29 @@ STATES = (CLAIMED, COMPLETED, FAILED, UNKNOWN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What is kept of a response: never a cookie, and only headers of the list. ``body`` None is a tombstone: it has
-    been answered, and the body is not kept."""
+    """The stored part of a response: the listed headers only, and never a cookie.
+
+    ``body`` None is a tombstone: the request was answered, and the body is not kept.
+    """
 
     status: int
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes | None = None
     # level, text, extra tags, whether the text is safe as HTML
     messages: tuple[tuple[int, str, str, bool], ...] = ()
-    # attributes of the response that other middleware looks at
+    # attributes of the response that other middleware reads
     marks: dict[str, Any] = field(default_factory=dict)
 
     @property
     def location(self) -> str | None:
         return next((value for name, value in self.headers if name.lower() == "location"), None)
 
-    def without_body(self) -> Answer:
-        return replace(self, body=None)
-
-    def facts(self) -> str:
-        """Everything but the body, as JSON."""
-        marks = {"marks": self.marks} if self.marks else {}
-        return json.dumps({"status": self.status, "headers": self.headers, "messages": self.messages, **marks})
-
-    @classmethod
-    def of(cls, facts: str, body: bytes | None) -> Answer:
-        """The answer that :meth:`facts` and a body are of. ValueError if they are of none."""
-        try:
-            found = json.loads(facts)
-            return cls(
-                status=int(found["status"]),
-                headers=tuple((str(name), str(value)) for name, value in found["headers"]),
-                body=body,
-                messages=tuple((int(a), str(b), str(c), bool(d)) for a, b, c, d in found["messages"]),
-                marks=dict(found.get("marks", {})),
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError("This is no stored answer.") from error
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What a storage knows of one key of one principal on one route.
+    """What a storage has for one key of one principal on one route.
 
-    ``expired``: the claim's lease, or the lifetime of what is kept, was over when it was read, by the clock of the
+    ``expired``: the claim, or the lifetime of the answer, had ended when the record was read, by the clock of the
     storage. ``answer`` is None unless the state is "completed". ``phases`` maps the names of finished phases to their
     results.
     """
@@ -71,9 +49,12 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What is asked of a storage: the right to run ``scope``, for ``claim_ttl`` seconds at first. What is kept
-    afterwards lives for ``ttl`` seconds. ``principal``, ``method`` and ``route`` are for people who look at a list.
-    ``quota``: how many keys of ``principal`` may live; None for any number."""
+    """The right to run ``scope``, as it is asked of a storage.
+
+    The claim lasts for ``claim_ttl`` seconds unless it is renewed, and the answer for ``ttl`` seconds. ``owner`` is the
+    token of this attempt. ``principal``, ``method`` and ``route`` are for people who read the list of keys. ``quota``
+    is how many unexpired keys ``principal`` may have; None for any number.
+    """
 
     scope: str
     owner: str
@@ -84,28 +65,3 @@ class Claim:
     method: str = ""
     route: str = ""
     quota: int | None = None
-
-
-def record_of(
-    scope: str,
-    state: str,
-    owner: str,
-    fingerprint: str,
-    *,
-    expired: bool,
-    answer: Answer | None,
-    phases: dict[str, Any] | None,
-) -> Record:
-    """A record as it was read. What cannot be read (``phases`` None, a state that is none) must not run again: it
-    counts as done, or as broken off, until its lifetime ends."""
-    if state not in STATES or (phases is None and state != COMPLETED):
-        state, expired = UNKNOWN, False
-    return Record(
-        scope=scope,
-        state=state,
-        owner=owner,
-        fingerprint=fingerprint,
-        expired=expired,
-        answer=answer,
-        phases=phases or {},
-    )

@@ -1,48 +1,40 @@
-"""The recent history of each lock: who got it when, waited and held for how long, and what went wrong.
-
-Off unless ``DISTLOCK_HISTORY_DAYS`` is set. Then the signals are recorded: queued in this process and written in
-batches by a thread with a database connection of its own, so that no acquire and no release pays a statement. Under a
-flood part of the ordinary events is left out, never a timeout, a loss or a break as long as the database takes them.
-"""
+"""The history of each lock: when it was acquired, waited for, held, lost and broken. See the setting
+``DISTLOCK_HISTORY_DAYS``."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-import socket
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
 from django.db import router
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
+from django.utils.translation import gettext as _
 
-from django_distlock import signals
-from django_distlock.concurrency.text import one_line
 from django_distlock.conf import history_days
 from django_distlock.models import LockEvent
-
-from .history_plot import svg
-from .pruning import Pruner, pruners
-from .recorder import Recorder, at_exit_and_fork
+from django_distlock.schema import Pruner, pruners
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterable
 
-    from django.utils.safestring import SafeString
-
-UID = "django_distlock.history"
 # Rows that one statement deletes.
 PRUNED_AT_ONCE = 1000
+# Of the drawing, in its own units.
+WIDTH, HEIGHT, MARGIN, LABELS = 480, 140, 16, 44
+# The shortest time on its scale, in seconds: shorter ones are drawn as this.
+LEAST = 0.001
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Event:
     """One thing that happened to one lock. ``wait`` and ``hold`` are seconds, None where they do not apply.
 
-    ``kind`` is "acquired", "released", "timed_out", "lost" or "broken"; ``holder`` is host:pid of whoever it happened
-    to, and for "broken" of whoever did it. Text is printable.
+    ``kind`` is "acquired", "released", "timed_out", "lost" or "broken"; ``holder`` is host:pid of the process that
+    recorded it: for "broken" the one that broke the lock. Text is printable.
     """
 
     name: str
@@ -62,8 +54,8 @@ def enabled() -> bool:
 
 
 def recent(alias: str, name: str, limit: int = 50) -> list[Event]:
-    """The latest events of one lock, the newest first."""
-    rows = LockEvent.rows.filter(digest=_digest(name), alias=_ascii(alias)).order_by("-at", "-pk")[:limit]
+    """Return the latest events of one lock, newest first."""
+    rows = LockEvent.rows.filter(digest=digest_of(name), alias=ascii_of(alias)).order_by("-at", "-pk")[:limit]
     return [
         Event(
             name=row.name,
@@ -81,7 +73,7 @@ def recent(alias: str, name: str, limit: int = 50) -> list[Event]:
 
 
 def prune(older_than_days: float, database: str | None = None) -> int:
-    """Delete the events that are older, some at a time; how many they were."""
+    """Delete older events, in batches, and return how many they were."""
     until, deleted = datetime.now(UTC) - timedelta(days=older_than_days), 0
     events = LockEvent.rows.using(database or router.db_for_write(LockEvent))
     while True:
@@ -91,85 +83,93 @@ def prune(older_than_days: float, database: str | None = None) -> int:
             return deleted
 
 
-def plot(events: list[Event]) -> SafeString:
-    """Waits and holds as a small SVG to be put into a page; empty if there is nothing to draw."""
-    return svg(events)
-
-
-def configure() -> None:
-    """Record, or stop recording, as the settings say."""
-    try:
-        on = enabled()
-    except ImproperlyConfigured:  # the system check says so
-        on = False
-    for kind, signal in _SIGNALS.items():
-        if on:
-            signal.connect(_RECEIVERS[kind], dispatch_uid=UID, weak=False)
-        else:
-            signal.disconnect(dispatch_uid=UID)
-
-
-def _settings_changed(*, setting: str, **kwargs: Any) -> None:
-    if setting == "DISTLOCK_HISTORY_DAYS":
-        configure()
-
-
-def _digest(name: str) -> str:
+def digest_of(name: str) -> str:
+    """The column ``digest`` of a name."""
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def _ascii(alias: str) -> str:
+def ascii_of(alias: str) -> str:
+    """The column ``alias`` of an alias."""
     return alias.encode("ascii", "backslashreplace").decode("ascii")[:255]
 
 
-def _receiver(kind: str) -> Callable[..., None]:
-    rare = kind not in ("acquired", "released")
+def plot(events: Iterable[Event]) -> SafeString:
+    """Return waits and holds over time as an SVG to be put into a page; empty if there is nothing to draw.
 
-    def receive(sender: type, *, name: str, using: str, **facts: Any) -> None:
-        recorder.put((kind, datetime.now(UTC), name, using, facts), rare=rare)
+    On a logarithmic scale: a bar for each hold, a ring for each wait, a cross for each timeout or loss. Without styles
+    and scripts: it takes the colour of the text around it, and tells waits from holds by shape.
+    """
+    shown = sorted((event for event in events if event.wait is not None or event.hold is not None), key=_at)
+    if not shown:
+        return mark_safe("")
+    first, last = shown[0].at, shown[-1].at
+    longest = max(LEAST * 10, *(max(event.wait or 0, event.hold or 0) for event in shown))
+    waits = [event.wait for event in shown if event.wait is not None]
+    holds = [event.hold for event in shown if event.hold is not None]
 
-    return receive
+    def x(event: Event) -> float:
+        span = (last - first).total_seconds()
+        part = (event.at - first).total_seconds() / span if span else 0.5
+        return round(LABELS + part * (WIDTH - LABELS - MARGIN), 1)
 
+    def y(seconds: float) -> float:
+        part = math.log(max(seconds, LEAST) / LEAST) / math.log(longest / LEAST)
+        return round(HEIGHT - MARGIN - part * (HEIGHT - 2 * MARGIN), 1)
 
-def _write(items: Sequence[tuple[str, datetime, str, str, dict[str, Any]]]) -> None:
-    holder = one_line(f"{socket.gethostname()}:{os.getpid()}")[:255]
-    LockEvent.rows.bulk_create(
-        LockEvent(
-            alias=_ascii(using),
-            digest=_digest(name),
-            name=one_line(name)[:512],
-            kind=kind,
-            at=at,
-            wait=facts.get("wait"),
-            hold=None if kind == "acquired" else facts.get("hold"),
-            fence=facts.get("fence"),
-            reason=one_line(facts.get("reason", ""))[:255],
-            holder=holder,
-        )
-        for kind, at, name, using, facts in items
+    bottom = HEIGHT - MARGIN
+    bars = [(x(event), y(event.hold), bottom) for event in shown if event.hold is not None]
+    rings = [(x(event), y(event.wait)) for event in shown if event.wait is not None]
+    crosses = [(x(event), y(event.wait or event.hold or 0)) for event in shown if event.kind in ("timed_out", "lost")]
+    return format_html(
+        '<svg class="distlock-plot" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {} {}" width="{}" height="{}" '
+        'role="img" direction="ltr" fill="none" stroke="currentColor"><title>{}</title><desc>{}</desc>'
+        '<path d="M{} {}V{}H{}" stroke-opacity="0.5"/>{}{}{}{}</svg>',
+        *(WIDTH, HEIGHT, WIDTH, HEIGHT),
+        _("Waits and holds of this lock"),
+        _description(first, last, waits, holds, len(crosses)),
+        *(LABELS, MARGIN, bottom, WIDTH - MARGIN),
+        format_html_join("", '<path d="M{0} {1}V{2}" stroke-width="3" stroke-opacity="0.6"/>', bars),
+        format_html_join("", '<circle cx="{}" cy="{}" r="3"/>', rings),
+        format_html_join("", '<path d="M{0} {1}m-4 -4l8 8m0 -8l-8 8" stroke-width="2"/>', crosses),
+        format_html_join(
+            "",
+            '<text x="{}" y="{}" fill="currentColor" stroke="none" font-size="11" text-anchor="end">{}</text>',
+            [(LABELS - 6, y(longest) + 4, _seconds(longest)), (LABELS - 6, bottom + 4, _seconds(LEAST))],
+        ),
     )
 
 
-def _prune() -> None:
-    days = history_days()
-    if days is not None:
-        prune(days)
+def _at(event: Event) -> datetime:
+    return event.at
 
 
-_SIGNALS = {
-    "acquired": signals.lock_acquired,
-    "released": signals.lock_released,
-    "timed_out": signals.lock_timed_out,
-    "lost": signals.lock_lost,
-    "broken": signals.lock_broken,
-}
-_RECEIVERS = {kind: _receiver(kind) for kind in _SIGNALS}
+def _seconds(value: float) -> str:
+    return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
 
-recorder = Recorder(_write, _prune)
-# as long as the setting says; where it is not set, what was recorded before goes with the rest
+
+def _description(first: datetime, last: datetime, waits: list[float], holds: list[float], wrong: int) -> str:
+    """What the drawing shows, for readers who cannot see it."""
+    said = [
+        _("From %(first)s to %(last)s (UTC).")
+        % {"first": f"{first:%Y-%m-%d %H:%M:%S}", "last": f"{last:%Y-%m-%d %H:%M:%S}"}
+    ]
+    if waits:
+        said.append(
+            _("Waits (rings): %(count)d, the longest %(longest)s.")
+            % {"count": len(waits), "longest": _seconds(max(waits))}
+        )
+    if holds:
+        said.append(
+            _("Holds (bars): %(count)d, the longest %(longest)s.")
+            % {"count": len(holds), "longest": _seconds(max(holds))}
+        )
+    if wrong:
+        said.append(_("Ended badly (crosses): %(count)d.") % {"count": wrong})
+    return " ".join(said)
+
+
+# `distlock prune` goes by the setting. Without the setting, by its own --days: there may be events of an earlier time.
 pruners["events"] = Pruner(
     databases=lambda: [router.db_for_write(LockEvent)],
     delete=lambda database, days: prune(days if (kept := history_days()) is None else kept, database),
 )
-at_exit_and_fork(recorder)
-setting_changed.connect(_settings_changed, dispatch_uid=UID)

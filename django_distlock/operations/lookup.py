@@ -1,9 +1,8 @@
-"""Some of the held locks: those that match, a page of them, or those of one name, also where the engine knows only its
-hash.
-"""
+"""Finds held locks: those that match a query, a page at a time, or those of one name."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,11 +22,10 @@ if TYPE_CHECKING:
 
 
 def find_locks(query: LockQuery, using: str | None = None) -> LockPage:
-    """Of the held locks of one alias, or of all, those that ``query`` is about, together in its order.
+    """Return the held locks of one alias, or of all, that match ``query``, in its order.
 
-    Errors are as in :func:`held_locks`. PostgreSQL chooses, sorts and cuts by itself: what is read of it does not grow
-    with the number of locks; where several aliases are asked, it grows with ``query.stop``. The other engines tell all
-    that they have.
+    Errors are as in :func:`held_locks`. PostgreSQL filters, sorts and cuts by itself, so that the rows read do not grow
+    with the number of locks; with several aliases they grow with ``query.stop``. The other engines list all they have.
     """
     if using is None and len(every := aliases()) == 1:
         (using,) = every
@@ -47,32 +45,31 @@ def aliases() -> list[str]:
 
 
 def show_name(lease: Lease) -> None:
-    """Have the name of a lock that will be held for long written at once, in the background."""
+    """Write the name of a lock that will be held for long at once, in the background."""
     namebook.write_now(lease._hold)
 
 
 def held_by_name(name: str, using: str | None = None) -> list[BackendReport]:
-    """As :func:`held_locks`, with the locks of that name only. Those on tables and rows are none of them."""
+    """As :func:`held_locks`, with the locks of that name only, and without those on tables and rows."""
     validate_name(name)
     found = []
     for report in held_locks(using):
-        keys = _keys(name, report.alias) if report.error is None else ()
+        key = None
+        if report.error is None:
+            with suppress(DistlockError, ImproperlyConfigured):  # without a site key names have no keys
+                key = listed_as(name, report.alias)
         locks = (
-            replace(info, name=name) if info.key in keys else info
+            replace(info, name=name) if info.key == key else info
             for info in report.locks
-            if (info.name == name or info.key in keys) and "kind" not in info.details
+            if (info.name == name or info.key == key) and "kind" not in info.details
         )
         found.append(replace(report, locks=tuple(locks)))
     return found
 
 
-def _keys(name: str, alias: str) -> tuple[str, ...]:
-    """What an engine may call the name; nothing if there is no site key to tell."""
-    try:
-        entry = registry.entry(alias)
-        if not entry.ready:
-            site_key.load()
-        key = entry.key(name)
-    except (DistlockError, ImproperlyConfigured):
-        return ()
-    return (str(key.number), key.text, key.path)
+def listed_as(name: str, alias: str) -> str:
+    """The key under which :func:`held_locks` lists the lock of this name. DistlockError if there is no site key."""
+    entry = registry.entry(alias)
+    if not entry.ready:
+        site_key.load()
+    return entry.backend.listed_as(entry.key(name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
@@ -13,22 +13,14 @@ from django_distlock.backends.side_connection import Silent, attended
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import BackendUnavailable, DistlockError
 from django_distlock.manager.registry import registry
+from django_distlock.schema import pruners
 from django_distlock.validation import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
+    from django_distlock.schema import Pruner
 
-class Pruner(NamedTuple):
-    """Another part of the library that keeps something: ``delete(database, days)`` what is older, in each of
-    ``databases()``; how much it was."""
-
-    databases: Callable[[], Iterable[str]]
-    delete: Callable[[str, float], int]
-
-
-# What it is called -> how.
-pruners: dict[str, Pruner] = {}
 
 Failure = DistlockError | ImproperlyConfigured
 

@@ -1,4 +1,9 @@
-"""Writes what has happened a moment later, in batches, in a thread of its own."""
+"""Records the events of locks for their history, if ``DISTLOCK_HISTORY_DAYS`` is set.
+
+Receivers of the signals queue the events; a thread with its own database connection writes them in batches, so that no
+acquire and no release pays a statement. In a flood ordinary events are left out; timeouts, losses and breaks only if
+the database does not take them.
+"""
 
 from __future__ import annotations
 
@@ -6,54 +11,66 @@ import atexit
 import logging
 import os
 import random
+import socket
 import threading
 from collections import deque
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
 from django.db import InterfaceError, OperationalError, connections
 
+from django_distlock import signals
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
+from django_distlock.conf import history_days
+from django_distlock.models import LockEvent
+
+from . import history
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 logger = logging.getLogger("django_distlock.operations")
 
+UID = "django_distlock.history"
 # Seconds from an event until it is written.
 DELAY = 1.0
-# Rows of one statement, and so rows per DELAY, of which a flood of ordinary ones may take this many.
+# Rows of one statement, and of these the ordinary events: a flood of them must not keep the others out.
 BATCH = 500
 ORDINARY = 200
-# Of those that must not be left out, this many wait for a database that does not take them.
+# Timeouts, losses and breaks that wait for a database that does not take them.
 KEPT = 5000
-# A batch of them is tried so often, over some minutes: locks are lost just when a database is restarted.
+# How often a batch of them is tried, over some minutes: locks are lost when a database is being restarted.
 TRIES = 8
-# Seconds between two prunings of one process; and how long a process that ends waits for the last batch.
+# Seconds between two prunings by one process.
 PRUNE_EVERY = 3600.0
-FAREWELL = 2.0
+# Seconds that a process waits at its exit for the last batch.
+EXIT_TIMEOUT = 2.0
 
 
 class Recorder:
-    """``write(items)`` stores a batch, ``prune()`` deletes what is old; both run in the thread only."""
+    """Queues events for its thread, which calls ``write(items)`` with batches of them and ``prune()`` once an hour."""
 
     def __init__(self, write: Callable[[Sequence[Any]], None], prune: Callable[[], object]) -> None:
         self._write, self._prune = write, prune
         self.reset()
 
     def reset(self) -> None:
-        """Nothing queued, no thread: at the start, and in the child of a fork."""
+        """Start with an empty queue and without a thread: also in the child of a fork."""
         self._guard = threading.Lock()
         self._rare: deque[Any] = deque()
         self._ordinary: deque[Any] = deque()
         self._hurry = threading.Event()
         self._thread: threading.Thread | None = None
-        # many processes start at once: they do not prune at once
+        # processes that start together do not prune together
         self._prune_at = monotonic() + random.random() * PRUNE_EVERY  # noqa: S311 - spreads work, guards no secret
         self.dropped = 0
 
     def put(self, item: Any, *, rare: bool) -> None:
-        """Queue ``item``; an ordinary one is dropped in a flood, a rare one if the database takes none for long."""
+        """Queue ``item``. In a flood an ordinary one is dropped; a rare one only after ``KEPT`` were not written."""
         with self._guard:
             queue, most = (self._rare, KEPT) if rare else (self._ordinary, ORDINARY)
             if len(queue) >= most:
@@ -64,11 +81,11 @@ class Recorder:
                 self._thread = threading.Thread(target=self._run, name="distlock-history", daemon=True)
                 try:
                     self._thread.start()
-                except RuntimeError:  # no thread to be had: written with the next event
+                except RuntimeError:  # no thread can be started: the next event tries again
                     self._thread = None
 
     def flush(self, timeout: float) -> bool:
-        """Have it written now and wait for that, for at most ``timeout`` seconds; True if it is."""
+        """Write what is queued now. True if that is done within ``timeout`` seconds."""
         thread = self._thread
         if thread is None:
             return True
@@ -79,7 +96,7 @@ class Recorder:
     def _run(self) -> None:
         failures = 0
         while True:
-            # a database that is down is asked less and less often; who is in a hurry asks once
+            # a database that is down is tried ever less often; for flush() once
             self._hurry.wait(min(DELAY * 2**failures, 60.0))
             with self._guard:
                 rare = [self._rare.popleft() for _ in range(min(len(self._rare), BATCH))]
@@ -112,7 +129,7 @@ class Recorder:
             logger.warning("%d events of locks could not be recorded: %s", len(batch), one_line(error))
             return error
         finally:
-            connections.close_all()  # those of this thread
+            connections.close_all()  # the connections of this thread
         return None
 
     def _prune_if_due(self) -> None:
@@ -120,11 +137,73 @@ class Recorder:
             self._prune_at = monotonic() + PRUNE_EVERY
             try:
                 self._prune()
-            except Exception as error:  # what was written is written
+            except Exception as error:  # the events are written all the same
                 logger.warning("Old events of locks could not be deleted: %s", one_line(error))
 
 
-def at_exit_and_fork(recorder: Recorder) -> None:
-    """What a short command did in its last second is written; a child forgets what its parent will write."""
-    atexit.register(lambda: recorder.flush(FAREWELL))
-    os.register_at_fork(after_in_child=recorder.reset)
+def configure() -> None:
+    """Start or stop recording, as the setting says."""
+    try:
+        on = history.enabled()
+    except ImproperlyConfigured:  # reported by the system check
+        on = False
+    for kind, signal in _SIGNALS.items():
+        if on:
+            signal.connect(_RECEIVERS[kind], dispatch_uid=UID, weak=False)
+        else:
+            signal.disconnect(dispatch_uid=UID)
+
+
+def _settings_changed(*, setting: str, **kwargs: Any) -> None:
+    if setting == "DISTLOCK_HISTORY_DAYS":
+        configure()
+
+
+def _receiver(kind: str) -> Callable[..., None]:
+    rare = kind not in ("acquired", "released")
+
+    def receive(sender: type, *, name: str, using: str, **facts: Any) -> None:
+        recorder.put((kind, datetime.now(UTC), name, using, facts), rare=rare)
+
+    return receive
+
+
+def _write(items: Sequence[tuple[str, datetime, str, str, dict[str, Any]]]) -> None:
+    holder = one_line(f"{socket.gethostname()}:{os.getpid()}")[:255]
+    LockEvent.rows.bulk_create(
+        LockEvent(
+            alias=history.ascii_of(using),
+            digest=history.digest_of(name),
+            name=one_line(name)[:512],
+            kind=kind,
+            at=at,
+            wait=facts.get("wait"),
+            hold=None if kind == "acquired" else facts.get("hold"),
+            fence=facts.get("fence"),
+            reason=one_line(facts.get("reason", ""))[:255],
+            holder=holder,
+        )
+        for kind, at, name, using, facts in items
+    )
+
+
+def _prune() -> None:
+    days = history_days()
+    if days is not None:
+        history.prune(days)
+
+
+_SIGNALS = {
+    "acquired": signals.lock_acquired,
+    "released": signals.lock_released,
+    "timed_out": signals.lock_timed_out,
+    "lost": signals.lock_lost,
+    "broken": signals.lock_broken,
+}
+_RECEIVERS = {kind: _receiver(kind) for kind in _SIGNALS}
+
+recorder = Recorder(_write, _prune)
+# A short command's last second is written. The child of a fork forgets what its parent will write.
+atexit.register(lambda: recorder.flush(EXIT_TIMEOUT))
+at_fork(Order.THREADS, child=recorder.reset)
+setting_changed.connect(_settings_changed, dispatch_uid=UID)

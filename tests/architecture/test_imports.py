@@ -37,16 +37,12 @@ FLOORS = [
 # Neighbours on one floor do not know each other, but for these.
 NEIGHBOURS = {("testing", "operations")}
 # Arrows that point upwards still; each is to be cut, none may be added.
-STILL_UPWARDS = {("data.fencing.triggers", "checks.links")}
+STILL_UPWARDS: set[tuple[str, str]] = set()
 # Circles that are left; each is to be cut, none may be added.
 STILL_CIRCLES = {
     frozenset(circle.split())
     for circle in (
         "locks.base locks.decorators",
-        "operations.history operations.history_plot",
-        "idempotency.http.bodies idempotency.http.forms idempotency.http.requests",
-        "idempotency.execution idempotency.handle",
-        "idempotency.storage idempotency.storage.database idempotency.storage.portable",
         "backends.redlock.debts backends.redlock.inquiry backends.redlock.lanes backends.redlock.lines"
         " backends.redlock.nodes",
     )
@@ -199,7 +195,6 @@ FOR_OPERATORS = {
     "concurrency",
     "models",
     "conf",
-    "manager.lookup",
     "backends.query",
     "operations",
 }

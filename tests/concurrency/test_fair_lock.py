@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import threading
 import time
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from django_distlock.concurrency import parking
 from django_distlock.concurrency.parking import FairLock, Parker
+from tests.support.interrupts import Interrupter, interrupted_everywhere
 from tests.support.timing import within
 
 PATIENCE = 10.0
@@ -210,3 +213,76 @@ def test_a_storm_of_threads_and_tasks_with_timeouts_and_cancellations(crowd: Cro
     assert max(most) == 1
     assert not turnstile._queue
     assert turnstile.try_acquire()
+
+
+def test_a_turn_is_given_back_once_and_only_if_it_was_held() -> None:
+    lock = FairLock()
+    first, second = lock.turn(), lock.turn()
+    assert first.acquire(0.0)
+    assert not second.acquire(0.0)
+    second.release()
+    assert not lock.try_acquire(), "the second one had nothing to give back"
+    first.release()
+    first.release()
+    assert asyncio.run(second.aacquire(0.0))
+    second.release()
+    assert lock.try_acquire()
+
+
+def test_an_interrupted_turn_is_given_back() -> None:
+    """R7"""
+    lock = FairLock()
+
+    def take() -> None:
+        turn = lock.turn()
+        try:
+            turn.acquire(0.0)
+        finally:
+            turn.release()
+
+    def clean() -> None:
+        assert lock.try_acquire()
+        lock.release()
+
+    assert interrupted_everywhere(take, clean, parking) > 1
+
+
+def test_an_interrupted_release_reaches_the_next_waiter() -> None:
+    """R7"""
+    lock = FairLock()
+    waiters: list[threading.Thread] = []
+
+    def start() -> None:
+        def wait() -> None:
+            assert lock.acquire(PATIENCE)
+            lock.release()
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        waiters.append(waiter)
+        _until(lambda: lock._queue)
+
+    def clean() -> None:
+        lock.try_acquire() and lock.release()  # the next caller
+        waiters.pop().join(PATIENCE)
+        assert lock.try_acquire()
+        lock.release()
+
+    def release() -> None:
+        turn = turns.pop()
+        turn.release()
+
+    turns: list[Any] = []
+    at = 0
+    while True:
+        turns.append(lock.turn())
+        assert turns[0].acquire(0.0)
+        start()
+        interrupter = Interrupter(at, parking)
+        with contextlib.suppress(KeyboardInterrupt):
+            interrupter.run(release)
+        clean()
+        if interrupter.place is None:
+            break
+        at += 1
+    assert at > 5

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import Leader, advisory_lock
-from django_distlock.idempotency.renewal import Renewal
+from django_distlock.idempotency.records import Claim
+from django_distlock.idempotency.upkeep import Renewal
 from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.registry import registry
 from django_distlock.operations.recorder import Recorder
@@ -80,20 +81,21 @@ def test_claims_are_renewed_with_the_next_one() -> None:
     renewed: list[str] = []
 
     class Store:
-        def renew(self, claim: str) -> bool:
-            renewed.append(claim)
+        def renew(self, claim: Claim) -> bool:
+            renewed.append(claim.owner)
             return True
 
         def close(self) -> None: ...
 
     storage = Store()
-    jobs: list[Any] = [SimpleNamespace(owner=each, claim=each, claim_ttl=0.05, storage=storage) for each in "ab"]
+    claims = [Claim(scope="", owner=each, fingerprint="", claim_ttl=0.05, ttl=1) for each in "ab"]
+    attempts: list[Any] = [SimpleNamespace(claim=claim, storage=storage) for claim in claims]
     renewal = Renewal()
     with without("idempotency-renewal"):
-        renewal.add(jobs[0])
-    renewal.add(jobs[1])
+        renewal.add(attempts[0])
+    renewal.add(attempts[1])
     try:
         eventually(lambda: set(renewed) == {"a", "b"}, "they are not renewed")
     finally:
-        for job in jobs:
-            renewal.remove(job)
+        for attempt in attempts:
+            renewal.remove(attempt)

@@ -122,7 +122,7 @@ def test_r23_attempts_that_do_not_connect_leave_nothing(name: str, settings: Any
         for _ in range(3):
             with pytest.raises(BackendUnavailable):
                 advisory_lock(name, using=USING).acquire(timeout=0.25)
-        assert registry.entry(USING).backend._session._parked == []
+        assert registry.entry(USING).backend._session.waiters._parkers == []
         began = monotonic()
         registry.close()
         within(monotonic() - began, 1)

@@ -122,9 +122,6 @@ def expire(alias: str, seconds: float = 0) -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep that happens to be due would be a thread, and statements, of another test; see test_sweeping.py."""
-    from django_distlock.idempotency.storage.database import DatabaseStorage
-    from django_distlock.idempotency.storage.portable import PortableStorage
-    from django_distlock.idempotency.storage.sweeping import sweeper
+    from django_distlock.idempotency.upkeep import sweeper
 
-    never = {kind(alias): math.inf for kind in (DatabaseStorage, PortableStorage) for alias in LOCKS}
-    monkeypatch.setattr(sweeper, "_due", never)
+    monkeypatch.setattr(sweeper, "_due", dict.fromkeys(LOCKS, math.inf))

@@ -13,9 +13,9 @@ from django.test import AsyncClient, RequestFactory
 from django.views.decorators.gzip import gzip_page
 
 from django_distlock.idempotency import decisions, idempotent
-from django_distlock.idempotency.renewal import renewal
 from django_distlock.idempotency.storage import storage_of
 from django_distlock.idempotency.storage.database import DatabaseStorage
+from django_distlock.idempotency.upkeep import renewal
 from tests.idempotency.conftest import MIDDLEWARE, Sender, expire, states
 from tests.idempotency.test_crashes import die
 from tests.idempotency.test_forms import Browser

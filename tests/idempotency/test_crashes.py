@@ -12,8 +12,8 @@ from django.http import HttpResponse
 from django.test import AsyncClient, RequestFactory
 
 from django_distlock.idempotency import Idempotency, idempotent
-from django_distlock.idempotency.renewal import renewal
 from django_distlock.idempotency.storage import storage_of
+from django_distlock.idempotency.upkeep import renewal
 from tests.conftest import eventually
 from tests.idempotency.conftest import Sender, every_database, expire, states
 from tests.idempotency.test_forms import Browser, hidden_fields

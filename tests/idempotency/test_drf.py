@@ -19,7 +19,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from django_distlock.idempotency.drf import IdempotentMixin
-from django_distlock.idempotency.renewal import renewal
+from django_distlock.idempotency.upkeep import renewal
 from tests.idempotency.conftest import MIDDLEWARE, every_database, states
 from tests.idempotency.views import act, stage
 

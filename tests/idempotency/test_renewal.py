@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections
 
-from django_distlock.idempotency import renewal
+from django_distlock.idempotency import upkeep
 from django_distlock.idempotency.storage import storage_of
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias
@@ -121,9 +121,9 @@ def test_a_hung_server_ties_up_so_many_threads_and_is_asked_again(
         watched = Watched(alias)
         watched.is_renewed()
         proxy.blackhole()
-        eventually(lambda: len(rounds()) == renewal.MOST_ROUNDS, "they do not gather")
+        eventually(lambda: len(rounds()) == upkeep.MOST_ROUNDS, "they do not gather")
         time.sleep(0.2)  # ten more would have come
-        assert len(rounds()) == renewal.MOST_ROUNDS
+        assert len(rounds()) == upkeep.MOST_ROUNDS
         proxy.heal()
         for _ in range(3):
             watched.is_renewed()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from django_distlock.idempotency.http.secret_names import is_secret
+from django_distlock.idempotency.http.responses import is_secret
 from tests.idempotency.test_forms import Browser
 from tests.idempotency.views import redirect
 

@@ -9,9 +9,9 @@ import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_distlock.idempotency.storage import sweeping
+from django_distlock.idempotency import upkeep
 from django_distlock.idempotency.storage.database import DatabaseStorage
-from django_distlock.idempotency.storage.sweeping import sweeper
+from django_distlock.idempotency.upkeep import sweeper
 from tests.conftest import eventually
 from tests.idempotency.conftest import Sender, every_database
 from tests.idempotency.test_statements import ours
@@ -66,8 +66,8 @@ def test_old_keys_are_deleted_as_requests_go_by(site: Stage, shape: str) -> None
 
 
 def test_a_sweep_is_bounded_and_the_next_goes_on(site: Stage, monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
-    monkeypatch.setattr(sweeping, "BATCH", 2)
-    monkeypatch.setattr(sweeping, "BATCHES", 2)
+    monkeypatch.setattr(upkeep, "BATCH", 2)
+    monkeypatch.setattr(upkeep, "BATCHES", 2)
     ended(site.alias, 10)
     found: list[int] = []
     purge = DatabaseStorage.purge

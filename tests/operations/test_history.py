@@ -18,8 +18,8 @@ from django_distlock import LockLost, advisory_lock, signals
 from django_distlock.manager.events import send
 from django_distlock.models import LockEvent
 from django_distlock.operations import history
-from django_distlock.operations.history import Event, recorder
-from django_distlock.operations.recorder import KEPT, ORDINARY, TRIES, Recorder
+from django_distlock.operations.history import Event
+from django_distlock.operations.recorder import KEPT, ORDINARY, TRIES, Recorder, recorder
 from django_distlock.testing import lose
 from tests.backends.statements import counted
 from tests.conftest import eventually

@@ -19,7 +19,8 @@ from django_distlock.keys import LockKey
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.name_log import AGAIN, NameBook
 from django_distlock.manager.registry import registry
-from django_distlock.operations.pruning import Pruner, prune, pruners
+from django_distlock.operations.pruning import prune
+from django_distlock.schema import Pruner, pruners
 from tests.backends.actors import hold
 from tests.backends.postgres.test_backend import on
 from tests.backends.sessions.test_statements import FREE, TRY, without_heartbeats

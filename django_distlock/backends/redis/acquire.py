@@ -8,14 +8,15 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Step
 from django_distlock.records import Claim, Grant, drift
 
-from .commands import LOST_LINKS, REPLY, Demoted, Refused, converse, holder_of, milliseconds
-from .pool import Link, LinkError, Pool
+from .commands import LOST_CONNECTIONS, REPLY, Demoted, Refused, converse, holder_of, milliseconds
+from .connection import Connection, ConnectionFailed
 from .scripts import ACQUIRE, LEAVE, keys_of
 
 if TYPE_CHECKING:
     from django_distlock.concurrency.flow import Flow
 
-    from .protocol import Push
+    from .connection import Push
+    from .pool import Pool
 
 # A waiter looks after a holder whose lease has ended, the next one this much later, and so on; at most. Seconds.
 LATER, LATEST = 0.25, 1.0
@@ -32,7 +33,19 @@ class Attempt:
     """``sent``: may the server know of us? Then who gives up calls :meth:`leave`, or has it done later. ``echo``: may a
     request whose reply was lost be done yet?"""
 
-    __slots__ = ("_asked", "_claim", "_deadline", "_keys", "_link", "_pool", "_server", "_told", "_who", "echo", "sent")
+    __slots__ = (
+        "_asked",
+        "_claim",
+        "_connection",
+        "_deadline",
+        "_keys",
+        "_pool",
+        "_server",
+        "_told",
+        "_who",
+        "echo",
+        "sent",
+    )
 
     def __init__(self, pool: Pool, claim: Claim, told: bytes, deadline: float) -> None:
         self._pool = pool
@@ -41,7 +54,7 @@ class Attempt:
         self._who = holder_of(claim)
         self._keys = keys_of(claim.key)
         self._deadline = deadline
-        self._link: Link | None = None
+        self._connection: Connection | None = None
         self._asked = 0.0  # monotonic, before the request was sent
         self._server = 0  # the server's clock when it answered, µs
         self.sent = self.echo = False
@@ -53,25 +66,27 @@ class Attempt:
         answer_by = max(claim.answer_by, self._pool.ready_at + LEAST_PATIENCE, monotonic() + FAREWELL)
         while True:
             try:
-                link = self._link = self._link or self._pool.take() or (yield from self._pool.link(answer_by))
+                connection = self._connection = (
+                    self._connection or self._pool.take() or (yield from self._pool.get(answer_by))
+                )
                 self._asked = monotonic()
                 self.sent = True
-                if queue and not link.subscribed:
-                    link.subscribe()
-                told = (link.channel if queue else b"", self._told)
+                if queue and not connection.subscribed:
+                    connection.subscribe()
+                told = (connection.channel if queue else b"", self._told)
                 until = min(answer_by, self._asked + REPLY)
-                reply = yield from converse(link, ACQUIRE, self._keys, (*args, *told), until)
+                reply = yield from converse(connection, ACQUIRE, self._keys, (*args, *told), until)
             except Refused:
-                self.give_link()
+                self.give_back()
                 raise
-            except LinkError as error:
-                unreachable = self._link is None
-                self.drop_link()
+            except ConnectionFailed as error:
+                unreachable = self._connection is None
+                self.drop()
                 self.echo = self.echo or error.uncertain
                 if isinstance(error, Demoted):
                     self._pool.discard_idle()
                 lost += not error.timed_out
-                if unreachable or lost > LOST_LINKS or monotonic() >= answer_by:
+                if unreachable or lost > LOST_CONNECTIONS or monotonic() >= answer_by:
                     error.uncertain = self.sent
                     raise
                 continue
@@ -81,7 +96,7 @@ class Attempt:
     def _answered(self, reply: list[int]) -> tuple[Grant | None, float]:
         fence, self._server = reply[0], reply[1]
         if fence:
-            self.give_link()
+            self.give_back()
             return self._grant(fence, self._asked, 0.0), 0.0
         taken, place = reply[2], reply[3]
         wait = max(taken / 1000, LEAST_WAIT) + min(place * LATER, LATEST)
@@ -97,12 +112,12 @@ class Attempt:
 
         What is heard is believed only if the server cannot have meant anything else; asking again settles the rest.
         """
-        link = self._link
-        if link is None:
+        connection = self._connection
+        if connection is None:
             return None
         try:
             while True:
-                push: Push | None = yield Step(link.listen, link.alisten, (min(until, self._deadline),))
+                push: Push | None = yield Step(connection.listen, connection.alisten, (min(until, self._deadline),))
                 if push is None:
                     return None
                 if (said := self._said(push)) is None:
@@ -110,10 +125,10 @@ class Attempt:
                 grant = self._handed(*said)
                 if grant is None or self._worn(grant):
                     return None
-                self.give_link()
+                self.give_back()
                 return grant
-        except LinkError:
-            self.drop_link()
+        except ConnectionFailed:
+            self.drop()
             return None
 
     def _said(self, push: Push) -> tuple[int, int] | None:
@@ -146,31 +161,32 @@ class Attempt:
         return (grant.valid_until or 0.0) < grant.acquired_at + ttl - 2 * drift(ttl)
 
     def leave(self, until: float) -> Flow[None]:
-        """Neither wait nor hold any more. LinkError if the server did not say so by the monotonic time ``until``.
+        """Neither wait nor hold any more. ConnectionFailed if the server has not confirmed it by the monotonic time
+        ``until``.
 
         On the same connection commands are done in order, so what was asked before, and whose reply may still be on its
         way, is undone too.
         """
-        link = self._link
-        if link is None:
-            raise LinkError("The connection was lost.", uncertain=True)
-        while link.owed:
-            yield Step(link.receive, link.areceive, (until,))
-        yield from converse(link, LEAVE, self._keys, (self._who,), until)
+        connection = self._connection
+        if connection is None:
+            raise ConnectionFailed("The connection was lost.", uncertain=True)
+        while connection.owed:
+            yield Step(connection.receive, connection.areceive, (until,))
+        yield from converse(connection, LEAVE, self._keys, (self._who,), until)
         self.sent = False
-        self.give_link()
+        self.give_back()
 
     @property
-    def linked(self) -> bool:
+    def connected(self) -> bool:
         """Has it still the connection on which it asked?"""
-        return self._link is not None
+        return self._connection is not None
 
-    def give_link(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            self._pool.give(link)
+    def give_back(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._pool.give(connection)
 
-    def drop_link(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            self._pool.discard(link)
+    def drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._pool.discard(connection)

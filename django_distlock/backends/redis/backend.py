@@ -22,9 +22,10 @@ from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 from . import doctor
 from .acquire import FAREWELL, LEAST_PATIENCE, Attempt
 from .commands import PATIENCE, evaluate, holder_of, milliseconds
+from .connection import ConnectionFailed
 from .introspection import HolderInfo, broken, listed
 from .places import Places
-from .pool import LinkError, Pool
+from .pool import Pool
 from .scripts import EXTEND, HOLDS, LEAVE, RELEASE, keys_of
 from .target import ClusterNode, Target
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from django_distlock.keys import LockKey
 
-    from .protocol import Script
+    from .scripts import Script
 
 # So long may a renewal take, for which all others wait; seconds.
 RENEWAL_PATIENCE = 1.0
@@ -96,19 +97,19 @@ class RedisBackend(Backend):
         self._claims[claim.token] = None
         try:
             grant = yield from self._queued(attempt, deadline) if wait > 0 else self._asked(attempt)
-        except LinkError as error:
+        except ConnectionFailed as error:
             self._forsake(attempt, claim, error.uncertain)
             raise self._refused(error) from (error.__cause__ or error)
         except BaseException as error:
             try:
                 if attempt.sent and isinstance(error, asyncio.CancelledError):
-                    with contextlib.suppress(LinkError):
+                    with contextlib.suppress(ConnectionFailed):
                         yield from attempt.leave(monotonic() + LEAST_PATIENCE)
             finally:  # the end of asyncio.run cancels what cleans up, too
                 self._forsake(attempt, claim, True)
             raise
         if grant is None:
-            self._forsake(attempt, claim, not attempt.linked)
+            self._forsake(attempt, claim, not attempt.connected)
         else:
             self._claims[claim.token] = grant
             if attempt.echo:
@@ -119,7 +120,7 @@ class RedisBackend(Backend):
     def _asked(attempt: Attempt) -> Flow[Grant | None]:
         """Ask once, without queueing."""
         grant, _ = yield from attempt.ask(queue=False)
-        attempt.give_link()
+        attempt.give_back()
         return grant
 
     def _queued(self, attempt: Attempt, deadline: float) -> Flow[Grant | None]:
@@ -150,13 +151,13 @@ class RedisBackend(Backend):
                 return grant
             now = monotonic()
             if now >= deadline:
-                with contextlib.suppress(LinkError):  # then it is left behind
+                with contextlib.suppress(ConnectionFailed):  # then it is left behind
                     yield from attempt.leave(now + FAREWELL)
                 return None
 
     def _forsake(self, attempt: Attempt, claim: Claim, uncertain: bool) -> None:
         """Undo behind its caller's back what an attempt may have done."""
-        attempt.drop_link()
+        attempt.drop()
         self._claims.pop(claim.token, None)
         if attempt.sent or attempt.echo:
             self._leave_behind(claim, uncertain or attempt.echo)
@@ -183,28 +184,28 @@ class RedisBackend(Backend):
             yield from evaluate(self.pool, monotonic() + LEAST_PATIENCE, LEAVE, claim)
         except BaseException as error:
             self._leave_behind(claim, True)
-            if not isinstance(error, LinkError):
+            if not isinstance(error, ConnectionFailed):
                 raise
 
     def release_fast(self, grant: Grant) -> bool:
         """One command on a connection at hand. It waits for no task, so it may be done on an event loop."""
         claim = grant.claim
-        link = None if claim.token in self._echoes else self.pool.take()
-        if link is None:
+        connection = None if claim.token in self._echoes else self.pool.take()
+        if connection is None:
             return False
         try:
-            link.send(RELEASE.by_hash(keys_of(claim.key), holder_of(claim)))
-            given = link.receive(monotonic() + AT_ONCE)
-        except LinkError as error:
-            self.pool.discard(link)
+            connection.send(RELEASE.by_hash(keys_of(claim.key), holder_of(claim)))
+            given = connection.receive(monotonic() + AT_ONCE)
+        except ConnectionFailed as error:
+            self.pool.discard(connection)
             if error.uncertain:
                 self._doubtful.add(claim.token)
             return False
         except BaseException:
-            self.pool.discard(link)
+            self.pool.discard(connection)
             self._leave_behind(claim, False)
             raise
-        self.pool.give(link)
+        self.pool.give(connection)
         if given == 1:  # not if the server does not know the script
             self._claims.pop(claim.token, None)
         return bool(given == 1)
@@ -283,18 +284,18 @@ class RedisBackend(Backend):
     def _wrapped(self) -> Iterator[None]:
         try:
             yield
-        except LinkError as error:
+        except ConnectionFailed as error:
             raise self._unavailable(error) from (error.__cause__ or error)
         finally:
             self.wake_at(monotonic() + TICK)  # who only looks at locks leaves no connection open either
 
-    def _refused(self, error: LinkError) -> DistlockError:
+    def _refused(self, error: ConnectionFailed) -> DistlockError:
         """What an acquire raises."""
         if isinstance(error.__cause__, ClusterNode):
             return UnsupportedOperation(f"The Redis server of alias {self.alias!r}: {error.__cause__}")
         return self._unavailable(error)
 
-    def _unavailable(self, error: LinkError) -> BackendUnavailable:
+    def _unavailable(self, error: ConnectionFailed) -> BackendUnavailable:
         return BackendUnavailable(f"The Redis server of alias {self.alias!r}: {error}")
 
     def tick(self, now: float) -> float | None:

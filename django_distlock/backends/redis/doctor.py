@@ -10,8 +10,7 @@ from django.core.checks import CheckMessage, Error
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.records import Finding
 
-from .pool import Link
-from .protocol import ReplyError, pack
+from .connection import Connection, pack
 from .target import ClusterNode, WrongTarget
 
 if TYPE_CHECKING:
@@ -50,16 +49,16 @@ class Facts(NamedTuple):
 
 
 def facts(target: Target) -> Facts:
-    """On a connection of its own. LinkError, or what redis-py raises, if there is no answer."""
-    link = Link(target.connect(PATIENCE))
+    """On a connection of its own. ConnectionFailed, or what redis-py raises, if there is no answer."""
+    connection = Connection(target.connect(PATIENCE))
     try:
         until, began = monotonic() + PATIENCE, time.time()
-        link.send(pack("TIME"), pack("INFO"))
-        clock, told = link.receive(until), link.receive(until)
+        connection.send(pack("TIME"), pack("INFO"))
+        clock, told = connection.receive(until), connection.receive(until)
         here = (began + time.time()) / 2
     finally:
-        link.close()
-    skew = 0.0 if isinstance(clock, ReplyError) else int(clock[0]) + int(clock[1]) / 1e6 - here
+        connection.close()
+    skew = 0.0 if isinstance(clock, Exception) else int(clock[0]) + int(clock[1]) / 1e6 - here
     return Facts(_parsed(told), skew)
 
 

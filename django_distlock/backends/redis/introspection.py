@@ -15,8 +15,8 @@ from django_distlock.concurrency.flow import Step
 from django_distlock.records import MOST_WAITING, LockInfo
 
 from .commands import Refused, converse
-from .protocol import ReplyError, pack, unknown_script
-from .scripts import BREAK, HELD, LOOK, PREFIX, keys_named
+from .connection import pack
+from .scripts import BREAK, HELD, LOOK, PREFIX, keys_named, unknown_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from django_distlock.concurrency.flow import Flow
     from django_distlock.keys import LockKey
 
-    from .pool import Link, Pool
+    from .connection import Connection
+    from .pool import Pool
 
 UNKNOWN = "unknown"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -107,30 +108,30 @@ def moment_of(microseconds: object) -> datetime | None:
 
 
 def listed(pool: Pool, alias: str, patience: float, wanted: Iterable[str] | None = None) -> Flow[list[LockInfo]]:
-    """The locks that are held on the server of ``pool``, or those of the ``wanted`` keys. LinkError if an answer takes
-    ``patience`` seconds."""
-    link = yield from pool.link(monotonic() + patience)
+    """The locks that are held on the server of ``pool``, or those of the ``wanted`` keys. ConnectionFailed if a reply
+    takes ``patience`` seconds."""
+    connection = yield from pool.get(monotonic() + patience)
     found: list[LockInfo] = []
     try:
         if wanted is None:
-            texts = yield from _scanned(link, patience)
+            texts = yield from _scanned(connection, patience)
         else:
             texts = {key.encode("latin-1", "replace") for key in wanted}
         names = sorted(texts)
         for at in range(0, len(names), _AT_ONCE):
-            found += yield from _looked(alias, link, names[at : at + _AT_ONCE], patience)
+            found += yield from _looked(alias, connection, names[at : at + _AT_ONCE], patience)
     except BaseException:
-        pool.discard(link)
+        pool.discard(connection)
         raise
-    pool.give(link)
+    pool.give(connection)
     return found
 
 
-def _scanned(link: Link, patience: float) -> Flow[set[bytes]]:
+def _scanned(connection: Connection, patience: float) -> Flow[set[bytes]]:
     cursor, texts = b"0", set[bytes]()
     while True:
-        link.send(pack("SCAN", cursor, "MATCH", PREFIX + b"*" + HELD, "COUNT", _SCANNED))
-        reply = yield Step(link.receive, link.areceive, (monotonic() + patience,))
+        connection.send(pack("SCAN", cursor, "MATCH", PREFIX + b"*" + HELD, "COUNT", _SCANNED))
+        reply = yield Step(connection.receive, connection.areceive, (monotonic() + patience,))
         if isinstance(reply, Exception):
             raise Refused(f"Redis refused: {reply}") from reply
         cursor = reply[0]
@@ -139,18 +140,18 @@ def _scanned(link: Link, patience: float) -> Flow[set[bytes]]:
             return texts
 
 
-def _looked(alias: str, link: Link, texts: list[bytes], patience: float) -> Flow[list[LockInfo]]:
+def _looked(alias: str, connection: Connection, texts: list[bytes], patience: float) -> Flow[list[LockInfo]]:
     """All are asked for before the first answer is read."""
-    link.send(*(LOOK.by_hash(keys_named(text), *_LOOKED_FOR) for text in texts))
+    connection.send(*(LOOK.by_hash(keys_named(text), *_LOOKED_FOR) for text in texts))
     replies = []
     for _ in texts:
-        replies.append((yield Step(link.receive, link.areceive, (monotonic() + patience,))))
+        replies.append((yield Step(connection.receive, connection.areceive, (monotonic() + patience,))))
     found: list[LockInfo] = []
     for text, reply in zip(texts, replies, strict=True):
         try:
             if unknown_script(reply):
-                reply = yield from converse(link, LOOK, keys_named(text), _LOOKED_FOR, monotonic() + patience)
-            if isinstance(reply, ReplyError):
+                reply = yield from converse(connection, LOOK, keys_named(text), _LOOKED_FOR, monotonic() + patience)
+            if isinstance(reply, Exception):
                 raise Refused(str(reply))
         except Refused:  # not of the type that it should be
             found.append(LockInfo(backend=alias, key=text.decode("latin-1"), holder=UNKNOWN))
@@ -161,10 +162,10 @@ def _looked(alias: str, link: Link, texts: list[bytes], patience: float) -> Flow
 
 def broken(pool: Pool, info: LockInfo, until: float) -> Flow[bool]:
     """Take the lock away from the holder that ``info`` shows; False if that holder has gone."""
-    link = yield from pool.link(until)
+    connection = yield from pool.get(until)
     try:
         keys = keys_named(info.key.encode("latin-1"))
         known = (info.fence or 0, info.details.get("token", "").encode("latin-1", "replace"))
-        return bool((yield from converse(link, BREAK, keys, known, until)))
+        return bool((yield from converse(connection, BREAK, keys, known, until)))
     finally:
-        pool.give(link)
+        pool.give(connection)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.background import Stragglers
@@ -20,29 +20,26 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import Parker
 
-from .connection import Link, LinkError
+from .connection import Connection, ConnectionFailed
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
     from .target import Target
 
-__all__ = ["Link", "LinkError", "Opening", "Pool"]
-
-# Links of one process to one server at most; who comes later waits for one, in order of arrival.
-MAX_LINKS = 64
-# A link without a command is closed after this time; seconds.
+# Connections of one process to one server at most; who comes later waits for one, in order of arrival.
+MAX_CONNECTIONS = 64
+# A connection without a command is closed after this time; seconds.
 IDLE = 5.0
 # One that was idle for longer than this is looked at before it is used; seconds.
 FRESH = 0.5
 
 
 class Opening:
-    """A link on its way, opened in a thread of its own: no driver keeps a deadline while it looks up a name."""
+    """A connection on its way, opened in a thread of its own: no driver keeps a deadline while it looks up a name."""
 
-    def __init__(self, connect: Callable[[float], socket.socket], until: float) -> None:
-        self.link: Link | None = None
+    def __init__(self, connect: Callable[[float], Any], until: float) -> None:
+        self.connection: Connection | None = None
         self.error: BaseException | None = None
         self._parker = Parker()
         left = max(0.01, min(until - monotonic(), IDLE))
@@ -52,13 +49,13 @@ class Opening:
         except RuntimeError:  # no thread to be had, as at the end of the interpreter
             self._open(connect, left)
 
-    def _open(self, connect: Callable[[float], socket.socket], left: float) -> None:
+    def _open(self, connect: Callable[[float], Any], left: float) -> None:
         try:
-            self.link = Link(connect(left))
+            self.connection = Connection(connect(left))
         except BaseException as error:
             self.error = error
-        if not self._parker.wake() and self.link is not None:
-            self.link.close()
+        if not self._parker.wake() and self.connection is not None:
+            self.connection.close()
 
     def finish(self, until: float) -> bool:
         """Wait until it is open or has failed; False at the monotonic time ``until``."""
@@ -77,81 +74,83 @@ class Opening:
             raise
 
     def _leave(self) -> None:
-        if self._parker.leave() and self.link is not None:
-            self.link.close()
+        if self._parker.leave() and self.connection is not None:
+            self.connection.close()
 
-    def result(self) -> Link:
-        """The link, after :meth:`finish` was true. LinkError, with the driver's error as its cause, if it failed."""
-        if self.link is None:
-            raise LinkError(f"Redis cannot be reached: {self.error}") from self.error
-        return self.link
+    def result(self) -> Connection:
+        """The connection, after :meth:`finish` was true. ConnectionFailed if it could not be opened."""
+        if self.connection is None:
+            raise ConnectionFailed(f"Redis cannot be reached: {self.error}") from self.error
+        return self.connection
 
 
 class Waiter:
-    """Who waits for a link, and is given one, or a place to open one."""
+    """Who waits for a connection, and is given one, or a place to open one."""
 
-    __slots__ = ("link", "parker")
+    __slots__ = ("connection", "parker")
 
     def __init__(self) -> None:
         self.parker = Parker()
-        self.link: Link | None = None
+        self.connection: Connection | None = None
 
 
 class Pool:
-    """The links of this process to one server; the one used last is used first."""
+    """The connections of this process to one server; the one used last is used first."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._guard = threading.Lock()
-        self._idle: list[Link] = []
-        self._links: set[Link] = set()
+        self._idle: list[Connection] = []
+        self._connections: set[Connection] = set()
         self._opening = 0
         self._queue: deque[Waiter] = deque()
         self._stragglers = Stragglers()
 
-    def take(self) -> Link | None:
-        """A link at hand, or None. Never waits."""
+    def take(self) -> Connection | None:
+        """A connection at hand, or None. Never waits."""
         while True:
             try:
-                link = self._idle.pop()
+                connection = self._idle.pop()
             except IndexError:
                 return None
-            if monotonic() - link.used_at < FRESH or not link.stale():
-                return link
-            self.discard(link)
+            if monotonic() - connection.used_at < FRESH or not connection.stale():
+                return connection
+            self.discard(connection)
 
     def start(self, until: float) -> Opening:
-        """Begin to open a link, in another thread; the caller calls :meth:`adopt` with what comes of it."""
+        """Begin to open a connection, in another thread; the caller calls :meth:`adopt` with what comes of it."""
         return Opening(self._target.connect, until)
 
-    def adopt(self, opening: Opening) -> Link:
-        """The link that was opened. LinkError if that failed."""
-        link = opening.result()
+    def adopt(self, opening: Opening) -> Connection:
+        """The connection that was opened. ConnectionFailed if that failed."""
+        connection = opening.result()
         with self._guard:
-            self._links.add(link)
-        return link
+            self._connections.add(connection)
+        return connection
 
-    def link(self, until: float) -> Flow[Link]:
-        """A link by the monotonic time ``until``, else LinkError: one at hand, a new one, or the next that is given
-        back, in order of arrival."""
-        link = self.take()
-        if link is not None:
-            return link
+    def get(self, until: float) -> Flow[Connection]:
+        """A connection at hand, a new one, or the next that is given back, in order of arrival. ConnectionFailed at the
+        monotonic time ``until``."""
+        connection = self.take()
+        if connection is not None:
+            return connection
         waiter = self._arrive()
         if waiter is None:
             return (yield from self._opened(until))
         try:
             if not (yield Step(waiter.parker.park, waiter.parker.apark, (until - monotonic(),))):
-                raise LinkError("All connections to Redis are in use.", timed_out=True)
+                raise ConnectionFailed("All connections to Redis are in use.", timed_out=True)
         except BaseException:
             finalizers.now_or_later(self._desert, waiter)
             raise
-        return waiter.link or (yield from self._opened(until))
+        return waiter.connection or (yield from self._opened(until))
+
+    link = get  # Redlock still calls it so
 
     def _arrive(self) -> Waiter | None:
-        """None: a place for one more link; else where to wait for one."""
+        """None: a place for one more connection; else where to wait for one."""
         with self._guard:
-            if not self._queue and len(self._links) + self._opening < MAX_LINKS:
+            if not self._queue and len(self._connections) + self._opening < MAX_CONNECTIONS:
                 self._opening += 1
                 return None
             waiter = Waiter()
@@ -164,15 +163,15 @@ class Pool:
         if not waiter.parker.leave():
             with self._guard, contextlib.suppress(ValueError):
                 self._queue.remove(waiter)
-        elif waiter.link is not None:
-            self.give(waiter.link)
+        elif waiter.connection is not None:
+            self.give(waiter.connection)
         else:
             self._unreserve()
 
-    def _opened(self, until: float) -> Flow[Link]:
+    def _opened(self, until: float) -> Flow[Connection]:
         try:
             if (reason := self._stragglers.refuse()) is not None:
-                raise LinkError(f"Redis cannot be reached: {reason}")
+                raise ConnectionFailed(f"Redis cannot be reached: {reason}")
             opening = self.start(until)
             finished = False
             try:
@@ -181,7 +180,7 @@ class Pool:
                 if not finished:
                     self._stragglers.add(opening.thread)
             if not finished:
-                raise LinkError("Redis could not be reached in time.", timed_out=True)
+                raise ConnectionFailed("Redis could not be reached in time.", timed_out=True)
             return self.adopt(opening)
         finally:
             self._unreserve()
@@ -191,45 +190,45 @@ class Pool:
             self._opening -= 1
         self._serve()
 
-    def give(self, link: Link) -> None:
+    def give(self, connection: Connection) -> None:
         """Back into the pool, or closed if anything is still on its way."""
-        if not link.clean or link not in self._links:  # closed meanwhile with all others
-            self.discard(link)
+        if not connection.clean or connection not in self._connections:  # closed meanwhile with all others
+            self.discard(connection)
             return
-        link.used_at = monotonic()
-        link.pushes.clear()
-        self._idle.append(link)
+        connection.used_at = monotonic()
+        connection.pushes.clear()
+        self._idle.append(connection)
         if self._queue:
             self._serve()
 
-    def discard(self, link: Link) -> None:
-        """Close a link."""
+    def discard(self, connection: Connection) -> None:
+        """Close a connection."""
         with self._guard:
-            self._links.discard(link)
-        link.close()
+            self._connections.discard(connection)
+        connection.close()
         if self._queue:
             self._serve()
 
     def _serve(self) -> None:
-        """Give those who wait, in order, the links at hand, or places for new ones: if they were only woken, whoever
-        gives a link back could take it again before them."""
+        """Hand the connections at hand, or places for new ones, to the waiters in order. Waiters that were merely woken
+        could be overtaken by the caller that has just given a connection back."""
         with self._guard:
             while self._queue:
                 waiter = self._queue[0]
                 try:
-                    waiter.link = self._idle.pop()
+                    waiter.connection = self._idle.pop()
                 except IndexError:
-                    if len(self._links) + self._opening >= MAX_LINKS:
+                    if len(self._connections) + self._opening >= MAX_CONNECTIONS:
                         return
                 self._queue.popleft()
-                if waiter.link is None:
+                if waiter.connection is None:
                     self._opening += 1
                 if waiter.parker.wake():
                     continue
-                if waiter.link is None:
+                if waiter.connection is None:
                     self._opening -= 1
                 else:
-                    self._idle.append(waiter.link)
+                    self._idle.append(waiter.connection)
 
     @property
     def ready_at(self) -> float:
@@ -242,42 +241,47 @@ class Pool:
 
     @property
     def is_open(self) -> bool:
-        """Is there any link?"""
-        return bool(self._links)
+        """Is there any connection?"""
+        return bool(self._connections)
 
     @property
     def size(self) -> int:
-        """How many links there are, those included that are being opened."""
-        return len(self._links) + self._opening
+        """How many connections there are, those included that are being opened."""
+        return len(self._connections) + self._opening
 
     def close_idle(self, now: float) -> None:
-        """Close the links that had no command for IDLE seconds."""
+        """Close the connections that had no command for IDLE seconds."""
         while self._idle:
             try:
-                link = self._idle.pop(0)
+                connection = self._idle.pop(0)
             except IndexError:
                 return
-            if now - link.used_at < IDLE:
-                self._idle.insert(0, link)
+            if now - connection.used_at < IDLE:
+                self._idle.insert(0, connection)
                 return
-            self.discard(link)
+            self.discard(connection)
 
     def discard_idle(self) -> None:
-        """Close the links that nobody uses, because the server behind them is the wrong one."""
+        """Close the connections that nobody uses, because the server behind them is the wrong one."""
         while self._idle:
             with contextlib.suppress(IndexError):
                 self.discard(self._idle.pop())
 
     def close(self) -> None:
-        """Close every link; who waits on one gets a LinkError. The next command opens another."""
+        """Close every connection; who waits on one gets a ConnectionFailed. The next command opens another."""
         with self._guard:
-            links, self._links = self._links, set()
+            connections, self._connections = self._connections, set()
         idle, self._idle = self._idle, []
-        for link in links:
-            link.close() if link in idle else link.cut()
+        for connection in connections:
+            connection.close() if connection in idle else connection.cut()
 
     def abandon(self) -> None:
         """In the child of a fork: the connections are the parent's, who must not notice."""
-        for link in self._links:
-            link.close()
+        for connection in self._connections:
+            connection.close()
         self.__init__(self._target)  # type: ignore[misc]
+
+
+# Names that Redlock still uses.
+Link = Connection
+LinkError = ConnectionFailed

@@ -22,9 +22,10 @@ makes Redis 6.2 the oldest that can run them. What most calls need comes first, 
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Final
 
-from .protocol import Script
+from .connection import pack, reply_code
 
 if TYPE_CHECKING:
     from django_distlock.keys import LockKey
@@ -38,6 +39,27 @@ KEPT: Final = 86_400_000
 LATE: Final = 1000
 # So many of them, in the order of the queue.
 WARNED: Final = 8
+
+
+class Script:
+    """A Lua script. It is sent by its hash, and as a whole to a server that answers NOSCRIPT: it was restarted."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    def by_hash(self, keys: tuple[bytes, ...], *args: bytes | str | int) -> bytes:
+        """EVALSHA, packed."""
+        return pack("EVALSHA", self.sha, len(keys), *keys, *args)
+
+    def whole(self, keys: tuple[bytes, ...], *args: bytes | str | int) -> bytes:
+        """EVAL, packed; the server keeps the script."""
+        return pack("EVAL", self.text, len(keys), *keys, *args)
+
+
+def unknown_script(reply: object) -> bool:
+    """Does the server not know the script of :meth:`Script.by_hash`? Then nothing was done."""
+    return reply_code(reply) == "NOSCRIPT"
 
 
 def keys_of(key: LockKey) -> tuple[bytes, ...]:

@@ -1,37 +1,13 @@
-"""Which Redis server: a cache alias of django-redis, or a URL; and a socket to it, logged in and speaking RESP3."""
+"""The Redis server that the settings name, by a cache alias of django-redis or by a URL."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django_distlock.concurrency.clock import monotonic
 
-if TYPE_CHECKING:
-    import socket
-
 INSTALL = 'pip install "django-distlock[redis]"'
-# What belongs to redis-py's own pool and parser, or would retry behind our back.
-_NOT_OURS = frozenset(
-    {
-        "parser_class",
-        "protocol",
-        "retry",
-        "retry_on_error",
-        "retry_on_timeout",
-        "health_check_interval",
-        "decode_responses",
-        "socket_timeout",
-        "socket_connect_timeout",
-        "legacy_responses",
-        "event_dispatcher",
-        "himport_registry",
-        "orig_host_address",
-        "orig_socket_timeout",
-        "orig_socket_connect_timeout",
-        "oss_cluster_maint_notifications_handler",
-    }
-)
 
 
 class WrongTarget(Exception):
@@ -52,6 +28,19 @@ def _clustered(connection: Any) -> bool:
     """What the server said in its first reply; redis-py keeps it from 5.1 on. It costs no request."""
     told = getattr(connection, "handshake_metadata", None) or {}
     return told.get(b"mode", told.get("mode")) in (b"cluster", "cluster")
+
+
+def _parser() -> Any:
+    """The fastest parser that tells pushes from replies: hiredis from 3.2 on with redis-py from 6.0 on."""
+    from redis._parsers import _RESP3Parser
+    from redis.connection import DefaultParser
+
+    with contextlib.suppress(ImportError):
+        from hiredis import PushNotification  # noqa: F401
+
+        if hasattr(DefaultParser, "set_pubsub_push_handler"):
+            return DefaultParser
+    return _RESP3Parser
 
 
 def _shown(alias: object) -> str:
@@ -89,12 +78,7 @@ class Target:
         """redis-py's connection class and its arguments. WrongTarget, which names the cure, if that cannot be told."""
         if self._found is None:
             pool = self._of_cache(self.cache) if self.url is None else self._of_url(self.url)
-            kwargs = {
-                name: value
-                for name, value in pool.connection_kwargs.items()
-                if name not in _NOT_OURS and not name.startswith("maint")
-            }
-            self._found = pool.connection_class, kwargs
+            self._found = pool.connection_class, pool.connection_kwargs
             self.resolved_at = monotonic()
         return self._found
 
@@ -129,16 +113,24 @@ class Target:
             raise WrongTarget(f"the cache {alias!r} is not one of django-redis (django_redis.cache.RedisCache).")
         return client.get_client(write=True).connection_pool
 
-    def connect(self, timeout: float) -> socket.socket:
-        """A socket on which the server has accepted us. Each step has ``timeout`` seconds. Raises what redis-py
-        raises, and ClusterNode."""
+    def connect(self, timeout: float) -> Any:
+        """redis-py's connection, logged in and speaking RESP3. Each step of connecting has ``timeout`` seconds. Raises
+        what redis-py raises, and ClusterNode."""
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
         factory, kwargs = self.resolve()
-        connection = factory(
-            **kwargs, protocol=3, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0)
-        )
+        options = kwargs | {
+            # those of redis-py's pool, which would change the timeouts of its connections
+            **{name: None for name in kwargs if "maint" in name},
+            "protocol": 3,
+            "parser_class": _parser(),
+            "retry": Retry(NoBackoff(), 0),
+            "health_check_interval": 0,
+            "socket_timeout": timeout,
+            "socket_connect_timeout": timeout,
+        }
+        connection = factory(**options)
         try:
             connection.connect()
             if _clustered(connection):
@@ -149,6 +141,4 @@ class Target:
             if clustered:  # it also refuses to select a database
                 raise ClusterNode from error.__cause__
             raise
-        sock: socket.socket = connection._sock
-        connection._sock = None  # from here on it is ours: redis-py would close it with the object
-        return sock
+        return connection

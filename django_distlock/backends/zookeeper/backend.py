@@ -6,7 +6,7 @@ import threading
 import time
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kazoo.exceptions import NoNodeError, ZookeeperError
 
@@ -18,26 +18,28 @@ from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Finding, Grant, LockInfo
 
 from . import doctor
-from .introspection import find, listed
-from .nodes import Facts
+from .introspection import delete_holder, listed
+from .nodes import NodeData
 from .options import NAMES, Settings
-from .queue import Place
-from .session import Dropped, Late, Over, Session
+from .queue import Contender
+from .session import ConnectionBroken, NoAnswer, Session, SessionEnded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-# A caller that does not wait still grants the server this long to answer; seconds.
-LEAST_PATIENCE = 0.5
-# With less time than this, because the rest was spent behind other callers of this process, a server that does not
-# answer is not yet called unreachable; seconds.
-CHANCE = 0.1
-# So long may a release or a look by an operator take; seconds.
-PATIENCE = 2.0
+T = TypeVar("T")
+
+# A server may take this long to answer a caller that does not wait; seconds.
+MIN_ANSWER_TIMEOUT = 0.5
+# A server is called unreachable only if the caller had at least this time for it, and did not spend its timeout waiting
+# for other callers of this process; seconds.
+MIN_TIME_TO_JUDGE = 0.1
+# A release, a listing and a break may take this long; seconds.
+REQUEST_TIMEOUT = 2.0
 # A session without a lock is closed after this time; seconds.
-IDLE = 5.0
+IDLE_TIMEOUT = 5.0
 # A lock that is held for longer is watched, so that its holder learns if an operator breaks it; seconds.
-WATCHED = 0.25
+WATCH_AFTER = 0.25
 
 
 def _delete(path: str, kazoo: Any) -> Any:
@@ -46,8 +48,8 @@ def _delete(path: str, kazoo: Any) -> Any:
 
 class ZooKeeperBackend(Backend):
     """OPTIONS: ``hosts``; ``path`` of the locks (default: "/distlock"); ``session_timeout`` in seconds (default: 10);
-    ``auth_data``; ``acl`` (default: all rights to the creator if there is ``auth_data``, else to everybody); and what
-    kazoo takes for TLS and SASL.
+    ``auth_data``; ``acl`` (default: all rights, for the creator if there is ``auth_data``, else for everyone); and
+    kazoo's options for TLS and SASL.
 
     ZooKeeper 3.5.3 or newer.
     """
@@ -69,12 +71,12 @@ class ZooKeeperBackend(Backend):
     def _after_fork(self) -> None:
         self._guard = threading.Lock()
         self._session: Session | None = None
-        self._facts = Facts()
-        # the nodes above locks, and when they were used: what this process has not used for a while it deletes
+        self._node_data = NodeData()
+        # the nodes above the locks, with the time of their last use: unused ones are deleted
         self._parents: dict[str, float] = {}
 
     def _enter(self) -> Session:
-        """The session, which stays open until ``flows`` is counted down again."""
+        """Return the session, which stays open until :meth:`_leave`."""
         with self._guard:
             session = self._session
             if session is None or not session.lives():
@@ -105,33 +107,44 @@ class ZooKeeperBackend(Backend):
     def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
         asked = monotonic()
         until = asked + wait
-        answer_by = max(until, claim.answer_by or asked + LEAST_PATIENCE)
+        answer_by = max(until, claim.answer_by or asked + MIN_ANSWER_TIMEOUT)
+
+        def contend(session: Session) -> Flow[Grant | None]:
+            contender = Contender(session, claim, self._node_data.of(claim, time.time()), self._settings.acl)
+            try:
+                if not (yield from contender.acquire(until, answer_by)):
+                    return None
+            except NoAnswer:
+                if wait > 0 and answer_by - asked < MIN_TIME_TO_JUDGE and not session.in_doubt():
+                    return None
+                raise
+            self._parents[contender.parent] = monotonic()
+            return Grant(claim=claim, acquired_at=asked, fence=contender.czxid, session=contender)
+
+        return (yield from self._on_session(contend, answer_by))
+
+    def _on_session(self, work: Callable[[Session], Flow[T]], until: float) -> Flow[T]:
+        """Run ``work`` on the session. On a new one, until ``until``, if the session ends meanwhile: by an idle time, a
+        pause of this process or a restart of the server."""
         while True:
             session = self._enter()
             try:
-                place = Place(session, claim, self._facts.data(claim, time.time()), self._settings.acl)
-                if not (yield from place.take(until, answer_by)):
-                    return None
-                self._parents[place.parent] = monotonic()
-                return Grant(claim=claim, acquired_at=asked, fence=place.czxid, session=place)
-            except Over as over:
-                # one that ended under us, by an idle time, a pause of this process or a restart of the server, is
-                # followed by a new one
-                if not session.reached or monotonic() >= answer_by:
-                    raise self._unavailable(over.__cause__) from over.__cause__
-            except Late as late:
-                if wait > 0 and answer_by - asked < CHANCE and not session.in_doubt():
-                    return None  # the time was spent behind others of this process: the server had none to answer
-                raise self._unavailable(None) from late
+                return (yield from work(session))
+            except ConnectionBroken:
+                continue
+            except SessionEnded as ended:
+                if not session.reached or monotonic() >= until:
+                    raise self._unavailable(ended.__cause__) from ended.__cause__
+            except NoAnswer as silence:
+                raise self._unavailable(None) from silence
             except ZookeeperError as error:
                 raise self._unavailable(error) from error
             finally:
                 self._leave(session)
 
     def _unavailable(self, error: BaseException | None) -> BackendUnavailable:
-        said = f": {type(error).__name__} {error}".rstrip() if error is not None else " in time"
-        verb = "failed" if error is not None else "did not answer"
-        return BackendUnavailable(f"ZooKeeper (alias {self.alias!r}) {verb}{said}.")
+        what = f"failed: {type(error).__name__} {error}".rstrip() if error is not None else "did not answer in time"
+        return BackendUnavailable(f"ZooKeeper (alias {self.alias!r}) {what}.")
 
     def release(self, grant: Grant) -> bool:
         return run(self._release(grant))
@@ -140,39 +153,39 @@ class ZooKeeperBackend(Backend):
         return await arun(self._release(grant))
 
     def _release(self, grant: Grant) -> Flow[bool]:
-        place: Place = grant.session
-        session, path = place.session, place.path
-        session.held.discard(place)
+        contender: Contender = grant.session
+        session, path = contender.session, contender.path
+        session.held.discard(contender)
         if path is None or not session.lives():
             return False
-        until, sent_before = monotonic() + PATIENCE, False
+        until, sent_before = monotonic() + REQUEST_TIMEOUT, False
         try:
             while True:
                 try:
                     (answer,) = yield from session.ask(until, lambda kazoo: kazoo.delete_async(path))
-                except Dropped:
+                except ConnectionBroken:
                     sent_before = True  # and perhaps done
                     continue
                 break
-        except Over:
+        except SessionEnded:
             return False
-        except Late as late:
-            place.abandon()
-            raise self._unavailable(None) from late
+        except NoAnswer as silence:
+            contender.abandon()
+            raise self._unavailable(None) from silence
         except BaseException:
-            place.abandon()
+            contender.abandon()
             raise
         if isinstance(answer, ZookeeperError) and not isinstance(answer, NoNodeError):
-            place.abandon()
+            contender.abandon()
             raise self._unavailable(answer) from answer
-        place.path = None
-        return answer is True or (sent_before and not place.broken)
+        contender.path = None
+        return answer is True or (sent_before and not contender.broken)
 
-    # what is known, and what the server knows
+    # whether it is held
 
     def alive(self, grant: Grant) -> bool:
-        place: Place = grant.session
-        return not place.broken and place.session.lives()
+        contender: Contender = grant.session
+        return not contender.broken and contender.session.lives()
 
     def in_doubt(self, grant: Grant) -> bool:
         session: Session = grant.session.session
@@ -185,54 +198,42 @@ class ZooKeeperBackend(Backend):
         return await arun(self._verify(grant))
 
     def _verify(self, grant: Grant) -> Flow[bool]:
-        place: Place = grant.session
-        path, until = place.path, monotonic() + PATIENCE
+        contender: Contender = grant.session
+        path, until = contender.path, monotonic() + REQUEST_TIMEOUT
         while path is not None and self.alive(grant):
             try:
-                (stat,) = yield from place.session.ask(until, lambda kazoo: kazoo.exists_async(path))
-            except Dropped:
+                (stat,) = yield from contender.session.ask(until, lambda kazoo: kazoo.exists_async(path))
+            except ConnectionBroken:
                 continue
-            except Over:
+            except SessionEnded:
                 return False
-            except Late as late:
-                raise self._unavailable(None) from late
-            return bool(stat is not None and stat.czxid == place.czxid)
+            except NoAnswer as silence:
+                raise self._unavailable(None) from silence
+            return bool(stat is not None and stat.czxid == contender.czxid)
         return False
 
+    # for operators
+
     def diagnose(self) -> Iterable[Finding]:
-        list(self.inspect())  # so that there is a session
+        list(self.inspect())  # which begins a session
         return doctor.findings(self.alias, self._settings, self._session)
 
     def inspect(self) -> Iterable[LockInfo]:
         return self._listed(None)
 
     def select(self, query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] = ()) -> Chosen | None:
-        """Only where it is known which nodes to look at."""
+        """The locks of ``query.keys``. Without them None: then all locks are listed."""
         return None if query.keys is None else chosen(self._listed(query.keys), query, datetime.now(UTC))
 
     def _listed(self, keys: frozenset[str] | None) -> list[LockInfo]:
-        return run(self._asked(lambda session, until: listed(session, until, self.alias, keys)))
+        return self._look(lambda session, until: listed(session, until, self.alias, keys))
 
     def break_lock(self, info: LockInfo) -> bool:
-        return bool(run(self._asked(lambda session, until: find(session, until, info.key, info.fence))))
+        return self._look(lambda session, until: delete_holder(session, until, info.key, info.fence))
 
-    def _asked(self, question: Any) -> Flow[Any]:
-        until = monotonic() + PATIENCE
-        while True:
-            session = self._enter()
-            try:
-                return (yield from question(session, until))
-            except Dropped:
-                continue
-            except Over as over:
-                if not session.reached or monotonic() >= until:
-                    raise self._unavailable(over.__cause__) from over.__cause__
-            except Late as late:
-                raise self._unavailable(None) from late
-            except ZookeeperError as error:
-                raise self._unavailable(error) from error
-            finally:
-                self._leave(session)
+    def _look(self, work: Callable[[Session, float], Flow[T]]) -> T:
+        until = monotonic() + REQUEST_TIMEOUT
+        return run(self._on_session(lambda session: work(session, until), until))
 
     # the keepalive thread
 
@@ -242,8 +243,8 @@ class ZooKeeperBackend(Backend):
             return None
         if session.lives() and not self._retire(session, now):
             self._watch_held(session)
-            self._delete_parents(session, now - IDLE)
-            return session.lost_at if session.state is not Session.CONNECTING else now + IDLE
+            self._delete_parents(session, now - IDLE_TIMEOUT)
+            return session.lost_at if session.state is not Session.CONNECTING else now + IDLE_TIMEOUT
         with self._guard:
             if self._session is session:
                 self._session = None
@@ -252,9 +253,9 @@ class ZooKeeperBackend(Backend):
         return None
 
     def _retire(self, session: Session, now: float) -> bool:
-        """Nobody has used it for long: nobody gets it any more."""
+        """Retire the session after IDLE_TIMEOUT without use."""
         with self._guard:
-            if self._session is not session or not session.idle or now - session.used_at < IDLE:
+            if self._session is not session or not session.idle or now - session.used_at < IDLE_TIMEOUT:
                 return False
             self._session = None
         self._delete_parents(session, now)
@@ -263,16 +264,19 @@ class ZooKeeperBackend(Backend):
     def _watch_held(self, session: Session) -> None:
         if session.state is not Session.CONNECTED:
             return
-        long_ago = monotonic() - WATCHED
-        for place in list(session.held):
-            if not place.watched and place.since < long_ago:
-                place.watch()
+        long_ago = monotonic() - WATCH_AFTER
+        for contender in list(session.held):
+            if not contender.watched and contender.since < long_ago:
+                contender.watch()
 
     def _delete_parents(self, session: Session, unused_since: float) -> None:
-        """Those that are empty: the server refuses to delete the others, and does all this by itself in a minute."""
+        """Delete the empty nodes above locks: the server refuses to delete the others.
+
+        The server would delete these containers by itself within a minute.
+        """
         if session.state is not Session.CONNECTED:
             return
-        used = {place.parent for place in list(session.held)}
+        used = {contender.parent for contender in list(session.held)}
         for path, used_at in list(self._parents.items()):
             if used_at <= unused_since and path not in used:
                 self._parents.pop(path, None)

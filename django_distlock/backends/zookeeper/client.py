@@ -1,50 +1,57 @@
-"""kazoo's client as this package needs it: one thread, a session timeout that is known, an end that comes in time."""
+"""kazoo's client as this package needs it: one thread, a session timeout that is known, and an end that comes in time.
+
+What kazoo offers for extension is used: its handler (threads, connections, ``select``), listeners and retry objects.
+Two private names of kazoo are used as well, both in :class:`Client` and for the reasons given there.
+"""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import io
 import logging
 import math
 import os
 import select
 import socket
+import ssl
+import sys
 import threading
-import traceback
+import time
 from typing import TYPE_CHECKING, Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
     AuthFailedError,
     ConnectionClosedError,
+    ConnectionDropped,
     ConnectionLoss,
-    SASLException,
     SessionExpiredError,
     SessionMovedError,
-    ZookeeperError,
 )
-from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.serialization import Create2
 from kazoo.retry import KazooRetry
 
 from django_distlock.concurrency.clock import monotonic
 
-from .sockets import Bell, Buffered
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
-# What kazoo says to requests that the server has not answered.
+# kazoo's errors for requests that the server has not answered.
 NOT_ANSWERED = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, SessionMovedError, AuthFailedError)
-# Seconds that a TCP connection may take; and that the server has to say goodbye.
-CONNECT, FAREWELL = 2.0, 0.5
-# A sixth of the session timeout may a server take to answer to a new connection, and so many seconds at least.
-LEAST_PATIENCE = 1.0
-# Seconds after which the thread, while it connects, looks whether it shall end.
-LOOK = 0.25
-# kazoo is told to try again after so many seconds, growing up to the second number.
-RETRY, LONGEST_RETRY = 0.02, 0.5
+# A TCP connection may take this long; seconds.
+CONNECT_TIMEOUT = 2.0
+# The server may take this long to confirm the end of the session; seconds.
+CLOSE_TIMEOUT = 0.5
+# A server may take a sixth of the session timeout to answer to a new connection, and at least this; seconds.
+MIN_ANSWER_TIMEOUT = 1.0
+# Between two looks, during a connection attempt, at whether the client is being closed; seconds.
+CLOSE_CHECK_INTERVAL = 0.25
+# kazoo waits this long after it has tried all hosts in vain, growing up to the second number; seconds.
+RETRY_DELAY, MAX_RETRY_DELAY = 0.02, 0.5
 
-# What kazoo reports as information or as a warning of its own is reported by us, as what it means for locks.
+# The backend reports what kazoo would log, in terms of locks.
 _silent = logging.Logger("django_distlock.kazoo", logging.CRITICAL + 1)
 
 
@@ -57,32 +64,57 @@ class CreateContainer(Create2):  # type: ignore[misc]
     type = 19
 
 
-# The flags that go with the kinds of nodes.
+# The flags of ZooKeeper's kinds of nodes.
 EPHEMERAL, SEQUENCE, CONTAINER = 1, 2, 4
 
 
+class Wakeup:
+    """Both ends of the socket pair with which kazoo wakes its thread: one byte is written and read for each request.
+
+    A socket pair of Linux blocks its writer after some 270 bytes. kazoo's thread, which is the reader, also writes: it
+    would wait for itself. A counter of the kernel never blocks.
+    """
+
+    ONE = (1).to_bytes(8, sys.byteorder)
+
+    def __init__(self) -> None:
+        # a file object, which cannot write to a descriptor that was closed and given to another file meanwhile
+        self._file = io.FileIO(os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
+        self.fileno, self.close = self._file.fileno, self._file.close
+
+    def send(self, data: bytes) -> int:
+        self._file.write(self.ONE)
+        return len(data)
+
+    def recv(self, size: int) -> bytes:
+        self._file.read(len(self.ONE))
+        return b"\0"
+
+
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Replies and events are dealt with where they are read: kazoo's two threads for that cost two changes of thread
-    per request. So no callback may block or raise."""
+    """kazoo's handler without worker threads: replies and events are handled in the thread that reads them.
+
+    kazoo's two threads for that cost two changes of thread per request. So no callback may block or raise.
+    """
 
     def __init__(
-        self, name: str, connect_timeout: float, requests: Callable[[], Collection[Any]], tick: Callable[[], float]
+        self, name: str, connect_timeout: float, tick: Callable[[], float], on_unreachable: Callable[[], None]
     ) -> None:
         super().__init__()
         self._name = name
         self._connect_timeout = connect_timeout
-        self._requests, self._tick = requests, tick
-        self._socket: Buffered | None = None
-        # monotonic times at which the connection is dropped: an answer to its first request; the end
+        self._tick, self._on_unreachable = tick, on_unreachable
+        self._socket: socket.socket | None = None
+        self._wakeups: tuple[Any, ...] = ()
+        # the monotonic times at which the connection is dropped: without an answer to its first request; at the end
         self.answer_by: float | None = None
         self.closed_by: float | None = None
-        self.bell: Any = None
 
     def start(self) -> None:
-        """Without workers: kazoo then calls back at once."""
+        """Start no workers: kazoo then calls back at once."""
 
     def stop(self) -> None:
-        """Nothing was started."""
+        """Do nothing, since nothing was started."""
 
     def dispatch_callback(self, callback: Any) -> None:
         callback.func(*callback.args)
@@ -92,9 +124,14 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         thread.start()
         return thread
 
+    def sleep_func(self, seconds: float) -> None:
+        """Sleep before all hosts are tried again: kazoo sleeps only when none of them could be reached."""
+        self._on_unreachable()
+        time.sleep(seconds)
+
     def select(self, readers: Any, writers: Any, others: Any, timeout: float | None = None) -> Any:
         """kazoo's own makes a selector for every call, and misses what TLS has read already."""
-        decrypted = [each for each in readers if getattr(each, "pending", int)()]
+        decrypted = [each for each in readers if isinstance(each, ssl.SSLSocket) and each.pending()]
         if decrypted:
             return decrypted, [], []
         poll = select.poll()
@@ -102,61 +139,91 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
             poll.register(each, select.POLLIN)
         for each in writers:
             poll.register(each, select.POLLOUT)
+        # the rest of a message can nearly always be read or written at once
+        ready = poll.poll(0) if len(readers) + len(writers) == 1 else []
         until = math.inf if timeout is None else monotonic() + timeout
-        while True:
+        while not ready:
             left = min(until, self._look_after()) - monotonic()
-            found = {fd for fd, _ in poll.poll(max(left, 0.0) * 1000)}
-            if found or monotonic() >= until:
-                return *([each for each in group if each.fileno() in found] for group in (readers, writers)), []
+            ready = poll.poll(max(left, 0.0) * 1000)
+            if monotonic() >= until:
+                break
+        found = {fd for fd, _ in ready}
+        return *([each for each in group if each.fileno() in found] for group in (readers, writers)), []
 
     def _look_after(self) -> float:
-        """Do what is due while the thread waits; when to look again."""
+        """Do what is due while the thread waits. Returns the monotonic time of the next look."""
         now = monotonic()
         limits = [each for each in (self.answer_by, self.closed_by) if each is not None]
         if limits and now >= min(limits):
             self.drop()
             return math.inf
-        return min(self._tick(), *limits, math.inf if self.answer_by is None else now + LOOK)
+        return min(self._tick(), *limits, math.inf if self.answer_by is None else now + CLOSE_CHECK_INTERVAL)
 
-    def create_connection(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+    def create_connection(self, address: Any, *, hostname: str, timeout: float, use_ssl: bool, **tls: Any) -> Any:
+        """Connect. kazoo's own leaves a socket whose TLS handshake has failed to the garbage collector."""
+        context = _tls_context(**tls) if use_ssl else None
+        made = socket.create_connection(address, min(timeout, self._connect_timeout))
         try:
-            made = super().create_connection(*args, timeout=min(timeout or CONNECT, self._connect_timeout), **kwargs)
-        except Exception as error:
-            # kazoo leaves a socket whose TLS handshake failed to the garbage collector
-            for frame, _ in traceback.walk_tb(error.__traceback__):
-                left = frame.f_locals.get("conn")
-                if isinstance(left, socket.socket):
-                    left.close()
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket = made if context is None else context.wrap_socket(made, server_hostname=hostname)
+        except BaseException:
+            made.close()
             raise
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket = Buffered(made)
         return self._socket
 
     def create_socket_pair(self) -> Any:
-        reader, writer = super().create_socket_pair()
-        self.bell = Bell(reader, writer, self._requests)
-        return self.bell, self.bell
+        # without such a counter, as on macOS, a socket pair holds thousands of bytes
+        self._wakeups = (Wakeup(),) * 2 if hasattr(os, "eventfd") else super().create_socket_pair()
+        return self._wakeups
+
+    def wake(self) -> None:
+        """Wake the thread once more than there are requests, which does no harm."""
+        with contextlib.suppress(OSError, ValueError):  # closed
+            self._wakeups[1].send(b"\0")
 
     def drop(self) -> None:
-        """End the connection, so that kazoo looks for another one."""
+        """End the connection from any thread, so that kazoo looks for another one."""
         if self._socket is not None:
-            self._socket.drop()
+            # not the method of an SSL socket, which is not meant for a second thread
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def abandon(self) -> None:
-        """In the child of a fork: give back the descriptors. The parent's connection does not notice."""
-        for each in (self._socket, self.bell):
+        """Close the descriptors in the child of a fork. The parent's connection does not notice."""
+        for each in (self._socket, *self._wakeups):
             if each is not None:
                 each.close()
+
+
+def _tls_context(
+    *,
+    ca: str | None,
+    certfile: str | None,
+    keyfile: str | None,
+    keyfile_password: str | None,
+    verify_certs: bool,
+    check_hostname: bool,
+) -> ssl.SSLContext:
+    """The same as kazoo's: the system's certificates count beside those of ``ca``."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    context.check_hostname = check_hostname
+    context.verify_mode = ssl.CERT_REQUIRED if verify_certs else ssl.CERT_NONE
+    if ca:
+        context.load_verify_locations(ca)
+    if certfile and keyfile:
+        context.load_cert_chain(certfile, keyfile, keyfile_password)
+    return context
 
 
 class Client:
     """One kazoo client that serves one ZooKeeper session and is not used again after its end.
 
-    ``on_connected(timeout, began)`` is called in kazoo's thread when the session is there, or there again: its
-    negotiated timeout in seconds, and the monotonic time before the server was asked. ``on_suspended`` and
-    ``on_ended`` say that there is no connection, and no session; ``on_refused(error, hosts)`` that an attempt to
-    connect to one of so many addresses failed. ``tick`` is called there too, again at the latest at the monotonic time
-    that it returns.
+    Callbacks come in kazoo's thread. ``on_connected(timeout, began)``: the session exists, or has a connection again;
+    with its negotiated timeout in seconds, and the monotonic time before the server was asked. ``on_suspended``: the
+    connection broke. ``on_ended``: the session has ended. ``on_refused(error)``: none of the hosts could be connected
+    to, or the credentials are refused. ``tick``: called regularly, again at the monotonic time that it returns at the
+    latest.
     """
 
     def __init__(
@@ -167,90 +234,89 @@ class Client:
         on_connected: Callable[[float, float], None],
         on_suspended: Callable[[], None],
         on_ended: Callable[[], None],
-        on_refused: Callable[[Exception, int], None],
+        on_refused: Callable[[Exception], None],
         tick: Callable[[], float],
     ) -> None:
         self._name = name
-        self._patience = max(settings["timeout"] / 6, LEAST_PATIENCE)
+        self._answer_timeout = max(settings["timeout"] / 6, MIN_ANSWER_TIMEOUT)
         self._on_connected, self._on_refused = on_connected, on_refused
         self._states = {"SUSPENDED": on_suspended, "LOST": on_ended}
-        self.handler = Handler(f"{name}-io", min(CONNECT, settings["timeout"] / 3), lambda: self.kazoo._queue, tick)
+        self._error: Exception | None = None
+        self.handler = Handler(
+            f"{name}-io", min(CONNECT_TIMEOUT, settings["timeout"] / 3), tick, on_unreachable=self._unreachable
+        )
+        sleep = self.handler.sleep_func
         self.kazoo = KazooClient(
             **settings,
             handler=self.handler,
-            connection_retry=KazooRetry(max_tries=-1, delay=RETRY, max_delay=LONGEST_RETRY),
-            command_retry=KazooRetry(max_tries=1),
+            connection_retry=KazooRetry(max_tries=-1, delay=RETRY_DELAY, max_delay=MAX_RETRY_DELAY, sleep_func=sleep),
+            command_retry=KazooRetry(max_tries=1, sleep_func=sleep),
             logger=_silent,
         )
-        # kazoo tells nobody the timeout that the server has agreed to, when it asked, and how many there are to ask
+        # The one method of kazoo that is replaced, for R18: a lock must be doubted before the server gives it to
+        # another process, and only this method knows the timeout that the server has agreed to
+        # (https://github.com/python-zk/kazoo/issues/769).
         connection = self.kazoo._connection
         self._connect, connection._connect = connection._connect, self._connecting
-        self._resolve, connection._expand_client_hosts = connection._expand_client_hosts, self._resolved
-        self._addresses = 0
         self.kazoo.add_listener(self._changed)
         self._closing = threading.Lock()
         self._pid = os.getpid()
 
     def start(self) -> None:
-        """Begin to connect; nothing is waited for."""
-        # a program that ends gives its locks back at once, and not when its session has run out
+        """Begin to connect without waiting for it."""
+        # a program that ends gives its locks back at once, and not when its session has timed out
         atexit.register(self._close)
         self.kazoo.start_async()
 
-    def _resolved(self) -> Any:
-        try:
-            found = self._resolve()
-        except Exception as error:
-            self._on_refused(error, 0)
-            raise
-        self._addresses = len(found)
-        if not found:
-            self._on_refused(OSError("none of the hosts has an address"), 0)
-        return found
-
     def _connecting(self, *args: Any) -> Any:
-        # kazoo would wait for an answer for as long as the session lives; a server that just starts may never give one
+        """Connect to one host, in the place of kazoo's own method."""
+        # kazoo would wait for an answer until the session times out; a server that just starts may never give one
         began = monotonic()
-        self.handler.answer_by = began + self._patience
+        self.handler.answer_by = began + self._answer_timeout
         try:
             read_timeout, connect_timeout = self._connect(*args)
         except SessionExpiredError:
             raise
-        except (ZookeeperError, SASLException) as error:  # the credentials are refused, by the server or by pure-sasl
-            self._on_refused(error, 0)
-            raise AuthFailedError(str(error)) from error  # of the others kazoo's thread dies, with a traceback
-        except Exception as error:
-            self._on_refused(error, self._addresses)
+        except (ConnectionDropped, KazooTimeoutError) as error:  # kazoo goes on to the next host
+            self._error = error
             raise
+        except Exception as error:  # the server or pure-sasl refuse the credentials, or ssl an option
+            self._on_refused(error)
+            raise AuthFailedError(str(error)) from error  # others would end kazoo's thread with a traceback
         finally:
             self.handler.answer_by = None
-        # kazoo waits for two thirds of the session's timeout for a word from the server; milliseconds
+        # kazoo waits for two thirds of the negotiated timeout for data from the server; milliseconds
         self._on_connected(read_timeout * 1.5 / 1000, began)
         return read_timeout, connect_timeout
 
+    def _unreachable(self) -> None:
+        self._on_refused(self._error or OSError("none of the hosts has an address"))
+
     def _changed(self, state: str) -> None:
-        told = self._states.get(state)
-        if told is not None:
-            told()
+        callback = self._states.get(state)
+        if callback is not None:
+            callback()
 
     def create_container(self, path: str, acl: Any) -> Any:
-        """Create a container node, with kazoo's kind of result."""
-        result = self.handler.async_result()
-        self.kazoo._call(CreateContainer(self.kazoo.chroot + path, b"", acl, CONTAINER), result)
-        return result
+        """Create a container node. Returns kazoo's kind of result."""
+        return self._call(CreateContainer(self.kazoo.chroot + path, b"", acl, CONTAINER))
 
     def create_contender(self, path: str, data: bytes, acl: Any) -> Any:
-        """Create an ephemeral, numbered node: kazoo's kind of result, with the server's own path of it and the stat.
+        """Create an ephemeral, numbered node. Returns kazoo's kind of result, with the node's path and stat.
 
-        kazoo's own call makes two results and five functions for it, a tenth of an acquire.
+        kazoo's own method makes two results and five functions for it, a tenth of the cost of an acquire.
         """
+        return self._call(Create2(self.kazoo.chroot + path, data, acl, EPHEMERAL | SEQUENCE))
+
+    def _call(self, request: Any) -> Any:
+        # the one private method of kazoo that is called: its public ones know no other requests than their own
         result = self.handler.async_result()
-        self.kazoo._call(Create2(self.kazoo.chroot + path, data, acl, EPHEMERAL | SEQUENCE), result)
+        self.kazoo._call(request, result)
         return result
 
     def close(self, *, wait: bool) -> None:
-        """Close the session, and with it all its nodes. ``wait``: until the thread has gone, which takes long only
-        with a server that does not answer: FAREWELL."""
+        """Close the session, and with it all its nodes. ``wait``: until the thread has ended, which takes
+        CLOSE_TIMEOUT with a server that does not answer."""
         thread = threading.Thread(target=self._close, name=f"{self._name}-close", daemon=True)
         thread.start()
         if wait:
@@ -261,11 +327,11 @@ class Client:
             return
         with self._closing:
             atexit.unregister(self._close)
-            self.handler.closed_by = monotonic() + FAREWELL
+            self.handler.closed_by = monotonic() + CLOSE_TIMEOUT
             self.kazoo.stop()
             self.kazoo.close()
 
     def abandon(self) -> None:
-        """In the child of a fork: forget it without a word to the server."""
+        """Forget the session in the child of a fork, without a word to the server."""
         atexit.unregister(self._close)
         self.handler.abandon()

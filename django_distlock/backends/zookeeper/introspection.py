@@ -1,4 +1,4 @@
-"""Looking at all locks, and taking one away."""
+"""Listing the locks of a server, and breaking one."""
 
 from __future__ import annotations
 
@@ -18,27 +18,30 @@ if TYPE_CHECKING:
 
     from .session import Session
 
-# Requests that are sent at one go.
+# Requests that are sent together.
 BATCH = 500
 
 
 def listed(session: Session, until: float, alias: str, wanted: Collection[str] | None = None) -> Flow[list[LockInfo]]:
-    """Every holder, or those of the ``wanted`` keys: three rounds, or two, whatever their number up to BATCH."""
+    """Every holder, or those of the ``wanted`` keys.
+
+    Takes three round trips, or two, for up to BATCH locks.
+    """
     if wanted is None:
         (found,) = yield from _answers(session, until, [_children(session.path)])
         keys = found or []
     else:
-        keys = sorted(filter(str.isalnum, wanted))  # what is none of our keys must not be a path
+        keys = sorted(filter(str.isalnum, wanted))  # other text must not become part of a path
     queues = yield from _answers(session, until, [_children(f"{session.path}/{key}") for key in keys])
     held: list[tuple[str, Node, int]] = []
-    told: list[str] = []
+    shown: list[str] = []
     for key, names in zip(keys, queues, strict=True):
         nodes = queue(names or ())
         inside = holders(nodes)
         held += [(key, node, len(nodes) - inside) for node in nodes[:inside]]
-        told += [f"{key}/{node.name}" for node in nodes[: inside + MOST_WAITING]]
-    answers = yield from _answers(session, until, [_data(f"{session.path}/{path}") for path in told])
-    found = dict(zip(told, answers, strict=True))
+        shown += [f"{key}/{node.name}" for node in nodes[: inside + MOST_WAITING]]
+    answers = yield from _answers(session, until, [_data(f"{session.path}/{path}") for path in shown])
+    found = dict(zip(shown, answers, strict=True))
     waiting: dict[str, list[str]] = {}
     inside_now = {f"{key}/{node.name}" for key, node, _ in held}
     for path, answer in found.items():
@@ -51,8 +54,8 @@ def listed(session: Session, until: float, alias: str, wanted: Collection[str] |
     ]
 
 
-def find(session: Session, until: float, key: str, fence: int | None) -> Flow[bool]:
-    """Delete the node with this fence; False if it has gone."""
+def delete_holder(session: Session, until: float, key: str, fence: int | None) -> Flow[bool]:
+    """Delete the node with this fence. Returns False if it does not exist any more."""
     if not key.isalnum():
         return False
     parent = f"{session.path}/{key}"
@@ -61,7 +64,7 @@ def find(session: Session, until: float, key: str, fence: int | None) -> Flow[bo
     answers = yield from _answers(session, until, [_data(path) for path in paths])
     for path, answer in zip(paths, answers, strict=True):
         if answer is not None and answer[1].czxid == fence:
-            # the name has a token of its own: nobody else's node was ever called so
+            # the token in the name is unique: no other node was ever called so
             (deleted,) = yield from _answers(session, until, [_deletion(path)])
             return deleted is not None
     return False
@@ -80,7 +83,7 @@ def _deletion(path: str) -> Callable[[Any], Any]:
 
 
 def _answers(session: Session, until: float, requests: Sequence[Callable[[Any], Any]]) -> Flow[list[Any]]:
-    """The answers; None for a node that is not there."""
+    """The answers, with None for a node that does not exist."""
     found: list[Any] = []
     for start in range(0, len(requests), BATCH):
         for answer in (yield from session.ask(until, *requests[start : start + BATCH])):

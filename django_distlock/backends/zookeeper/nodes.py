@@ -1,8 +1,7 @@
-"""The nodes in which one lock's contenders stand in ZooKeeper: their names, their order, and what they say.
+"""The nodes of one lock's contenders in ZooKeeper: their names, their order and their data.
 
-A node is called ``<token>-<mode>-<sequence>``. The token is its owner's, so that a node whose creation was never
-confirmed can be found; the mode is ``x`` (exclusive), ``s`` (shared) or ``n5`` (a semaphore of five); the sequence is
-ZooKeeper's.
+A node is called ``<token>-<mode>-<sequence>``. By the token its owner finds a node whose creation was never confirmed;
+the mode is ``x`` (exclusive), ``s`` (shared) or ``n5`` (a semaphore of five); the sequence is ZooKeeper's.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _NODE = re.compile(r"([0-9a-f]{32})-(x|s|n[1-9][0-9]*)-([0-9]{10}|-[0-9]{9,10})")
-# The sequence is a signed counter of 32 bits, which begins again below zero.
+# The sequence is a signed counter of 32 bits, which goes on below zero after its highest value.
 _WRAP, _HALF = 2**32, 2**31
-_TEXT = 255  # characters of a foreign holder's text that are shown
+_TEXT = 255  # characters of a holder's text that are shown, whatever wrote it
 
 
 class Node(NamedTuple):
-    """One contender. ``limit`` is 0 unless it is a semaphore's."""
+    """One contender. ``limit`` is 0 except for a semaphore."""
 
     name: str
     token: str
@@ -38,12 +37,12 @@ class Node(NamedTuple):
 
 
 def mode_of(claim: Claim) -> str:
-    """How ``claim`` is written in the name of its node."""
+    """The mode of ``claim`` in the name of its node."""
     return f"n{claim.limit}" if claim.limit else "s" if claim.shared else "x"
 
 
 def parse(name: str) -> Node | None:
-    """None for what is not ours."""
+    """The contender of that name; None for a node of another program."""
     found = _NODE.fullmatch(name)
     if found is None:
         return None
@@ -52,9 +51,9 @@ def parse(name: str) -> Node | None:
 
 
 def queue(names: Iterable[str]) -> list[Node]:
-    """The contenders in order of arrival; nodes that are not ours are left out.
+    """The contenders in order of arrival. Nodes of other programs are left out.
 
-    No two are half a counter apart, so that the order is plain across the point where the counter begins again.
+    No two are half the range of the counter apart, so that the order holds where the counter wraps.
     """
     nodes = [node for node in map(parse, names) if node is not None]
     if len(nodes) < 2:
@@ -64,23 +63,23 @@ def queue(names: Iterable[str]) -> list[Node]:
 
 
 def place_of(nodes: Sequence[Node], token: str) -> int | None:
-    """How many are ahead of the contender with this token; None if it is not there."""
+    """How many are ahead of the contender with this token; None if it is not in the queue."""
     return next((index for index, node in enumerate(nodes) if node.token == token), None)
 
 
 class Turn(NamedTuple):
-    """Whether a contender may go in; else the node whose end it waits for, or None: whatever happens in the queue."""
+    """Whether a contender holds the lock. If not: the node that it watches, or None for the whole queue."""
 
     granted: bool
     behind: str | None = None
 
 
 def turn(nodes: Sequence[Node], place: int) -> Turn:
-    """One end of a hold wakes those who can go in then, and nobody else.
+    """The turn of the contender at ``place``. The end of a hold wakes only those that can be granted the lock then.
 
-    An exclusive contender follows the one before it, a shared one the last exclusive one before it. Of a semaphore's
-    waiters only the first one looks at the whole queue, since any of the holders may leave; each of the others follows
-    the waiter before it, which says so when it has gone in.
+    An exclusive contender watches the one ahead of it, a shared one the last exclusive one ahead of it. Of a
+    semaphore's waiters only the first one watches the whole queue, since any of the holders may leave; each of the
+    others watches the waiter ahead of it, which changes its node when it is granted.
     """
     mine = nodes[place]
     if mine.limit:
@@ -92,24 +91,24 @@ def turn(nodes: Sequence[Node], place: int) -> Turn:
 
 
 def holders(nodes: Sequence[Node]) -> int:
-    """How many of the queue hold the lock: so many from its head."""
+    """How many contenders at the head of the queue hold the lock."""
     return next((place for place in range(len(nodes)) if not turn(nodes, place).granted), len(nodes))
 
 
-class Facts:
-    """What a node says of its owner."""
+class NodeData:
+    """The data of this process's nodes, which name the holder to operators."""
 
     def __init__(self) -> None:
         self._process = f"{socket.gethostname()}:{os.getpid()}"
 
-    def data(self, claim: Claim, since: float) -> bytes:
-        """JSON in ASCII: a name may hold what has no UTF-8."""
+    def of(self, claim: Claim, since: float) -> bytes:
+        """JSON in ASCII, since a name may contain characters without a UTF-8 form."""
         who = encode_basestring_ascii(f"{self._process}:{asker()}")
         name = encode_basestring_ascii(claim.key.name)
         return f'{{"name": {name}, "holder": {who}, "since": {since:.6f}}}'.encode("ascii")
 
 
-def _told(data: bytes) -> dict[str, Any]:
+def _parsed(data: bytes) -> dict[str, Any]:
     try:
         facts = json.loads(data)
     except (ValueError, RecursionError):
@@ -118,16 +117,16 @@ def _told(data: bytes) -> dict[str, Any]:
 
 
 def holder_of(data: bytes) -> str | None:
-    """Who stands there; None if nobody of us wrote it."""
-    holder = _told(data).get("holder")
+    """The holder that the data name; None if another program wrote them."""
+    holder = _parsed(data).get("holder")
     return holder[:_TEXT] if isinstance(holder, str) else None
 
 
 def described(
     backend: str, key: str, node: Node, data: bytes, fence: int, waiters: int, waiting: Iterable[str] = ()
 ) -> LockInfo:
-    """A holder as an operator sees it. Data that nobody of us wrote is a holder that is not known."""
-    facts = _told(data)
+    """A holder as an operator sees it, without its name if another program wrote the data."""
+    facts = _parsed(data)
     name = facts.get("name")
     return LockInfo(
         backend=backend,

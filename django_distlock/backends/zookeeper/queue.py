@@ -1,4 +1,4 @@
-"""One contender's way through the queue of one lock: its node, and the node that it waits for.
+"""One contender in the queue of one lock: its node, and the node that it waits for.
 
 Source: the recipes of ZooKeeper's manual (https://zookeeper.apache.org/doc/r3.8.0/recipes.html), with the node found
 again by its token when the answer to its creation was lost.
@@ -19,20 +19,21 @@ from django_distlock.concurrency.tokens import new_token
 
 from .client import NOT_ANSWERED
 from .nodes import Node, mode_of, place_of, queue, turn
-from .session import Dropped, Late, Over, Session
+from .session import ConnectionBroken, NoAnswer, Session, SessionEnded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from django_distlock.records import Claim
 
-# A contender whose time is over waits so long for its node to be deleted; seconds. One that was interrupted waits
-# longer, if it has the time: a server that hangs must not keep it.
-FAREWELL, INTERRUPTED = 0.02, 0.3
+# A contender whose time is over waits this long for the deletion of its node; seconds.
+LEAVE_TIMEOUT = 0.02
+# An interrupted contender waits longer, if its deadline allows: a server that hangs must not keep it; seconds.
+INTERRUPTED_LEAVE_TIMEOUT = 0.3
 
 
-class Place:
-    """One node of ours, from before it is created until it is surely deleted."""
+class Contender:
+    """One node of this process, from before its creation until its certain deletion."""
 
     def __init__(self, session: Session, claim: Claim, data: bytes, acl: Any) -> None:
         self.session = session
@@ -40,22 +41,22 @@ class Place:
         self.path: str | None = None
         self.czxid = 0
         self.since = 0.0
-        # is it held by nobody who would know, because it was deleted under us?
+        # whether another client has deleted the node of a held lock
         self.broken = False
         self.watched = False
         self._token = new_token()
         self._prefix = f"{self.parent}/{self._token}-{mode_of(claim)}-"
         self._limit = claim.limit
         self._data, self._acl = data, acl
-        # kazoo's result of a creation that was not answered yet; whoever is interrupted may not have got that far
+        # kazoo's result of a creation that is not answered yet; after an interrupt there may be a creation without it
         self._created: Any = None
         self._creating = False
 
-    def take(self, until: float, answer_by: float) -> Flow[bool]:
-        """Wait for the turn until the monotonic time ``until``; False if it did not come.
+    def acquire(self, until: float, answer_by: float) -> Flow[bool]:
+        """Wait for the turn until the monotonic time ``until``. Returns False if it did not come.
 
-        The first answer has time until ``answer_by``. Raises Over, Late, and what ZooKeeper refuses. Whatever happens,
-        a node that is not granted is deleted.
+        The first answer has time until ``answer_by``. Raises SessionEnded, NoAnswer, and ZooKeeper's errors. A node
+        that is not granted is deleted in every case.
         """
         waits = until > monotonic()
         try:
@@ -64,50 +65,52 @@ class Place:
                 now = monotonic()
                 if now >= until:
                     if waits and self.session.in_doubt():
-                        raise Late
-                    # of a crowd whose time is over at once each one has what the deadline allows, and no more
-                    yield from self.leave(until + FAREWELL if waits else max(answer_by, now + FAREWELL))
+                        raise NoAnswer
+                    # contenders that time out together each take the time that their deadline allows, and no more
+                    yield from self.leave(until + LEAVE_TIMEOUT if waits else max(answer_by, now + LEAVE_TIMEOUT))
                     return False
-                with contextlib.suppress(Late):  # it was busy when we last heard, and our time is over
-                    nodes = yield from self._join(max(until, now + FAREWELL))
+                with contextlib.suppress(NoAnswer):  # the time is over, and the last answer said that it is busy
+                    nodes = yield from self._join(max(until, now + LEAVE_TIMEOUT))
             self.since = monotonic()
             self.session.held.add(self)
         except GeneratorExit:
             self.abandon()
             raise
-        except (Over, Late, ZookeeperError):
+        except (SessionEnded, NoAnswer, ZookeeperError):
             self.abandon()
             raise
         except BaseException:
             now = monotonic()
-            yield from self.leave(min(now + INTERRUPTED, max(until if waits else answer_by, now + FAREWELL)))
+            deadline = max(until if waits else answer_by, now + LEAVE_TIMEOUT)
+            yield from self.leave(min(now + INTERRUPTED_LEAVE_TIMEOUT, deadline))
             raise
         return True
 
     def _in_turn(self, nodes: list[Node], until: float) -> Flow[bool]:
-        """Is it our turn? If not, wait until the node before us has changed."""
+        """Return True if it is this contender's turn, else False after a change of the node ahead."""
         place = place_of(nodes, self._token)
-        if place is None:  # somebody deleted our node
+        if place is None:  # another client has deleted the node
             self.path = None
             return False
         granted, behind = turn(nodes, place)
         if granted:
             if self._limit and place + 1 < len(nodes):
-                self._say_in()
+                self._announce_grant()
             return True
         if monotonic() < until:
-            with contextlib.suppress(Dropped):  # we look again when there is a connection
+            with contextlib.suppress(ConnectionBroken):  # the queue is read again on the next connection
                 yield from self._changed(behind, until)
         return False
 
     def _changed(self, behind: str | None, until: float) -> Flow[None]:
+        """Wait for a change of the node ``behind`` which this one stands, or of the whole queue if it is None."""
         path = self.parent if behind is None else f"{self.parent}/{behind}"
         session, watch, parker = self.session, self.session.watch(path), Parker()
         watch.add(parker)
         try:
             if behind is None:
                 (names,) = yield from session.ask(until, lambda kazoo: kazoo.get_children_async(path, watch=watch))
-                if isinstance(names, NoNodeError):  # everything was deleted under us
+                if isinstance(names, NoNodeError):  # another client has deleted the whole queue
                     watch.forget()
                     return
                 if isinstance(names, ZookeeperError):
@@ -117,25 +120,25 @@ class Place:
                 if place is None or turn(nodes, place) != (False, None):
                     return
             else:
-                # not exists(), which leaves a watch behind for a node that will never come again
+                # not exists(), which leaves a watch behind for a node that will never exist again
                 (answer,) = yield from session.ask(until, lambda kazoo: kazoo.get_async(path, watch=watch))
                 if isinstance(answer, NoNodeError):
                     watch.forget()
                     return
                 if isinstance(answer, ZookeeperError):
                     raise answer
-                if self._limit and answer[1].version:  # it has gone in already
+                if self._limit and answer[1].version:  # it was granted already
                     return
             yield Step(parker.park, parker.apark, (until - monotonic(),))
-        except Late:
+        except NoAnswer:
             pass  # the caller's time is over
         finally:
             watch.remove(parker)
 
-    # the node
+    # creation
 
     def _join(self, until: float) -> Flow[list[Node]]:
-        """See the queue with our node in it, which is created if it is not there."""
+        """Return the queue with this contender's node in it, which is created if it does not exist."""
         while True:
             try:
                 if self.path is not None:
@@ -144,13 +147,13 @@ class Place:
                     names = yield from self._search(until)
                 else:
                     names = yield from self._create(until)
-            except Dropped:
+            except ConnectionBroken:
                 continue
             if isinstance(names, ZookeeperError):
                 if not isinstance(names, NoNodeError):
                     raise names
                 if self.path is not None:
-                    self.path = None  # everything was deleted under us
+                    self.path = None  # another client has deleted the whole queue
             elif names is not None:
                 return queue(names)
 
@@ -158,25 +161,24 @@ class Place:
         return kazoo.get_children_async(self.parent)
 
     def _create(self, until: float) -> Flow[list[str] | None]:
-        created, names = yield from self.session.ask(until, self._new, self._children)
+        created, names = yield from self.session.ask(until, self._send_creation, self._children)
         self._created = None
         if isinstance(created, NoNodeError):
             yield from self._create_parents(until)
             return None
         if isinstance(created, ZookeeperError):
             raise created
-        self.path, self.czxid = self._seen_from_here(created[0]), created[1].czxid
+        self.path, self.czxid = self._without_chroot(created[0]), created[1].czxid
         if isinstance(names, NoNodeError):  # deleted between the two
             return None
         if isinstance(names, ZookeeperError):
             raise names
         return list(names)
 
-    def _seen_from_here(self, path: str) -> str:
-        """Without the chroot, if ``hosts`` names one."""
+    def _without_chroot(self, path: str) -> str:
         return str(self.session.client.kazoo.unchroot(path))
 
-    def _new(self, kazoo: Any) -> Any:
+    def _send_creation(self, kazoo: Any) -> Any:
         self._creating = True
         self._created = self.session.client.create_contender(self._prefix, self._data, self._acl)
         return self._created
@@ -189,20 +191,20 @@ class Place:
             *(lambda kazoo, path=path: kazoo.create_async(path, acl=self._acl) for path in above),
             lambda kazoo: self.session.client.create_container(self.parent, self._acl),
         )
-        if isinstance(refusal, NoNodeError):  # what is above is not there, for a reason of its own
+        if isinstance(refusal, NoNodeError):  # because a node above could not be created: that error says why
             refusal = next((each for each in refusals if not isinstance(each, (str, NodeExistsError))), refusal)
         if isinstance(refusal, ZookeeperError) and not isinstance(refusal, NodeExistsError):
             raise refusal
 
     def _search(self, until: float) -> Flow[list[str] | None]:
-        """The connection broke before the answer: was our node created?"""
+        """Find the node after the connection broke before the answer to its creation. Returns None if there is none."""
         _, names = yield from self.session.ask(until, lambda kazoo: kazoo.sync_async(self.parent), self._children)
-        if isinstance(names, NoNodeError) or (isinstance(names, list) and self._mine(names) is None):
+        if isinstance(names, NoNodeError) or (isinstance(names, list) and self._own(names) is None):
             self._created = None
             return None
         if isinstance(names, ZookeeperError):
             raise names
-        path = f"{self.parent}/{self._mine(names)}"
+        path = f"{self.parent}/{self._own(names)}"
         (stat,) = yield from self.session.ask(until, lambda kazoo: kazoo.exists_async(path))
         self._created = None
         if stat is None:
@@ -210,55 +212,55 @@ class Place:
         self.path, self.czxid = path, stat.czxid
         return list(names)
 
-    def _mine(self, names: list[str]) -> str | None:
+    def _own(self, names: list[str]) -> str | None:
         return next((name for name in names if name.startswith(self._token)), None)
 
-    def _say_in(self) -> None:
-        """The next one follows us and not those who hold: let it look at them."""
+    def _announce_grant(self) -> None:
+        """Change the node, so that the next waiter, which watches it, watches the holders instead."""
         path = self.path
-        self.session.insist(lambda kazoo: kazoo.set_async(path, self._data))
+        self.session.send_until_answered(lambda kazoo: kazoo.set_async(path, self._data))
 
-    # its end
+    # deletion
 
     def leave(self, until: float) -> Flow[None]:
-        """Delete the node; what is not confirmed by the monotonic time ``until`` is done behind the caller's back."""
+        """Delete the node. Waits for the server's confirmation until the monotonic time ``until``."""
         parker = Parker()
         self.abandon(parker.wake)
         if self.session.lives():
             yield Step(parker.park, parker.apark, (until - monotonic(),))
 
     def abandon(self, gone: Callable[[], object] = bool) -> None:
-        """Have the node deleted without waiting for it, also one of which we do not know whether it is there; ``gone``
-        is called once it surely is not."""
+        """Have the node deleted without waiting, even if its creation was not answered yet. Calls ``gone`` once it
+        certainly does not exist."""
         path, created, creating = self.path, self._created, self._creating
         self.path, self._created, self._creating = None, None, False
         self.session.held.discard(self)
         if path is not None:
             self._delete(path, gone)
         elif created is not None:
-            created.rawlink(lambda created: self._created_late(created, gone))
+            created.rawlink(lambda created: self._delete_created(created, gone))
         elif creating:
             self._search_and_delete(gone)
         else:
             gone()
 
     def _delete(self, path: str, gone: Callable[[], object]) -> None:
-        self.session.insist(lambda kazoo: kazoo.delete_async(path), lambda result: gone())
+        self.session.send_until_answered(lambda kazoo: kazoo.delete_async(path), lambda result: gone())
 
-    def _created_late(self, created: Any, gone: Callable[[], object]) -> None:
+    def _delete_created(self, created: Any, gone: Callable[[], object]) -> None:
         if created.exception is None:
-            self._delete(self._seen_from_here(created.value[0]), gone)
+            self._delete(self._without_chroot(created.value[0]), gone)
         elif isinstance(created.exception, NOT_ANSWERED):
             self._search_and_delete(gone)
         else:
             gone()
 
     def _search_and_delete(self, gone: Callable[[], object]) -> None:
-        self.session.insist(lambda kazoo: kazoo.sync_async(self.parent))
-        self.session.insist(self._children, lambda result: self._delete_found(result, gone))
+        self.session.send_until_answered(lambda kazoo: kazoo.sync_async(self.parent))
+        self.session.send_until_answered(self._children, lambda result: self._delete_found(result, gone))
 
     def _delete_found(self, children: Any, gone: Callable[[], object]) -> None:
-        name = self._mine(children.value) if children.exception is None else None
+        name = self._own(children.value) if children.exception is None else None
         if name is None:
             gone()
         else:
@@ -267,25 +269,25 @@ class Place:
     # while it is held
 
     def watch(self) -> None:
-        """Have kazoo say if the node is deleted under us."""
+        """Have the server report a deletion of the node by another client."""
         path = self.path
         if path is not None:
             self.watched = True
-            self.session.send(lambda kazoo: kazoo.get_async(path, watch=self._stirred)).rawlink(self._looked_at)
+            self.session.send(lambda kazoo: kazoo.get_async(path, watch=self._node_changed)).rawlink(self._watch_set)
 
-    def _looked_at(self, answer: Any) -> None:
+    def _watch_set(self, answer: Any) -> None:
         if isinstance(answer.exception, NoNodeError):
-            self._gone()
+            self._deleted()
         elif answer.exception is not None:
             self.watched = False
 
-    def _stirred(self, event: Any) -> None:
+    def _node_changed(self, event: Any) -> None:
         if event.type == EventType.DELETED:
-            self._gone()
+            self._deleted()
         else:
             self.watched = False
 
-    def _gone(self) -> None:
+    def _deleted(self) -> None:
         if self in self.session.held:
             self.session.held.discard(self)
             self.broken = True

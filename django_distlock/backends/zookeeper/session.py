@@ -1,7 +1,7 @@
-"""One ZooKeeper session: requests with a deadline, what has to be done whatever happens, and when the session is over.
+"""One ZooKeeper session: requests with a deadline, requests that are repeated until answered, and the session's clock.
 
 The server ends a session from which it has heard nothing for the session timeout, and kazoo does not notice as long as
-the network is silent. So the time counts here, from the sending of the last request that was answered.
+the network is silent. So the session keeps time itself: from the sending of the last request that was answered.
 """
 
 from __future__ import annotations
@@ -25,34 +25,35 @@ if TYPE_CHECKING:
 
     Request = Callable[[Any], Any]
 
-# After these shares of the session timeout without an answer: ask; take the connection for dead and the locks for
-# doubtful. kazoo waits as long for an answer; and a follower that died with the last words of ours untold had told
-# older ones.
+# After these shares of the session timeout without an answer: ask for a sign of life; take the connection for dead and
+# the locks for doubtful. kazoo waits as long for an answer. A follower that died before it passed on the last requests
+# had passed on older ones.
 ASK, DOUBT = 1 / 6, 2 / 3
-# What a server answers to a client that has to log in; kazoo has a class for it since 2.11.
+# The server's error code for a client that has to log in; kazoo has a class for it since 2.11.
 WANTS_SASL = -124
 
 
-class Dropped(Exception):
+class ConnectionBroken(Exception):
     """The connection broke before the answer; the session may go on."""
 
 
-class Over(Exception):
+class SessionEnded(Exception):
     """The session has ended, or never began."""
 
 
-class Late(Exception):
-    """There was no answer in time. What was asked may have been done, or be done later."""
+class NoAnswer(Exception):
+    """There was no answer in time. The request may have been executed, or be executed later."""
 
 
-class Watch:
-    """Whom to wake when a node, or what is below it, changes. One for each path: a lock that is held for long is waited
-    for many times, and kazoo keeps every callback until the node changes."""
+class Waiters:
+    """Callers that are woken together."""
 
-    def __init__(self, path: str, watches: dict[str, Watch]) -> None:
-        self._path, self._watches = path, watches
+    def __init__(self) -> None:
         self._guard = threading.Lock()
         self._parkers: list[Parker] = []
+
+    def __len__(self) -> int:
+        return len(self._parkers)
 
     def add(self, parker: Parker) -> None:
         with self._guard:
@@ -62,23 +63,39 @@ class Watch:
         with self._guard, contextlib.suppress(ValueError):
             self._parkers.remove(parker)
 
-    def forget(self) -> None:
-        """It will not be called any more."""
-        self._watches.pop(self._path, None)
-
-    def __call__(self, event: Any) -> None:
-        self.forget()
+    def wake_all(self) -> None:
         with self._guard:
             parkers, self._parkers = self._parkers, []
         for parker in parkers:
             parker.wake()
 
 
+class NodeWatch(Waiters):
+    """Those who wait for a change of one node, or of its children.
+
+    There is one for each path: a long-held lock is waited for many times, and kazoo keeps every callback until the node
+    changes.
+    """
+
+    def __init__(self, path: str, watches: dict[str, NodeWatch]) -> None:
+        super().__init__()
+        self._path, self._watches = path, watches
+
+    def forget(self) -> None:
+        """Drop it: kazoo will not call it any more."""
+        self._watches.pop(self._path, None)
+
+    def __call__(self, event: Any) -> None:
+        self.forget()
+        self.wake_all()
+
+
 class Session:
-    """``wake_at`` asks for a tick. Everything may be called from any thread; callbacks come in kazoo's."""
+    """``wake_at`` asks for a tick of the keepalive thread. All methods may be called from any thread; callbacks come
+    in kazoo's."""
 
     CONNECTING, CONNECTED, SUSPENDED, ENDED = "connecting", "connected", "suspended", "ended"
-    # may follow each other; an end is an end
+    # these may follow each other; an end is final
     _ENDLESS: ClassVar = {CONNECTING, CONNECTED, SUSPENDED}
 
     def __init__(self, name: str, settings: Mapping[str, Any], path: str, wake_at: Callable[[float], None]) -> None:
@@ -86,18 +103,17 @@ class Session:
         self.timeout: float = settings["timeout"]
         self.heard_at = self.used_at = monotonic()
         self.state = self.CONNECTING
-        # was there ever a connection? If not, its end means that no server could be reached
+        # whether there ever was a connection; if not, the end means that no server could be reached
         self.reached = False
         self.error: Exception | None = None
-        # who uses it now, the flows and the locks held
+        # its present users: flows and held locks
         self.flows = 0
         self.held: set[Any] = set()
         self.wake_at = wake_at
+        self.waiters = Waiters()  # for the connection
         self._guard = threading.Lock()
-        self._parked: list[Parker] = []
-        self._chores: dict[object, Request] = {}
-        self._watches: dict[str, Watch] = {}
-        self._refusals = 0
+        self._repeated: dict[object, Request] = {}
+        self._watches: dict[str, NodeWatch] = {}
         self._asked_at: float | None = None
         self.client = Client(
             name,
@@ -109,7 +125,7 @@ class Session:
             tick=self._tick,
         )
 
-    # what kazoo tells, in its thread
+    # callbacks, in kazoo's thread
 
     def _connected(self, timeout: float, began: float) -> None:
         with self._guard:
@@ -118,9 +134,9 @@ class Session:
             self.timeout, self.state, self._asked_at = timeout, self.CONNECTED, None
             self.reached = True
             self.heard_at = max(self.heard_at, began)
-        self._wake_all()
-        for token in list(self._chores):
-            self._do(token)
+        self.waiters.wake_all()
+        for token in list(self._repeated):
+            self._send_again(token)
         self.wake_at(monotonic())
 
     def _suspended(self) -> None:
@@ -129,12 +145,11 @@ class Session:
                 return
             self.state = self.SUSPENDED
         self._watches.clear()  # kazoo has called them all
-        self._wake_all()
+        self.waiters.wake_all()
         self.wake_at(monotonic())
 
-    def _refused(self, error: Exception, addresses: int) -> None:
-        self._refusals += 1
-        if self.state is self.CONNECTING and self._refusals >= addresses:
+    def _refused(self, error: Exception) -> None:
+        if self.state is self.CONNECTING:
             self.end(error)
 
     def end(self, error: Exception | None = None) -> None:
@@ -143,25 +158,19 @@ class Session:
             if self.state is self.ENDED:
                 return
             self.state, self.error = self.ENDED, error
-        self._chores.clear()
-        self._wake_all()
+        self._repeated.clear()
+        self.waiters.wake_all()
         self.wake_at(monotonic())
 
-    def _wake_all(self) -> None:
-        with self._guard:
-            parked, self._parked = self._parked, []
-        for parker in parked:
-            parker.wake()
-
-    # what is known of it
+    # its state
 
     @property
     def lost_at(self) -> float:
-        """The monotonic time at which the server may have ended the session, if it is not heard before."""
+        """The monotonic time at which the server may have ended the session, unless it is heard before."""
         return self.heard_at + self.timeout - drift(self.timeout)
 
     def lives(self) -> bool:
-        """False once and for all if it has ended, or if nobody can tell that it has not."""
+        """False, for good, once the session has ended or may have ended."""
         if self.state is self.ENDED:
             return False
         if monotonic() >= self.lost_at and self.state is not self.CONNECTING:
@@ -170,12 +179,20 @@ class Session:
         return True
 
     def in_doubt(self) -> bool:
-        """Is there no connection at present, or has the server been silent for long?"""
+        """Is there no connection at present, or has the server been silent for DOUBT of the session timeout?"""
         return self.state is not self.CONNECTED or monotonic() >= self.heard_at + self.timeout * DOUBT
 
+    @property
+    def idle(self) -> bool:
+        """Is the session unused, with no request left to be answered?"""
+        return not (self.flows or self.held or self._repeated)
+
     def _tick(self) -> float:
-        """In kazoo's thread: ask for a sign of life if there was none of late, and drop a connection that is dead; when
-        to come again. Not in the keepalive thread, which may be kept by what others do in it."""
+        """Ask for a sign of life if the server has been silent, and drop a dead connection. Returns the time of the
+        next call.
+
+        It runs in kazoo's thread, since the keepalive thread may be kept busy by users' callbacks.
+        """
         if self.state is not self.CONNECTED:
             return math.inf
         now = monotonic()
@@ -196,9 +213,15 @@ class Session:
     # requests
 
     def send(self, request: Request) -> Any:
-        """Send it, or have it sent; kazoo's result."""
+        """Send the request without waiting. Returns kazoo's result."""
         sent = monotonic()
-        result = request(self.client.kazoo)
+        try:
+            result = request(self.client.kazoo)
+        except BaseException:
+            # kazoo may have been interrupted between queueing the request and waking its thread, which would then stay
+            # one request behind
+            self.client.handler.wake()
+            raise
 
         def hear(result: Any) -> None:
             if not isinstance(result.exception, NOT_ANSWERED):
@@ -210,84 +233,72 @@ class Session:
     def ask(self, until: float, *requests: Request) -> Flow[list[Any]]:
         """Send the requests back to back and wait for the answers until the monotonic time ``until``.
 
-        An answer that is an error of ZooKeeper's is returned and not raised. Raises Dropped, Over or Late.
+        An answer that is an error of ZooKeeper's is returned and not raised. Raises ConnectionBroken, SessionEnded or
+        NoAnswer.
         """
         if self.state is not self.CONNECTED:
             yield from self.connected(until)
         parker = Parker()
-        try:
-            with self.client.handler.bell.once():
-                results = [self.send(request) for request in requests]
-        except OSError as closed:
-            raise Over from closed
+        results = [self.send(request) for request in requests]
         # the server answers in order, so that the last answer is the last
         results[-1].rawlink(lambda result: parker.wake())
         if not (yield Step(parker.park, parker.apark, (until - monotonic(),))):
-            raise Late
+            raise NoAnswer
         answers = []
         for result in results:
             error = result.exception
             if getattr(error, "code", None) == WANTS_SASL:
                 raise error  # the last answer, and it will be the same each time
             if isinstance(error, NOT_ANSWERED):
-                raise Dropped from error
+                raise ConnectionBroken from error
             if error is not None and not isinstance(error, ZookeeperError):
                 raise error
             answers.append(error if error is not None else result.value)
         return answers
 
     def connected(self, until: float) -> Flow[None]:
-        """Wait for the connection. Raises Over or Late."""
+        """Wait for the connection until the monotonic time ``until``. Raises SessionEnded or NoAnswer."""
         while True:
             parker = Parker()
-            with self._guard:
+            self.waiters.add(parker)
+            try:
                 if self.state is self.CONNECTED:
                     return
-                if self.state in self._ENDLESS:
-                    self._parked.append(parker)
-            if not self.lives():
-                raise Over from self.error
-            left = min(until, self.lost_at if self.state is self.SUSPENDED else until) - monotonic()
-            try:
+                if not self.lives():
+                    raise SessionEnded from self.error
+                left = min(until, self.lost_at if self.state is self.SUSPENDED else until) - monotonic()
                 woken = yield Step(parker.park, parker.apark, (left,))
             finally:
-                with self._guard, contextlib.suppress(ValueError):
-                    self._parked.remove(parker)
+                self.waiters.remove(parker)
             if not woken and monotonic() >= until:
-                raise Late
+                raise NoAnswer
 
-    def watch(self, path: str) -> Watch:
+    def watch(self, path: str) -> NodeWatch:
         """The watch of that path."""
         watch = self._watches.get(path)
-        return watch if watch is not None else self._watches.setdefault(path, Watch(path, self._watches))
+        return watch if watch is not None else self._watches.setdefault(path, NodeWatch(path, self._watches))
 
-    # what has to be done whatever happens
+    def send_until_answered(self, request: Request, answered: Callable[[Any], object] = bool) -> None:
+        """Send ``request`` on each new connection until it is answered or the session has ended, without waiting.
 
-    def insist(self, request: Request, answered: Callable[[Any], object] = bool) -> None:
-        """Send ``request`` again and again until it is answered or the session has ended; nobody waits. ``answered`` is
-        called with kazoo's result then, in kazoo's thread."""
+        ``answered`` is then called with kazoo's result, in kazoo's thread.
+        """
         token = object()
 
-        def chore(kazoo: Any) -> Any:
+        def send(kazoo: Any) -> Any:
             result = request(kazoo)
             result.rawlink(done)
             return result
 
         def done(result: Any) -> None:
-            # else it is sent again once there is a connection
-            if not isinstance(result.exception, NOT_ANSWERED) and self._chores.pop(token, None) is not None:
+            if not isinstance(result.exception, NOT_ANSWERED) and self._repeated.pop(token, None) is not None:
                 answered(result)
 
-        self._chores[token] = chore
+        self._repeated[token] = send
         if self.state is self.CONNECTED:
-            self._do(token)
+            self._send_again(token)
 
-    def _do(self, token: object) -> None:
-        chore = self._chores.get(token)
-        if chore is not None:
-            self.send(chore)
-
-    @property
-    def idle(self) -> bool:
-        """Does nobody use it, and is nothing left to be done?"""
-        return not (self.flows or self.held or self._chores)
+    def _send_again(self, token: object) -> None:
+        request = self._repeated.get(token)
+        if request is not None:
+            self.send(request)

@@ -1,24 +1,21 @@
-"""The triggers that EnforceFence has made: are they still there?
+"""Finds and restores triggers of EnforceFence that are gone.
 
 - SQLite has no ALTER TABLE for most changes. Django makes a new table, copies the rows and drops the old table, and its
   triggers go with it without a word: https://sqlite.org/lang_altertable.html#otheralter
 - MySQL and MariaDB leave the old name of a renamed column in the trigger, and then refuse every UPDATE of the table.
 
-So they are made anew at the end of each ``migrate`` that has done something.
+So they are created again at the end of each ``migrate`` that has applied something.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from django.core.checks import CheckMessage, Tags, Warning, register
 from django.core.exceptions import FieldDoesNotExist
 from django.db import connections, router
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations import DeleteModel, RemoveField, RenameField, RenameModel
 from django.db.migrations.state import ProjectState
-
-from django_distlock.checks.links import linked
 
 from .operations import EnforceFence, RelaxFence, trigger_of
 from .trigger_sql import VENDORS
@@ -26,7 +23,6 @@ from .trigger_sql import VENDORS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from django.apps import AppConfig
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.migrations import Migration
     from django.db.migrations.operations.base import Operation
@@ -37,37 +33,20 @@ Fence = tuple[str, str, str]  # app label, model in lower case, field in lower c
 
 
 def restore(using: str, plan: Sequence[Any] = (), **kwargs: Any) -> None:
-    """Make anew what a change of the table has dropped or broken. For ``post_migrate``."""
+    """Create the triggers again that a change of their table has dropped or broken. Receiver of ``post_migrate``."""
     connection = connections[using]
-    if not plan:  # flush says post_migrate too
+    if not plan:  # flush sends post_migrate too
         return
-    missing = list(_missing(connection))
-    if missing:
+    dropped = list(missing(connection))
+    if dropped:
         with connection.schema_editor() as editor:
-            for trigger in missing:
+            for trigger in dropped:
                 for statement in trigger.create(editor):
                     editor.execute(statement, params=None)
 
 
-@register(Tags.database)
-@linked
-def check_fences(
-    app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
-    """The triggers of the applied migrations; asks the database, so only ``check --database`` runs it."""
-    return [
-        Warning(
-            f"The trigger that keeps {trigger.column!r} of the table {trigger.table!r} from falling is missing in the "
-            f"database {alias!r}.",
-            hint="An old token can overwrite rows. Apply EnforceFence again in a new migration.",
-            id="distlock.W003",
-        )
-        for alias in databases or ()
-        for trigger in _missing(connections[alias])
-    ]
-
-
-def _missing(connection: BaseDatabaseWrapper) -> Iterator[FenceTrigger]:
+def missing(connection: BaseDatabaseWrapper) -> Iterator[FenceTrigger]:
+    """The triggers of the applied migrations that do not work in this database."""
     if connection.vendor not in VENDORS:
         return
     loader = MigrationLoader(connection)
@@ -92,7 +71,7 @@ def _missing(connection: BaseDatabaseWrapper) -> Iterator[FenceTrigger]:
 
 
 def _applied(loader: MigrationLoader) -> list[Migration]:
-    """In the order in which they depend on each other."""
+    """The applied migrations, each after those that it depends on."""
     keys: dict[tuple[str, str], None] = {}
     for leaf in loader.graph.leaf_nodes():
         keys.update(dict.fromkeys(loader.graph.forwards_plan(leaf)))
@@ -100,7 +79,7 @@ def _applied(loader: MigrationLoader) -> list[Migration]:
 
 
 def _flat(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """Those inside SeparateDatabaseAndState and RunSQL too."""
+    """The operations, and those inside SeparateDatabaseAndState and RunSQL."""
     for operation in operations:
         yield operation
         yield from _flat(getattr(operation, "database_operations", ()))
@@ -117,7 +96,7 @@ def _after(fences: set[Fence], label: str, operation: Operation) -> set[Fence]:
 
 
 def _changed(fence: Fence, operation: Operation) -> Fence | None:
-    """The fence by its new name; None if it went with its model or field: one of the same name later is another."""
+    """The fence after this operation, by its new name; None if its model or field was removed."""
     label, model, field = fence
     if isinstance(operation, RenameModel) and model == operation.old_name_lower:
         return label, operation.new_name_lower, field

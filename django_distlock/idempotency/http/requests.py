@@ -1,46 +1,64 @@
-"""What a request says: its key, who asks, and what makes it the same as another one."""
+"""What a request says: its key, its principal, and the data that makes it the same request as an earlier one.
+
+The data are the fields of a form, the members of JSON, else the bytes of the body. The view still gets the whole body:
+a stream is copied to a temporary file, and the view reads that.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
+import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl
 
+from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
+from django.core.files.uploadedfile import UploadedFile
+from django.core.files.uploadhandler import FileUploadHandler
+from django.http.multipartparser import MultiPartParser
 from django.utils.encoding import escape_uri_path, iri_to_uri
 from django.utils.http import escape_leading_slashes
 
 from django_distlock.idempotency import conf, decisions
 from django_distlock.idempotency.decisions import BadKey, gettext_noop
 
-from . import forms
-from .bodies import FORM_TYPES, body_of, is_parsed
-
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
     from django.http import HttpRequest, QueryDict
 
     from django_distlock.idempotency.options import Options
 
-HEADER = "HTTP_IDEMPOTENCY_KEY"  # in META, which costs less to ask than request.headers
+HEADER = "HTTP_IDEMPOTENCY_KEY"  # in META: cheaper than request.headers
+FIELD = "_idempotency_key"  # of a form
+FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
+JSON_TYPES = ("application/json",)
+CHUNK = 64 * 1024
 Source = Literal["form", "header", "callable"]
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks. ``text`` goes into hashes only, and begins with a word of its own for each kind: what a stranger writes
-    into a header is nobody's number. ``label`` is for people."""
+    """The sender of a request.
 
-    kind: Literal["user", "credential", "browser", "anybody"]
+    ``text`` is only hashed. It begins with its kind, so that no header that a client makes up equals the number of a
+    user. ``label`` is for people.
+    """
+
+    kind: Literal["user", "credential", "browser", "anonymous"]
     text: str
     label: str
 
     @property
     def known(self) -> bool:
-        """Somebody says who he is: a user, or a credential that nobody has checked so far."""
+        """A user, or a credential, which may be unchecked so far."""
         return self.kind in ("user", "credential")
 
 
 def find_key(request: HttpRequest, options: Options, view: Any = None) -> tuple[Source, str] | None:
-    """Where the key came from, and the key: of the view's own callable, of the form, of the header. :exc:`BadKey`."""
+    """The source and the key: from the ``key`` callable of the view, the form, or the header. :exc:`BadKey`."""
     if options.key is not None:
         found = options.key(request)
         return None if found is None else ("callable", decisions.validate_key(found))
@@ -51,8 +69,8 @@ def find_key(request: HttpRequest, options: Options, view: Any = None) -> tuple[
     return None if raw is None else ("header", decisions.parse_header(raw))
 
 
-def has_none(request: HttpRequest, options: Options) -> bool:
-    """Can it be told at a glance that there is no key, and that none is needed? Most requests have none."""
+def has_no_key(request: HttpRequest, options: Options) -> bool:
+    """Is it certain without reading the body that the request has no key and needs none?"""
     return (
         options.key is None
         and not options.required
@@ -65,30 +83,30 @@ def _form_field(request: HttpRequest, view: Any) -> str | None:
     if request.content_type not in FORM_TYPES or not (request.method == "POST" or hasattr(request, "_post")):
         return None
     if getattr(view, "csrf_exempt", False) and not is_parsed(request):
-        # A view without CSRF may want to read the stream, or choose the upload handlers, itself.
+        # a view without CSRF may read the stream, or choose the upload handlers, itself
         return None
-    values = form_fields(request).getlist(forms.FIELD)
+    values = form_fields(request).getlist(FIELD)
     if len(set(values)) > 1:
         raise BadKey(gettext_noop("The form has more than one key."))
     return values[0] if values else None
 
 
 def form_fields(request: HttpRequest) -> QueryDict:
-    """``request.POST``. :exc:`BadKey` where reading it would be a server error."""
+    """``request.POST``. :exc:`BadKey` if reading it would be a server error."""
     try:
         return request.POST
-    except (LookupError, ValueError, OSError) as error:  # a charset or a length that is none, a client that has gone
+    except (LookupError, ValueError, OSError) as error:  # wrong charset, wrong length, client disconnected
         raise BadKey(gettext_noop("The form cannot be read.")) from error
 
 
 def principal_of(request: HttpRequest) -> Principal:
-    """Who asks: the user, else the credential in ``Authorization``, else this browser.
+    """The sender of a request: the user, else the credential in ``Authorization``, else the browser.
 
-    A browser is known by the secret of its CSRF cookie, which every form has. Not by the session: its key may be
-    changed by the very request whose answer got lost, and then the retry would come from somebody else.
+    The secret of its CSRF cookie, which every form needs, identifies a browser. The session key does not: a request may
+    change it, and if the answer of that request is lost, the retry would come from another principal.
     """
     user: Any = getattr(request, "user", None)
-    # users of the REST framework are of any class; one without a number is like any other of his kind
+    # users of the REST framework are of any class; those without a primary key are not distinguished
     if is_authenticated(user) and (number := getattr(user, "pk", None)) is not None:
         return Principal("user", f"user:{_kind(user)}:{number}", user_label(number))
     if (credential := request.headers.get("Authorization")) and conf.config().credentials:
@@ -98,16 +116,16 @@ def principal_of(request: HttpRequest) -> Principal:
     session: Any = getattr(request, "session", None)
     if session is not None and session.session_key:
         return Principal("browser", f"session:{session.session_key}", "browser")
-    return Principal("anybody", "", "anybody")
+    return Principal("anonymous", "", "anonymous")
 
 
 def browser_text(secret: str) -> str:
-    """Of a browser that has this CSRF secret."""
+    """The text of the principal for a browser with this CSRF secret."""
     return f"csrf:{secret}"
 
 
 def user_label(number: Any) -> str:
-    """What the list of keys calls a user."""
+    """The label of a user in the list of keys."""
     return f"user {number}"
 
 
@@ -116,7 +134,7 @@ def is_authenticated(user: Any) -> bool:
 
 
 def _kind(user: Any) -> str:
-    """Which numbers are his: those of a table, whatever proxy of its model, or those of a class."""
+    """What makes the primary key unique: the table, also for a proxy model; else the class."""
     model = getattr(user, "_meta", None)
     if model is not None:
         return str(model.concrete_model._meta.label_lower)
@@ -124,13 +142,13 @@ def _kind(user: Any) -> str:
 
 
 def route_of(request: HttpRequest) -> str:
-    """The pattern that the URL matched."""
+    """The URL pattern of the request."""
     match = request.resolver_match
     return request.path if match is None else match.route or "/"
 
 
 def tenant_of(request: HttpRequest, options: Options) -> str:
-    """What separates the keys of the sites that one project serves: the host, or what ``scope`` returns."""
+    """What separates the keys of the sites of one project: the host, or the result of ``scope``."""
     scope = options.scope or conf.config().scope
     if scope is None:
         return request.get_host().lower()
@@ -152,20 +170,249 @@ def fingerprint_of(request: HttpRequest, site_key: str, options: Options) -> str
 
 
 def query_of(request: HttpRequest) -> list[tuple[str, str]]:
-    """The parameters of the address, byte for byte. ``request.GET`` takes their charset from Content-Type, which names
-    whatever the client likes."""
+    """The parameters of the address, byte for byte.
+
+    ``request.GET`` would decode them by the charset of the Content-Type, which the client chooses.
+    """
     return parse_qsl(request.META.get("QUERY_STRING", ""), keep_blank_values=True, encoding="latin-1")
 
 
 def address_of(request: HttpRequest, query: str | None = None) -> str:
-    """The address of the request for a page or a header. Two slashes at its beginning would name another host."""
+    """The address of the request, escaped for a page or a header. Two slashes at its start would name another host."""
     if query is None:
         query = iri_to_uri(request.META.get("QUERY_STRING", "")) or ""
     return escape_leading_slashes(escape_uri_path(request.path)) + (f"?{query}" if query else "")
 
 
 def wants_page(request: HttpRequest, source: str | None) -> bool:
-    """Is it a person who waits for the answer?"""
+    """Is the answer for a person, and not for a program or a script of the page?"""
     if request.headers.get("HX-Request") or request.headers.get("X-Requested-With") == "XMLHttpRequest":
         return False
     return source == "form" or "text/html" in request.headers.get("Accept", "")
+
+
+def body_of(request: HttpRequest, options: Options) -> Iterator[bytes]:
+    """The bytes by which the body is compared.
+
+    :exc:`BadKey` if it cannot be compared: the key would then get the same answer with other data.
+    """
+    if options.fingerprint is not None:
+        own = options.fingerprint(request)
+        if not isinstance(own, (str, bytes)):
+            raise TypeError(f"fingerprint must return a str or bytes, not {type(own).__name__}.")
+        yield own if isinstance(own, bytes) else own.encode("utf-8", "surrogatepass")
+        return
+    exclude = {*options.fingerprint_exclude, FIELD, "csrfmiddlewaretoken"}
+    kind = request.content_type or ""
+    if kind in FORM_TYPES and is_parsed(request):
+        yield from _form(request.POST.lists(), request.FILES.lists(), exclude)
+        if not _length(request):  # Django parses no multipart form without a length
+            yield _digest_of(lambda: _rest(request))
+        return
+    yield _content_type(request)
+    if hasattr(request, "_body") or may_be_read(request):
+        raw = _bytes(request)
+        is_json = kind in JSON_TYPES or kind.endswith("+json")
+        yield decisions.json_body(raw, options.fingerprint_exclude) if is_json else raw
+        return
+    yield from _stream(request, exclude)
+
+
+def is_parsed(request: HttpRequest) -> bool:
+    """Parse the form if the view allows it. Is it parsed now, even if its method was overridden since?"""
+    if not hasattr(request, "_post") and request.method == "POST" and may_be_read(request):
+        try:
+            _ = request.POST
+        except SuspiciousOperation:  # too many fields: the view need not read them
+            return False
+    return hasattr(request, "_post")
+
+
+def may_be_read(request: HttpRequest) -> bool:
+    """May the body be read into memory, from where the view reads it again?"""
+    if getattr(request, "_read_started", False) or request.content_type == "multipart/form-data":
+        return False
+    limit, length = conf.longest_body(), _length(request)
+    return length is not None and length >= 0 and (limit is None or length <= limit)
+
+
+def _bytes(request: HttpRequest) -> bytes:
+    try:
+        return request.body
+    except RequestDataTooBig:  # Django answers 400
+        raise
+    except OSError as error:
+        raise BadKey(gettext_noop("The body of the request could not be read.")) from error
+
+
+def _length(request: HttpRequest) -> int | None:
+    """The length of the body in bytes; None if the header is no number."""
+    try:
+        said = int(request.META.get("CONTENT_LENGTH") or 0)
+    except ValueError:
+        return None
+    stream: Any = getattr(request, "_stream", None)
+    if said or stream is None or stream.closed or not stream.seekable():
+        return said
+    # a chunked body under ASGI: Django has written it to a file
+    at = stream.tell()
+    length = stream.seek(0, os.SEEK_END)
+    stream.seek(at)
+    return int(length)
+
+
+def _content_type(request: HttpRequest) -> bytes:
+    """The content type, since the same bytes of another type are other data. Without the boundary, which is random."""
+    parameters = {name: value.lower() for name, value in (request.content_params or {}).items()}
+    if request.content_type == "multipart/form-data":
+        parameters.pop("boundary", None)
+    if parameters.get("charset") in ("utf-8", "utf8"):
+        del parameters["charset"]
+    found = [request.content_type, parameters, request.META.get("HTTP_CONTENT_ENCODING", "")]
+    return decisions.canonical_json(found).encode("utf-8", "surrogatepass")
+
+
+def _form(
+    fields: Iterable[tuple[str, list[Any]]], files: Iterable[tuple[str, list[Any]]], exclude: Collection[str]
+) -> Iterator[bytes]:
+    yield decisions.form_body({name: list(values) for name, values in fields}, exclude)
+    for field, several in sorted(files, key=lambda pair: pair[0]):
+        for file in several:
+            if field not in exclude:
+                digest = file.digest if isinstance(file, _Digested) else _digest(file)
+                kind = decisions.canonical_json([file.content_type, getattr(file, "content_type_extra", None)])
+                yield decisions.file_part(field, str(file.name), kind, file.size or 0, digest)
+
+
+def _digest(file: Any) -> str:
+    state = hashlib.blake2b(digest_size=32)
+    for chunk in file.chunks():
+        state.update(chunk)
+    file.seek(0)
+    return state.hexdigest()
+
+
+def _digest_of(chunks: Callable[[], Iterable[bytes]]) -> bytes:
+    state = hashlib.blake2b(digest_size=32)
+    for chunk in chunks():
+        state.update(chunk)
+    return state.digest()
+
+
+def _stream(request: HttpRequest, exclude: Collection[str]) -> Iterator[bytes]:
+    """The comparison of a body that is too long for memory, or of a multipart form that the view parses."""
+    stream = _rewindable(request)
+    if request.content_type == "multipart/form-data" and (request.META.get("CONTENT_LENGTH") or "0") != "0":
+        # a repeated upload may have another boundary, and so other bytes
+        try:
+            parsed = list(_form(*_parsed(request, stream), exclude))
+        except Exception:  # noqa: S110 - a form that cannot be parsed is compared by its bytes
+            pass
+        else:
+            stream.seek(0)
+            yield from parsed
+            return
+    stream.seek(0)
+    yield _digest_of(lambda: iter(lambda: stream.read(CHUNK), b""))
+    stream.seek(0)
+
+
+def _parsed(request: HttpRequest, stream: IO[bytes]) -> tuple[Any, Any]:
+    encoding = request.encoding or conf.charset()
+    fields, files = MultiPartParser(request.META, stream, [_Digests(request)], encoding).parse()  # type: ignore[arg-type]
+    return fields.lists(), files.lists()
+
+
+class _Digested(UploadedFile):  # type: ignore[type-arg]
+    """An uploaded file; only its digest is kept."""
+
+    digest = ""
+
+
+class _Digests(FileUploadHandler):
+    """Hash the uploaded files and keep nothing else."""
+
+    def new_file(self, *args: Any, **kwargs: Any) -> None:
+        super().new_file(*args, **kwargs)
+        self._state = hashlib.blake2b(digest_size=32)
+
+    def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
+        self._state.update(raw_data)
+
+    def file_complete(self, file_size: int) -> _Digested:
+        file = _Digested(None, self.file_name, self.content_type, file_size, self.charset, self.content_type_extra)
+        file.digest = self._state.hexdigest()
+        return file
+
+
+def _rewindable(request: HttpRequest) -> IO[bytes]:
+    """The stream of the request, at its start.
+
+    A stream that can be read only once (WSGI) is replaced by a temporary file with the same bytes.
+    """
+    stream: Any = getattr(request, "_stream", None)
+    length, limit = _length(request), conf.config().max_upload
+    if length is not None and length > limit:
+        raise _too_large(limit)
+    if stream is not None and not stream.closed and stream.seekable():
+        stream.seek(0)
+        return stream  # type: ignore[no-any-return]
+    if stream is None or stream.closed or getattr(request, "_read_started", False):
+        raise BadKey(
+            gettext_noop(
+                "The body has been read before it could be compared with that of an earlier request, so the key "
+                "protects from nothing. The view can name what to compare: @idempotent(fingerprint=...)."
+            ),
+            code="body_unread",
+        )
+    return _spooled(request, stream, limit)
+
+
+def _spooled(request: HttpRequest, stream: Any, limit: int) -> IO[bytes]:
+    spool: Any = tempfile.SpooledTemporaryFile(**conf.upload_files())  # noqa: SIM115 - closed with the request
+    weakref.finalize(request, spool.close)  # a request that no handler closes
+    closing = request.close
+
+    def close() -> None:
+        spool.close()
+        closing()
+
+    request.close = close  # type: ignore[method-assign]
+    copied = 0
+    while chunk := _read(stream):
+        copied += len(chunk)
+        if copied > limit:
+            raise _too_large(limit)
+        spool.write(chunk)
+    spool.seek(0)
+    request._stream = spool
+    return spool  # type: ignore[no-any-return]
+
+
+def _read(stream: Any) -> bytes:
+    try:
+        return stream.read(CHUNK)  # type: ignore[no-any-return]
+    except OSError as error:
+        raise BadKey(gettext_noop("The body of the request could not be read.")) from error
+
+
+def _rest(request: HttpRequest) -> Iterable[bytes]:
+    """The rest of a stream that nothing has parsed; the position is restored for the view."""
+    stream: Any = getattr(request, "_stream", None)
+    if stream is None or stream.closed or not stream.seekable():
+        return
+    at = stream.tell()
+    yield from iter(lambda: stream.read(CHUNK), b"")
+    stream.seek(at)
+
+
+def _too_large(limit: int) -> BadKey:
+    return BadKey(
+        gettext_noop(
+            "The body is longer than the %d bytes that can be compared with those of an earlier request. Send it "
+            "without an idempotency key."
+        ),
+        limit,
+        status=413,
+        code="body_too_large",
+    )

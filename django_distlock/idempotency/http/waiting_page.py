@@ -1,22 +1,17 @@
-"""What the page shows that a person waits on: the outcome, as soon as there is one."""
-
-# What a flow yields is called by its driver: the values that come back have no type here.
-# mypy: disable-error-code="no-any-return"
+"""The page that a person waits on: it shows the outcome as soon as there is one."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.core import signing
 
 from django_distlock import BackendUnavailable, LockNotAcquired
 from django_distlock.idempotency.decisions import SAFE_METHODS
-from django_distlock.idempotency.execution import mark_of
+from django_distlock.idempotency.execution import blocking, load_site_key, mark_of
 from django_distlock.idempotency.options import options_of, view_class
 from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, Record
 from django_distlock.idempotency.storage import storage_of
-from django_distlock.manager.site_key import site_key
 
 from . import responses
 from .requests import address_of, principal_of, query_of
@@ -24,42 +19,44 @@ from .requests import address_of, principal_of, query_of
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
-    from django_distlock.idempotency.job import Flow
+    from django_distlock.concurrency.flow import Flow
 
 
-def is_asked(request: HttpRequest) -> bool:
-    """Does the request ask for an outcome, as far as can be told at a glance?"""
+def is_outcome_request(request: HttpRequest) -> bool:
+    """Does the request ask for an outcome? Its token is not checked yet."""
     return request.method in SAFE_METHODS and responses.WAIT_PARAMETER in request.META.get("QUERY_STRING", "")
 
 
-def is_told_by_view(view: Any, method: str) -> bool:
-    """Does ``@idempotent`` or the mixin of this view answer such a request? Then what stands above is asked first."""
+def is_answered_by_view(view: Any, method: str) -> bool:
+    """Does ``@idempotent`` or the mixin of this view answer such a request, after the decorators above it?"""
     return options_of(view, method) is not None or getattr(view_class(view), "idempotency_in_view", False)
 
 
-def look(request: HttpRequest, view: Any = None, *, bare: bool = False) -> Flow[HttpResponse | None]:
-    """The outcome that the waiting page asks for; None if this is no such request. ``bare``, or if ``view`` has
-    decorators above its ``@idempotent`` that this request does not pass: without anything of the stored answer."""
+def outcome(request: HttpRequest, view: Any = None, *, bare: bool = False) -> Flow[HttpResponse | None]:
+    """The outcome that the waiting page asks for; None if this is no such request.
+
+    Nothing of the stored answer is shown if ``bare``, or if the request does not pass the decorators of ``view``.
+    """
     token = dict(query_of(request)).get(responses.WAIT_PARAMETER)
     if not token or len(token) > 2048:
         return None
     try:
         facts = signing.loads(token, salt=responses.wait_salt(request), max_age=86400)
-        secret = yield site_key.load
-        principal = yield partial(principal_of, request)
+        secret = yield from load_site_key()
+        principal = yield from blocking(principal_of, request)
         if facts["mark"] != mark_of(request, secret, principal):
             return None
-        bare = bare or (view is not None and is_told_by_view(view, facts["method"]))
+        bare = bare or (view is not None and is_answered_by_view(view, facts["method"]))
         bare = bare or (principal.kind == "credential" and not facts.get("replays"))
         storage = storage_of(facts["alias"] or None)
-        record = yield partial(storage.read, facts["scope"])
-        if record is None and facts["alias"] and (yield partial(storage.is_running, facts["scope"])):  # type: ignore[attr-defined]
-            return (yield partial(responses.working, request, address_of(request)))
+        record = yield from blocking(storage.read, facts["scope"])
+        if record is None and facts["alias"] and (yield from blocking(storage.is_claimed_elsewhere, facts["scope"])):  # type: ignore[attr-defined]
+            return (yield from blocking(responses.working, request, address_of(request)))
     except signing.BadSignature:
         return None
     except (BackendUnavailable, LockNotAcquired):
-        return (yield partial(responses.working, request, address_of(request)))
-    return (yield partial(_seen, request, record, facts["fingerprint"], bare))
+        return (yield from blocking(responses.working, request, address_of(request)))
+    return (yield from blocking(_seen, request, record, facts["fingerprint"], bare))
 
 
 def _seen(request: HttpRequest, record: Record | None, fingerprint: str, bare: bool) -> HttpResponse:

@@ -1,26 +1,33 @@
-"""Where claims and answers are kept: one file for each kind of storage."""
+"""Where claims and answers are kept: a table or a cache. Also what is done with all tables: purge, forget a user."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from django.db import connections
+from django.core.signals import setting_changed
+from django.db import connections, router
 
 from django_distlock.idempotency.conf import config
-from django_distlock.idempotency.storage import sealing
+from django_distlock.idempotency.http.requests import user_label
+from django_distlock.schema import Pruner, pruners
 
 from .base import Storage, TooManyKeys
+from .database import NOW, TABLE, DatabaseStorage
+from .encoding import require_cryptography
 
 if TYPE_CHECKING:
-    from .database import DatabaseStorage
+    from collections.abc import Iterable
+
+__all__ = ["Storage", "TooManyKeys", "forget_user", "purge", "storage_of", "table_in"]
 
 
+@cache
 def storage_of(alias: str | None = None) -> Storage:
     """The storage that the setting names; with ``alias`` the table in that database, for the exactly-once mode."""
-    sealing.require()
-    # what a project does not use is not imported
+    require_cryptography()
     if alias is None and config().storage == "cache":
-        from .cache import CacheStorage
+        from .cache import CacheStorage  # a site that keeps its keys in a table does not import it
 
         return CacheStorage(config().cache)
     return table_in(alias or config().database)
@@ -28,14 +35,50 @@ def storage_of(alias: str | None = None) -> Storage:
 
 def table_in(alias: str) -> DatabaseStorage:
     """The table in one database, with the statements that its server understands."""
-    from .database import DatabaseStorage
-    from .statements import NOW
-
     if connections[alias].vendor in NOW:
         return DatabaseStorage(alias)
-    from .portable import PortableStorage
+    from .portable import PortableStorage  # imports the models
 
     return PortableStorage(alias)
 
 
-__all__ = ["Storage", "TooManyKeys", "storage_of", "table_in"]
+def purge(days: float = 0) -> int:
+    """Delete the records that expired ``days`` days ago or earlier, in every database. Returns their number."""
+    return sum(purge_database(alias, days) for alias in databases())
+
+
+def forget_user(user: Any) -> int:
+    """Delete every stored answer and key of ``user``, in each database that has the table. Returns their number.
+
+    A request of this user that is running keeps its key, and its answer is stored when it ends. A request that is
+    repeated afterwards acts again. Keys in a cache cannot be listed: they stay until their lifetime ends.
+    Raises BackendUnavailable if a database does not answer.
+    """
+    return sum(table_in(alias).forget(user_label(user.pk)) for alias in databases() if _has_table(alias))
+
+
+def databases() -> Iterable[str]:
+    """The aliases in which the routers allow the table."""
+    return [
+        alias for alias in connections if router.allow_migrate(alias, "django_distlock", model_name="idempotencyrecord")
+    ]
+
+
+def purge_database(alias: str, days: float = 0) -> int:
+    """:func:`purge` in one database. 0 without the table."""
+    return table_in(alias).purge(days * 86400) if _has_table(alias) else 0
+
+
+def _has_table(alias: str) -> bool:
+    connection = connections[alias]
+    return connection.introspection.identifier_converter(TABLE) in connection.introspection.table_names()
+
+
+def _forget_storages(*, setting: str, **kwargs: Any) -> None:
+    if setting in ("DISTLOCK_IDEMPOTENCY", "DATABASES"):
+        storage_of.cache_clear()
+
+
+setting_changed.connect(_forget_storages)
+# An expired record is of no use, however many days `distlock prune --days` keeps of other things.
+pruners["idempotency"] = Pruner(databases, lambda database, days: purge_database(database))

@@ -1,6 +1,6 @@
-"""What a storage can do. Each method is one short step that is atomic by itself.
+"""The operations of a storage. Each is one short atomic step.
 
-A storage that does not answer raises BackendUnavailable; one that is busy for longer than it waits (a locked SQLite
+A storage that does not answer raises BackendUnavailable. One that stays busy for longer than it waits (a locked SQLite
 file, a deadlock, a lock timeout) raises LockNotAcquired.
 """
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TooManyKeys(Exception):
-    """The principal has as many keys that live as it may have; ``seconds`` until the first of them ends."""
+    """The principal has as many unexpired keys as its quota allows; ``seconds`` until the first of them ends."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"Too many keys; the first ends in {seconds:.0f} s.")
@@ -22,54 +22,53 @@ class TooManyKeys(Exception):
 
 
 class Storage(ABC):
-    """Rows by scope. Who writes names the owner token of its claim; a row that has another owner stays as it is, and
-    the method returns False. Two for the same place are equal."""
+    """Records by scope.
+
+    Each write names the owner token of a claim. If the record has another owner, it stays as it is and the method
+    returns False.
+    """
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
 
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and other.alias == self.alias
-
-    def __hash__(self) -> int:
-        return hash((type(self), self.alias))
-
     @abstractmethod
     def claim(self, claim: Claim) -> Record | None:
-        """None: the key was free and is ours now. Else what is there. :exc:`TooManyKeys`."""
+        """Claim the key. None: it was free and is claimed now. Else the record that is there. :exc:`TooManyKeys`."""
 
     @abstractmethod
     def read(self, scope: str) -> Record | None:
-        """What is there."""
+        """The record, if there is one."""
 
     @abstractmethod
     def take_over(self, record: Record, claim: Claim) -> bool:
-        """Make ``record`` ours, unless it has changed since it was read. Its phases stay, unless they are of
-        other data or of a request that was answered."""
+        """Replace the claim of ``record`` by ``claim``, unless the record has changed since it was read.
+
+        Its phases stay, unless they belong to other data or to a request that was answered.
+        """
 
     @abstractmethod
     def hold(self, record: Record, ttl: float) -> bool:
-        """The state "unknown" for a claim that ran out, unless it has changed since it was read."""
+        """Set the state "unknown" for an expired claim, unless the record has changed since it was read."""
 
     @abstractmethod
     def complete(self, claim: Claim, answer: Answer) -> bool:
-        """The answer, for ``claim.ttl`` seconds from now."""
+        """Store the answer, for ``claim.ttl`` seconds from now."""
 
     @abstractmethod
     def add_body(self, claim: Claim, answer: Answer) -> bool:
-        """The body of an answer that was rendered after :meth:`complete`."""
+        """Store the body of an answer that was rendered after :meth:`complete`."""
 
     @abstractmethod
     def release(self, claim: Claim, *, failed: bool = False) -> bool:
-        """Free the key. ``failed``: it has finished phases, which the next attempt has to know."""
+        """Free the key. ``failed``: keep the finished phases for the next attempt."""
 
     @abstractmethod
     def renew(self, claim: Claim) -> bool:
-        """Another ``claim.claim_ttl`` seconds from now."""
+        """Extend the claim to ``claim.claim_ttl`` seconds from now."""
 
     @abstractmethod
     def save_phases(self, claim: Claim, phases: str) -> bool:
-        """The results of the finished phases, as JSON."""
+        """Store the results of the finished phases, given as JSON."""
 
     def close(self) -> None:  # noqa: B027 - a storage may have nothing to close
-        """End what this thread has opened; for threads of our own."""
+        """Close the connection of this thread; for the background threads of the package."""

@@ -190,7 +190,7 @@ def test_r7_an_interrupt_after_the_write(
     """The statement was executed, and its caller never hears of it: nothing stays held, nobody stays in the queue."""
     client, other = stores.client(), stores.client()
     assert client.release(client.try_acquire(stores.claim()))
-    kind = type(client.store) if stores.store in ("file", "memory") else type(client.store._session.dialect)
+    kind = type(client.store.statements)
     original = getattr(kind, when)
 
     def interrupted(*args: Any) -> Any:

@@ -202,8 +202,7 @@ def test_what_a_failed_farewell_leaves_is_swept_up(
     granted = stores.claim()
     assert client.try_acquire(granted)
     with monkeypatch.context() as broken:
-        for store in (client.store, client._direct):
-            broken.setattr(type(store), "run", failing)
+        broken.setattr(type(client.store), "run", failing)
         client.withdraw(waiting)
         client.withdraw(granted)
         eventually(lambda: client._cleanup._thread is None, "it sweeps for ever")
@@ -236,8 +235,7 @@ def failing(store: Any, *args: Any) -> Any:
 
 def test_errors_are_of_the_library(client: Any, stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     grant = client.try_acquire(stores.claim())
-    for store in (client.store, client._direct):
-        monkeypatch.setattr(type(store), "run", failing)
+    monkeypatch.setattr(type(client.store), "run", failing)
     calls = [
         lambda: client.release(grant),
         lambda: client.verify(grant),

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Self
 from redis import Redis
 from redis.crc import key_slot
 
-from django_distlock.backends.redis.protocol import PENDING, Push, pack, parse
+from django_distlock.backends.redis.connection import PENDING, Push, pack
+from tests.backends.redis.resp import parse
 from tests.conftest import eventually
 from tests.support.services.process import free_port
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from lupa import lua51
 
-from django_distlock.backends.redis.protocol import Push, parse
+from django_distlock.backends.redis.connection import Push
+from tests.backends.redis.resp import parse
 
 if TYPE_CHECKING:
-    from django_distlock.backends.redis.protocol import Script
+    from django_distlock.backends.redis.scripts import Script
 
 _lua = lua51.LuaRuntime(encoding="latin-1")
 _compiled: dict[str, Any] = {}

@@ -17,7 +17,6 @@ from redis.crc import key_slot
 
 from django_distlock import advisory_lock, held_locks, semaphore
 from django_distlock.backends.redis import backend as engine
-from django_distlock.backends.redis.protocol import PENDING, Garbled, Push, ReplyError, pack, parse
 from django_distlock.backends.redis.scripts import keys_of
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.tokens import new_token
@@ -264,30 +263,6 @@ def test_a_missing_driver_is_named_with_the_extra_that_installs_it(settings: Any
     assert 'pip install "django-distlock[redis]"' in str(run_checks(tags=["distlock"])[0])
 
 
-def test_the_protocol() -> None:
-    values = [
-        (b"+OK\r\n", b"OK"),
-        (b":-3\r\n", -3),
-        (b"$3\r\na\r\n\r\n", b"a\r\n"),
-        (b"$-1\r\n", None),
-        (b"_\r\n", None),
-        (b"#t\r\n", True),
-        (b",1.5\r\n", 1.5),
-        (b"=5\r\ntxt:a\r\n", b"a"),
-        (b"*2\r\n:1\r\n*1\r\n+x\r\n", [1, [b"x"]]),
-        (b"%1\r\n+a\r\n:1\r\n", {b"a": 1}),
-        (b"|1\r\n+ttl\r\n:1\r\n:7\r\n", 7),
-        (b">2\r\n+a\r\n:1\r\n", Push([b"a", 1])),
-    ]
-    for raw, value in values:
-        assert parse(raw + b"+next\r\n", 0) == (value, len(raw))
-        for cut in range(len(raw)):
-            assert parse(raw[:cut], 0)[0] is PENDING
-    error, _ = parse(b"-NOSCRIPT No matching script.\r\n", 0)
-    assert isinstance(error, ReplyError)
-    assert error.code == "NOSCRIPT"
-    for garbage in (b"HTTP/1.1 400\r\n", b":x\r\n", b"$x\r\n"):
-        with pytest.raises(Garbled):
-            parse(garbage, 0)
-    assert pack("GET", b"\xff", 1) == b"*3\r\n$3\r\nGET\r\n$1\r\n\xff\r\n$1\r\n1\r\n"
-    assert json.loads(registry.entry(USING).backend._teller.facts(registry.entry(USING).key("\ud800 ü")))  # type: ignore[attr-defined]
+def test_a_name_that_is_no_unicode_is_told_as_json() -> None:
+    entry = registry.entry(USING)
+    assert json.loads(entry.backend._teller.facts(entry.key("\ud800 ü")))  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ from tests.manager.world import key
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from django_distlock.backends.redis.protocol import Push
+    from django_distlock.backends.redis.connection import Push
     from django_distlock.records import Grant
 
 KEY = key("model")
@@ -32,7 +32,7 @@ SCRIPTS = texts_of(ACQUIRE, RELEASE)
 DEPTH = 5
 
 
-class Link:
+class Connection:
     """A connection to both nodes: subscribed at one, asking the owner."""
 
     def __init__(self, world: World, name: str, node: int) -> None:
@@ -65,14 +65,14 @@ class Waiter:
     def __init__(self, world: World, name: str, node: int) -> None:
         self.world = world
         self.claim = Claim(key=KEY, ttl=30.0, token=name, answer_by=math.inf)
-        self.link = Link(world, name, node)
+        self.link = Connection(world, name, node)
         self.grant: Grant | None = None
         self.begin()
 
-    def take(self) -> Link:
+    def take(self) -> Connection:
         return self.link
 
-    def give(self, link: Link) -> None:
+    def give(self, link: Connection) -> None:
         """It stays open, and subscribed."""
 
     discard = give

@@ -53,9 +53,9 @@ def test_a_demoted_server_is_left(own: Own, name: str, tmp_path: Path) -> None:
     with Own(tmp_path / "other") as other, Proxy("127.0.0.1", own.port) as proxy:
         backend = RedisBackend("moving", {"url": f"redis://127.0.0.1:{proxy.port}/0"})
         grants = [backend.try_acquire(claim_of(f"{name}{number}"), 1) for number in range(2)]
-        links = [run(backend.pool.link(time.monotonic() + 5)) for _ in range(5)]
-        for link in links:
-            backend.pool.give(link)
+        connections = [run(backend.pool.get(time.monotonic() + 5)) for _ in range(5)]
+        for connection in connections:
+            backend.pool.give(connection)
         other.client.config_set("repl-diskless-sync-delay", 0)
         own.client.replicaof("127.0.0.1", other.port)
         proxy.target = ("127.0.0.1", other.port)
@@ -176,7 +176,7 @@ def test_a_semaphore_of_any_size(own: Own, name: str) -> None:
     assert backend.release(grant)
 
 
-def test_links_of_one_who_only_looks_are_closed(own: Own, monkeypatch: Any) -> None:
+def test_connections_of_a_process_that_only_lists_are_closed(own: Own, monkeypatch: Any) -> None:
     """An admin process lists locks and never takes one."""
     monkeypatch.setattr(pool, "IDLE", 0.2)
     backend = registry.entry(USING).backend
@@ -196,7 +196,8 @@ def test_a_system_without_tcp_keepidle(own: Own) -> None:
     """macOS calls it TCP_KEEPALIVE."""
     code = (
         "import socket; del socket.TCP_KEEPIDLE\n"
-        "from django_distlock.backends.redis.connection import Link\n"
-        f"Link(socket.create_connection(('127.0.0.1', {own.port}))).close()"
+        "from django_distlock.backends.redis.connection import Connection\n"
+        "from django_distlock.backends.redis.target import Target\n"
+        f"Connection(Target(url={own.url!r}).connect(5)).close()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=20)

@@ -131,15 +131,15 @@ def test_r7_what_is_left_behind_without_a_thread_is_swept_up_later(own: Own, nam
 
 
 def test_a_task_that_goes_away_passes_its_connection_on(own: Own, monkeypatch: Any) -> None:
-    monkeypatch.setattr(redis_connection, "MAX_LINKS", 1)
+    monkeypatch.setattr(redis_connection, "MAX_CONNECTIONS", 1)
     pool = RedisBackend("r", {"url": own.url}).pool
 
     async def main() -> None:
-        link = await arun(pool.link(monotonic() + 5))
-        first, second = (asyncio.create_task(arun(pool.link(monotonic() + 1))) for _ in range(2))
+        connection = await arun(pool.get(monotonic() + 5))
+        first, second = (asyncio.create_task(arun(pool.get(monotonic() + 1))) for _ in range(2))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        pool.give(link)  # wakes the first
+        pool.give(connection)  # wakes the first
         first.cancel()
         pool.give(await second)
 
@@ -148,7 +148,7 @@ def test_a_task_that_goes_away_passes_its_connection_on(own: Own, monkeypatch: A
 
 
 def test_tasks_that_take_connections_all_the_time_do_not_starve_others(own: Own, name: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(redis_connection, "MAX_LINKS", 4)
+    monkeypatch.setattr(redis_connection, "MAX_CONNECTIONS", 4)
     done = [0] * 12
     backend = RedisBackend("r", {"url": own.url})
 
@@ -197,7 +197,7 @@ def test_r7_a_task_cancelled_twice_leaves_nothing(own: Own, name: str) -> None:
                 asyncio.run(main(proxy))
             proxy.delay(0)
             eventually(lambda: not own.client.zcard(key), "it waits on", patience=2)
-            assert backend.pool._links == set(backend.pool._idle)  # type: ignore[attr-defined]
+            assert backend.pool._connections == set(backend.pool._idle)  # type: ignore[attr-defined]
         registry.close()
 
 

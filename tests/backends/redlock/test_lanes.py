@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 
 from django_distlock.backends.redis.connection import Link
 from django_distlock.backends.redis.target import Target
@@ -70,6 +71,13 @@ def test_r23_connecting_threads_do_not_pile_up(resolver: threading.Event, monkey
         thread.join(5)
 
 
+def _link(sock: socket.socket) -> Link:
+    driver = redis.Connection(protocol=3)
+    driver._sock = sock
+    driver._parser.on_connect(driver)
+    return Link(driver)
+
+
 def test_a_descriptor_that_an_event_loop_watches_is_not_closed_under_it() -> None:
     """A connection that was silent is replaced by a connecting thread. The number of its descriptor would soon be
     somebody else's, and the loop would take that for ours."""
@@ -77,12 +85,12 @@ def test_a_descriptor_that_an_event_loop_watches_is_not_closed_under_it() -> Non
     ends = [socket.socketpair() for _ in range(2)]
     (line,) = lane.lines
     first = ends[0][0].fileno()
-    lane._attach(line, Link(ends[0][0]))
+    lane._attach(line, _link(ends[0][0]))
     open_still: list[bool] = []
 
     def replace() -> None:
         with lane.guard:  # else the loop may have heard of it, and be through, before the look
-            line.attach(Link(ends[1][0]))
+            line.attach(_link(ends[1][0]))
             open_still.append(_open(first))
 
     async def main() -> None:

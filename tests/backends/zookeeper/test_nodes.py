@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_distlock.backends.zookeeper.nodes import (
-    Facts,
+    NodeData,
     Turn,
     described,
     holders,
@@ -94,7 +94,7 @@ def test_a_node_is_found_by_its_token() -> None:
 
 def test_what_a_node_says_comes_back() -> None:
     (node,) = queue([name(1)])
-    info = described("zk", "ab", node, Facts().data(Claim(key=KEY), 1e9), 17, 3)
+    info = described("zk", "ab", node, NodeData().of(Claim(key=KEY), 1e9), 17, 3)
     assert (info.name, info.fence, info.waiters, info.key) == (KEY.name, 17, 3, "ab")
     assert info.holder is not None
     assert info.holder.endswith(":MainThread")

@@ -11,8 +11,9 @@ from django.db import IntegrityError, OperationalError, connections, migrations,
 from django.db.migrations.executor import MigrationExecutor
 from django.test import override_settings
 
+from django_distlock.checks.servers import check_fences
 from django_distlock.data import EnforceFence, RelaxFence
-from django_distlock.data.fencing.triggers import _after, check_fences, restore
+from django_distlock.data.fencing.triggers import _after, restore
 from tests.data.fences import EARLY, LATE
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from django.test import override_settings
 
 from django_distlock import advisory_lock
 from django_distlock.models import LockEvent, LockName
-from django_distlock.operations.history import recorder
+from django_distlock.operations.recorder import recorder
 from django_distlock.records import MOST_WAITING
 from tests.conftest import eventually
 from tests.operations.admin.pages import address, row_of, text

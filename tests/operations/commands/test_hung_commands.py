@@ -14,7 +14,8 @@ from django.db import connections
 from django_distlock import BackendUnavailable
 from django_distlock.backends import side_connection
 from django_distlock.models import IdempotencyRecord
-from django_distlock.operations.pruning import Pruner, prune, pruners
+from django_distlock.operations.pruning import prune
+from django_distlock.schema import Pruner, pruners
 from tests.faults.conftest import proxied
 from tests.faults.proxy import Proxy
 from tests.operations.commands.test_list import call
@@ -120,7 +121,7 @@ def test_prune_waits_for_a_server_that_is_slow(monkeypatch: pytest.MonkeyPatch) 
     [
         (["prune"], EX_UNAVAILABLE, 10, "'leases'"),
         (["list", "--table"], 0, 4, "leases"),
-        (["break", "x", "--yes"], 1, 10, "Nobody holds the lock 'x'"),
+        (["break", "x", "--yes"], 1, 10, "The lock 'x' is not held."),
         (["run", "x", "--using", "other", "--", "true"], EX_UNAVAILABLE, 4, "site key"),
         (["doctor"], 1, 15, "The site key of django-distlock could not be read"),
     ],
