@@ -287,7 +287,7 @@ def open_session(alias: str, parameters: dict[str, Any], waits: bool, until: flo
         raise SessionDead(str(error.args[-1])) from error
     session = MySQLSession(conn, waits)
     try:
-        yield from _prepare(session, alias, until)
+        yield from prepare(session, alias, until)
     except BaseException:
         session.close()
         raise
@@ -298,7 +298,7 @@ def _close(conn: Any) -> None:
     conn.close()
 
 
-def _prepare(session: MySQLSession, alias: str, until: float) -> Flow[None]:
+def prepare(session: MySQLSession, alias: str, until: float) -> Flow[None]:
     """Refuse servers on which GET_LOCK would silently lock nothing, and set our timeouts."""
     version = session.conn.get_server_info()
     # MySQL's own client library shows MariaDB before 11 as 5.5.5-10.x

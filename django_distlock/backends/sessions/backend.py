@@ -328,8 +328,7 @@ class SessionLockBackend(Backend, Generic[S]):
             return False  # _release asks again, and handles these
         finally:
             if freed:
-                session.forget(grant.claim.key)
-                session.used_at = monotonic()
+                self._count_release(session, grant.claim.key)
             session.mutex.release()
         if (session.waits or session.retired) and not session.held:
             self.sessions.give_back(session)
@@ -369,11 +368,17 @@ class SessionLockBackend(Backend, Generic[S]):
             session.kill("a release failed")
             raise unavailable(self.alias, error) from error
         finally:
-            session.forget(key)
-            session.used_at = monotonic()
+            self._count_release(session, key)
             session.mutex.release()
             if (session.waits or session.retired) and not session.held:
                 self.sessions.give_back(session)
+
+    def _count_release(self, session: S, key: LockKey) -> None:
+        session.used_at = monotonic()
+        if session.held.get(key.digest, 0) > 1:
+            session.held[key.digest] -= 1
+        else:
+            session.held.pop(key.digest, None)
 
     def _release_in_thread(self, grant: Grant) -> None:
         with contextlib.suppress(BackendUnavailable):  # its session is dead then, and the lock free

@@ -191,14 +191,6 @@ class Session(ABC):
             self._closed = True
             sockets.silence(self.fd)
 
-    def forget(self, key: LockKey) -> None:
-        """Count one hold of ``key`` less."""
-        left = self.held.get(key.digest, 0) - 1
-        if left > 0:
-            self.held[key.digest] = left
-        else:
-            self.held.pop(key.digest, None)
-
     def notice_end(self) -> None:
         """Notice that the server has hung up, unless a statement runs."""
         if self.dead is None and self.mutex.try_acquire():
