@@ -1,7 +1,7 @@
 """Leases in a table, on any database: a name, a token, an expiry and a fencing token per lock.
 
 One statement takes a lease if it is free or expired and has no waiters, and one frees it. A waiter draws a ticket and
-looks at the lease repeatedly, the more often the nearer its turn. Times are those of the database's clock.
+reads the lease repeatedly, the more often the nearer its turn. Times are those of the database's clock.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class LeaseTableBackend(Backend):
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
         # The keepalive thread calls this, which otherwise watches the statements.
         try:
-            result: Grant | None = self.store.attended(self._extend(grant, ttl))
+            result: Grant | None = self.store.run_watched(self._extend(grant, ttl))
         except StoreError as error:
             raise self._unavailable(error) from (error.__cause__ or error)
         return result

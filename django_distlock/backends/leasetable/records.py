@@ -121,7 +121,7 @@ class Statements(ABC, Generic[S]):
 
     @abstractmethod
     def take_turn(self, session: S, claim: Claim, holder: str, place: int) -> int | None:
-        """Take the lease if it can be had at ``place``, and leave the queue; the fence, or None."""
+        """Take the lease if no live waiter is before ``place``, and leave the queue; the fence, or None."""
 
     @abstractmethod
     def refresh(self, session: S, claim: Claim, place: int) -> None:
@@ -183,7 +183,7 @@ class Store(ABC, Generic[S]):
         """End a statement that has no time left; until when the present one may take."""
 
     @abstractmethod
-    def attended(self, flow: Flow[Any]) -> Any:
+    def run_watched(self, flow: Flow[Any]) -> Any:
         """Run ``flow`` for the thread that otherwise calls :meth:`watch`."""
 
     @abstractmethod

@@ -63,7 +63,7 @@ class ServerStore(Store[Session]):
         self._threads = threads
         self.statements = dialect_of(connections[database])(alias)
         self._opening = Background(f"distlock-{alias}-open")
-        self._attended = Background(f"distlock-{alias}-attended")
+        self._renewals = Background(f"distlock-{alias}-renew")
         self._turn = FairLock()
         self._session: Session | None = None
         # the deadline of the statement that runs now
@@ -99,7 +99,7 @@ class ServerStore(Store[Session]):
     def attempt(
         self, session: Session, operation: Callable[..., Any], args: tuple[Any, ...], until: float
     ) -> tuple[Exception | None, Any]:
-        """The error or None, and the result: after a step that raises, a task cannot be cancelled any more."""
+        """The error or None, and the result. An error is not raised, since after that a task ignores cancellation."""
         now = monotonic()
         limit = self._limit = max(min(until, now + STATEMENT_LIMIT), now + LEAST_LIMIT)
         self._wake_at(limit)
@@ -171,9 +171,9 @@ class ServerStore(Store[Session]):
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return f"The lease table of alias {self._alias!r} failed: {lines[0]}"
 
-    def attended(self, flow: Flow[Any]) -> Any:
+    def run_watched(self, flow: Flow[Any]) -> Any:
         try:
-            call = self._attended.start(run, flow)
+            call = self._renewals.start(run, flow)
         except NotStarted as error:
             raise StoreError(self._failed(error)) from error
         while not call.join(max(0.001, (self._limit or monotonic() + 0.02) - monotonic())):

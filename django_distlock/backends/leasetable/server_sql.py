@@ -14,7 +14,7 @@ from django.db import IntegrityError
 from django.db.models.functions import Now
 from django.db.models.sql import Query
 
-from django_distlock.backends.side_connection import Direct
+from django_distlock.backends.side_connection import SideConnection
 from django_distlock.backends.text import printable, short
 from django_distlock.concurrency import sockets
 from django_distlock.concurrency.clock import monotonic
@@ -92,7 +92,7 @@ def _place(claim: Claim, place: int) -> tuple[Any, ...]:
     return claim.key.path, place, place, "" if place == NOWHERE else claim.token
 
 
-class Session(Direct):
+class Session(SideConnection):
     """A session of this package. Its statements go to the driver's cursor, so that Django does not log them."""
 
     def __init__(self, database: str) -> None:
@@ -153,7 +153,7 @@ class Dialect(Statements[Session]):
         return text
 
     def _fill(self, session: Session, statement: str, now: str) -> str:
-        """Put in what is not a value: fragments of this module, and numbers."""
+        """Insert the fragments of this module and its numbers; values are parameters."""
         parts = {
             "now": now,
             "grace": microseconds(GRACE),
@@ -183,7 +183,7 @@ class Dialect(Statements[Session]):
         return list(session.cursor.fetchall())
 
     def take(self, session: Session, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
-        """Take the lease if it is free, expired or ours and nobody is ahead of ``place``; the fence, or None."""
+        """Take the lease if it is free, expired or ours, and no live waiter is before ``place``; the fence, or None."""
         digest, token = claim.key.path, claim.token
         known = (microseconds(claim.ttl or 0.0), holder, self._alias, digest, token, *_place(claim, place))
         if not self.change(session, UPDATE, token, *known):

@@ -227,7 +227,7 @@ class SqliteStore(Store[LeaseFile]):
     def attempt(
         self, operation: Callable[..., Any], args: tuple[Any, ...], begin_by: float | None
     ) -> tuple[Exception | None, Any]:
-        """The error or None, and the result: after a step that raises, a task cannot be cancelled any more."""
+        """The error or None, and the result. An error is not raised, since after that a task ignores cancellation."""
         if begin_by is not None and monotonic() > begin_by:
             return Crowded(f"{self._name} is overloaded: the statement could not be executed in time."), None
         try:
@@ -277,7 +277,7 @@ class SqliteStore(Store[LeaseFile]):
     def watch(self, now: float) -> float | None:
         return None  # a file does not hang
 
-    def attended(self, flow: Flow[Any]) -> Any:
+    def run_watched(self, flow: Flow[Any]) -> Any:
         return run(flow)
 
     def close_idle(self) -> None:

@@ -1,4 +1,4 @@
-"""The waiters of the lease table: how often each looks at the lease, and what it does then."""
+"""The waiters of the lease table: how often each reads the lease, and how it takes its turn."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Waiter:
         return min(max(next_one + per_place * self._ahead, steady), LONGEST_PAUSE)
 
     def look(self, store: Store[Any], claim: Claim, holder: str) -> Flow[int | None]:
-        """Look at the lease, and take it if it is this waiter's turn; its fence, or None."""
+        """Read the lease, and take it if it is this waiter's turn; its fence, or None."""
         try:
             return (yield from self._look(store, claim, holder))
         except Crowded as error:
