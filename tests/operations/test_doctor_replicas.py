@@ -47,7 +47,7 @@ def test_a_standby(settings: Any, standby: str) -> None:
     (error,) = found["error"]
     assert "is a standby" in error
     assert "session_database" in error
-    assert any("A lock was taken" in text for text in found["info"])
+    assert any("A lock was acquired" in text for text in found["info"])
     found = said(settings, POSTGRES, database="postgres", session_database=standby)
     assert "is a standby" in found["error"][0]
     (error,) = said(settings, LEASES, database=standby)["error"]
