@@ -154,9 +154,6 @@ class Backend(ABC):
     def withdraw(self, claim: Claim) -> None:  # noqa: B027 - most have no queue
         """Remove the waiter of ``claim`` from the queue."""
 
-    def interrupt(self, claim: Claim) -> None:  # noqa: B027 - an engine that never waits has nothing to end
-        """End a :meth:`try_acquire` of ``claim`` that waits in another thread."""
-
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
         """Let the lock live for ``ttl`` seconds from now; None if ``grant`` no longer held it."""
         raise self.unsupported("extend: its locks have no TTL")
@@ -166,15 +163,9 @@ class Backend(ABC):
         raise self.unsupported("break a lock")
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        """:meth:`try_acquire` for a task; here in a private thread."""
-        if wait <= 0 or not self.waits_natively:
-            return await self.threads.short(self.try_acquire, claim, wait, undo=self._undo)
-        grant = await self.threads.short(self.try_acquire, claim, 0, undo=self._undo)
-        if grant is not None:
-            return grant
-        return await self.threads.wait(
-            self.try_acquire, claim, wait, undo=self._undo, interrupt=lambda: self.interrupt(claim)
-        )
+        """:meth:`try_acquire` for a task; here in the private thread, where an engine must not wait."""
+        wait = 0 if self.waits_natively else wait
+        return await self.threads.short(self.try_acquire, claim, wait, undo=self._undo)
 
     async def arelease(self, grant: Grant) -> bool:
         """:meth:`release` for a task."""

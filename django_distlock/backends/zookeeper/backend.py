@@ -184,7 +184,8 @@ class ZooKeeperBackend(Backend):
         except ZookeeperError as error:
             raise self._unavailable(error) from error
         finally:
-            contender.abandon()
+            if contender.path is not None:
+                contender.abandon()
 
     # whether it is held
 

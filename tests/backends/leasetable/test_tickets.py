@@ -1,4 +1,4 @@
-"""Who waits for a lease is in its ticket; files and processes of before it was are served all the same."""
+"""Tickets name the waiter; files and processes from before that are served all the same."""
 
 from __future__ import annotations
 
