@@ -13,7 +13,7 @@ from django_distlock.backends.leasetable.records import GRACE, KEPT
 from django_distlock.backends.mysql import backend as mysql
 from django_distlock.backends.redis import backend as redis
 from django_distlock.backends.redis import pool
-from django_distlock.backends.redis.scripts import LATE
+from django_distlock.backends.redis.commands import LATE
 from django_distlock.backends.sessions import acquire, session
 from django_distlock.backends.sessions import backend as sessionlocks
 from django_distlock.backends.sessions import pool as sessions

@@ -8,9 +8,19 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Step
 from django_distlock.records import Claim, Grant, drift
 
-from .commands import LOST_CONNECTIONS, REPLY, Demoted, Refused, converse, holder_of, milliseconds
+from .commands import (
+    ACQUIRE,
+    LEAVE,
+    LOST_CONNECTIONS,
+    REPLY,
+    Demoted,
+    Refused,
+    converse,
+    holder_of,
+    keys_of,
+    milliseconds,
+)
 from .connection import Connection, ConnectionFailed
-from .scripts import ACQUIRE, LEAVE, keys_of
 
 if TYPE_CHECKING:
     from django_distlock.concurrency.flow import Flow

@@ -21,12 +21,11 @@ from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor
 from .acquire import FAREWELL, LEAST_PATIENCE, Attempt
-from .commands import PATIENCE, evaluate, holder_of, milliseconds
+from .commands import EXTEND, HOLDS, LEAVE, PATIENCE, RELEASE, evaluate, holder_of, keys_of, milliseconds
 from .connection import ConnectionFailed
 from .introspection import HolderInfo, broken, listed
 from .places import Places
 from .pool import Pool
-from .scripts import EXTEND, HOLDS, LEAVE, RELEASE, keys_of
 from .target import ClusterNode, Target
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from django_distlock.keys import LockKey
 
-    from .scripts import Script
+    from .commands import Script
 
 # So long may a renewal take, for which all others wait; seconds.
 RENEWAL_PATIENCE = 1.0

@@ -14,9 +14,8 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Step
 from django_distlock.records import MOST_WAITING, LockInfo
 
-from .commands import Refused, converse
+from .commands import BREAK, HELD, LOOK, PREFIX, Refused, converse, keys_named, unknown_script
 from .connection import pack
-from .scripts import BREAK, HELD, LOOK, PREFIX, keys_named, unknown_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
