@@ -265,4 +265,4 @@ def test_a_missing_driver_is_named_with_the_extra_that_installs_it(settings: Any
 
 def test_a_name_that_is_no_unicode_is_told_as_json() -> None:
     entry = registry.entry(USING)
-    assert json.loads(entry.backend._teller.facts(entry.key("\ud800 ü")))  # type: ignore[attr-defined]
+    assert json.loads(entry.backend._holder_info.facts(entry.key("\ud800 ü")))  # type: ignore[attr-defined]
