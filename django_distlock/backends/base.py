@@ -1,4 +1,4 @@
-"""What an engine must be able to do, and what it may."""
+"""The interface of an engine: what it must be able to do, and what it may."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from .query import Chosen, LockQuery, Mine
 
 
-def _nobody_ticks(when: float) -> None:
-    """A backend outside the registry has no keepalive thread."""
+def _no_keepalive(when: float) -> None:
+    """Stands for the keepalive thread in a backend outside the registry, which has none."""
 
 
 class Backend(ABC):
-    """One attempt at a time. Deadlines, re-entry, queues inside the process and renewal are not its business.
+    """One attempt at a time. Its callers handle deadlines, re-entry, queues inside the process and renewal.
 
-    A backend is used by all threads and tasks of a process. The flags say what it can do; what is not declared is
-    refused with :class:`~django_distlock.exceptions.UnsupportedOperation` before it is asked.
+    All threads and tasks of a process share one backend. The flags say what it can do; what they do not declare is
+    refused with :class:`~django_distlock.exceptions.UnsupportedOperation`.
     """
 
     # Can several holders share one lock?
@@ -37,7 +37,7 @@ class Backend(ABC):
     supports_ttl: ClassVar[bool] = False
     # Does a grant carry a fencing token that rises from holder to holder?
     supports_fencing: ClassVar[bool] = False
-    # Does a claim with a limit admit that many holders? Else a semaphore is made of as many locks.
+    # Does a claim with a limit admit that many holders? Otherwise a semaphore is made of that many locks.
     supports_semaphore: ClassVar[bool] = False
     # Can an operator take a lock away from its holder?
     supports_break: ClassVar[bool] = False
@@ -45,88 +45,90 @@ class Backend(ABC):
     supports_transaction_scope: ClassVar[bool] = False
     # Does try_acquire(wait=...) wait at the engine, without polling?
     waits_natively: ClassVar[bool] = False
-    # Must a waiter that gives up be taken off a queue (withdraw)?
+    # Does it queue waiters, so that one that gives up must withdraw()?
     queues_waiters: ClassVar[bool] = False
     # Is a lock seen outside this process, so that its name is hashed with the site key?
     needs_site_key: ClassVar[bool] = True
-    # Is its server none of DATABASES, so that projects with different databases may share it?
+    # Is its server outside of DATABASES, so that projects with different databases may share it?
     apart_from_databases: ClassVar[bool] = False
-    # Does the engine keep only a hash of the name, so that names have to be noted?
+    # Does the engine keep only a hash of the name, so that write_notes() has to keep the names?
     keeps_notes: ClassVar[bool] = False
     # Models whose tables `migrate` makes for it in ``database``.
     tables: tuple[str, ...] = ()
-    # Why a lock may be in doubt.
+    # Why in_doubt() may be true, for messages.
     doubt: ClassVar[str] = "its transaction was aborted"
-    # The keys that OPTIONS may have.
+    # The keys allowed in OPTIONS.
     option_names: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         self.alias = alias
         self.options = dict(options)
         self.threads = Threads(alias)
-        # Set by the registry: asks the keepalive thread for a tick at that monotonic time at the latest.
-        self.wake_at: Callable[[float], None] = _nobody_ticks
-        # Set by the registry: after how many seconds of holding the keepalive thread warns.
+        # Set by the registry: requests a tick() of the keepalive thread at a monotonic time, or before.
+        self.wake_at: Callable[[float], None] = _no_keepalive
+        # Set by the registry: seconds of holding after which the keepalive thread warns.
         self.warn_hold_seconds: float | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.alias!r}>"
 
     def load(self) -> None:  # noqa: B027 - most import their driver with their module
-        """Import what the first request would import; opens nothing."""
+        """Import what the first request would import, without a connection."""
 
     @abstractmethod
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        """Ask once, waiting for at most ``wait`` seconds (``math.inf`` for ever) if the engine can wait.
+        """Ask the engine once. It may wait for at most ``wait`` seconds (``math.inf``: without end).
 
-        None means busy; it may come before ``wait`` is over, the caller asks again. Any exception, KeyboardInterrupt
-        and CancelledError included, leaves nothing held.
+        None means busy. It may come before ``wait`` is over; then the caller asks again. After an exception, also
+        KeyboardInterrupt and CancelledError, nothing is held.
         """
 
     @abstractmethod
     def release(self, grant: Grant) -> bool:
-        """Give the lock back. False: it was not ours any more."""
+        """Release the lock. False: ``grant`` no longer held it."""
 
     @abstractmethod
     def inspect(self) -> Iterable[LockInfo]:
-        """The locks that are held now, by anybody."""
+        """The locks that are held now, by all processes."""
 
     def blocking(self) -> Iterable[LockInfo]:
-        """Locks on tables and rows of the same database that keep somebody waiting, whoever took them; none where the
-        engine has no such locks. ``details["kind"]`` is "relation" or "row", ``details["blocks"]`` who waits."""
+        """Locks on tables and rows of the same database that block a session, by any program; empty where the engine
+        has none. ``details["kind"]`` is "relation" or "row", ``details["blocks"]`` names the blocked sessions."""
         return ()
 
     def select(self, query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] = ()) -> Chosen | None:
-        """What :meth:`inspect` and :meth:`blocking` have for ``query``, where the engine can choose, sort and cut by
-        itself; else None. Of its locks this process holds ``mine``, and knows names that match of the keys ``known``.
+        """The locks of :meth:`inspect` and :meth:`blocking` that ``query`` is about; None if the engine cannot select
+        them by itself.
+
+        ``mine`` are the locks that this process holds, ``known`` the keys whose names, known here alone, match.
         """
         return None
 
     def listed_as(self, key: LockKey) -> str:
-        """What :meth:`inspect` calls ``key``."""
+        """The name of ``key`` in :meth:`inspect`."""
         return key.path
 
     def server_session(self, grant: Grant) -> int:
-        """What the server calls the session on which ``grant`` lives; 0 if there is none, or nobody knows."""
+        """The server's number of the session that has ``grant``; 0 if there is none or it is not known."""
         return 0
 
     def write_notes(self, notes: Sequence[Note], done: Callable[[list[Noted]], object]) -> bool:
-        """Begin to write ``notes`` down, in the background, and call ``done`` when they are; False: not now."""
+        """Begin to store ``notes`` in the background, and call ``done`` after that; False: not at present."""
         return False
 
     def prune_old(self, days: float) -> Mapping[str, int]:
-        """Delete what is kept and not needed any more, notes after ``days``; how much, by kind."""
+        """Delete rows that are no longer needed, and notes after ``days``; the number of each kind."""
         return {}
 
     def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
-        """Take the lock in this thread with one statement on a session at hand, if that is possible; else None.
+        """Take the lock in this thread with one statement on an open session; None if that is not possible.
 
-        Only a short cut for the most frequent cases: after None the caller asks :meth:`try_acquire`.
+        A short cut for the most frequent case: after None the caller uses :meth:`try_acquire`.
         """
         return None
 
     def release_fast(self, grant: Grant) -> bool:
-        """Give a lock back in the same way. False: not done, or not ours any more; the caller asks :meth:`release`."""
+        """Release a lock in the same way; after False the caller uses :meth:`release`."""
         return False
 
     def verify(self, grant: Grant) -> bool:
@@ -134,45 +136,36 @@ class Backend(ABC):
         return self.alive(grant)
 
     def alive(self, grant: Grant) -> bool:
-        """What this process knows of ``grant`` without asking: False if it is lost."""
+        """False if this process knows that ``grant`` is lost. The engine is not asked."""
         return True
 
     def look(self, grant: Grant) -> bool:
-        """:meth:`alive`, after a look at the socket if there is one; still no round trip."""
+        """:meth:`alive`, and whether the socket is still open, if there is one. No round trip."""
         return self.alive(grant)
 
     def in_doubt(self, grant: Grant) -> bool:
-        """Can nobody tell at present whether ``grant`` holds? Unlike a loss this may pass."""
+        """Is it unknown at present whether ``grant`` still holds? Unlike a loss this may pass."""
         return False
 
     def pause(self, claim: Claim, attempt: int) -> float:
         """Seconds to sleep before the next attempt at ``claim``."""
         return backoff(attempt)
 
-    def withdraw(self, claim: Claim) -> None:  # noqa: B027 - nothing to forget is a fair answer
-        """The waiter of ``claim`` has gone: forget its place in the queue."""
-
-    def interrupt(self, claim: Claim) -> None:  # noqa: B027 - an engine that never waits has nothing to end
-        """End a :meth:`try_acquire` of ``claim`` that waits in another thread."""
+    def withdraw(self, claim: Claim) -> None:  # noqa: B027 - most have no queue
+        """Remove the waiter of ``claim`` from the queue."""
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
-        """Let the lock live for ``ttl`` seconds from now; None if it was not ours any more."""
+        """Let the lock live for ``ttl`` seconds from now; None if ``grant`` no longer held it."""
         raise self.unsupported("extend: its locks have no TTL")
 
     def break_lock(self, info: LockInfo) -> bool:
-        """Take the lock away from the holder that ``info`` shows; False if that holder has gone."""
+        """End the hold that ``info`` shows; False if it has ended before."""
         raise self.unsupported("break a lock")
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        """:meth:`try_acquire` for a task; here in a private thread."""
-        if wait <= 0 or not self.waits_natively:
-            return await self.threads.short(self.try_acquire, claim, wait, undo=self._undo)
-        grant = await self.threads.short(self.try_acquire, claim, 0, undo=self._undo)
-        if grant is not None:
-            return grant
-        return await self.threads.wait(
-            self.try_acquire, claim, wait, undo=self._undo, interrupt=lambda: self.interrupt(claim)
-        )
+        """:meth:`try_acquire` for a task; here in the private thread, where an engine must not wait."""
+        wait = 0 if self.waits_natively else wait
+        return await self.threads.short(self.try_acquire, claim, wait, undo=self._undo)
 
     async def arelease(self, grant: Grant) -> bool:
         """:meth:`release` for a task."""
@@ -195,9 +188,9 @@ class Backend(ABC):
             self.release(grant)
 
     def tick(self, now: float) -> float | None:
-        """Look after sessions (heartbeat, watchdog, idle ones); called by the keepalive thread.
+        """Called by the keepalive thread: heartbeats, watchdogs, idle sessions.
 
-        Returns the monotonic time of the next call, None if there is nothing to look after.
+        The monotonic time of the next call; None if none is needed.
         """
         return None
 
@@ -206,7 +199,7 @@ class Backend(ABC):
         return []
 
     def diagnose(self) -> Iterable[Finding]:
-        """What a look at the server finds, beyond whether locks can be taken."""
+        """Findings about the server for `distlock doctor`, which tests acquiring by itself."""
         return ()
 
     def close(self) -> None:
@@ -214,7 +207,7 @@ class Backend(ABC):
         self.threads.stop()
 
     def after_fork(self) -> None:
-        """In the child of a fork: forget sessions and threads without a word to the engine."""
+        """In the child of a fork: forget sessions and threads without a message to the engine."""
         self.threads = Threads(self.alias)
 
     def unsupported(self, what: str) -> UnsupportedOperation:

@@ -1,8 +1,8 @@
-"""Has a ``BEGIN`` through a cursor opened a transaction on MySQL or MariaDB, while a lock was held?
+"""Detects a transaction that a ``BEGIN`` through a cursor opened on MySQL or MariaDB while a lock was held.
 
-mysqlclient does not tell whether a transaction is open, and the server is not asked at each release. So for as long as
-a lock is held, the statements of its thread are looked at; only after one that may have begun a transaction the release
-asks the server.
+mysqlclient does not say whether a transaction is open, and asking the server at each release would cost a round trip.
+So the statements of a thread are read while it holds a lock. Only after one that may have begun a transaction does the
+release ask the server.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-# The first word of the statement behind comments. Behind /*! and /*M!, which servers execute, anything may stand.
+# The first word of the statement after comments. /*! and /*M! begin a comment that servers execute: it may be anything.
 _MAY_BEGIN = re.compile(
     r"(?>[\s;]|--[^\n]*|\#[^\n]*|/\*(?!M?!).*?\*/)*+(?:(?:BEGIN|START|XA)\b|SET\b.*autocommit|/\*M?!)",
     re.IGNORECASE | re.DOTALL,
 )
 _SAVEPOINT = "distlock_asks"
 _XA_IDLE = 1399  # ER_XAER_RMFAIL: the transaction of an XA END
-_OUT_OF_SYNC = 2014  # CR_COMMANDS_OUT_OF_SYNC: results are unread, so the server cannot be asked
+_OUT_OF_SYNC = 2014  # CR_COMMANDS_OUT_OF_SYNC: results are unread, and the server cannot be asked
 
 
 class BeginListener:
-    """Around each statement of one connection, while locks are held."""
+    """An execute wrapper for one connection, while locks are held."""
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self._connection = weakref.ref(connection)  # a lease may outlive its thread, whose connections end with it
@@ -36,7 +36,7 @@ class BeginListener:
 
     @classmethod
     def of(cls, connection: BaseDatabaseWrapper) -> BeginListener:
-        """The one that listens already, or a new one."""
+        """The listener of the connection, or a new one."""
         present = (wrapper for wrapper in connection.execute_wrappers if isinstance(wrapper, cls))
         return next(present, None) or cls(connection)
 
@@ -45,13 +45,13 @@ class BeginListener:
             context["connection"]._distlock_may_be_inside = True
         return execute(sql, params, many, context)
 
-    # These two are called under the mutex of the lock table.
+    # start() and stop() are called under the mutex of the lock table.
 
     def start(self, hold: object) -> None:
         self._holds.add(hold)
         connection = self._connection()
         if connection is not None and self not in connection.execute_wrappers:
-            connection.execute_wrappers.insert(0, self)  # execute_wrapper() takes away the last one at its end
+            connection.execute_wrappers.insert(0, self)  # execute_wrapper() removes the last one at its end
 
     def stop(self, hold: object) -> None:
         self._holds.discard(hold)
@@ -61,18 +61,18 @@ class BeginListener:
 
 
 def server_inside(connection: BaseDatabaseWrapper) -> bool:
-    """Is a transaction open on this connection? The server is asked only after a statement that may have begun one.
+    """Is a transaction open on this connection? Asks the server only after a statement that may have begun one.
 
-    Outside a transaction a savepoint does not outlive its statement. After ``SET autocommit = 0`` it always does.
+    Outside a transaction a savepoint ends with its statement. After ``SET autocommit = 0`` it never does.
     """
     attributes = connection.__dict__
     if "_distlock_may_be_inside" not in attributes or connection.connection is None:
         return False
     try:
-        with closing(connection.create_cursor()) as cursor:  # past execute_wrappers: it is no query of the caller's
+        with closing(connection.create_cursor()) as cursor:  # without execute_wrappers: it is not the caller's query
             cursor.execute(connection.ops.savepoint_create_sql(_SAVEPOINT))
             cursor.execute(connection.ops.savepoint_commit_sql(_SAVEPOINT))
-    except Exception as error:  # the driver's: there is no such savepoint, or the session is gone with its transaction
+    except Exception as error:  # the savepoint does not exist, or the session ended with its transaction
         if error.args[:1] not in ((_XA_IDLE,), (_OUT_OF_SYNC,)):
             del attributes["_distlock_may_be_inside"]
             return False

@@ -1,7 +1,6 @@
-"""Which of the held locks somebody wants to see, and in what order: one meaning for all engines.
+"""Queries of held locks: which ones, and in what order. They mean the same on all engines.
 
-An engine with a query language chooses by itself; :func:`chosen` is for the others, and for what is put together from
-several engines.
+An engine with a query language selects by itself. :func:`chosen` is for the others, and for locks of several engines.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ Kind = Literal["named", "relation", "row"]
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class LockQuery:
-    """What is None does not matter.
+    """Conditions and an order; a condition that is None is not applied.
 
-    ``text`` is a part of the name or of the engine's key; upper and lower case are one. ``keys`` are what engines call
-    the locks. ``awaited``: does somebody wait? ``older`` is in seconds and leaves out locks of unknown age. ``order``
-    names keys of ORDERS, the first counts most, with a minus for the other way round; what is not known comes last in
-    both. Of what is found the locks from ``start`` up to ``stop`` are wanted.
+    ``text`` is a part of the name or of the engine's key, in upper or lower case. ``keys`` are the engines' keys.
+    ``awaited``: whether the lock has waiters. ``older``: held for that many seconds; excludes locks of unknown age.
+    ``order`` has keys of ORDERS, the first counts most; a minus reverses the order, but unknown values are last in
+    both. The result has the locks from ``start`` up to ``stop``.
     """
 
     text: str = ""
@@ -45,12 +44,12 @@ class LockQuery:
 
     @property
     def minds_waiters(self) -> bool:
-        """Does it depend on how many wait?"""
+        """Does the result depend on the number of waiters?"""
         return self.awaited is not None or any(field.removeprefix("-") == "waiters" for field in self.order)
 
 
 class Chosen(NamedTuple):
-    """What one engine has for a query: ``locks``, cut as it wants; how many match it, and how many there are."""
+    """The result of one engine: ``locks`` from start to stop; how many match the query, and how many there are."""
 
     locks: Sequence[LockInfo]
     matching: int
@@ -58,9 +57,9 @@ class Chosen(NamedTuple):
 
 
 class Mine(NamedTuple):
-    """What only this process knows of a lock that it holds: since when, on its monotonic clock, and who.
+    """A lock of this process, with what the server does not know: since when, on the monotonic clock, and the holder.
 
-    ``session`` is what the server calls the session that has the lock, or empty.
+    ``session`` is the server's number of the session that has the lock, or empty.
     """
 
     key: str
@@ -72,9 +71,9 @@ class Mine(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class LockPage:
-    """What several engines have for a query: ``locks`` in order and cut; how many match it, and how many there are.
+    """The result of several engines: ``locks`` in order, from start to stop; how many match, and how many there are.
 
-    ``reports`` are of all that were asked, with their errors, and without locks.
+    ``reports`` has one report of each engine, with its error, and without locks.
     """
 
     locks: tuple[LockInfo, ...]
@@ -89,7 +88,7 @@ def kind_of(info: LockInfo) -> str:
 
 
 def name_order(name: str) -> str:
-    """As databases sort names, too: in ASCII, with escapes for what they may not be able to keep."""
+    """A sort key that databases have too: ASCII, with escapes for characters that some cannot store."""
     return json.dumps(name)[1:-1].lower()
 
 
@@ -105,7 +104,7 @@ ORDERS: dict[str, Callable[[LockInfo], Any]] = {
 
 
 class _Down:
-    """A value that sorts the other way round."""
+    """A value that sorts in the opposite order."""
 
     __slots__ = ("value",)
 
@@ -122,7 +121,7 @@ class _Down:
 
 
 def order_key(order: Sequence[str]) -> Callable[[LockInfo], Any]:
-    """The key by which locks are sorted in that order; at last by engine and key, so that no two are equal."""
+    """The sort key for ``order``; then by engine and key, so that no two locks are equal."""
     fields = [(ORDERS[field.removeprefix("-")], field.startswith("-")) for field in order]
 
     def key(info: LockInfo) -> tuple[Any, ...]:
@@ -136,7 +135,7 @@ def order_key(order: Sequence[str]) -> Callable[[LockInfo], Any]:
 
 
 def condition(query: LockQuery, now: datetime) -> Callable[[LockInfo], bool]:
-    """Is it one of those that ``query`` is about?"""
+    """A function: does a lock match ``query``?"""
     part = query.text.casefold()
     before = None if query.older is None else now - timedelta(seconds=query.older)
 
@@ -154,7 +153,7 @@ def condition(query: LockQuery, now: datetime) -> Callable[[LockInfo], bool]:
 
 
 def chosen(infos: Iterable[LockInfo], query: LockQuery, now: datetime) -> Chosen:
-    """For engines that can only show all that they have."""
+    """Select from all locks of an engine that cannot select by itself."""
     everything = list(infos)
     found = list(filter(condition(query, now), everything))
     if query.order:
@@ -163,6 +162,6 @@ def chosen(infos: Iterable[LockInfo], query: LockQuery, now: datetime) -> Chosen
 
 
 def merged(parts: Sequence[Sequence[LockInfo]], query: LockQuery) -> tuple[LockInfo, ...]:
-    """Of engines that each gave what comes first in the order of ``query``, cut as it wants."""
+    """Merge the results of several engines, each in the order of ``query``; from start to stop."""
     together = heapq.merge(*parts, key=order_key(query.order)) if query.order else itertools.chain(*parts)
     return tuple(itertools.islice(together, query.start, query.stop))

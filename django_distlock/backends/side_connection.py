@@ -1,5 +1,7 @@
-"""A connection of our own beside Django's: outside of the caller's transaction and pool, and ended when a server hangs,
-which Django's would wait for as long as TCP does."""
+"""A connection beside Django's: outside of the caller's transaction and pool, and with a deadline.
+
+A statement on Django's own connection waits for a server that hangs for as long as TCP does.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,15 @@ import contextlib
 import copy
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import OperationalError, connections
 from django.db.utils import load_backend
 
 from django_distlock.concurrency import sockets
+from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,17 +27,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SERVERS = ("postgresql", "mysql")
-# How long a thread that connects may go on when nobody waits for it any more; whole seconds for the drivers.
+# Whole seconds after which a driver gives up connecting, in a thread that may have been abandoned.
 CONNECT_LIMIT = 3
+# Seconds for an answer.
 PATIENCE = 2.0
+
+_questions: dict[str, Background] = {}
 
 
 class Silent(OperationalError):
     """The server did not answer in time."""
 
 
-class Direct:
-    """A private wrapper of Django's, in autocommit."""
+class SideConnection:
+    """A database wrapper as Django has, for this package alone, in autocommit."""
 
     def __init__(self, database: str) -> None:
         settings = copy.deepcopy(connections.settings[database])
@@ -46,7 +54,7 @@ class Direct:
         if self.wrapper.vendor == "postgresql":
             self.options.setdefault("application_name", "distlock")
         self.wrapper.inc_thread_sharing()
-        # a thread may end the conversation while another closes the descriptor, whose number is then somebody else's
+        # guards _fd: once it is closed, another file may get its number, which cut() must not end
         self._end = threading.Lock()
         self._fd = -1
 
@@ -55,16 +63,17 @@ class Direct:
         with self.wrapper.wrap_database_errors:
             self.wrapper.connect()
         raw: Any = self.wrapper.connection
-        with contextlib.suppress(Exception):  # not every driver has one
+        with contextlib.suppress(Exception):  # not every driver has fileno()
             self._fd = raw.fileno()
 
     def cut(self) -> None:
-        """End the conversation from another thread, so that a statement that hangs fails."""
+        """End the session from another thread, so that a statement that hangs fails."""
         with self._end:
             if self._fd >= 0:
                 sockets.shut(self._fd)
 
     def close(self) -> None:
+        """Close the connection. Errors are dropped."""
         with self._end:
             self._fd = -1
             raw, self.wrapper.connection = self.wrapper.connection, None
@@ -74,74 +83,60 @@ class Direct:
 
 
 def ask(database: str, question: Callable[[BaseDatabaseWrapper], T], patience: float = PATIENCE) -> T:
-    """What ``question`` finds on a connection of its own. Errors are Django's; Silent if the server of the database
-    alias hangs for ``patience`` seconds.
+    """The result of ``question`` on a side connection. Errors are Django's; Silent if the server of the database alias
+    hangs for ``patience`` seconds.
 
-    What is no server (SQLite), or none that we know, is asked on Django's own connection, with no bound on time.
+    SQLite and servers of other kinds are asked on Django's own connection, without a deadline.
     """
     if connections[database].vendor not in SERVERS:
         return question(connections[database])
-    asking = _Asking(database, question)
-    asking.start()
-    asking.join(patience)
-    if asking.is_alive():
-        asking.direct.cut()
-        raise Silent(f"The database {database!r} does not answer within {patience:g} s.")
-    if asking.error is not None:
-        raise asking.error
-    return asking.answers[0]
+    connection = SideConnection(database)
+    background = _questions.setdefault(database, Background(f"distlock-{database}-ask"))
+    try:
+        answer: T = run(background.call(monotonic() + patience, _answer, connection, question))
+        return answer
+    except CallTimeout:
+        connection.cut()
+        raise Silent(f"The database {database!r} does not answer within {patience:g} s.") from None
+    except NotStarted as error:
+        raise Silent(f"The database {database!r} does not answer. {error}") from error
 
 
-class _Asking(threading.Thread, Generic[T]):
-    """If nobody waits for it any more it goes on by itself, for as long as a driver takes to connect."""
-
-    def __init__(self, database: str, question: Callable[[BaseDatabaseWrapper], T]) -> None:
-        super().__init__(name=f"distlock-{database}-ask", daemon=True)
-        self.direct = Direct(database)
-        self.answers: list[T] = []
-        self.error: BaseException | None = None
-        self._question = question
-
-    def run(self) -> None:
-        try:
-            self.direct.open()
-            self.answers.append(self._question(self.direct.wrapper))
-        except BaseException as error:
-            self.error = error
-        finally:
-            self.direct.close()
+def _answer(connection: SideConnection, question: Callable[[BaseDatabaseWrapper], T]) -> T:
+    try:
+        connection.open()
+        return question(connection.wrapper)
+    finally:
+        connection.close()
 
 
-def answers(database: str) -> None:
-    """Nothing if the server does; else as :func:`ask`."""
-
-    def question(connection: BaseDatabaseWrapper) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT 1")
-
-    ask(database, question)
+def _select_one(connection: BaseDatabaseWrapper) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
 
 
 @contextmanager
-def attended(database: str) -> Iterator[None]:
-    """For statements on Django's own connection of this thread: one that waits for a server that hangs fails. If it
-    hangs before the block has begun, Silent at once."""
+def watched(database: str) -> Iterator[None]:
+    """Let a statement of the block on Django's own connection fail when the server hangs. Silent if it hangs before.
+
+    A second thread asks the server on a side connection, again and again. Without an answer it ends Django's session.
+    """
     connection: Any = connections[database]
     if connection.vendor not in SERVERS:
         yield
         return
-    answers(database)
+    ask(database, _select_one)
     over, guard = threading.Event(), threading.Lock()
 
     def watch() -> None:
         while not over.wait(PATIENCE):
             try:
-                answers(database)
+                ask(database, _select_one)
             except Silent:
-                with guard, contextlib.suppress(Exception):  # it may just be connecting
+                with guard, contextlib.suppress(Exception):  # the connection may be closed, or just being opened
                     if not over.is_set():
                         sockets.shut(connection.connection.fileno())
-            except Exception:  # noqa: S112 - it answers
+            except Exception:  # noqa: S112 - the server answers
                 continue
 
     thread = threading.Thread(target=watch, name=f"distlock-{database}-watch", daemon=True)

@@ -1,4 +1,4 @@
-"""Names and holders as columns keep them."""
+"""Names and holders as columns store them, in ASCII."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Characters that a narrow column takes.
+# Characters of a narrow column.
 SHORT = 255
-# So many of the other locks of a session are named.
+# Other locks of a session that a list names.
 MOST_NAMED = 10
 
 
 def printable(text: str) -> str:
-    """``text`` itself if it is plain ASCII, else its JSON form: databases differ in what else they can keep."""
+    """``text`` itself if it is plain ASCII, else as JSON: not every database can store other characters."""
     if text.isascii() and text.isprintable() and text[:1] != '"':
         return text
     return json.dumps(text)
 
 
 def readable(text: str) -> str:
-    """The inverse of :func:`printable`; what somebody else wrote into the table is shown as it is."""
+    """The inverse of :func:`printable`; text that another program wrote stays as it is."""
     if text[:1] == '"':
         try:
             value = json.loads(text)
@@ -42,8 +42,8 @@ def short(text: str) -> str:
     return made
 
 
-class LockTable:
-    """Which session holds which locks: what is lost with one of them, if the session is ended for it."""
+class SessionContents:
+    """The locks of each session: breaking one of them ends the session, and the others are lost with it."""
 
     def __init__(self) -> None:
         self._named: dict[str | None, dict[str, str]] = {}
@@ -61,8 +61,8 @@ class LockTable:
 
 
 def others_of(held: Iterable[tuple[str, str]], count: int, key: str) -> str:
-    """The names of the ``count`` locks that a session holds, without that of ``key``, as far as there is room; empty if
-    there are no others. ``held`` are keys and names of some, one more than are named."""
+    """The names of up to MOST_NAMED of the ``count`` locks of a session, without that of ``key``; empty if there are no
+    others. ``held`` has the keys and names of one more than that."""
     names = [name for each, name in held if each != key][:MOST_NAMED]
     more = count - 1 - len(names)
     return ", ".join([*names, f"{more} more"] if more > 0 else names)

@@ -6,13 +6,13 @@ No driver keeps a deadline while it looks up a name or connects. A call to one o
     ...
     try:
         link = yield from self._connecting.call(until, connect, host, port, dispose=Link.close)
-    except CallTimeout: ...   # it goes on in its thread; a link that comes later is closed
+    except CallTimeout: ...   # the call still runs in its thread; its result will be closed
     except NotStarted as error: ...   # too many abandoned calls, or no thread: str(error) says which
     except OSError: ...   # raised by connect()
 
-``run(flow)`` makes it for a thread, ``await arun(flow)`` for a task. Whatever ends the wait (an error, a cancellation,
-KeyboardInterrupt) abandons the call. To make several calls at the same time, :meth:`Background.start` each, then take
-the result of each, and :meth:`Call.abandon` those that are not wanted any more.
+``run(flow)`` makes it for a thread, ``await arun(flow)`` for a task. An error, a cancellation or KeyboardInterrupt ends
+the wait and abandons the call. To make several calls at the same time, :meth:`Background.start` each, then take the
+result of each, and :meth:`Call.abandon` those that are no longer needed.
 """
 
 from __future__ import annotations
@@ -154,6 +154,12 @@ class Call(Generic[T]):
         finally:
             if not taken:
                 self.abandon()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for at most ``seconds`` without abandoning the call; :attr:`done`."""
+        if self._thread is not None:
+            self._thread.join(max(0.0, seconds))
+        return self.done
 
     def abandon(self) -> None:
         """Leave the call to itself. ``dispose`` gets its result: at once if it is there, else when it comes."""

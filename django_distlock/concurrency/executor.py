@@ -1,18 +1,17 @@
-"""The private threads of a backend whose driver has no asyncio of its own.
+"""The private thread of a backend whose driver has no asyncio.
 
-Never asgiref's thread-sensitive thread: a lock that waits there stops every other request of the process. Waits and
-short statements have threads apart, so that busy keys cannot keep a release from getting through.
+asgiref's thread-sensitive thread is not used: a lock that waits there stops every other request of the process. Only
+short statements run in the private thread, so that a release never queues behind a wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django_distlock.concurrency import finalizers
-
+from . import finalizers
 from .flow import uninterrupted
 
 if TYPE_CHECKING:
@@ -20,81 +19,44 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WAIT_THREADS = 2
-
 
 class Threads:
-    """At most one thread for short statements and two for waits, started when first used."""
+    """One thread, started when it is first used."""
 
     def __init__(self, alias: str) -> None:
-        self._alias = alias
+        self._name = f"distlock-{alias}-short"
         self._guard = threading.Lock()
-        self._pools: dict[str, ThreadPoolExecutor] = {}
-        self._waiting = 0
+        self._pool: ThreadPoolExecutor | None = None
         self._running = 0
 
-    def _pool(self, kind: str, size: int) -> ThreadPoolExecutor:
-        pool = self._pools.get(kind)
-        if pool is None:
-            pool = ThreadPoolExecutor(size, thread_name_prefix=f"distlock-{self._alias}-{kind}")
-            self._pools[kind] = pool
-        return pool
-
     async def short(self, function: Callable[..., T], *args: Any, undo: Callable[[T], Any] | None = None) -> T:
-        """Run a short statement. Cancelled, it runs to its end all the same, and ``undo`` gets its result."""
-        return await self._run("short", 1, function, args, undo, None)
-
-    async def wait(
-        self, function: Callable[..., T], *args: Any, undo: Callable[[T], Any], interrupt: Callable[[], Any]
-    ) -> T | None:
-        """Run a call that waits; None at once if both threads for waiting are taken.
-
-        Cancelled, ``interrupt`` is called to end the wait, and ``undo`` gets the result if there was one all the same.
-        """
+        """Run a short statement. If the task is cancelled, it still runs to its end, and ``undo`` gets its result."""
         with self._guard:
-            if self._waiting >= WAIT_THREADS:
-                return None
-            self._waiting += 1
-        try:
-            return await self._run("wait", WAIT_THREADS, function, args, undo, interrupt)
-        finally:
-            finalizers.now_or_later(self._count_out, 1, 0)
-
-    async def _run(
-        self,
-        kind: str,
-        size: int,
-        function: Callable[..., T],
-        args: tuple[Any, ...],
-        undo: Callable[[T], Any] | None,
-        interrupt: Callable[[], Any] | None,
-    ) -> T:
-        with self._guard:
+            future = asyncio.wrap_future(self._submit(function, args))
             self._running += 1
-            future = asyncio.wrap_future(self._pool(kind, size).submit(function, *args))
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            await self._clean_up(future, undo, interrupt)
+            await self._finish(future, undo)
             raise
         finally:
-            finalizers.now_or_later(self._count_out, 0, 1)
+            finalizers.now_or_later(self._count_out)
 
-    def _count_out(self, waiting: int, running: int) -> None:
+    def _submit(self, function: Callable[..., T], args: tuple[Any, ...]) -> Future[T]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix=self._name)
+        try:
+            return self._pool.submit(function, *args)
+        except BaseException:  # without a thread the statement would be queued, and run with the next one
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+            raise
+
+    def _count_out(self) -> None:
         with self._guard:
-            self._waiting -= waiting
-            self._running -= running
+            self._running -= 1
 
-    async def _clean_up(
-        self,
-        future: asyncio.Future[T],
-        undo: Callable[[T], Any] | None,
-        interrupt: Callable[[], Any] | None,
-    ) -> None:
-        while interrupt is not None and not future.done():
-            await uninterrupted(self.short(interrupt))
-            # a wait that has not begun yet is not there to be interrupted: once more
-            await uninterrupted(asyncio.wait([future], timeout=0.01))
+    async def _finish(self, future: asyncio.Future[T], undo: Callable[[T], Any] | None) -> None:
         try:
             result = await uninterrupted(future)
         except Exception:
@@ -103,17 +65,17 @@ class Threads:
             await uninterrupted(self.short(undo, result))
 
     def stop_if_idle(self) -> None:
-        """End the threads if nothing runs; they start again when needed."""
+        """End the thread if it has nothing to do; it starts again when needed."""
         with self._guard:
             if self._running:
                 return
-            pools, self._pools = list(self._pools.values()), {}
-        for pool in pools:
+            pool, self._pool = self._pool, None
+        if pool is not None:
             pool.shutdown(wait=False)
 
     def stop(self) -> None:
-        """End the threads and wait for them."""
+        """End the thread, and wait for it."""
         with self._guard:
-            pools, self._pools = list(self._pools.values()), {}
-        for pool in pools:
+            pool, self._pool = self._pool, None
+        if pool is not None:
             pool.shutdown(wait=True)

@@ -1,4 +1,4 @@
-"""What is done to the socket of a lock session behind the back of its driver."""
+"""Operations on the socket of a lock session that its driver does not offer."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import socket
 
 from .clock import monotonic
 
-# poll() counts milliseconds in 31 bits: what is longer (24 days) does not end at all.
+# poll() counts milliseconds in 31 bits (24 days): a longer timeout is none.
 LONGEST_POLL = 2_147_483.0
 
 
 def readable(fd: int, timeout: float) -> bool:
-    """Wait for at most ``timeout`` seconds (``math.inf``: for ever) until ``fd`` has something to read, or its end."""
+    """Wait for at most ``timeout`` seconds (``math.inf``: without end) until ``fd`` can be read or is closed."""
     return _poll(fd, select.POLLIN, timeout)
 
 
 def _poll(fd: int, events: int, timeout: float) -> bool:
-    if fd < 0:  # closed by its driver: reading it tells
+    if fd < 0:  # closed by its driver, as reading it will show
         return True
     poll = select.poll()
     poll.register(fd, events)
-    # rounded up: a poll that comes back early would be taken for the deadline
+    # rounded up: a poll that returns early would be taken for the deadline
     return bool(poll.poll(None if timeout > LONGEST_POLL else math.ceil(max(0.0, timeout) * 1000)))
 
 
 class Ready:
-    """Waiting for a socket, as a target for :class:`~django_distlock.concurrency.flow.Call`."""
+    """Waiting for a socket, as a target for :class:`~django_distlock.concurrency.flow.Step`."""
 
     @staticmethod
     def poll(fd: int, write: bool, until: float) -> bool:
@@ -63,19 +63,19 @@ def _settle(future: asyncio.Future[bool], value: bool) -> None:
 
 
 def shut(fd: int) -> None:
-    """End the conversation on ``fd`` from any thread; a statement that hangs in another thread fails at once.
+    """Shut the connection on ``fd`` down, from any thread; a statement that hangs in another thread fails at once.
 
-    Done on a duplicate, so that the driver keeps its own descriptor and closes it itself.
+    Only a duplicate is closed: the driver closes its descriptor by itself.
     """
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as duplicate:  # OSError: closed already
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as duplicate:  # OSError: it is closed already
         duplicate.shutdown(socket.SHUT_RDWR)
 
 
 def silence(fd: int) -> None:
     """In the child of a fork: put ``/dev/null`` in the place of ``fd``.
 
-    The child shares the socket with its parent. A driver that closes it politely says goodbye on the wire, and the
-    server then ends the parent's session with all its locks.
+    The child shares the socket with its parent. A driver that closes it says goodbye to the server, which would end the
+    parent's session with all its locks.
     """
     if fd < 0:
         return

@@ -1,6 +1,6 @@
-"""Locks on the data itself: tables, rows, and writes that the database fences.
+"""Locks on data: tables, rows, and fenced writes.
 
-A name is imported when it is asked for: an abstract model cannot be made before the apps are loaded.
+A name is imported when it is first used: an abstract model cannot be defined before the apps are loaded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What table_lock and row_lock have in common: ``with``, and the decorator of functions, methods and views.
+"""Base class of table_lock and row_lock: the ``with`` block, and the decorator of functions, methods and views.
 
-The objects are recipes, which may be module-level constants that many threads use at once: which thread entered which
-``with`` is kept here and not on them. Django's transactions belong to a thread, and so do these locks; there is no
-async twin.
+The objects may be module-level constants that many threads use at once, so the open blocks of a thread are kept here
+and not on them. Django's transactions belong to a thread, and so do these locks: there is no async twin.
 """
 
 from __future__ import annotations
@@ -26,28 +25,28 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class _Open(threading.local):
-    """The ``with`` blocks of this thread that are open now, the innermost last: recipe and block."""
+    """The open ``with`` blocks of this thread, innermost last: the lock and its block."""
 
     def __init__(self) -> None:
         self.blocks: list[tuple[object, AbstractContextManager[Any]]] = []
 
-    def pop(self, recipe: object) -> AbstractContextManager[Any]:
+    def pop(self, lock: object) -> AbstractContextManager[Any]:
         for index in range(len(self.blocks) - 1, -1, -1):
-            if self.blocks[index][0] is recipe:
+            if self.blocks[index][0] is lock:
                 return self.blocks.pop(index)[1]
-        raise LockNotHeld(f"{recipe!r} was not entered by this thread.")
+        raise LockNotHeld(f"{lock!r} was not entered by this thread.")
 
 
 _open = _Open()
 
 
 class DataLock(Generic[T]):
-    """A recipe for a lock on data. Subclasses say how it is held; ``name`` is what the user calls it."""
+    """A lock on data. Subclasses implement :meth:`hold`; ``name`` is the public name."""
 
     name = "a data lock"
 
     def hold(self) -> AbstractContextManager[T]:
-        """A new block that holds the lock."""
+        """Return a new block that holds the lock."""
         raise NotImplementedError
 
     def __enter__(self) -> T:
@@ -64,7 +63,7 @@ class DataLock(Generic[T]):
         refuse_async(self.name)
 
     async def __aexit__(self, *error: object) -> None:
-        """For Python to ask :meth:`__aenter__`, which refuses."""
+        """Without it ``async with`` would not call :meth:`__aenter__`, which refuses."""
 
 
 def refuse_async(name: str) -> NoReturn:
@@ -97,7 +96,7 @@ def wrap(
         excluded: decorators.LockedView = locked._non_atomic_requests  # type: ignore[attr-defined]
         with hold(args, kwargs) as more:
             result = decorators.call_view(run, request, excluded, *args, **kwargs, **more)
-            if inspect.isawaitable(result):  # it would run after the lock has ended
+            if inspect.isawaitable(result):  # it would run after the lock is released
                 if inspect.iscoroutine(result):
                     result.close()
                 refuse_async(f"@{name}")

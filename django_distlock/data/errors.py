@@ -1,4 +1,4 @@
-"""What a driver says of a locking statement, in the words of this library."""
+"""Translates errors of locking statements into DistlockErrors."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ SQLITE_IOERR, SQLITE_CANTOPEN = 10, 14
 
 @contextmanager
 def lock_errors(connection: BaseDatabaseWrapper, what: str, timeout: float | None) -> Iterator[None]:
-    """Around a locking statement: the driver's errors become DistlockErrors, whose cause they are.
+    """Raise a DistlockError for a database error of the locking statement inside, which becomes its cause.
 
-    ``what`` begins the message ("The table x"). With ``timeout`` 0 busy is LockNotAcquired, else LockTimeout. The
-    enclosing ``atomic()`` is marked for rollback, on every engine: PostgreSQL has aborted the transaction.
+    ``what`` begins the message ("The table x"). A busy lock is LockNotAcquired with ``timeout`` 0, else LockTimeout.
+    The enclosing ``atomic()`` is marked for rollback on every engine, because PostgreSQL has aborted the transaction.
     """
     try:
         yield
-    except TransactionManagementError:  # Django's own, and clear
+    except TransactionManagementError:  # raised by Django, with a clear message
         raise
     except Error as error:
         if connection.in_atomic_block:
@@ -59,7 +59,7 @@ def lock_errors(connection: BaseDatabaseWrapper, what: str, timeout: float | Non
 
 
 def code_of(error: BaseException) -> Code:
-    """The engine's code of an error of Django's or of the driver's: SQLSTATE, MySQL's or SQLite's number."""
+    """The engine's code of an error of Django or of a driver: SQLSTATE, or the number of MySQL or SQLite."""
     driver = error.__cause__ if isinstance(error, Error) and error.__cause__ is not None else error
     for attribute in ("sqlstate", "pgcode", "sqlite_errorcode"):  # psycopg 3, psycopg2, sqlite3
         code: Code = getattr(driver, attribute, None)
@@ -70,7 +70,7 @@ def code_of(error: BaseException) -> Code:
 
 
 def translate(connection: BaseDatabaseWrapper, error: Error, what: str, timeout: float | None) -> DistlockError:
-    """The DistlockError that says what ``error`` means for a locking statement."""
+    """The DistlockError for an ``error`` of a locking statement."""
     code = code_of(error)
     if connection.vendor == "sqlite" and isinstance(code, int):
         return _sqlite(error, code, what, timeout)
@@ -89,14 +89,14 @@ def translate(connection: BaseDatabaseWrapper, error: Error, what: str, timeout:
 
 def busy(what: str, timeout: float | None) -> LockNotAcquired:
     if timeout == 0:
-        return LockNotAcquired(f"{what} is locked by somebody else.")
+        return LockNotAcquired(f"{what} is locked by another session.")
     after = "at the end of the database's own timeout" if timeout is None else f"after {timeout:g} s"
-    return LockTimeout(f"{what} was still locked by somebody else {after}.")
+    return LockTimeout(f"{what} was still locked by another session {after}.")
 
 
 def stale(what: str) -> LockNotAcquired:
     return LockNotAcquired(
-        f"{what} could not be locked: somebody else has written since this transaction first read. Take the lock "
+        f"{what} could not be locked: another transaction has written since this transaction first read. Take the lock "
         "before the first query of the transaction, or run the transaction again."
     )
 
@@ -104,7 +104,7 @@ def stale(what: str) -> LockNotAcquired:
 def _gone(connection: BaseDatabaseWrapper, error: Error, code: Code) -> bool:
     if isinstance(error, InterfaceError):
         return True
-    if connection.vendor == "postgresql":  # without a SQLSTATE it is the client that speaks: the server did not
+    if connection.vendor == "postgresql":  # without a SQLSTATE it is an error of the client: the server did not answer
         return code is None or str(code).startswith(("08", "57P"))
     return code in GONE
 
@@ -122,8 +122,8 @@ def _sqlite(error: Error, code: int, what: str, timeout: float | None) -> Distlo
 
 
 def ensure_open(connection: BaseDatabaseWrapper, raw: object) -> None:
-    """LockLost if ``connection`` has left ``raw``, on which the lock was: Django leaves an ``atomic()`` inside which it
-    was closed without a word, and the server has rolled back."""
+    """LockLost if ``connection`` no longer uses ``raw``, on which the lock was. If the connection was closed inside an
+    ``atomic()``, Django leaves the block without an error, and the server has rolled back."""
     if connection.closed_in_transaction or connection.connection is not raw:
         raise LockLost(
             f"The connection {connection.alias!r} was closed inside the block: the lock is lost, and what the block "

@@ -1,4 +1,4 @@
-"""Locks where Django's users look for them: on the manager and on the queryset."""
+"""Locks as methods of managers and querysets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ M = TypeVar("M", bound=models.Model, covariant=True)
 
 
 class LockingQuerySet(FencedQuerySet[M]):
-    """A queryset that can lock its rows, its table, and names that belong to its model."""
+    """A queryset with locks on its rows, on its table, and on names that belong to its model."""
 
     def lock_table(self, mode: str | TableLockMode = "write", **options: Any) -> table_lock:
         """:func:`table_lock` of the model, whatever rows the queryset has: ``with Account.objects.lock_table():``."""
@@ -58,16 +58,16 @@ class LockingQuerySet(FencedQuerySet[M]):
         no_key: bool = False,
         **lookup: Any,
     ) -> M:
-        """The one row that ``lookup`` finds, locked until the transaction ends: ``get()`` inside ``atomic()``.
+        """Return the one row that ``lookup`` finds, locked until the transaction ends: ``get()`` inside ``atomic()``.
 
         Raises TransactionManagementError outside of a transaction, the model's DoesNotExist and
         MultipleObjectsReturned, and what :func:`row_lock` raises.
         """
-        wish = options_of(timeout, nowait=nowait, skip_locked=False, of=of, no_key=no_key)
+        options = options_of(timeout, nowait=nowait, skip_locked=False, of=of, no_key=no_key)
         found = self.filter(**lookup)
-        if not found.query.is_sliced and len(found.query.alias_map) <= 1:  # a join may find one row twice
-            found = found.order_by("pk")[:2]  # enough to know that there are too many
-        rows = lock_inside(found, wish)
+        if not found.query.is_sliced and len(found.query.alias_map) <= 1:  # a join may find a row twice
+            found = found.order_by("pk")[:2]  # two are enough to see that there are several
+        rows = lock_inside(found, options)
         if len(rows) == 1:
             return rows[0]
         model: Any = self.model
@@ -76,8 +76,8 @@ class LockingQuerySet(FencedQuerySet[M]):
         raise model.MultipleObjectsReturned(f"lock_row() found more than one {model._meta.object_name}.")
 
     def advisory_lock(self, name: str, **options: Any) -> Lock:
-        """:func:`advisory_lock` with a name that belongs to the model's table: two models never share it, a model and
-        its proxies do. ``name`` may have ``{fields}`` in a decorator."""
+        """:func:`advisory_lock` with a name that belongs to the model's table: two models never share a name, a model
+        and its proxies do. In a decorator ``name`` may have ``{fields}``."""
         if not isinstance(name, str):
             raise TypeError(f"name must be a str, not {type(name).__name__}.")
         if not name:
@@ -85,15 +85,15 @@ class LockingQuerySet(FencedQuerySet[M]):
         return advisory_lock(f"{self._scope()}:name:{name}", **options)
 
     def advisory_row_lock(self, pk: object, **options: Any) -> Lock:
-        """An advisory lock that stands for one row, which need not exist: for engines without row locks (MyISAM), and
-        for work that outlasts a transaction. Only who takes the same lock is kept out."""
+        """An advisory lock for one row, which need not exist: for engines without row locks (MyISAM), and for work that
+        outlasts a transaction. It excludes only code that takes the same lock."""
         return advisory_lock(f"{self._scope()}:row:{_escaped(str(self._primary_key(pk)))}", **options)
 
     def _scope(self) -> str:
         return f"table:{_escaped(self.model._meta.db_table)}"
 
     def _primary_key(self, pk: object) -> object:
-        """``pk`` as the field has it, so that 7 and "7" are one row."""
+        """``pk`` as its field converts it, so that 7 and "7" are one row."""
         if pk is None:
             raise ValueError("pk must not be None.")
         field = self.model._meta.pk
@@ -113,20 +113,20 @@ class LockingQuerySet(FencedQuerySet[M]):
 
 
 class LockingManager(models.Manager[M]):
-    """``objects = LockingManager()``, or ``LockingManager.from_queryset(MyQuerySet)()`` with whatever queryset."""
+    """``objects = LockingManager()``, or ``LockingManager.from_queryset(MyQuerySet)()`` with any queryset class."""
 
     _queryset_class: type[models.QuerySet[Any]] = LockingQuerySet
 
     @classmethod
     def from_queryset(cls, queryset_class: type[models.QuerySet[Any]], class_name: str | None = None) -> type[Self]:
-        """As Django's; a queryset that cannot lock learns it."""
+        """As Django's; a queryset class without locks gets them."""
         name = class_name or f"{cls.__name__}From{queryset_class.__name__}"
         return super().from_queryset(with_locks(queryset_class), name)
 
     def get_queryset(self) -> LockingQuerySet[M]:
         return super().get_queryset()  # type: ignore[return-value]
 
-    if TYPE_CHECKING:  # what goes through get_queryset() anyway
+    if TYPE_CHECKING:  # these go through get_queryset()
 
         def all(self) -> LockingQuerySet[M]: ...
         def none(self) -> LockingQuerySet[M]: ...
@@ -163,7 +163,7 @@ class LockingManager(models.Manager[M]):
 
 @cache
 def with_locks(queryset_class: type[models.QuerySet[Any]]) -> type[models.QuerySet[Any]]:
-    """The queryset class itself if it can lock, else one that can, too."""
+    """The class itself if it has locks, else a subclass with locks."""
     if issubclass(queryset_class, LockingQuerySet):
         return queryset_class
 
@@ -175,11 +175,11 @@ def with_locks(queryset_class: type[models.QuerySet[Any]]) -> type[models.QueryS
 
 
 def _unpickled(queryset_class: type[models.QuerySet[Any]]) -> models.QuerySet[Any]:
-    """A class that was made here cannot be found by its name."""
+    """For pickle, which cannot find a class that was made here by its name."""
     made = with_locks(queryset_class)
     return made.__new__(made)
 
 
 def _escaped(text: str) -> str:
-    """Without what separates the parts of a name, or would be a field of a template."""
+    """Escape the characters that separate the parts of a name or mark a field of a template."""
     return re.sub(r"[%:{}]", lambda match: f"%{ord(match[0]):02X}", text)

@@ -1,4 +1,4 @@
-"""How long a locking statement waits: the engine's own timeout, set for that statement and put back exactly."""
+"""How long a locking statement waits: the engine's timeout, set for that statement and restored exactly."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-# Seconds that a data lock waits if nobody says how long: as for named locks, a web process never waits for ever by
-# accident.
+# Seconds that a data lock waits by default: as with named locks, no web process waits for ever by accident.
 DEFAULT_TIMEOUT = 10.0
 # lock_timeout and busy_timeout are milliseconds in 31 bits: 24 days.
 LONGEST_MS = 2**31 - 1
@@ -36,13 +35,13 @@ PG_RESTORE = "SELECT set_config('lock_timeout', %s, true), set_config('statement
 
 
 def resolve(timeout: Timeout) -> float | None:
-    """Seconds to wait, None for ever; ValueError or TypeError that names the argument."""
+    """Seconds to wait, None for ever. ValueError or TypeError that names the argument."""
     given = optional_seconds("timeout", timeout, none=True)
     return DEFAULT_TIMEOUT if given is UNSET else given
 
 
 def milliseconds(timeout: float | None, *, least: int = 0) -> int:
-    """``timeout`` rounded up; None and what is longer is as long as the engine can."""
+    """``timeout`` rounded up, at most what the engine can do; None is that."""
     if timeout is None:
         return LONGEST_MS
     return max(least, min(math.ceil(timeout * 1000), LONGEST_MS))
@@ -50,16 +49,15 @@ def milliseconds(timeout: float | None, *, least: int = 0) -> int:
 
 @contextmanager
 def wait_limit(connection: BaseDatabaseWrapper, timeout: float | None, *, whole: bool = True) -> Iterator[None]:
-    """Statements inside end with the engine's busy error after ``timeout`` seconds; the caller's setting is as before
-    when the block has ended, whatever it was.
+    """End the statement inside with the engine's busy error after ``timeout`` seconds, and restore the settings.
 
-    To be used inside a transaction and around one statement: on PostgreSQL and MariaDB the limit is on the whole
-    statement, since their lock timeouts count anew for each table or row. Two statements more; none on PostgreSQL for
-    None, where the server's own lock_timeout holds (by default for ever). After an error on PostgreSQL the rollback of
-    the transaction or savepoint puts back what was set in it. Oracle's MySQL knows whole seconds, at least one.
+    For one statement inside a transaction. On PostgreSQL and MariaDB the limit is on the whole statement, because
+    their lock timeouts start again for each table or row. It costs two statements; none on PostgreSQL for None, where
+    lock_timeout of the server applies (by default for ever). After an error on PostgreSQL the rollback of the
+    transaction or savepoint restores the settings. Oracle's MySQL has whole seconds, at least one.
 
-    Without ``whole`` PostgreSQL's limit is on each lock and not on the statement: for one that has work to do and
-    is not to wait at all.
+    Without ``whole`` PostgreSQL's limit is on each lock and not on the statement: for a statement that has work to do
+    and must not wait.
     """
     setters: dict[str, Callable[..., AbstractContextManager[None]]] = {
         "postgresql": partial(_postgres, whole=whole),
@@ -86,14 +84,14 @@ def _postgres(connection: Any, timeout: float | None, *, whole: bool) -> Iterato
             cursor.execute(PG_SET, [limit, limit if whole else None])
             before = cursor.fetchone()[:2]
     yield
-    # explicitly: what was set locally outlives the release of a savepoint
+    # explicitly: a local setting outlives the release of its savepoint
     with connection.cursor() as cursor:
         cursor.execute(PG_RESTORE, before)
 
 
 def _without_a_snapshot(cursor: Any, limit: str, whole: bool) -> list[str]:
-    """In such a transaction the first SELECT takes the snapshot, which would be older than the lock; SHOW, SET and LOCK
-    TABLE take none. Two statements more."""
+    """Set the limits by SHOW and SET, which take no snapshot, as LOCK TABLE takes none: that of a SELECT would be older
+    than the lock. It costs two more statements."""
     before = []
     for name in ("lock_timeout", "statement_timeout"):
         cursor.execute(f"SHOW {name}")
@@ -105,7 +103,7 @@ def _without_a_snapshot(cursor: Any, limit: str, whole: bool) -> list[str]:
 
 @contextmanager
 def _mysql(connection: Any, timeout: float | None) -> Iterator[None]:
-    """The server itself keeps the old values, in variables of the session, so that no digit of them is lost."""
+    """The old values stay on the server, in variables of the session, so that no digit of them is lost."""
     limits = mysql_limits(connection, timeout)
     keep = ", ".join(f"@distlock_{name} = @@SESSION.{name}" for name in limits)
     put = ", ".join(f"SESSION {name} = {value}" for name, value in limits.items())
@@ -122,8 +120,8 @@ def _mysql(connection: Any, timeout: float | None) -> Iterator[None]:
 
 
 def mysql_limits(connection: Any, timeout: float | None) -> dict[str, str]:
-    """The variables that bound a wait for tables and for rows. MariaDB alone has a limit finer than a second, on the
-    whole statement; for the rest whole seconds are rounded up."""
+    """The variables that limit the wait for tables and for rows, in seconds, rounded up. Only MariaDB has a limit finer
+    than a second, on the whole statement."""
     whole = LONGEST_WAIT if timeout is None else math.ceil(timeout)
     least = 0 if connection.mysql_is_mariadb else 1
     limits = {
@@ -131,7 +129,7 @@ def mysql_limits(connection: Any, timeout: float | None) -> dict[str, str]:
         "innodb_lock_wait_timeout": str(max(least, min(whole, LONGEST_ROW_WAIT))),
     }
     if connection.mysql_is_mariadb:
-        # 0 is no limit here; a wait of 0 is ended by the other two
+        # 0 is no limit here: the other two end a wait of 0
         limits["max_statement_time"] = f"{max(timeout, 0.001):.3f}" if timeout else "0"
     return limits
 

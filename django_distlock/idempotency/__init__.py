@@ -1,4 +1,4 @@
-"""Requests and forms that arrive twice act once. See docs/idempotency/."""
+"""Requests and forms that arrive twice act once: see docs/idempotency/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of idempotency keys: for looking, and for releasing one that is stuck. Bodies are never shown."""
+"""The list of idempotency keys in the admin, with an action that releases stuck keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHOWN = ("method", "route", "principal", "state", "claimed", "expires", "status"
 
 @admin.register(IdempotencyRecord)
 class IdempotencyRecordAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not subscriptable at run time
-    """Neither keys nor bodies: who may see this list must not be able to replay somebody's request."""
+    """The list shows neither keys nor bodies: a reader must not be able to replay the request of a user."""
 
     list_display = SHOWN
     list_display_links = None
@@ -49,7 +49,7 @@ class IdempotencyRecordAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not
 
     @admin.action(description=_("Release the selected keys: their requests may run again"), permissions=["release"])
     def release_keys(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> None:
-        """Those that have an answer stay: nothing is stuck there."""
+        """Release the selected keys, except those with an answer, which are not stuck."""
         stuck = list(queryset.exclude(state=COMPLETED))
         for record in stuck:
             self.log_change(request, record, f"Released, was {record.state}.")

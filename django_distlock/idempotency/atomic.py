@@ -13,7 +13,7 @@ from django_distlock import BackendUnavailable, LockNotAcquired
 from django_distlock.concurrency.flow import run
 
 from .decisions import Ending
-from .execution import answer_of, claim, ending_of, keep_body_when_rendered, leave, logger
+from .execution import answer_of, claim, end, ending_of, keep_body_when_rendered, logger
 from .http import responses
 
 if TYPE_CHECKING:
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 
 def in_transaction(alias: str) -> bool:
-    """In a transaction that is not that of a TestCase?"""
+    """Is there a transaction other than that of a TestCase?"""
     return any(not getattr(block, "_from_testcase", False) for block in connections[alias].atomic_blocks)
 
 
 def exactly_once(attempt: Attempt, state: Idempotency, call: Callable[[], Any]) -> Any:
-    """Claim, view and stored answer in one transaction; whatever breaks it off leaves nothing of the three."""
+    """Run claim, view and stored answer in one transaction: all three are committed, or none."""
     assert attempt.alias is not None  # noqa: S101 - for the type checker
     try:
         with ExitStack() as stack:
             try:
-                # Inside a transaction (ATOMIC_REQUESTS) that one counts, without a savepoint; but never a TestCase's.
+                # joins the transaction of ATOMIC_REQUESTS without a savepoint, but never that of a TestCase
                 outer = in_transaction(attempt.alias)
                 stack.enter_context(transaction.atomic(using=attempt.alias, savepoint=not outer))
-            except Error:  # nothing has begun
+            except Error:  # no transaction has begun
                 logger.exception("The store of idempotency keys does not answer.")
                 if attempt.on_store_error == "open":
                     return call()
@@ -46,25 +46,25 @@ def exactly_once(attempt: Attempt, state: Idempotency, call: Callable[[], Any]) 
                 return answering()
             state.attempt = attempt
             return _finish_inside(attempt, call())
-    except NotKept:
+    except AnswerNotStored:
         logger.exception("The answer of %s could not be kept, so nothing was done.", ascii(attempt.claim.route))
         return responses.store_down(attempt.request, html=attempt.html)
     finally:
-        leave(attempt)
+        end(attempt)
 
 
 def _claim_inside(attempt: Attempt) -> Any:
-    # a savepoint only for who wants the view to run although the claim has failed
+    # only a view that runs although the claim has failed needs a savepoint
     optional = attempt.on_store_error == "open"
     with transaction.atomic(using=attempt.alias) if optional else nullcontext():
         answering = run(claim(attempt))
-        if attempt.broken:  # after a failed statement PostgreSQL takes no other
+        if attempt.broken:  # after a failed statement PostgreSQL refuses all others
             transaction.set_rollback(True, using=attempt.alias)
     return answering
 
 
-class NotKept(Exception):
-    """The answer could not be written: the transaction must not be committed."""
+class AnswerNotStored(Exception):
+    """The answer could not be stored: the transaction must not be committed."""
 
 
 def _finish_inside(attempt: Attempt, response: Any) -> Any:
@@ -77,7 +77,7 @@ def _finish_inside(attempt: Attempt, response: Any) -> Any:
             f"@idempotent(atomic=True) keeps the response of a view, not {type(response).__name__}. In django-ninja "
             "put it around the operation: @decorate_view(idempotent(atomic=True)) below @api.post."
         )
-    # the store was down, and on_store_error is "open"; or the view itself has chosen to roll back
+    # the store was down and on_store_error is "open", or the view has chosen to roll back
     if not attempt.running or connections[attempt.alias].needs_rollback:  # type: ignore[index]
         return response
     ending = ending_of(attempt, response)
@@ -90,8 +90,8 @@ def _finish_inside(attempt: Attempt, response: Any) -> Any:
             return response
         kept = attempt.storage.complete(attempt.claim, answer_of(attempt, response))
     except (BackendUnavailable, LockNotAcquired) as error:
-        raise NotKept from error
+        raise AnswerNotStored from error
     if not kept:
-        raise NotKept("The claim is gone: a savepoint from before it was rolled back.")
+        raise AnswerNotStored("The claim is gone: a savepoint from before it was rolled back.")
     keep_body_when_rendered(attempt, response)
     return response

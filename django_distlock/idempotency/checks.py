@@ -1,4 +1,4 @@
-"""System checks of the idempotency package; part of ``manage.py check --tag distlock``."""
+"""System checks of idempotency keys; part of ``manage.py check --tag distlock``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from django.apps import AppConfig
 
-# Who has to have had his say before a stored answer is given; by the last part of the dotted path.
+# Middleware that must run before a stored answer is given, by the last part of the dotted path.
 ABOVE = (
     "SessionMiddleware",
     "LocaleMiddleware",
@@ -30,7 +30,7 @@ ABOVE = (
     "LoginRequiredMiddleware",
     "MessageMiddleware",
 )
-# Caches that the other processes of a site do not see, or that keep nothing.
+# Caches that other processes do not share, or that store nothing.
 NOT_SHARED = ("LocMemCache", "DummyCache")
 
 
@@ -53,7 +53,7 @@ def _position() -> int | None:
     for position, path in enumerate(conf.middleware()):
         try:
             factory = import_string(path)
-        except ImportError:  # Django says so
+        except ImportError:  # Django reports it
             continue
         if isinstance(factory, type) and issubclass(factory, IdempotencyMiddleware):
             return position
@@ -67,8 +67,7 @@ def _check_order() -> list[CheckMessage]:
     late = [path for path in conf.middleware()[position + 1 :] if path.rpartition(".")[2] in ABOVE]
     return [
         Error(
-            f"MIDDLEWARE has {path} below the IdempotencyMiddleware: stored answers would be given before it has had "
-            "its say.",
+            f"MIDDLEWARE has {path} below the IdempotencyMiddleware: stored answers would be given before it runs.",
             hint="Move the IdempotencyMiddleware down.",
             id="distlock.E032",
         )
@@ -118,9 +117,9 @@ def _check_encryption(config: conf.Config) -> list[CheckMessage]:
 
 
 def _check_aliases(config: conf.Config) -> list[CheckMessage]:
-    """Each database that is to hold keys exists and gets the table."""
+    """Every database that holds keys exists and gets the table."""
     try:
-        _ = get_resolver().url_patterns  # imports the views, whose decorators tell their aliases
+        _ = get_resolver().url_patterns  # imports the views, whose decorators register their aliases
     except Exception:
         return []
     atomic = {config.database if alias is True else str(alias) for alias in atomic_aliases}

@@ -19,7 +19,7 @@ from django_distlock.validation import count, flag, seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Every key of ``DISTLOCK_IDEMPOTENCY`` in lower case, with its default; times in seconds, sizes in bytes."""
+    """The keys of ``DISTLOCK_IDEMPOTENCY`` in lower case, with their defaults; times in seconds, sizes in bytes."""
 
     storage: str = "database"
     database: str = "default"
@@ -47,7 +47,7 @@ _CHOICES = {"storage": ("database", "cache"), "on_crash": ("retry", "hold"), "on
 
 @cache
 def config() -> Config:
-    """What the setting says. ImproperlyConfigured if it says something else than is known."""
+    """The setting. ImproperlyConfigured for an unknown key or a wrong value."""
     given = getattr(settings, "DISTLOCK_IDEMPOTENCY", None) or {}
     if not isinstance(given, Mapping):
         raise ImproperlyConfigured("DISTLOCK_IDEMPOTENCY must be a dict.")
@@ -87,7 +87,7 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def _callable(key: str, value: Any) -> Any:
-    """A function, or where it stands; None for none."""
+    """A callable, given itself or by its dotted path; None for none."""
     try:
         found = import_string(value) if isinstance(value, str) else value
     except ImportError as error:
@@ -103,12 +103,12 @@ def middleware() -> list[str]:
 
 
 def atomic_requests() -> list[str]:
-    """The aliases whose requests Django puts into a transaction."""
+    """The aliases with ATOMIC_REQUESTS."""
     return [alias for alias, entry in settings.DATABASES.items() if entry.get("ATOMIC_REQUESTS")]
 
 
 def login_url() -> str | None:
-    """The address to which ``login_required`` sends people; None if there is none."""
+    """The address to which ``login_required`` redirects, if there is one."""
     try:
         return resolve_url(settings.LOGIN_URL)
     except NoReverseMatch:
@@ -116,12 +116,12 @@ def login_url() -> str | None:
 
 
 def secret_keys() -> list[str | bytes]:
-    """What is derived from the first can be checked or read with each of them."""
+    """SECRET_KEY, which signs and encrypts, and the fallbacks, which only verify and decrypt."""
     return [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
 
 
 def csrf_cookie() -> str | None:
-    """The name of the cookie with the CSRF secret; None if the session has it."""
+    """The name of the cookie with the CSRF secret; None if the secret is in the session."""
     return None if settings.CSRF_USE_SESSIONS else settings.CSRF_COOKIE_NAME
 
 
@@ -132,8 +132,7 @@ def longest_body() -> int | None:
 
 
 def upload_files() -> dict[str, Any]:
-    """Where a body is kept while a request is answered, as Django does with uploaded files: arguments of a
-    SpooledTemporaryFile."""
+    """The arguments of the SpooledTemporaryFile that holds a body, as for Django's uploaded files."""
     return {"max_size": settings.FILE_UPLOAD_MAX_MEMORY_SIZE, "dir": settings.FILE_UPLOAD_TEMP_DIR}
 
 
@@ -141,11 +140,11 @@ def charset() -> str:
     return settings.DEFAULT_CHARSET
 
 
-def _forget(*, setting: str, **kwargs: Any) -> None:
+def _clear(*, setting: str, **kwargs: Any) -> None:
     if setting == "DISTLOCK_IDEMPOTENCY":
         config.cache_clear()
     elif setting == "DATA_UPLOAD_MAX_MEMORY_SIZE":
         longest_body.cache_clear()
 
 
-setting_changed.connect(_forget)
+setting_changed.connect(_clear)

@@ -1,11 +1,9 @@
-"""A form that was opened before its visitor logged in, in another tab: Django's CSRF check refuses it, and what was
-typed would be lost.
+"""The page that keeps the data of a form after a log-in in another tab, when Django's CSRF check refuses the form.
 
-``CSRF_FAILURE_VIEW = "django_distlock.idempotency.csrf.csrf_failure"`` shows a page with the data and a button instead.
-It lets no request pass: the button sends a new request, which the CSRF check looks at like any other. The page appears
-only to a browser that has sent its own form from this site, so that another site cannot have a visitor look at data of
-its choice: the ``Origin`` is this host, and the key of the form was signed for this visitor, or for this browser before
-the log-in. Else Django's own page is shown.
+``CSRF_FAILURE_VIEW = "django_distlock.idempotency.csrf.csrf_failure"`` shows the data and a button. It lets no request
+pass: the button sends a new request, which is checked like any other. The page is shown only for a form of this site,
+so that another site cannot show a visitor data of its choice: the ``Origin`` must be this host, and the key of the form
+must be signed for this visitor, or for this browser before the log-in. Otherwise Django's own page is shown.
 """
 
 from __future__ import annotations
@@ -34,44 +32,46 @@ if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
 logger = logging.getLogger("django_distlock.idempotency")
-# What the middleware says of a token that belongs to another session of the same visitor.
+# Reasons that Django's middleware gives for a token of another session of the same visitor.
 REASONS = ("CSRF token from POST incorrect.", REASON_NO_CSRF_COOKIE)
-BEFORE = "_distlock_before_login"  # in the session: as whom this browser was known
-MOST_BEFORE = 3
+KNOWN_BEFORE = "_distlock_before_login"  # session key: the principals of this browser before its log-ins
+MOST_KNOWN_BEFORE = 3
 
 
 def csrf_failure(request: HttpRequest, reason: str = "", **kwargs: Any) -> HttpResponse:
-    """For the setting ``CSRF_FAILURE_VIEW``: the page that keeps the form, else Django's own."""
+    """For the setting ``CSRF_FAILURE_VIEW``: the page that keeps the form, else Django's own page."""
     return keep_form(request, reason) or django_failure(request, reason=reason, **kwargs)
 
 
 def keep_form(request: HttpRequest, reason: str = "") -> HttpResponse | None:
-    """The page that keeps the data of a form, for a failure view of your own; None if this is no such form."""
+    """The page that keeps the data of a form, for your own failure view; None if this is no such form."""
     if request.method != "POST" or reason not in REASONS or not _is_sent_by_this_site(request):
         return None
     try:
         values = form_fields(request).getlist(FIELD)
-    except BadKey:  # without a cookie Django has refused the form before it was read
+    except BadKey:  # without the cookie Django refuses a form before reading it
         return None
     if len(values) != 1:
         return None
     try:
         is_mine = forms.verify(request, values[0], principal_of(request).text) is forms.Verified.GOOD
-        before = None if is_mine else _as_whom(request, values[0])
+        before = None if is_mine else _principal_before_login(request, values[0])
         if not is_mine and before is None:
             return None
         if before is not None and (page := _sent_before(request, values[0], before)) is not None:
             return page
-    except (Error, BackendUnavailable, LockNotAcquired):  # the database that knows who asks, or the keys, is down
+    except (Error, BackendUnavailable, LockNotAcquired):  # the database of the sessions, users or keys is down
         logger.exception("It could not be seen whose form was sent to %s.", ascii(request.path))
         return None
-    # the same key as long as it is good: if the form was saved before, its answer comes back
+    # the same key if it is valid: if the form was already saved, the stored answer is given
     return responses.session_changed(request, values[0] if is_mine else None)
 
 
 def _is_sent_by_this_site(request: HttpRequest) -> bool:
-    """Every browser says with a POST where it comes from. Django has looked at the scheme, and lets other sites in too
-    that CSRF_TRUSTED_ORIGINS names."""
+    """Is the ``Origin``, which every browser sends with a POST, this host?
+
+    Django has checked the scheme, and accepts the sites of CSRF_TRUSTED_ORIGINS as well.
+    """
     try:
         origin: str = urlsplit(request.headers.get("Origin", "")).netloc
         return bool(origin) and origin == request.get_host()
@@ -79,16 +79,18 @@ def _is_sent_by_this_site(request: HttpRequest) -> bool:
         return False
 
 
-def _as_whom(request: HttpRequest, key: str) -> str | None:
-    """As whom this browser was known before the log-in, when the form was opened; None if it did not open the form."""
+def _principal_before_login(request: HttpRequest, key: str) -> str | None:
+    """The principal of this browser when it opened the form, before the log-in; None if it did not open the form."""
     session: Any = getattr(request, "session", None)
-    before: list[str] = [] if session is None else session.get(BEFORE, [])
+    before: list[str] = [] if session is None else session.get(KNOWN_BEFORE, [])
     return next((text for text in before if forms.verify(request, key, text) is forms.Verified.GOOD), None)
 
 
 def _sent_before(request: HttpRequest, key: str, text: str) -> HttpResponse | None:
-    """A form that logs its sender in (a sign-up) is sent for the first time before the log-in: to call it not saved
-    would have it saved twice."""
+    """The page for a form that was already sent before the log-in, like a sign-up form, which logs its sender in.
+
+    If the page called the form "not saved", the visitor would save it twice.
+    """
     match, secret = request.resolver_match, site_key.load()
     options = (match and options_of(match.func, "POST")) or PLAIN
     alias = config().database if options.atomic is True else options.atomic or None
@@ -103,14 +105,14 @@ def _sent_before(request: HttpRequest, key: str, text: str) -> HttpResponse | No
 
 
 def remember(sender: object, request: Any, **kwargs: Any) -> None:
-    """A log-in gives the browser another CSRF cookie, by which it was known so far: note it in the new session."""
+    """Note the CSRF cookie, which identified the browser so far, in the new session: a log-in replaces it."""
     session = getattr(request, "session", None)
     if session is None:
         return
     cookie = csrf_cookie()
     secret = session.get(CSRF_SESSION_KEY) if cookie is None else getattr(request, "COOKIES", {}).get(cookie)
     if secret:
-        session[BEFORE] = [*session.get(BEFORE, []), browser_text(secret)][-MOST_BEFORE:]
+        session[KNOWN_BEFORE] = [*session.get(KNOWN_BEFORE, []), browser_text(secret)][-MOST_KNOWN_BEFORE:]
 
 
 user_logged_in.connect(remember, dispatch_uid="django_distlock.idempotency.csrf")

@@ -1,6 +1,6 @@
-"""The decisions, as functions over values: which key, which scope, the same request or another, run it or answer it.
+"""Decisions as functions over values: the key, the scope, the fingerprint, and what to do with a record or an answer.
 
-Standard library only; no clock, no request object, no storage.
+Standard library only: no clock, no request object, no storage.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 MAX_KEY_LENGTH = 255
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-# The client may have done nothing wrong, or will be let in later: these answers are not the last word.
+# Answers that a repeated request need not get again: the client may be let in later.
 PASSING = frozenset({401, 403, 408, 409, 423, 425, 429})
 KEPT_HEADERS = frozenset(
     {
-        # content-encoding: the body of a view that compresses it itself cannot be read without.
+        # content-encoding: without it a body that the view has compressed cannot be read
         *("content-type", "content-encoding", "location", "etag", "link", "content-disposition", "content-language"),
-        # What a view forbids the browser to do with its answer, it forbids for the replay too.
+        # what a view forbids the browser to do with its answer holds for the replay too
         *("content-security-policy", "content-security-policy-report-only", "permissions-policy", "referrer-policy"),
         *("cross-origin-opener-policy", "cross-origin-embedder-policy", "cross-origin-resource-policy"),
         *("x-frame-options", "x-content-type-options"),
@@ -39,7 +39,7 @@ _QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
 
 
 class BadKey(ValueError):
-    """The key is not one that is taken; the message says why, ``status`` and ``code`` are those of the answer.
+    """The key is refused, and the message gives the reason; ``status`` and ``code`` are those of the answer.
 
     ``text`` and ``values`` are the parts of the message, for an answer in the language of the client.
     """
@@ -51,14 +51,16 @@ class BadKey(ValueError):
 
 
 def gettext_noop(text: str) -> str:
-    """Marks a text for ``makemessages``, as Django's function of that name does; ``answers`` translates it."""
+    """Mark a text for ``makemessages``, like Django's function of this name; ``http.responses`` translates it."""
     return text
 
 
 def parse_header(raw: str) -> str:
-    """The key in the value of an ``Idempotency-Key`` header, bare or quoted (RFC 8941 string). :exc:`BadKey` if it is
-    empty, has more than 255 characters or other than visible ASCII, or is more than one value."""
-    if len(raw) > 2 * MAX_KEY_LENGTH + 2:  # before anything looks at each character
+    """The key in the value of an ``Idempotency-Key`` header, bare or quoted (RFC 8941 string).
+
+    :exc:`BadKey` for an empty key, more than 255 characters, other characters than visible ASCII, or several values.
+    """
+    if len(raw) > 2 * MAX_KEY_LENGTH + 2:  # before each character is examined
         raise BadKey(gettext_noop("The key is longer than %d characters."), MAX_KEY_LENGTH)
     value = raw.strip(" \t")
     if value.startswith('"'):
@@ -96,12 +98,12 @@ def keyed(site_key: str, purpose: str, *parts: str | bytes) -> str:
 
 
 def scope_of(site_key: str, tenant: str, principal: str, method: str, route: str, key: str) -> str:
-    """Where a key counts: one site, one host or tenant, one principal, one method, one route."""
+    """The scope of a key: one site, one host or tenant, one principal, one method, one route."""
     return keyed(site_key, "scope", tenant, principal, method, route, key)
 
 
 def derived_key(site_key: str, scope: str, name: str) -> str:
-    """The key for another service that this request calls: the same each time the request arrives."""
+    """The key for another service: the same each time the request arrives."""
     return keyed(site_key, "derived", scope, name)
 
 
@@ -114,8 +116,8 @@ def fingerprint_of(
     query: Iterable[tuple[str, str]],
     body: Iterable[bytes],
 ) -> str:
-    """What makes two requests the same one."""
-    # Names in any order; of values of one name the order counts: a view that asks for one gets the last.
+    """The hash that is equal for two sendings of the same request."""
+    # names in any order, the values of one name in theirs: QueryDict.get returns the last one
     pairs = sorted(query, key=lambda pair: pair[0])
     parts: list[str | bytes] = [method, route, path, canonical_json(pairs), *body]
     return keyed(site_key, "fingerprint", *parts)
@@ -126,20 +128,22 @@ def canonical_json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    # as written, not as the nearest double; NaN, which no JSON has, tells it from a string
+    # as written, not as the nearest double; NaN, which is not JSON, distinguishes it from a string
     return [math.nan, str(value)] if isinstance(value, Decimal) else str(value)
 
 
-# Before a body that is compared by its bytes: no JSON that was written anew begins so.
+# Prefix of a body that is compared by its bytes; no canonical JSON begins with it.
 RAW = b"\x00"
 
 
 def json_body(raw: bytes, exclude: Collection[str] = ()) -> bytes:
-    """The same bytes for the same JSON, in whatever order its members come; the bytes themselves, marked as such, if it
-    is none, or none on which all parsers agree."""
+    """The same bytes for the same JSON with its members in any order.
+
+    A body that is no JSON, or on which parsers disagree, is returned as it is, with a prefix.
+    """
     try:
         found = json.loads(raw, parse_float=Decimal, parse_constant=_refused, object_pairs_hook=_members)
-    except (ValueError, ArithmeticError, RecursionError):  # arithmetic: an exponent that Decimal does not take
+    except (ValueError, ArithmeticError, RecursionError):  # arithmetic: an exponent that Decimal refuses
         return RAW + raw
     if isinstance(found, dict):
         found = {name: value for name, value in found.items() if name not in exclude}
@@ -161,7 +165,7 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def form_body(fields: Mapping[str, list[str]], exclude: Collection[str] = ()) -> bytes:
-    """The fields of a form; the order of values of one name counts. The pressed button is one of them."""
+    """The fields of a form with the pressed button; the order of the values of one name counts."""
     pairs = [(name, values) for name, values in sorted(fields.items()) if name not in exclude]
     return canonical_json(pairs).encode("utf-8", "surrogatepass")
 
@@ -172,25 +176,25 @@ def file_part(field: str, name: str, kind: str, size: int, digest: str) -> bytes
 
 
 class Verdict(Enum):
-    """What to do with a request whose key is there already."""
+    """What to do with a request whose key has a record."""
 
-    TAKE_OVER = "take over"  # nobody has it any more: it may run again
+    TAKE_OVER = "take over"  # the key is free: the request may run again
     REPLAY = "replay"
-    TOMBSTONE = "tombstone"  # done, and the answer is not kept
+    TOMBSTONE = "tombstone"  # done, and the answer is not stored
     MISMATCH = "mismatch"
     IN_FLIGHT = "in flight"
-    CRASHED = "crashed"  # the claim ran out: what on_crash says
-    HELD = "held"  # it ran out, and a person has to look
+    CRASHED = "crashed"  # the claim expired: on_crash decides
+    HELD = "held"  # the claim expired, and an operator has to release the key
 
 
 def judge(record: Record, fingerprint: str) -> Verdict:
-    """What ``record`` means for a request with this fingerprint."""
+    """Judge what ``record`` means for a request with this fingerprint."""
     if record.state == FAILED or (record.expired and record.state != CLAIMED):
         return Verdict.TAKE_OVER
     if not record.fingerprint:  # it cannot be read
         return Verdict.HELD
     if not hmac.compare_digest(record.fingerprint, fingerprint):
-        # whose first request crashed has nothing to be compared with
+        # after a crash there is no answer that other data could get by mistake
         return Verdict.CRASHED if record.expired else Verdict.MISMATCH
     if record.state == COMPLETED:
         answer = record.answer
@@ -201,22 +205,23 @@ def judge(record: Record, fingerprint: str) -> Verdict:
 
 
 class Ending(Enum):
-    """What becomes of the key when the view has answered."""
+    """What happens to the key when the view has answered."""
 
     KEEP = "keep"
     RELEASE = "release"
-    ROLL_BACK = "roll back"  # release, and nothing that the view wrote stays
+    ROLL_BACK = "roll back"  # release, and undo what the view wrote
 
 
 def ending_of(
     status: int, *, form: bool, moves_on: bool = False, trusted: bool = True, to_login: bool = False
 ) -> Ending:
-    """Which answers are the last word.
+    """Decide whether an answer is final: then it is stored, else the key is freed.
 
-    ``form``: the key came with a form: a redirect is the last word, and a page is the form with its errors.
-    ``moves_on``: the answer tells htmx to go elsewhere. ``trusted``: somebody has checked who asks; where nobody has,
-    a refusal must not be kept: who forged a request would have used up the key of the real one, and who makes up
-    tokens would fill the table. ``to_login``: the way to the log-in is a refusal; but a form may end there.
+    ``form``: the key came with a form. A redirect is final; a page is the form with its errors.
+    ``moves_on``: the answer makes htmx load another page.
+    ``trusted``: the principal was authenticated. Otherwise refusals are not stored: a forged request would use up the
+    key of the real one, and requests with invented tokens would fill the table.
+    ``to_login``: a redirect to the log-in, which is a refusal, except after a form.
     """
     if status >= 500:
         return Ending.ROLL_BACK
@@ -228,7 +233,7 @@ def ending_of(
 
 
 def kept_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Those of the list. Never a cookie."""
+    """The headers of the list, and never a cookie."""
     return tuple(
         (name, value) for name, value in headers if name.lower() in KEPT_HEADERS or name.lower().startswith(KEPT_PREFIX)
     )
@@ -242,9 +247,11 @@ def answer_of(
     max_body: int = 256 * 1024,
     marks: Mapping[str, Any] | None = None,
 ) -> Answer:
-    """What is kept of a response; of a body that is streamed (None) or too large, a tombstone. ``marks`` are other
-    facts that a replay needs, which JSON has to carry: without them it may say less than the view did, so a tombstone
-    is left."""
+    """The stored part of a response. A body that is streamed (None) or too large becomes a tombstone.
+
+    ``marks`` are other facts that a replay needs. If JSON cannot carry them, a tombstone is stored: a replay without
+    them could permit what the view forbade.
+    """
     if body is not None and len(body) > max_body:
         body = None
     try:
@@ -261,7 +268,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def accepts(header: str, encoding: str) -> bool:
-    """Does ``Accept-Encoding`` allow this content encoding? RFC 9110, 12.5.3; None that is given means identity."""
+    """Does ``Accept-Encoding`` allow this content encoding? RFC 9110, 12.5.3; an empty header means identity."""
     weights: dict[str, str] = {}
     for part in header.lower().split(","):
         name, _, parameter = part.partition(";")
@@ -271,5 +278,5 @@ def accepts(header: str, encoding: str) -> bool:
 
 
 def pause(attempt: int) -> float:
-    """Seconds until a waiter looks again: 20 ms, then more, at most 250 ms."""
+    """Seconds until a waiter reads again: 20 ms at first, growing to 250 ms."""
     return float(min(0.25, 0.02 * 1.5**attempt))

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -18,14 +18,11 @@ from django_distlock.concurrency.flow import arun, run
 from .atomic import exactly_once, in_transaction
 from .conf import atomic_requests, config
 from .decisions import SAFE_METHODS
-from .execution import enter, finish, free, leave, start
+from .execution import end, enter, finish, free, start, state_of
 from .handle import Attempt, Idempotency
-from .http.disconnect import to_the_end
-from .http.waiting_page import is_asked, look
+from .http.disconnect import finish_despite_disconnect
+from .http.waiting_page import is_outcome_request, outcome
 from .options import ATTRIBUTE, EXEMPT, NAMES, PLAIN, OnCrash, OnStoreError, Options
-
-if TYPE_CHECKING:
-    from .handle import Answering
 
 F = TypeVar("F", bound=Callable[..., Any])
 # The aliases of exactly-once views, for the system check.
@@ -33,7 +30,7 @@ atomic_aliases: set[str | bool] = set()
 
 
 def idempotency_exempt(view: F) -> F:
-    """This view is left alone, whatever keys its requests have."""
+    """Ignore the keys of requests to this view."""
 
     @functools.wraps(view)
     def exempt(*args: Any, **kwargs: Any) -> Any:
@@ -68,32 +65,33 @@ def idempotent(
     replay_to_credentials: bool | None = ...,
 ) -> Callable[[F], F]: ...
 def idempotent(view: Any = None, /, **options: Any) -> Any:
-    """Requests of this view with the same key act once. Works with and without arguments, on functions, ``async def``,
-    and, by ``method_decorator``, on ``dispatch`` or a handler of a class.
+    """Let requests to this view that have the same key act once.
+
+    Works with and without arguments, on functions, ``async def``, and, by ``method_decorator``, on ``dispatch`` or a
+    handler of a class.
 
     :param required: a request without a key is refused with 400.
     :param atomic: exactly once: claim, view and stored answer are one transaction, of the database that holds the keys
-        (True) or of another alias. Only what the view writes to that database is covered. Sync views only.
-    :param ttl: seconds that an answer is kept (24 hours).
-    :param claim_ttl: seconds until the claim of a process that died is up; renewed while the view runs (30).
+        (True) or of another alias. It covers only what the view writes to that database. Sync views only.
+    :param ttl: seconds that an answer is stored (24 hours).
+    :param claim_ttl: seconds until the claim of a dead process ends; it is renewed while the view runs (30).
     :param wait: seconds that a duplicate waits for the first request (0; 2 for a form).
-    :param fingerprint_exclude: names of fields that may differ between two sendings of one request.
-    :param on_crash: what happens when the first request died in its midst: "hold" (as it is without) answers 409 until
-        somebody frees the key or its lifetime ends; "retry" runs the view again, for views that may run twice; a
-        callable ``(request, record)`` looks for itself and returns one of the two, or an HttpResponse that becomes the
-        stored answer. With ``atomic`` the question does not arise.
+    :param fingerprint_exclude: names of fields that may differ when the same request is sent again.
+    :param on_crash: what happens if the process died during the first request. "hold", the default, answers 409 until
+        an operator releases the key or its lifetime ends. "retry" runs the view again, for views that may run twice. A
+        callable ``(request, record)`` returns one of the two, or an HttpResponse that becomes the stored answer. With
+        ``atomic`` a crash leaves nothing behind.
     :param on_store_error: "closed" answers 503 if the store of keys is down, "open" runs the view unprotected.
-    :param key: a callable that takes the request and returns its key, or None; for webhooks that have an id of their
-        own.
-    :param anonymous: take the header from clients that nobody knows too.
-    :param scope: a callable that takes the request and returns the name of the tenant, in place of the host: keys of
-        two tenants never meet.
-    :param fingerprint: a callable that takes the request and returns what stands for its body (str or bytes), where
-        the body is too large to be compared, or has been read by then.
+    :param key: a callable that takes the request and returns its key, or None; for webhooks with an id in their data.
+    :param anonymous: accept the header also from clients without user and credential.
+    :param scope: a callable that takes the request and returns the name of the tenant, which replaces the host: the
+        keys of two tenants are separate.
+    :param fingerprint: a callable that takes the request and returns a str or bytes to compare in place of the body, if
+        the body is too large to be compared, or has been read already.
     :param replay_to_credentials: give stored answers to an ``Authorization`` that nothing has checked before this
-        decorator. False, as it is without, answers 409 instead: the credential may be revoked by now.
+        decorator. False, the default, answers 409 instead: the credential may be revoked by now.
 
-    What stands above this decorator is asked before anything is told of an earlier request.
+    The decorators above this one are called before a stored answer is given.
 
     Raises TypeError or ValueError for a wrong option, and TypeError for ``atomic`` on an async view.
     """
@@ -137,14 +135,14 @@ def request_of(args: tuple[Any, ...]) -> HttpRequest:
 
 
 def _is_handled(request: HttpRequest, options: Options) -> bool:
-    """Has the middleware claimed the key, or found its answer? ImproperlyConfigured if it could not see the options."""
+    """Has the middleware claimed the key, or found its answer? ImproperlyConfigured if it did not see the options."""
     state: Idempotency | None = getattr(request, "idempotency", None)
     if state is None:
         request.idempotency = Idempotency()  # type: ignore[attr-defined]
         return False
-    if state.options is None:  # exempt, or a view that does it itself
+    if state.options is None:  # exempt, or a view that claims the key itself
         return state.attempt is not None and state.attempt.running
-    # PLAIN: it has seen no decorator at all, and would answer before those above have been asked
+    # PLAIN: the middleware has seen no decorator, and would answer before the decorators above are called
     if state.options is PLAIN or (state.options is not options and state.options != options):
         raise ImproperlyConfigured(
             "The IdempotencyMiddleware did not see the options of @idempotent: a decorator above it, or a method that "
@@ -155,29 +153,23 @@ def _is_handled(request: HttpRequest, options: Options) -> bool:
     return True
 
 
-def _answering(request: HttpRequest) -> Answering | None:
-    """What makes the answer that the middleware has found."""
-    state: Idempotency = request.idempotency  # type: ignore[attr-defined]
-    return state.answering  # it stays: a decorator above may call the view again, which must not run then
-
-
 def _sync_wrapper(options: Options, view: Any) -> Any:
     @functools.wraps(view)
     def idempotent_view(*args: Any, **kwargs: Any) -> Any:
         request = request_of(args)
         if request.method in SAFE_METHODS:
-            if is_asked(request):
-                return _now_or_awaited(request, functools.partial(_outcome, request, view, args, kwargs))
+            if is_outcome_request(request):
+                return _call_or_awaitable(request, functools.partial(_outcome, request, view, args, kwargs))
             return view(*args, **kwargs)
         if _is_handled(request, options):
-            answering = _answering(request)
-            return (
-                _without_half_commit(view, args, kwargs) if answering is None else _now_or_awaited(request, answering)
-            )
+            answering = state_of(request).answering
+            if answering is None:
+                return _without_half_commit(view, args, kwargs)
+            return _call_or_awaitable(request, answering)
         _refuse_open_transaction()
         if (answer := run(start(request, options, view))) is not None:
             return answer
-        attempt: Attempt | None = request.idempotency.attempt  # type: ignore[attr-defined]
+        attempt = state_of(request).attempt
         if attempt is None:
             return view(*args, **kwargs)
         with freeing(attempt):
@@ -190,8 +182,8 @@ def _sync_wrapper(options: Options, view: Any) -> Any:
     return idempotent_view
 
 
-def _now_or_awaited(request: HttpRequest, step: Callable[[], Any]) -> Any:
-    """What blocks, from a function whose result may be awaited: ``dispatch`` of an async class."""
+def _call_or_awaitable(request: HttpRequest, step: Callable[[], Any]) -> Any:
+    """Call a function that blocks; below an async view (``dispatch`` of an async class) return an awaitable of it."""
     match = request.resolver_match
     return _awaited(step) if match is not None and iscoroutinefunction(match.func) else step()
 
@@ -202,21 +194,21 @@ async def _awaited(step: Callable[[], Any]) -> Any:
 
 
 def _outcome(request: HttpRequest, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the waiting page asks for, else what the view says."""
-    seen = run(look(request))
+    """The outcome that the waiting page asks for, else the answer of the view."""
+    seen = run(outcome(request))
     return view(*args, **kwargs) if seen is None else seen
 
 
 @contextmanager
 def freeing(attempt: Attempt) -> Iterator[None]:
-    """Nobody above us would: without it the claim is renewed for as long as the process lives."""
+    """Free the key if the view raises: otherwise the claim would be renewed as long as the process lives."""
     try:
         yield
     except Exception:
         run(free(attempt))
         raise
     except BaseException:
-        leave(attempt)
+        end(attempt)
         raise
 
 
@@ -227,7 +219,7 @@ async def _afinish(attempt: Attempt, awaitable: Any) -> Any:
         await arun(free(attempt))
         raise
     except BaseException:
-        leave(attempt)
+        end(attempt)
         raise
     await arun(finish(attempt, response))
     return response
@@ -238,12 +230,13 @@ def _async_wrapper(options: Options, view: Any) -> Any:
     async def idempotent_view(*args: Any, **kwargs: Any) -> Any:
         request = request_of(args)
         if request.method in SAFE_METHODS:
-            seen = await arun(look(request)) if is_asked(request) else None
+            seen = await arun(outcome(request)) if is_outcome_request(request) else None
             return await view(*args, **kwargs) if seen is None else seen
         if _is_handled(request, options):
-            answering = _answering(request)
+            answering = state_of(request).answering
             return await (view(*args, **kwargs) if answering is None else sync_to_async(answering)())
-        return await to_the_end(_answer(request, options, view, args, kwargs), lambda: request.idempotency.begun)  # type: ignore[attr-defined]
+        answer = _answer(request, options, view, args, kwargs)
+        return await finish_despite_disconnect(answer, lambda: state_of(request).begun)
 
     return idempotent_view
 
@@ -253,12 +246,12 @@ async def _answer(
 ) -> Any:
     if (answer := await arun(start(request, options, view))) is not None:
         return answer
-    attempt: Attempt | None = request.idempotency.attempt  # type: ignore[attr-defined]
+    attempt = state_of(request).attempt
     return await (view(*args, **kwargs) if attempt is None else _afinish(attempt, view(*args, **kwargs)))
 
 
 def _without_half_commit(view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A view that returns a 5xx gives its key back; under ATOMIC_REQUESTS its writes are rolled back with it."""
+    """Under ATOMIC_REQUESTS, roll back what the view wrote if it returns a 5xx, which also frees the key."""
     response = view(*args, **kwargs)
     if getattr(response, "status_code", 0) >= 500:
         for alias in atomic_requests():
@@ -270,7 +263,7 @@ def _without_half_commit(view: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 def _refuse_open_transaction() -> None:
     if config().storage == "database" and in_transaction(config().database):
         raise ImproperlyConfigured(
-            "Inside a transaction nobody else sees the claim: add the IdempotencyMiddleware, or use "
+            "Other requests do not see a claim that is made in a transaction: add the IdempotencyMiddleware, or use "
             "@idempotent(atomic=True)."
         )
 
@@ -290,7 +283,7 @@ def _atomic_wrapper(options: Options, view: Any) -> Any:
                 "hides it. Put @idempotent on top, or use functools.wraps in that decorator."
             )
         if request.method in SAFE_METHODS:
-            waiting = run(look(request)) if is_asked(request) else None
+            waiting = run(outcome(request)) if is_outcome_request(request) else None
             return view(*args, **kwargs) if waiting is None else waiting
         attempt = run(enter(request, options, view))
         if attempt is None:

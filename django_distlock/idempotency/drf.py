@@ -1,4 +1,4 @@
-"""For the REST framework: the key counts after authentication, permissions and throttles."""
+"""The mixin for the REST framework: keys are claimed after authentication, permissions and throttles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .decorator import atomic_aliases, freeing
 from .execution import claim, enter, finish
 from .handle import Attempt, Idempotency
 from .http.requests import HEADER, may_be_read
-from .http.waiting_page import is_asked, look
+from .http.waiting_page import is_outcome_request, outcome
 from .options import EXEMPT, Options
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class IdempotentMixin:
     """Above ``APIView`` or a view set: ``class Orders(IdempotentMixin, APIView)``.
 
-    Whoever a token authenticates is the principal, and a stored answer is given only to who passes the permissions
-    today. ``idempotency_options``: what ``@idempotent`` takes. With ``atomic`` an exception of the framework rolls
-    back, and the key is free again. Under ``ATOMIC_REQUESTS`` of the keys' database it is always so.
+    The principal is the user that the framework has authenticated, and a stored answer is given only if the permissions
+    still allow it. ``idempotency_options`` are the options of ``@idempotent``. With ``atomic``, and always under
+    ``ATOMIC_REQUESTS`` of the keys' database, an exception of the framework rolls back and frees the key.
     """
 
     idempotency_in_view = True
@@ -46,23 +46,25 @@ class IdempotentMixin:
     def initial(self, request: Any, *args: Any, **kwargs: Any) -> None:
         plain: HttpRequest = request._request
         if HEADER in plain.META and may_be_read(plain):
-            _ = plain.body  # a permission may parse the request, and then it could not be compared
+            _ = plain.body  # a permission may parse the request, after which it could not be compared
         super().initial(request, *args, **kwargs)  # type: ignore[misc]
         name = request.method.lower()
         handler = getattr(self, name, None)
-        if is_asked(plain):
+        if is_outcome_request(plain):
             setattr(self, name, partial(self._seen, handler or self.http_method_not_allowed))  # type: ignore[attr-defined]
         if request.method not in SAFE_METHODS and handler is not None and not getattr(handler, EXEMPT, False):
             setattr(self, name, partial(self._once, handler))
 
     def _seen(self, handler: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
-        """The outcome that the waiting page asks for."""
-        seen = run(look(request._request))
+        """The outcome that the waiting page asks for, else the answer of the handler."""
+        seen = run(outcome(request._request))
         return handler(request, *args, **kwargs) if seen is None else seen
 
     def _options(self) -> Options:
-        """In the transaction of the request (ATOMIC_REQUESTS) it is the exactly-once mode: for any other claim the
-        copies would wait until that transaction has ended."""
+        """The options; in the transaction of the request (ATOMIC_REQUESTS) those of the exactly-once mode.
+
+        For another claim the copies would wait until that transaction ends.
+        """
         options, settings = Options(**self.idempotency_options), config()
         if options.atomic is False and settings.storage == "database" and in_transaction(settings.database):
             return replace(options, atomic=True)
@@ -89,7 +91,7 @@ class IdempotentMixin:
         return response
 
     def _answered(self, handler: Callable[..., Any], attempt: Attempt, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """What the handler answers, or what the framework makes of its exception."""
+        """The answer of the handler, or that of the framework to its exception."""
         try:
             return handler(request, *args, **kwargs)
         except Exception as error:

@@ -70,6 +70,11 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
     return await sync_to_async(call)()
 
 
+def state_of(request: HttpRequest) -> Idempotency:
+    """``request.idempotency``, which the middleware or the decorator has set."""
+    return request.idempotency  # type: ignore[attr-defined, no-any-return]
+
+
 def load_site_key() -> Flow[str]:
     key: str = site_key.pinned or (yield Step(site_key.load, site_key.aload))
     return key
@@ -84,11 +89,11 @@ def start(request: HttpRequest, options: Options, view: Any = None) -> Flow[Http
 
 
 def begin(request: HttpRequest, options: Options, view: Any = None) -> Flow[HttpResponse | Answering | None]:
-    """Claim the key. None: run the view. Else the answer; or what makes it, if it tells of an earlier request."""
+    """Claim the key. None: run the view. Else the answer; for an earlier request, the function that makes it."""
     found = yield from enter(request, options, view)
     if not isinstance(found, Attempt):
         return found
-    state: Idempotency = request.idempotency  # type: ignore[attr-defined]
+    state = state_of(request)
     state.begun = True
     answering = yield from claim(found)
     if answering is None:
@@ -118,7 +123,7 @@ def enter(request: HttpRequest, options: Options, view: Any = None) -> Flow[Atte
         verified = forms.verify(request, key, principal.text)
         if verified is not forms.Verified.GOOD:
             logger.info("A form key was refused at %s: %s.", ascii(request.path), verified.value)
-            return (yield from blocking(responses.unissued, request, verified))
+            return (yield from blocking(responses.not_issued, request, verified))
         key = key.partition(".")[0]
     html = wants_page(request, source)
     try:
@@ -163,7 +168,7 @@ def _claim_of(
     settings, route, method = config(), route_of(request), request.method or ""
     tenant = tenant_of(request, options)
     # webhooks share one sender, and unknown clients one name: a quota would let them use up each other's keys
-    has_quota = source != "callable" and principal.kind != "anybody"
+    has_quota = source != "callable" and principal.kind != "anonymous"
     return Claim(
         scope=decisions.scope_of(secret, tenant, principal.text, method, route, key),
         owner=secrets.token_hex(16),
@@ -183,7 +188,7 @@ def _label_of(principal: Principal, mark: str) -> str:
     The hash of a credential needs SECRET_KEY: the site key is in the same database, and with a dump of it passwords
     could be tried.
     """
-    if principal.kind in ("user", "anybody"):
+    if principal.kind in ("user", "anonymous"):
         return principal.label
     digits = salted_hmac("django_distlock.idempotency.whose", mark, algorithm="sha256").hexdigest()
     return f"{principal.label} {digits[:12]}"
@@ -195,7 +200,7 @@ def mark_of(request: HttpRequest, secret: str, principal: Principal) -> str:
 
 
 def _without_store(request: HttpRequest, options: Options, html: bool) -> HttpResponse | None:
-    """Whether the request has been done cannot be seen."""
+    """The answer if it cannot be seen whether the request was carried out; None for ``on_store_error="open"``."""
     logger.exception("The store of idempotency keys does not answer.")
     if (options.on_store_error or config().on_store_error) == "open":
         return None
@@ -203,7 +208,7 @@ def _without_store(request: HttpRequest, options: Options, html: bool) -> HttpRe
 
 
 def claim(attempt: Attempt) -> Flow[Answering | None]:
-    """Claim the key. None: it is ours, run the view. Else what makes the answer.
+    """Claim the key. None: it is ours, run the view. Else the function that makes the answer.
 
     In the exactly-once mode, called inside the transaction.
     """
@@ -351,7 +356,7 @@ def finish(attempt: Attempt, response: HttpResponseBase) -> Flow[None]:
     """Store the answer, or free the key. An error of the storage is only logged: the view has acted."""
     if not attempt.running:
         return
-    leave(attempt)
+    end(attempt)
     if not attempt.reached:
         yield from _release(attempt)  # a decorator above has answered: the view has done nothing
         return
@@ -375,7 +380,7 @@ def free(attempt: Attempt) -> Flow[None]:
     """Free the key after an exception of the view. An error of the storage is only logged: the view's is raised."""
     if not attempt.running:
         return
-    leave(attempt)
+    end(attempt)
     yield from _release(attempt)
 
 
@@ -386,7 +391,7 @@ def _release(attempt: Attempt) -> Flow[None]:
         logger.exception("The key of %s could not be freed.", ascii(attempt.claim.route))
 
 
-def leave(attempt: Attempt) -> None:
+def end(attempt: Attempt) -> None:
     """End the renewal of the claim: the view has ended, well or not."""
     attempt.running = False
     renewal.remove(attempt)

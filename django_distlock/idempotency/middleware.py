@@ -1,4 +1,4 @@
-"""Finds the key of a request, answers what has been answered, and keeps what the view answers."""
+"""The middleware: it finds the key of a request, repeats a stored answer, and stores the answer of the view."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from django.http import HttpResponse
 from django_distlock.concurrency.flow import Flow, arun, run
 
 from . import csrf, decisions  # noqa: F401 - csrf listens to log-ins
-from .execution import begin, blocking, finish, leave
+from .execution import begin, blocking, end, finish, state_of
 from .handle import Idempotency
 from .http import responses
-from .http.disconnect import to_the_end
-from .http.requests import has_none
-from .http.waiting_page import is_asked, is_told_by_view, look
+from .http.disconnect import finish_despite_disconnect
+from .http.requests import has_no_key
+from .http.waiting_page import is_answered_by_view, is_outcome_request, outcome
 from .options import PLAIN, Options, is_exempt, options_of, view_class
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 class IdempotencyMiddleware:
     """Put it below the middleware of sessions, CSRF, authentication, messages and locale.
 
-    It claims the key in ``process_view``, before the transaction of ATOMIC_REQUESTS begins, and keeps the answer when
-    that has ended. What was kept is given where ``@idempotent`` stands, so that the decorators above it are asked
-    first; only a view without it is answered from here. Views with ``@idempotent(atomic=True)`` and those of the REST
-    framework's mixin do all of the work themselves. Each request gets ``request.idempotency``
+    It claims the key in ``process_view``, before the transaction of ATOMIC_REQUESTS begins, and stores the answer after
+    that transaction. ``@idempotent`` gives a stored answer, so that the decorators above it are called first; the
+    middleware gives it only for a view without the decorator. Views with ``@idempotent(atomic=True)`` and those of the
+    REST framework's mixin do all of this themselves. Each request gets ``request.idempotency``
     (:class:`~django_distlock.idempotency.handle.Idempotency`).
     """
 
@@ -55,19 +55,19 @@ class IdempotencyMiddleware:
             return self._acall(request)
         try:
             response: HttpResponseBase = self.get_response(request)
-        except BaseException:  # the thread is told to end: nothing is renewed any more
+        except BaseException:  # KeyboardInterrupt, SystemExit: no answer comes, so the renewal must end
             _leave(request)
             raise
         if (attempt := _attempt_of(request)) is not None:
             run(finish(attempt, response))
         if _is_not_allowed(request, response):
-            response = run(look(request, bare=True)) or response
+            response = run(outcome(request, bare=True)) or response
         if getattr(request, "idempotency_key_issued", False):
             responses.mark_as_private(response)
         return response
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
-        return await to_the_end(self._answer(request), lambda: request.idempotency.begun)  # type: ignore[attr-defined]
+        return await finish_despite_disconnect(self._answer(request), lambda: state_of(request).begun)
 
     async def _answer(self, request: HttpRequest) -> HttpResponseBase:
         try:
@@ -78,14 +78,14 @@ class IdempotencyMiddleware:
         if (attempt := _attempt_of(request)) is not None:
             await arun(finish(attempt, response))
         if _is_not_allowed(request, response):
-            seen: HttpResponse | None = await arun(look(request, bare=True))
+            seen: HttpResponse | None = await arun(outcome(request, bare=True))
             response = seen or response
         if getattr(request, "idempotency_key_issued", False):
             responses.mark_as_private(response)
         return response
 
     def process_template_response(self, request: HttpRequest, response: Any) -> Any:
-        """The view has acted: that is kept before the answer is rendered, which may fail."""
+        """Store the answer before it is rendered: the view has acted, and rendering may fail."""
         if (attempt := _attempt_of(request)) is not None:
             run(finish(attempt, response))
         return response
@@ -97,32 +97,32 @@ class IdempotencyMiddleware:
         return response
 
     def process_exception(self, request: HttpRequest, error: Exception) -> None:
-        """The view has raised, and nobody else."""
+        """Note that the view has raised, and not another middleware."""
         if (attempt := _attempt_of(request)) is not None:
             attempt.raised = True
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
-        """The answer, if it need not be the view's."""
-        return None if _is_for_nobody(request, view) else run(_before(request, view))
+        """The stored answer, or an error; None: run the view."""
+        return None if _has_nothing_to_do(request, view) else run(_before(request, view))
 
     async def aprocess_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
         """:meth:`process_view` for a task."""
-        return None if _is_for_nobody(request, view) else await arun(_before(request, view))
+        return None if _has_nothing_to_do(request, view) else await arun(_before(request, view))
 
 
-def _is_for_nobody(request: HttpRequest, view: Any) -> bool:
-    """Most requests: they have no key and need none."""
+def _has_nothing_to_do(request: HttpRequest, view: Any) -> bool:
+    """Does the request have no key, and need none? Most requests."""
     method = request.method or ""
     if method in decisions.SAFE_METHODS:
-        return not is_asked(request) or is_told_by_view(view, method)
-    options = request.idempotency.options = _acting(view, method)  # type: ignore[attr-defined]
-    return options is None or has_none(request, options)
+        return not is_outcome_request(request) or is_answered_by_view(view, method)
+    options = state_of(request).options = _acting(view, method)
+    return options is None or has_no_key(request, options)
 
 
 def _before(request: HttpRequest, view: Any) -> Flow[HttpResponse | None]:
     if request.method in decisions.SAFE_METHODS:
-        return (yield from look(request, view))
-    state: Idempotency = request.idempotency  # type: ignore[attr-defined]
+        return (yield from outcome(request, view))
+    state = state_of(request)
     options: Any = state.options
     answer = yield from begin(request, options, view)
     if options is not PLAIN and state.attempt is not None:  # the decorator lets the view run
@@ -136,15 +136,15 @@ def _before(request: HttpRequest, view: Any) -> Flow[HttpResponse | None]:
 
 
 def _is_not_allowed(request: HttpRequest, response: HttpResponseBase) -> bool:
-    """Has a decorator above ``@idempotent`` refused the GET of the waiting page, as ``require_POST`` does?"""
-    return response.status_code == 405 and is_asked(request)
+    """Has a decorator above ``@idempotent``, like ``require_POST``, refused the GET of the waiting page?"""
+    return response.status_code == 405 and is_outcome_request(request)
 
 
 def _acting(view: Any, method: str) -> Options | None:
-    """The options that the middleware acts upon; None for a view that is exempt, or does it itself."""
+    """The options of the view; None if it is exempt, or claims the key itself."""
     try:
         return _acting_once(view, method)
-    except TypeError:  # a view that has no hash
+    except TypeError:  # the view is not hashable
         return _acting_once.__wrapped__(view, method)
 
 
@@ -158,11 +158,11 @@ def _acting_once(view: Any, method: str) -> Options | None:
 
 def _leave(request: HttpRequest) -> None:
     if (attempt := _attempt_of(request)) is not None:
-        leave(attempt)
+        end(attempt)
 
 
 def _note_failure(*, request: HttpRequest | None = None, **facts: Any) -> None:
-    """Django makes a 500 of an exception: was it another middleware's, whose view may have acted?"""
+    """Note an exception that another middleware has raised: Django answers 500, and the view may have acted."""
     if request is not None and hasattr(request, "idempotency") and (attempt := _attempt_of(request)) is not None:
         attempt.doubtful = not attempt.raised
 
@@ -171,6 +171,6 @@ got_request_exception.connect(_note_failure, dispatch_uid="django_distlock.idemp
 
 
 def _attempt_of(request: HttpRequest) -> Attempt | None:
-    """The attempt that this middleware has to finish."""
-    attempt: Attempt | None = request.idempotency.attempt  # type: ignore[attr-defined]
+    """The attempt that the middleware has to finish."""
+    attempt = state_of(request).attempt
     return attempt if attempt is not None and attempt.running and attempt.alias is None else None

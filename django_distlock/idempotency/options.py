@@ -1,4 +1,4 @@
-"""What ``@idempotent`` was told, checked at decoration time."""
+"""The options of ``@idempotent``, checked at decoration time, and how they are found on a view."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OnStoreError = Literal["closed", "open"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The options of one view; None is what ``DISTLOCK_IDEMPOTENCY`` says. Times in seconds."""
+    """The options of one view. None means the value in ``DISTLOCK_IDEMPOTENCY``. Times in seconds."""
 
     required: bool = False
     atomic: bool | str = False
@@ -63,19 +63,19 @@ PLAIN = Options()
 NAMES = tuple(field.name for field in fields(Options))
 ATTRIBUTE, EXEMPT = "_distlock_idempotent", "_distlock_idempotency_exempt"
 
-# Logging in changes who asks, and an answer of theirs is nobody's to repeat: recognised by the classes of Django's own
-# views, also under those that a project derives, without importing them.
+# A log-in changes the principal, so its answer must not be repeated. Django's own views, and those derived from them,
+# are recognised by the names of their classes, without importing them.
 _AUTH_VIEWS = {"LoginView", "LogoutView", "PasswordChangeView", "PasswordResetView", "PasswordResetConfirmView"}
 _ADMIN_VIEWS = {"login", "logout", "password_change"}
 
 
 def options_of(view: Any, method: str) -> Options | None:
-    """The options that are written on a view, on its class, or on its handler of this method; None if none are."""
+    """The options of a view, of its class, or of its handler for this method, if they have any."""
     return next((found for part in _parts(view, method) if (found := getattr(part, ATTRIBUTE, None)) is not None), None)
 
 
 def is_exempt(view: Any, method: str) -> bool:
-    """Is this view none of our business: said so, or a view that logs somebody in or out?"""
+    """Is the view exempt: by its decorator, or because it logs a user in or out?"""
     if any(getattr(part, EXEMPT, False) for part in _parts(view, method)):
         return True
     kind: Any = getattr(view, "view_class", None)
@@ -83,7 +83,7 @@ def is_exempt(view: Any, method: str) -> bool:
         return any(
             base.__module__ == "django.contrib.auth.views" and base.__name__ in _AUTH_VIEWS for base in kind.__mro__
         )
-    # the admin wraps its views, but for the method that logs in
+    # the admin wraps its views, except the log-in
     site = getattr(view, "admin_site", None) or getattr(view, "__self__", None)
     of_admin = any(base.__module__ == "django.contrib.admin.sites" for base in type(site).__mro__)
     return of_admin and getattr(view, "__name__", "") in _ADMIN_VIEWS
@@ -102,7 +102,7 @@ def _parts(view: Any, method: str) -> list[Any]:
         return [view, *_operation(view, method)]
     actions = getattr(view, "actions", None) or {}
     handler = getattr(kind, actions.get(method.lower(), method.lower()), None)
-    # REST framework's api_view makes the handler, which does not look like its function
+    # REST framework's api_view creates the handler, without functools.wraps
     of_framework = getattr(handler, "__module__", None) == "rest_framework.decorators"
     function = _enclosed(handler, "func") if of_framework else None
     return [view, handler, function, getattr(kind, "dispatch", None)]
@@ -115,8 +115,10 @@ def _enclosed(function: Any, name: str) -> Any:
 
 
 def _operation(view: Any, method: str) -> list[Any]:
-    """Of django-ninja's view of a path: how the operation of this method is run, and its function. The view is a method
-    of the path, or a function that closes over it."""
+    """For django-ninja's view of a path: the ``run`` of the operation of this method, and its function.
+
+    The view is a method of the path, or a function that closes over it.
+    """
     path = getattr(view, "__self__", None)
     if path is None:
         path = _enclosed(view, "self")

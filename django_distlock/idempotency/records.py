@@ -21,7 +21,7 @@ class Answer:
     body: bytes | None = None
     # level, text, extra tags, whether the text is safe as HTML
     messages: tuple[tuple[int, str, str, bool], ...] = ()
-    # attributes of the response that other middleware looks at
+    # attributes of the response that other middleware reads
     marks: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -30,7 +30,7 @@ IDLE = 5.0  # seconds that the renewal thread stays without a claim
 # Unfinished rounds of renewals per storage. At a third of 30 s for each they cover the 130 s in which psycopg gives up
 # connecting.
 MOST_ROUNDS = 16
-# The most records that one sweep deletes, so that it never burdens the server for long; the next sweep goes on.
+# The most records that one sweep deletes, so that it never burdens the server for long; the next one continues.
 BATCH, BATCHES = 500, 20
 
 

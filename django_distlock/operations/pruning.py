@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 
-from django_distlock.backends.side_connection import Silent, attended
+from django_distlock.backends.side_connection import Silent, watched
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import BackendUnavailable, DistlockError
 from django_distlock.manager.registry import registry
@@ -68,7 +68,7 @@ def _of_alias(alias: str, days: float) -> Mapping[str, int]:
 
 def _of_kind(kind: str, pruner: Pruner, database: str, days: float, silent: set[str]) -> Mapping[str, int]:
     try:
-        with attended(database):
+        with watched(database):
             return {kind: pruner.delete(database, days)}
     except Silent as error:
         silent.add(database)

@@ -23,10 +23,10 @@ class Trip(NamedTuple):
 
 
 TRIPS = {
-    "memory": Trip(acquire=18, release=11),
+    "memory": Trip(acquire=18, release=7),
     "leasetable": Trip(acquire=21, release=9),
-    "leasetable_postgres": Trip(acquire=25, release=15),
-    "leasetable_mariadb": Trip(acquire=26, release=16),
+    "leasetable_postgres": Trip(acquire=23, release=14),
+    "leasetable_mariadb": Trip(acquire=24, release=15),
     "postgres": Trip(acquire=16, release=10),
     "mysql": Trip(acquire=16, release=10),
     "redis": Trip(acquire=27, release=12),

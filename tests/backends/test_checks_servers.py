@@ -224,7 +224,7 @@ def exact(request: Any, id: int = 1) -> HttpResponse:
 
 
 def routes(settings: Any, monkeypatch: pytest.MonkeyPatch, patterns: Sequence[Any]) -> list[str]:
-    """What is said of these routes."""
+    """The messages for these routes."""
     module = ModuleType("routes_of_a_test")
     module.urlpatterns = list(patterns)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -87,7 +87,7 @@ FAR = 0.025
 
 @pytest.mark.parametrize("using", ["postgres", "mysql"])
 def test_r22b_a_server_far_away(proxied: Proxied, using: str, name: str) -> None:
-    """The proof may take longer than a caller who does not wait: it would never come to its end."""
+    """The proof may take longer than a caller without a timeout has, and would never end."""
     proxied(using).delay(FAR)
     registry.reset()
     with advisory_lock(name, using=using, timeout=0):

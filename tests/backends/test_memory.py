@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def test_r21_nothing_is_kept_of_a_lock_that_was_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And fences rise all the same, whatever the clock does."""
+    """Fences rise all the same, also when the clock is set back."""
     backend = MemoryBackend("memory", {})
     claims = [Claim(key=derive_key("", "memory", f"n{number}"), ttl=30, token="t") for number in range(200)]
     last: dict[bytes, int] = {}

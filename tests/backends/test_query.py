@@ -1,4 +1,4 @@
-"""What is asked of the held locks: one meaning for all engines."""
+"""Queries of held locks mean the same on all engines."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def test_errors_of_a_late_call_are_dropped(background: Background, door: Door) -
 
 
 def test_several_at_the_same_time(background: Background, door: Door) -> None:
-    """What is done is taken, what is not wanted any more is abandoned, once or twice."""
+    """Take the results that are there, and abandon the other calls, once or twice."""
     first = background.start(str, 1, dispose=door.disposed.append)
     second = background.start(str, 2, dispose=door.disposed.append)
     third = background.start(door.wait, dispose=door.disposed.append)

@@ -67,7 +67,7 @@ class Crowd:
         self.pool = ThreadPoolExecutor(10)
 
     def arrive(self, name: str, timeout: float = PATIENCE) -> Any:
-        """Returns a future once ``name`` stands in the queue."""
+        """Returns a future once ``name`` is queued."""
         before = len(self.turnstile._queue)
         future: Any
         if name.startswith("task"):

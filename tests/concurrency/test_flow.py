@@ -1,4 +1,4 @@
-"""run and arun: one flow, two drivers, with whatever is thrown into them."""
+"""run and arun: one flow, two drivers, and any exception thrown into them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLAIM = Claim(key=LockKey("a", "n", b"x" * 32))
 
 
 class Target:
-    """Answers from a list, the same for both faces; an exception in it is raised. ``journal`` tells what was asked."""
+    """Answers from a list, for sync and async steps; an exception in it is raised. ``journal`` has the questions."""
 
     queues_waiters = True
 
@@ -136,7 +136,7 @@ def test_nested_flows(driver: Driver) -> None:
 
 
 class Slow:
-    """Steps that end when they are told to."""
+    """Steps that end on demand."""
 
     step = staticmethod(print)  # never called
 

@@ -1,4 +1,4 @@
-"""Text for logs, terminals and messages: one harmless line, whatever a name or a driver has put into it."""
+"""Text for logs, terminals and messages: one harmless line, also with control characters in names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owner tokens: nobody has one that another had, neither by threads nor by a fork (R22)."""
+"""Owner tokens: no two are the same, in threads and after a fork (R22)."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ def test_r22_a_child_does_not_draw_from_the_stock_of_its_parent() -> None:
 
 
 def test_r22_a_fork_while_another_thread_draws() -> None:
-    """The child gets a mutex of its own: the parent's may be taken in the moment of the fork."""
+    """The child gets a new mutex: the parent's may be locked at the moment of the fork."""
     with tokens._guard:
         assert len(_drawn_by_a_child(1)) == 1

@@ -41,7 +41,7 @@ CLAIMS = [
     ("backends/mysql", f"at most {keys.MAX_TEXT_LENGTH} lower-case"),
     ("backends/mysql", f"at most {mysql.KNOWN_NAMES:,}"),
     ("backends/leasetable", f"closed after {backend.IDLE:g} s without a statement"),
-    ("backends/leasetable", f"not been seen for {GRACE:g} s is passed over"),
+    ("backends/leasetable", f"no sign of life for {GRACE:g} s is passed over"),
     ("backends/leasetable", f"ended more than {KEPT / 3600:g} hours ago"),
     ("backends/redis", f"The first {redis.WAITERS} waiters of a process"),
     ("backends/redis", {0.25: "look four times a second"}[redis.ASK_EVERY]),

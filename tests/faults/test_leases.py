@@ -1,5 +1,5 @@
-"""I3 and I4: a holder that slept beyond its TTL knows it as soon as it wakes up, and fencing tokens rise whatever
-happens to the server meanwhile."""
+"""I3 and I4: a holder that slept beyond its TTL knows it as soon as it wakes up, and fencing tokens rise even
+when the server restarts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GRANTS, PROCESSES = (50_000 if FULL else 120), 3
 
 
 def holder(link: Any, using: str) -> None:
-    """Hold what it is told to, and say after the pause what it knows of each, without asking anybody."""
+    """Hold the locks that the test names; after the pause say which are lost, without asking the server."""
     while (names := link.hear()) is not None:
         leases = [advisory_lock(name, using=using, ttl=TTL).acquire() for name in names]
         link.say("ready")
@@ -53,7 +53,7 @@ def holder(link: Any, using: str) -> None:
 
 @with_ttl
 def test_i3_who_slept_beyond_its_ttl_knows_it_at_once(entry: Entry, name: str) -> None:
-    """R18: lost at ``valid_until``, seen by the first look after the pause; 500 of them in the full size."""
+    """R18: lost at ``valid_until``, seen by the first check after the pause; 500 of them in the full size."""
     with Child(holder, entry.using) as child:
         for pause in range(PAUSES):
             locks = [advisory_lock(f"{name}{pause}-{number}", using=entry.using, ttl=TTL) for number in range(AT_ONCE)]

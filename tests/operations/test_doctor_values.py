@@ -177,8 +177,8 @@ def test_nodes_of_redlock_that_may_not_be_asked() -> None:
     [
         ("Zookeeper version: 3.8.0-${mvngit.commit.id}, built on\nMode: leader\n", "info", "ZooKeeper 3.8.0, leader."),
         ("Zookeeper version: 3.5.2-alpha-1, built on\nMode: standalone\n", "error", "3.5.2, standalone."),
-        ("This ZooKeeper instance is not currently serving requests", "info", "does not tell its version"),
-        ("srvr is not executed because it is not in the whitelist.", "info", "does not tell its version"),
+        ("This ZooKeeper instance is not currently serving requests", "info", "does not give its version"),
+        ("srvr is not executed because it is not in the whitelist.", "info", "does not give its version"),
         (None, "warning", "does not answer"),
     ],
 )

@@ -1,12 +1,12 @@
 """Leases in a table, on any database: a name, a token, an expiry and a fencing token per lock.
 
-One statement takes a lease if it is free or expired and nobody queues for it, and one gives it back. Who finds it taken
-draws a ticket and looks again, the more often the nearer its turn. Times are those of the database's own clock.
+One statement takes a lease if it is free or expired and has no waiters, and one frees it. A waiter draws a ticket and
+reads the lease repeatedly, the more often the nearer its turn. Times are those of the database's clock.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
@@ -19,7 +19,7 @@ from django_distlock.concurrency.flow import Flow, arun, run
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
-from . import doctor, path
+from . import doctor
 from .pruning import Pruning
 from .records import Crowded, Holder, Store, StoreError, Ticket
 from .server import ServerStore
@@ -27,19 +27,21 @@ from .sqlite import SqliteStore
 from .waiter import ASKING, Waiter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from django.core.checks import CheckMessage
 
-# A caller that does not wait still grants the database this long to answer; seconds.
+P = ParamSpec("P")
+
+# Seconds for the first answer to a caller that does not wait.
 LEAST_PATIENCE = 0.5
-# So long may a release or a look by an operator take; and a renewal, for which all others wait. Seconds.
+# Seconds for a release or a listing; and for a renewal, which delays the renewals of other leases.
 PATIENCE, RENEWAL_PATIENCE = 2.0, 1.0
-# A waiter does not look again with less time than this; seconds.
+# A waiter with less time than this does not look again; seconds.
 LAST_LOOK = 0.003
-# A waiter whose time is over leaves the queue within this time, or it is done behind its back; seconds.
-FAREWELL = 0.02
-# A session without a statement is closed after this time; seconds.
+# Seconds after its timeout in which a waiter leaves the queue by itself. After that the clean-up does it.
+LEAVE_TIMEOUT = 0.02
+# Seconds without a statement after which the session is closed.
 IDLE = 5.0
 TICK = 0.5
 
@@ -63,18 +65,18 @@ class LeaseTableBackend(Backend):
             raise ImproperlyConfigured(
                 f"DISTLOCK[{alias!r}]: OPTIONS['database'] is {self.database!r}, which is not in DATABASES."
             )
-        self.store: ServerStore | SqliteStore
-        # SQLite answers at once: a thread needs neither steps nor a watch.
+        self.store: Store[Any]
+        # SQLite answers at once: a thread needs neither a flow nor a watch.
         self._embedded: SqliteStore | None = None
         if connections[self.database].vendor == "sqlite":
             self.store = self._embedded = SqliteStore(alias, self.database, lambda: self.threads)
         else:
             self.tables = ("leaserow", "leaseticket")
             self.store = ServerStore(alias, self.database, lambda: self.threads, lambda when: self.wake_at(when))
-        self._direct: Store = self._embedded.direct if self._embedded is not None else self.store
+        self._sql = self.store.statements
         self._holder = Holder()
-        # Claims that ask, with their ticket once they wait, and their grant until the caller surely has it: who is
-        # interrupted on the way withdraws, and what was granted then is given back.
+        # Claims that are asked for, with their ticket once they wait, and with their grant until the caller has it for
+        # certain: an interrupted caller withdraws the claim, and its lease is freed.
         self._claims: dict[str, Waiter | Grant | None] = {}
         self._cleanup = PendingCleanup(self._undo_claim, f"distlock-{alias}-undo")
         self._pruning = Pruning(self.store, alias)
@@ -82,48 +84,49 @@ class LeaseTableBackend(Backend):
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         store = self._embedded
         if store is None or claim.token in self._claims or self._cleanup.requests:
-            return run(self._acquire(self._direct, claim, wait))
+            return run(self._acquire(claim, wait))
         asked = monotonic()
         self._claims[claim.token] = ASKING
         try:
-            return self._entered(claim, asked, wait, *store.enter(claim, self._holder.text(), wait > 0))
-        except Exception:  # most likely another process just writes
-            return run(self._acquire(self._direct, claim, wait))
+            entered = store.statements.enter(store.file(), claim, self._holder.text(), wait > 0)
+            return self._entered(claim, asked, wait, *entered)
+        except Exception:  # most likely another process is writing
+            return run(self._acquire(claim, wait))
         except BaseException:
             self.withdraw(claim)
             raise
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return await arun(self._acquire(self.store, claim, wait))
+        return await arun(self._acquire(claim, wait))
 
-    def _acquire(self, store: Store, claim: Claim, wait: float) -> Flow[Grant | None]:
+    def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
         asked = monotonic()
         waiter = self._claims.get(claim.token)
         try:
             if not isinstance(waiter, Waiter):
-                if not self._cleanup.discard(claim.token):
+                if self._cleanup.requests and not self._cleanup.discard(claim.token):
                     return None
                 self._claims[claim.token] = ASKING
                 until = asked + self._patience(wait)
-                entered = yield from store.run(until, "enter", claim, self._holder.text(), wait > 0)
+                entered = yield from self.store.run(until, self._sql.enter, claim, self._holder.text(), wait > 0)
                 return self._entered(claim, asked, wait, *entered)
             if wait < LAST_LOOK:
                 return None
-            fence = yield from waiter.look(store, claim, self._holder.text())
+            fence = yield from waiter.look(self.store, claim, self._holder.text())
             return None if fence is None else self._granted(claim, fence, asked)
         except StoreError as error:
             if isinstance(waiter, Waiter) or error.uncertain:
                 self._leave_behind(claim, error.uncertain)
             self._claims.pop(claim.token, None)
             if isinstance(error, Crowded) and wait > 0:
-                return None  # all the time was spent behind others of this process
+                return None  # other callers of this process used all the time
             raise self._unavailable(error) from (error.__cause__ or error)
         except GeneratorExit:
             self._leave_behind(claim, True)
             self._claims.pop(claim.token, None)
             raise
         except BaseException:
-            yield from self._withdraw(store, claim)
+            yield from self._withdraw(claim)
             raise
 
     def _entered(
@@ -138,7 +141,7 @@ class LeaseTableBackend(Backend):
         return None
 
     def _patience(self, wait: float) -> float:
-        """Seconds for the first answer. A file has no server that could be silent, only others that write to it."""
+        """Seconds for the first answer. A file has no server that could be silent, only processes that write to it."""
         server = wait > 0 and self._embedded is None
         return max(wait, LEAST_ANSWER if server else LEAST_PATIENCE)
 
@@ -153,43 +156,45 @@ class LeaseTableBackend(Backend):
         return waiter.pause() if isinstance(waiter, Waiter) else super().pause(claim, attempt)
 
     def withdraw(self, claim: Claim) -> None:
-        run(self._withdraw(self._direct, claim))
+        run(self._withdraw(claim))
 
     async def awithdraw(self, claim: Claim) -> None:
-        await arun(self._withdraw(self.store, claim))
+        await arun(self._withdraw(claim))
 
-    def _withdraw(self, store: Store, claim: Claim) -> Flow[None]:
-        """Leave the queue; and give back what was granted to nobody, because the attempt was interrupted."""
+    def _withdraw(self, claim: Claim) -> Flow[None]:
+        """Leave the queue, and free a lease whose caller was interrupted before it had it."""
         if claim.token not in self._claims:
             return
         waiter, now = self._claims.pop(claim.token), monotonic()
         until = now + LEAST_PATIENCE
         if isinstance(waiter, Waiter):
             if self._embedded is None and now > waiter.deadline - LAST_LOOK:
-                self._leave_behind(claim, waiter.asking)  # its caller has no time for a reply
+                self._leave_behind(claim, waiter.asking)  # the caller has no time for a reply
                 return
-            until = min(until, waiter.until + FAREWELL)
+            until = min(until, waiter.until + LEAVE_TIMEOUT)
         try:
             if not isinstance(waiter, Waiter) or waiter.asking:
-                yield from store.run(until, "give", claim)
-            yield from store.run(until, "leave", claim)
+                yield from self.store.run(until, self._sql.give, claim)
+            yield from self.store.run(until, self._sql.leave, claim)
         except StoreError as error:
             self._leave_behind(claim, error.uncertain)
 
     def _leave_behind(self, claim: Claim, uncertain: bool) -> None:
+        """Have the claim undone in the background."""
         self._cleanup.add(claim.token, claim, claim.ttl or 0.0, uncertain)
         self.wake_at(monotonic())
 
     def _undo_claim(self, claim: Claim, until: float) -> Flow[None]:
-        yield from self.store.run(until, "give", claim)
-        yield from self.store.run(until, "leave", claim)
+        yield from self.store.run(until, self._sql.give, claim)
+        yield from self.store.run(until, self._sql.leave, claim)
 
     def release_fast(self, grant: Grant) -> bool:
-        if self._embedded is None:
+        store = self._embedded
+        if store is None:
             return False
         try:
-            given = self._embedded.give(grant.claim)
-        except Exception:  # most likely another process just writes
+            given = store.statements.give(store.file(), grant.claim)
+        except Exception:  # most likely another process is writing
             return False
         except BaseException:
             self._leave_behind(grant.claim, True)
@@ -198,23 +203,23 @@ class LeaseTableBackend(Backend):
         return given
 
     def release(self, grant: Grant) -> bool:
-        return run(self._release(self._direct, grant))
+        return run(self._release(grant))
 
     async def arelease(self, grant: Grant) -> bool:
-        return await arun(self._release(self.store, grant))
+        return await arun(self._release(grant))
 
-    def _release(self, store: Store, grant: Grant) -> Flow[bool]:
+    def _release(self, grant: Grant) -> Flow[bool]:
         claim = grant.claim
         self._claims.pop(claim.token, None)
         try:
-            given = yield from store.run(monotonic() + PATIENCE, "give", claim)
+            given = yield from self.store.run(monotonic() + PATIENCE, self._sql.give, claim)
         except StoreError as error:
             self._leave_behind(claim, error.uncertain)
             raise self._unavailable(error) from (error.__cause__ or error)
         except BaseException:
             self._leave_behind(claim, True)
             raise
-        if given is None:  # sent twice: the first one did it, unless the lease had ended
+        if given is None:  # it was repeated: the first statement freed the lease, unless that had ended
             return grant.valid_until is not None and monotonic() < grant.valid_until
         return bool(given)
 
@@ -225,12 +230,15 @@ class LeaseTableBackend(Backend):
         return await arun(self._verify(grant))
 
     def _verify(self, grant: Grant) -> Flow[bool]:
-        held = yield from self._asked("holds", grant.claim)
+        held = yield from self._asked(PATIENCE, self._sql.holds, grant.claim)
         return bool(held)
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
-        # Called by the keepalive thread, which then cannot keep watch over the statement.
-        result: Grant | None = self.store.attended(self._extend(grant, ttl))
+        # The keepalive thread calls this, which otherwise watches the statements.
+        try:
+            result: Grant | None = self.store.run_watched(self._extend(grant, ttl))
+        except StoreError as error:
+            raise self._unavailable(error) from (error.__cause__ or error)
         return result
 
     async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
@@ -238,7 +246,7 @@ class LeaseTableBackend(Backend):
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
         asked = monotonic()
-        if not (yield from self._asked("extend", grant.claim, ttl, patience=RENEWAL_PATIENCE)):
+        if not (yield from self._asked(RENEWAL_PATIENCE, self._sql.extend, grant.claim, ttl)):
             return None
         valid_until = asked + ttl - drift(ttl)
         return Grant(claim=grant.claim, fence=grant.fence, acquired_at=grant.acquired_at, valid_until=valid_until)
@@ -247,17 +255,16 @@ class LeaseTableBackend(Backend):
         return doctor.findings(self.store, self.database)
 
     def check(self) -> list[CheckMessage]:
-        return path.check(self.alias, self.database) if self._embedded is not None else []
+        return doctor.check(self.alias, self.database) if self._embedded is not None else []
 
     def inspect(self) -> Iterable[LockInfo]:
-        return [row.info(self.alias) for row in run(self._asked("rows"))]
+        return [row.info(self.alias) for row in run(self._asked(PATIENCE, self._sql.rows))]
 
     def break_lock(self, info: LockInfo) -> bool:
-        return bool(run(self._asked("break_lease", info.key, info.fence)))
+        return bool(run(self._asked(PATIENCE, self._sql.break_lease, info.key, info.fence or 0)))
 
     def prune(self) -> int:
-        """Delete the leases that ended more than 24 hours ago; how many. Fences rise all the same: they follow the
-        clock."""
+        """Delete the leases that ended more than 24 hours ago; how many. Fences follow the clock and go on rising."""
         try:
             return self._pruning.run()
         except StoreError as error:
@@ -266,9 +273,11 @@ class LeaseTableBackend(Backend):
     def prune_old(self, days: float) -> Mapping[str, int]:
         return {"leases": self.prune()}
 
-    def _asked(self, operation: str, *args: Any, patience: float = PATIENCE) -> Flow[Any]:
+    def _asked(
+        self, patience: float, operation: Callable[Concatenate[Any, P], object], *args: P.args, **kwargs: P.kwargs
+    ) -> Flow[Any]:
         try:
-            return (yield from self.store.run(monotonic() + patience, operation, *args))
+            return (yield from self.store.run(monotonic() + patience, operation, *args, **kwargs))
         except StoreError as error:
             raise self._unavailable(error) from (error.__cause__ or error)
 

@@ -1,16 +1,20 @@
-"""What `distlock doctor` asks the database of a lease table."""
+"""The system check of a lease table, and what `distlock doctor` asks its database."""
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from django.db import DatabaseError
+from django.core.checks import CheckMessage, Warning
+from django.db import DatabaseError, connections
 
 from django_distlock.backends.side_connection import Silent, ask
 from django_distlock.records import Finding
 
 from .sqlite import SqliteStore
+from .sqlite_file import database_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,8 +25,11 @@ CLOCKS = {
     "postgresql": "SELECT extract(epoch FROM clock_timestamp())",
     "mysql": "SELECT UNIX_TIMESTAMP(NOW(6))",
 }
-# Seconds by which two clocks may differ without a word.
+# Seconds by which the clocks may differ without a warning.
 SKEW = 2.0
+# One line for each mount that this process sees; the fifth field is where it is.
+# https://man7.org/linux/man-pages/man5/proc_pid_mountinfo.5.html
+MOUNTS = "/proc/self/mountinfo"
 
 
 def findings(store: object, database: str) -> Iterator[Finding]:
@@ -38,7 +45,7 @@ def findings(store: object, database: str) -> Iterator[Finding]:
             yield Finding("info", f"SQLite; the leases are in {path}, which excludes processes of this host only.")
         return
     try:
-        # on a connection of its own: a server that hangs would keep the command for ever
+        # not on Django's connection: the command would wait for ever for a server that hangs
         yield from ask(database, _server)
     except Silent as error:
         yield Finding("error", str(error))
@@ -67,3 +74,43 @@ def skewed(seconds: float) -> Finding:
         "lock suffers; but times in lists and logs do not agree.",
         "Let both follow the same time servers.",
     )
+
+
+def check(alias: str, database: str) -> list[CheckMessage]:
+    """Warn of a database file with a second name: processes that use it look for the leases elsewhere."""
+    path = database_path(connections.settings[database]["NAME"])
+    if path is None:
+        return []
+    try:
+        names = os.stat(path).st_nlink
+    except OSError:
+        return []  # it does not exist yet
+    if names > 1:
+        why = f"has {names} names (hard links)"
+    elif mounted_alone(path, _mounts()):
+        why = "is mounted by itself, without its directory"
+    else:
+        return []
+    return [
+        Warning(
+            f"DISTLOCK[{alias!r}]: the database {path} {why}. Its leases are in a file beside it: processes "
+            "that use another name of the database do not see them, and both may hold the same lock.",
+            hint="Use one name in all processes: a symbolic link in place of a hard link, a mount of the directory in "
+            "place of the file.",
+            id="distlock.W046",
+        )
+    ]
+
+
+def _mounts() -> str:
+    try:
+        return Path(MOUNTS).read_text("utf-8", "surrogateescape")
+    except OSError:
+        return ""  # not Linux
+
+
+def mounted_alone(path: str, mounts: str) -> bool:
+    """Is the file itself a mount point, as after `docker run -v FILE:FILE`?"""
+    # spaces, tabs, newlines and backslashes are written in octal
+    octal = "".join(f"\\{ord(char):03o}" if char in " \t\n\\" else char for char in path)
+    return any(line.split(" ")[4:5] == [octal] for line in mounts.splitlines())

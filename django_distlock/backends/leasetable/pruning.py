@@ -1,11 +1,11 @@
-"""Leases that ended a day ago are deleted: nothing has to be kept for ever, since fences follow the clock."""
+"""Pruning of the lease table: leases that ended a day ago are deleted, since fences follow the clock."""
 
 from __future__ import annotations
 
 import logging
 import random
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import run
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_distlock.backends")
 
-# Rows that one statement looks at: a few milliseconds, for which nobody else of this process gets through.
+# Rows for one statement, which takes a few milliseconds of the session.
 BATCH = 1000
-# A process that uses its locks prunes this often, on average; seconds.
+# Seconds between two prunings by one process, on average.
 EVERY = 3600.0
 PATIENCE = 2.0
-# Between two batches, so that others get through; seconds.
+# Seconds between two batches, in which other statements have the session.
 BREATH = 0.005
 
 
 class Pruning:
-    """Prunes when told, and in the background now and then."""
+    """Prunes on demand, and regularly in the background."""
 
-    def __init__(self, store: Store, alias: str) -> None:
+    def __init__(self, store: Store[Any], alias: str) -> None:
         self._store = store
         self._name = f"distlock-{alias}-prune"
         self._due = monotonic() + self._interval()
@@ -39,21 +39,21 @@ class Pruning:
 
     @staticmethod
     def _interval() -> float:
-        """Not the same for all processes that were started together."""
+        """A random interval: processes that were started together do not prune together."""
         return EVERY * random.uniform(0.5, 1.5)  # noqa: S311
 
     def run(self, batch: int = BATCH, breath: float = 0.0) -> int:
-        """Go through the whole table, ``batch`` rows at a time; how many leases were deleted. StoreError."""
+        """Prune the whole table, ``batch`` rows at a time; how many leases were deleted. StoreError."""
         total = 0
         last = None
         while True:
-            deleted, last = run(self._store.run(monotonic() + PATIENCE, "prune", last, batch))
+            deleted, last = run(self._store.run(monotonic() + PATIENCE, self._store.statements.prune, last, batch))
             total += int(deleted)
             if last is None or self._stop.wait(breath):
                 return total
 
     def tick(self, now: float) -> None:
-        """Start in the background if it is due."""
+        """Prune in the background if it is due."""
         if now >= self._due:
             self._due = now + self._interval()
             thread = threading.Thread(target=self._run_quietly, name=self._name, daemon=True)
@@ -67,7 +67,7 @@ class Pruning:
             logger.warning("Old leases could not be deleted: %s", one_line(error))
 
     def close(self) -> None:
-        """End what runs in the background."""
+        """End the pruning in the background."""
         if self._thread is not None:
             self._stop.set()
             self._thread.join(PATIENCE)

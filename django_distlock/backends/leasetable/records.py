@@ -1,33 +1,38 @@
-"""What the two stores of the lease table have in common: the values that go in and out, and how they fail."""
+"""What the two stores of the lease table have in common: interface, values that go in and out, and errors."""
 
 from __future__ import annotations
 
 import os
 import socket
+from abc import ABC, abstractmethod
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 from django_distlock.backends.text import readable, short
 from django_distlock.concurrency.caller import asker
 from django_distlock.records import MOST_WAITING, LockInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from django_distlock.concurrency.flow import Flow
+    from django_distlock.records import Claim
 
-# A waiter of a process that does not tell who it is.
+S = TypeVar("S")
+P = ParamSpec("P")
+
+# Shown for a waiter whose process did not write who it is.
 UNKNOWN = "unknown"
-# A waiter that has not been seen for this long is passed over; it keeps its place for when it comes back.
+# Seconds without a sign of life after which a waiter is passed over. It keeps its place until it is deleted.
 GRACE = 1.0
-# A waiter says that it lives this often.
+# Seconds between two signs of life of a waiter.
 SIGN_OF_LIFE = 0.3
-# Waiters that have not been seen for this long are deleted.
+# Seconds without a sign of life after which a waiter is deleted.
 DEAD = 60.0
-# Leases that ended longer ago than this may be pruned: the clock alone then keeps the fence rising.
+# Seconds after which a lease that ended may be pruned: by then the clock alone keeps the fence rising.
 KEPT = 24 * 3600.0
-# The place of somebody who has no ticket: behind everybody.
+# The place of a caller without a ticket: behind all tickets.
 NOWHERE = 2**62
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -35,21 +40,15 @@ _CENTURY = 3.2e9  # seconds
 
 
 class StoreError(Exception):
-    """The store did not do what was asked. ``uncertain``: it may have, or may do so later."""
+    """An operation failed. ``uncertain``: it may have been executed, or may be executed later."""
 
     def __init__(self, message: str, *, uncertain: bool = False) -> None:
         super().__init__(message)
         self.uncertain = uncertain
 
 
-class Store(Protocol):
-    """Where the leases are. ``run`` does one operation by the monotonic time ``until``, or raises StoreError."""
-
-    def run(self, until: float, operation: str, *args: Any) -> Flow[Any]: ...
-
-
 class Crowded(StoreError):
-    """There was no time left to ask: the session was busy, but it works."""
+    """Other callers of this process used the session for all the time that there was. The server works."""
 
 
 class Ticket(NamedTuple):
@@ -60,7 +59,7 @@ class Ticket(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a waiter sees: whose the live lease is, its fence, how many are ahead, and its own place."""
+    """The token and the fence of the live lease, how many waiters are ahead, and the waiter's own place."""
 
     token: str | None
     fence: int | None
@@ -97,12 +96,107 @@ class Row(NamedTuple):
 
 
 def rows_of(found: Iterable[Sequence[Any]]) -> list[Row]:
-    """One for each lease, from one for each of its waiters, with their tokens and what they tell, in order."""
+    """One row for each lease, from rows of a lease and one of its waiters, or none, in order."""
     rows: list[Row] = []
     for lease, each in groupby(found, key=lambda row: row[:7]):
-        waiting = [told or UNKNOWN for *_, token, told in each if token is not None]
+        waiting = [holder or UNKNOWN for *_, token, holder in each if token is not None]
         rows.append(Row._make((*lease, len(waiting), tuple(waiting[:MOST_WAITING]))))
     return rows
+
+
+class Statements(ABC, Generic[S]):
+    """The operations on the leases of one alias. Each is executed on a session: of a server, or an open file."""
+
+    @abstractmethod
+    def enter(self, session: S, claim: Claim, holder: str, queue: bool) -> tuple[int | None, Ticket | None]:
+        """Take the lease, or else draw a ticket if ``queue``; the fence, and the ticket."""
+
+    @abstractmethod
+    def look(self, session: S, claim: Claim, place: int) -> Look:
+        """How the lease and the queue are, without writing."""
+
+    @abstractmethod
+    def join(self, session: S, claim: Claim, holder: str) -> Ticket:
+        """Draw a ticket."""
+
+    @abstractmethod
+    def take_turn(self, session: S, claim: Claim, holder: str, place: int) -> int | None:
+        """Take the lease if no live waiter is before ``place``, and leave the queue; the fence, or None."""
+
+    @abstractmethod
+    def refresh(self, session: S, claim: Claim, place: int) -> None:
+        """Note that the waiter is alive."""
+
+    @abstractmethod
+    def leave(self, session: S, claim: Claim) -> None:
+        """Delete the ticket, and those of dead waiters."""
+
+    @abstractmethod
+    def give(self, session: S, claim: Claim) -> bool:
+        """Free the lease; False if the claim does not hold it."""
+
+    @abstractmethod
+    def extend(self, session: S, claim: Claim, ttl: float) -> bool:
+        """Let the lease live for ``ttl`` seconds from now; False if the claim does not hold it."""
+
+    @abstractmethod
+    def holds(self, session: S, claim: Claim) -> bool:
+        """Does the claim hold the lease?"""
+
+    @abstractmethod
+    def rows(self, session: S) -> list[Row]:
+        """The live leases of this alias."""
+
+    @abstractmethod
+    def break_lease(self, session: S, digest: str, fence: int) -> bool:
+        """Free the lease that was granted with ``fence``; False if it has ended."""
+
+    @abstractmethod
+    def prune(self, session: S, after: Any, limit: int) -> tuple[int, Any]:
+        """Delete leases that ended a day ago, among the ``limit`` ones with digests above ``after``; how many, and the
+        last digest. It is None at the end of the table, when dead waiters are deleted."""
+
+
+class Store(ABC, Generic[S]):
+    """Where the leases are: it has the session and executes the statements on it."""
+
+    statements: Statements[S]
+
+    @abstractmethod
+    def run(
+        self, until: float, operation: Callable[Concatenate[S, P], object], *args: P.args, **kwargs: P.kwargs
+    ) -> Flow[Any]:
+        """Execute one of the statements, again while it is worth while. StoreError at the monotonic time ``until``."""
+
+    @property
+    @abstractmethod
+    def is_open(self) -> bool:
+        """Is there a session to be closed once it is idle?"""
+
+    @property
+    @abstractmethod
+    def used_at(self) -> float:
+        """The monotonic time of the last statement."""
+
+    @abstractmethod
+    def watch(self, now: float) -> float | None:
+        """End a statement that has no time left; until when the present one may take."""
+
+    @abstractmethod
+    def run_watched(self, flow: Flow[Any]) -> Any:
+        """Run ``flow`` for the thread that otherwise calls :meth:`watch`."""
+
+    @abstractmethod
+    def close_idle(self) -> None:
+        """Close the session unless it is in use."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the session. Leases are rows and stay; the next statement opens another session."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """In the child of a fork: leave the session to the parent."""
 
 
 def microseconds(seconds: float) -> int:
@@ -115,7 +209,7 @@ def moment(value: int) -> datetime:
 
 
 class Holder:
-    """Who asks, as host:pid:thread or task."""
+    """The caller, as host:pid:thread or task."""
 
     def __init__(self) -> None:
         self._process = f"{socket.gethostname()}:{os.getpid()}"

@@ -1,7 +1,7 @@
-"""The statements of the lease table on database servers.
+"""The lease table on database servers: the session, and its statements.
 
-One dialect for each family of servers. They differ in the clock and in how one statement takes a lease; the rest is
-common SQL. Times are microseconds since 1970 in UTC, by the clock of the server.
+There is one dialect for each family of servers. They differ in the clock and in how one statement takes a lease; the
+rest is common SQL. Times are microseconds since 1970 in UTC, by the clock of the server.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ from django.db import IntegrityError
 from django.db.models.functions import Now
 from django.db.models.sql import Query
 
+from django_distlock.backends.side_connection import SideConnection
 from django_distlock.backends.text import printable, short
+from django_distlock.concurrency import sockets
+from django_distlock.concurrency.clock import monotonic
 
-from .records import DEAD, GRACE, KEPT, NOWHERE, Look, Row, Ticket, microseconds, rows_of
+from .records import DEAD, GRACE, KEPT, NOWHERE, Look, Row, Statements, Ticket, microseconds, rows_of
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
     from django_distlock.records import Claim
 
-# Nobody alive is ahead. Parameters: _place().
+# No live waiter is ahead. Parameters: _place().
 FIRST = """NOT EXISTS (
     SELECT 1 FROM django_distlock_ticket t WHERE t.digest = %s AND t.seen > {now} - {grace}
     AND (t.arrived < %s OR (t.arrived = %s AND t.token < %s)))"""
-# The same statement again after its reply was lost, when others may have queued up. Parameters: digest, token.
+# The lease is ours already: the statement is repeated because its reply was lost. Parameters: digest, token.
 OURS = """EXISTS (
     SELECT 1 FROM django_distlock_lease o WHERE o.digest = %s AND o.token = %s AND o.expires_at > {now})"""
 # The lease is free, expired, or ours. Parameter: token.
@@ -77,7 +80,7 @@ PRUNE_TICKETS = "DELETE FROM django_distlock_ticket WHERE seen < {now} - {dead}"
 LAST_OF_BATCH = """
 SELECT MAX(digest) FROM (SELECT digest FROM django_distlock_lease WHERE digest > %s ORDER BY digest {limit}) q
 """
-# A fence that is still to come, because the clock was set back, has to be remembered.
+# A fence in the future, after the clock was set back, must be kept: the next one has to be higher.
 PRUNE = """
 DELETE FROM django_distlock_lease WHERE digest > %s AND digest <= %s AND expires_at < {now} - {kept} AND fence < {now}
 """
@@ -89,66 +92,108 @@ def _place(claim: Claim, place: int) -> tuple[Any, ...]:
     return claim.key.path, place, place, "" if place == NOWHERE else claim.token
 
 
-class Dialect:
+class Session(SideConnection):
+    """A session of this package. Its statements go to the driver's cursor, so that Django does not log them."""
+
+    def __init__(self, database: str) -> None:
+        super().__init__(database)
+        if self.wrapper.vendor == "postgresql":
+            self.options["server_side_binding"] = True  # without it statements cannot be prepared
+        elif self.wrapper.vendor == "mysql":
+            self.options["isolation_level"] = "read committed"  # the server's default would lock gaps of the queue
+        self.used_at = monotonic()
+        self.cursor: Any = None
+
+    @classmethod
+    def connect(cls, database: str) -> Session:
+        """A session that is open. Slow, and deaf to deadlines. Errors are Django's."""
+        session = cls(database)
+        try:
+            session.open()
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def open(self) -> None:
+        super().open()
+        raw: Any = self.wrapper.connection
+        self.cursor = self.wrapper.create_cursor()
+        if hasattr(raw, "prepare_threshold"):  # psycopg 3
+            self.cursor.execute("SELECT pg_backend_pid()")
+            pooled = self.cursor.fetchone()[0] != raw.info.backend_pid
+            # Planning costs more than executing. A pooler that changes the server session loses prepared statements.
+            raw.prepare_threshold = None if pooled else 1
+
+    def leave_to_parent(self) -> None:
+        """In the child of a fork: never close it, since the driver would say goodbye on the parent's socket."""
+        if self._fd >= 0:
+            sockets.silence(self._fd)
+        _inherited.append(self)
+
+
+_inherited: list[Session] = []
+
+
+class Dialect(Statements[Session]):
     """Common SQL: up to three statements take a lease, and one before each asks for the clock, as Django spells it."""
 
     clock: str | None = None
 
-    def __init__(self, connection: BaseDatabaseWrapper, alias: str) -> None:
-        self._connection = connection
+    def __init__(self, alias: str) -> None:
         self._alias = short(alias)
         self._texts: dict[str, str] = {}
 
-    def _text(self, cursor: Any, statement: str) -> str:
+    def _text(self, session: Session, statement: str) -> str:
         if self.clock is None:
-            return self._fill(statement, str(self._ask_clock(cursor)))
+            return self._fill(session, statement, str(self._ask_clock(session)))
         text = self._texts.get(statement)
         if text is None:
-            text = self._texts[statement] = self._fill(statement, self.clock)
+            text = self._texts[statement] = self._fill(session, statement, self.clock)
         return text
 
-    def _fill(self, statement: str, now: str) -> str:
-        """Put in what is not a value: fragments of this module, and numbers."""
+    def _fill(self, session: Session, statement: str, now: str) -> str:
+        """Insert the fragments of this module and its numbers; values are parameters."""
         parts = {
             "now": now,
             "grace": microseconds(GRACE),
             "dead": microseconds(DEAD),
             "kept": microseconds(KEPT),
             "columns": COLUMNS,
-            "dual": self._connection.features.bare_select_suffix,
+            "dual": session.wrapper.features.bare_select_suffix,
         }
         mine = MINE.format(now=now)
         return statement.format(**parts, mine=mine, first=FIRST.format(**parts), ours=OURS.format(**parts))
 
-    def _ask_clock(self, cursor: Any) -> int:
+    def _ask_clock(self, session: Session) -> int:
         query = Query(None)
         query.add_annotation(Now(), "now", select=True)
-        cursor.execute(*query.get_compiler(connection=self._connection).as_sql())
-        now: datetime = cursor.fetchone()[0]
+        session.cursor.execute(*query.get_compiler(connection=session.wrapper).as_sql())
+        now: datetime = session.cursor.fetchone()[0]
         return ((now if now.tzinfo else now.replace(tzinfo=UTC)) - EPOCH) // timedelta(microseconds=1)
 
-    def change(self, cursor: Any, statement: str, *params: Any) -> int:
+    def change(self, session: Session, statement: str, *params: Any) -> int:
         """Execute a write; how many rows it changed."""
-        cursor.execute(self._text(cursor, statement), params)
-        return int(cursor.rowcount)
+        session.cursor.execute(self._text(session, statement), params)
+        return int(session.cursor.rowcount)
 
-    def ask(self, cursor: Any, statement: str, *params: Any) -> list[Any]:
+    def ask(self, session: Session, statement: str, *params: Any) -> list[Any]:
         """Execute a read; its rows."""
-        cursor.execute(self._text(cursor, statement), params)
-        return list(cursor.fetchall())
+        session.cursor.execute(self._text(session, statement), params)
+        return list(session.cursor.fetchall())
 
-    def take(self, cursor: Any, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
-        """Take the lease if it is free, expired or ours and nobody is ahead of ``place``; the fence, or None."""
+    def take(self, session: Session, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
+        """Take the lease if it is free, expired or ours, and no live waiter is before ``place``; the fence, or None."""
         digest, token = claim.key.path, claim.token
         known = (microseconds(claim.ttl or 0.0), holder, self._alias, digest, token, *_place(claim, place))
-        if not self.change(cursor, UPDATE, token, *known):
-            if self.ask(cursor, KNOWN, digest):
+        if not self.change(session, UPDATE, token, *known):
+            if self.ask(session, KNOWN, digest):
                 return None
             try:
-                self.change(cursor, INSERT, *self._values(claim, holder))
-            except IntegrityError:  # somebody else was faster
+                self.change(session, INSERT, *self._values(claim, holder))
+            except IntegrityError:  # another process was faster
                 return None
-        found = self.ask(cursor, FENCE, digest, token)
+        found = self.ask(session, FENCE, digest, token)
         return int(found[0][0]) if found else None
 
     def _values(self, claim: Claim, holder: str) -> tuple[Any, ...]:
@@ -161,69 +206,57 @@ class Dialect:
             holder,
         )
 
-    def enter(self, cursor: Any, claim: Claim, holder: str, queue: bool) -> tuple[int | None, Ticket | None]:
-        """:meth:`take`, or else :meth:`join` if ``queue``; the fence, and the ticket."""
-        fence = self.take(cursor, claim, holder)
-        return fence, self.join(cursor, claim, holder) if fence is None and queue else None
+    def enter(self, session: Session, claim: Claim, holder: str, queue: bool) -> tuple[int | None, Ticket | None]:
+        fence = self.take(session, claim, holder)
+        return fence, self.join(session, claim, holder) if fence is None and queue else None
 
-    def take_turn(self, cursor: Any, claim: Claim, holder: str, place: int) -> int | None:
-        """:meth:`take`, and leave the queue."""
-        fence = self.take(cursor, claim, holder, place)
+    def take_turn(self, session: Session, claim: Claim, holder: str, place: int) -> int | None:
+        fence = self.take(session, claim, holder, place)
         if fence is not None:
-            self.leave(cursor, claim)
+            self.leave(session, claim)
         return fence
 
-    def give(self, cursor: Any, claim: Claim) -> bool:
-        """Give the lease back; False if it is not ours any more."""
-        return self.change(cursor, GIVE, claim.key.path, claim.token) > 0
+    def give(self, session: Session, claim: Claim) -> bool:
+        return self.change(session, GIVE, claim.key.path, claim.token) > 0
 
-    def extend(self, cursor: Any, claim: Claim, ttl: float) -> bool:
-        """Let it live for ``ttl`` seconds from now; False if it is not ours any more."""
-        return self.change(cursor, EXTEND, microseconds(ttl), claim.key.path, claim.token) > 0
+    def extend(self, session: Session, claim: Claim, ttl: float) -> bool:
+        return self.change(session, EXTEND, microseconds(ttl), claim.key.path, claim.token) > 0
 
-    def holds(self, cursor: Any, claim: Claim) -> bool:
-        """Is it still ours?"""
-        return bool(self.ask(cursor, FENCE, claim.key.path, claim.token))
+    def holds(self, session: Session, claim: Claim) -> bool:
+        return bool(self.ask(session, FENCE, claim.key.path, claim.token))
 
-    def join(self, cursor: Any, claim: Claim, holder: str) -> Ticket:
-        """Queue up. Harmless if done before."""
+    def join(self, session: Session, claim: Claim, holder: str) -> Ticket:
+        """Draw a ticket. Harmless if repeated."""
         with contextlib.suppress(IntegrityError):
-            self.change(cursor, JOIN, claim.token, claim.key.path, holder)
-        seen = self.look(cursor, claim, NOWHERE)
+            self.change(session, JOIN, claim.token, claim.key.path, holder)
+        seen = self.look(session, claim, NOWHERE)
         assert seen.place is not None  # noqa: S101 - it was just written
         return Ticket(seen.place, seen.ahead)
 
-    def look(self, cursor: Any, claim: Claim, place: int) -> Look:
-        """How the lease and the queue stand; no write."""
-        row = self.ask(cursor, LOOK, claim.token, claim.key.path, claim.token, claim.key.path)[0]
+    def look(self, session: Session, claim: Claim, place: int) -> Look:
+        row = self.ask(session, LOOK, claim.token, claim.key.path, claim.token, claim.key.path)[0]
         return Look(row[0], row[1], int(row[2]), row[3])
 
-    def refresh(self, cursor: Any, claim: Claim, place: int) -> None:
-        """Say that the waiter lives."""
-        self.change(cursor, REFRESH, claim.token)
+    def refresh(self, session: Session, claim: Claim, place: int) -> None:
+        self.change(session, REFRESH, claim.token)
 
-    def leave(self, cursor: Any, claim: Claim) -> None:
-        """Leave the queue."""
-        self.change(cursor, LEAVE, claim.token, claim.key.path)
+    def leave(self, session: Session, claim: Claim) -> None:
+        self.change(session, LEAVE, claim.token, claim.key.path)
 
-    def rows(self, cursor: Any) -> list[Row]:
-        """The live leases of this alias."""
-        return rows_of(self.ask(cursor, ROWS, self._alias))
+    def rows(self, session: Session) -> list[Row]:
+        return rows_of(self.ask(session, ROWS, self._alias))
 
-    def break_lease(self, cursor: Any, digest: str, fence: int) -> bool:
-        """Free the lease that was granted with ``fence``; False if that holder has gone."""
-        return self.change(cursor, BREAK, digest, fence) > 0
+    def break_lease(self, session: Session, digest: str, fence: int) -> bool:
+        return self.change(session, BREAK, digest, fence) > 0
 
-    def prune(self, cursor: Any, after: str | None, limit: int) -> tuple[int, str | None]:
-        """Look at the ``limit`` leases with digests above ``after`` and delete those that ended a day ago; how many,
-        and the last digest, None at the end. Dead waiters go last."""
+    def prune(self, session: Session, after: str | None, limit: int) -> tuple[int, str | None]:
         after = after or ""
-        batch = LAST_OF_BATCH.replace("{limit}", self._connection.ops.limit_offset_sql(0, limit) or "")
-        last = self.ask(cursor, batch, after)[0][0]
+        batch = LAST_OF_BATCH.replace("{limit}", session.wrapper.ops.limit_offset_sql(0, limit) or "")
+        last = self.ask(session, batch, after)[0][0]
         if last is None:
-            self.change(cursor, PRUNE_TICKETS)
+            self.change(session, PRUNE_TICKETS)
             return 0, None
-        return self.change(cursor, PRUNE, after, last), last
+        return self.change(session, PRUNE, after, last), last
 
 
 class PostgresDialect(Dialect):
@@ -240,9 +273,9 @@ class PostgresDialect(Dialect):
     RETURNING fence
     """
 
-    def take(self, cursor: Any, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
+    def take(self, session: Session, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
         params = (*self._values(claim, holder), *_place(claim, place), claim.key.path, claim.token)
-        found = self.ask(cursor, self.TAKE, *params)
+        found = self.ask(session, self.TAKE, *params)
         return int(found[0][0]) if found else None
 
 
@@ -270,19 +303,19 @@ class MySQLDialect(Dialect):
         expires_at = IF({mine}, {now} + %s, expires_at)
     """
 
-    def take(self, cursor: Any, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
+    def take(self, session: Session, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
         token = claim.token
         update = (token, token, token, holder, token, self._alias, token, token, token, microseconds(claim.ttl or 0.0))
         params = (*self._values(claim, holder), *_place(claim, place), claim.key.path, token, *update)
-        self.change(cursor, self.TAKE, *params)
-        return int(cursor.lastrowid) or None
+        self.change(session, self.TAKE, *params)
+        return int(session.cursor.lastrowid) or None
 
 
-def dialect(connection: BaseDatabaseWrapper, alias: str) -> Dialect:
-    """The dialect of a connection, also for backends that are derived from those of Django."""
+def dialect_of(connection: BaseDatabaseWrapper) -> type[Dialect]:
+    """The dialect for a connection, also for backends that are derived from those of Django."""
     families = {kind.__module__.rpartition(".")[0] for kind in type(connection).__mro__}
     if "django.db.backends.postgresql" in families:
-        return PostgresDialect(connection, alias)
+        return PostgresDialect
     if "django.db.backends.mysql" in families:
-        return MySQLDialect(connection, alias)
-    return Dialect(connection, alias)
+        return MySQLDialect
+    return Dialect

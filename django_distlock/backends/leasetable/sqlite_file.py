@@ -1,4 +1,4 @@
-"""One SQLite file of leases, open once per process and backend."""
+"""The SQLite file of the leases: where it is, its tables, and one connection per process and backend."""
 
 from __future__ import annotations
 
@@ -8,20 +8,38 @@ import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from django_distlock.concurrency.fork import Order, at_fork
 
-from .path import database_path
 from .records import StoreError
-from .sqlite_sql import ADD_HOLDER, HAS_HOLDER, SCHEMA, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
 
+VERSION = 1
+SCHEMA = (
+    """
+    CREATE TABLE IF NOT EXISTS lease (
+        digest BLOB PRIMARY KEY, alias TEXT NOT NULL, name TEXT NOT NULL, token TEXT NOT NULL, fence INTEGER NOT NULL,
+        acquired_at INTEGER NOT NULL, expires_at INTEGER NOT NULL, holder TEXT NOT NULL
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS ticket (
+        digest BLOB NOT NULL, place INTEGER NOT NULL, token TEXT NOT NULL, seen INTEGER NOT NULL, holder TEXT,
+        PRIMARY KEY (digest, place)
+    ) WITHOUT ROWID
+    """,
+    f"PRAGMA user_version = {VERSION}",
+)
+# Older files have tickets without this column. The format is the same: earlier versions ignore it.
+HAS_HOLDER = "SELECT 1 FROM pragma_table_info('ticket') WHERE name = 'holder'"
+ADD_HOLDER = "ALTER TABLE ticket ADD COLUMN holder TEXT"
 
-# Up to 3.12.3 Python 3.12 takes ?1 for a name, and warns of a sequence at each statement
+# Python 3.12.0 to 3.12.3 takes ?1 for a name, and warns at each statement with a sequence
 # (https://github.com/python/cpython/issues/117995).
 NUMBERS_ARE_NAMES = (3, 12) <= sys.version_info < (3, 12, 4)
 
@@ -32,17 +50,19 @@ class _Numbered(sqlite3.Cursor):
 
 
 class LeaseFile:
-    """One connection with one cursor, for whoever has the ``mutex``; statements commit by themselves.
+    """One connection with one cursor, guarded by ``mutex``; statements commit by themselves.
 
-    There is no busy timeout: SQLite's own sleeps up to 100 ms between two looks, and the caller knows its deadline.
+    There is no busy timeout: SQLite's own sleeps for up to 100 ms between two attempts, and ignores the caller's
+    deadline.
     """
 
     def __init__(self, path: str | None) -> None:
         self.path = path or ":memory:"
         self.in_memory = path is None
-        # Taken by a bare ``with``: between an acquire() and its try a KeyboardInterrupt would leave it locked for ever.
+        # Taken by ``with`` alone: a KeyboardInterrupt between an acquire() and its try would leave it locked.
         self.mutex = threading.Lock()
         self.cursor: sqlite3.Cursor | None = None
+        self.used_at = 0.0
         _files.add(self)
 
     def change(self, statement: str, row: Sequence[object]) -> int:
@@ -70,14 +90,14 @@ class LeaseFile:
                 raise
 
     def open(self) -> sqlite3.Cursor:
-        """Open the file, making it if need be; under the mutex."""
+        """Open the file, or create it; under the mutex."""
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
             cursor = connection.cursor(_Numbered if NUMBERS_ARE_NAMES else sqlite3.Cursor)
-            # A lease is one short row. What a commit costs is the size of the page that it is on.
+            # A commit costs a whole page, and a lease is one short row.
             cursor.execute("PRAGMA page_size = 1024")
             cursor.execute("PRAGMA journal_mode = WAL").fetchall()
-            # A lease that a power failure takes back cannot have a holder any more: all of them were on this host.
+            # Leases that a power failure undoes have no holders left: those were on this host.
             cursor.execute("PRAGMA synchronous = NORMAL")
             version = cursor.execute("PRAGMA user_version").fetchone()[0]
             if version > VERSION:
@@ -92,9 +112,9 @@ class LeaseFile:
             connection.close()
             raise
         self.cursor = cursor
-        # The leases in memory go with the last who uses them, and nobody calls close(): Python 3.13 warns of that.
+        # Leases in memory end with their last user, without a call of close(), of which Python 3.13 would warn.
         self._end = weakref.finalize(self, connection.close)
-        self._end.atexit = False  # some are given back later than that
+        self._end.atexit = False  # some leases are released later than that
         return cursor
 
     @staticmethod
@@ -112,7 +132,7 @@ class LeaseFile:
         cursor.execute("COMMIT")
 
     def close(self) -> None:
-        """Close the connection; what lives in memory stays for as long as somebody uses it."""
+        """Close the connection. Leases in memory stay while they are in use."""
         if not self.in_memory:
             with self.mutex:
                 self._close()
@@ -123,9 +143,11 @@ class LeaseFile:
             self._end()
 
     def before_fork(self) -> None:
-        """A child must neither use nor close an inherited SQLite connection, nor open a second one to the same file:
-        it would share lock counts with a parent whose locks it has not (https://sqlite.org/howtocorrupt.html, 2.6).
-        So there is none to inherit. Leases are rows, the parent opens the file again."""
+        """Close the connection, which the parent opens again when it needs it.
+
+        A child must neither use nor close an inherited SQLite connection, nor open a second one to the same file: it
+        would share lock counts with its parent, but not the locks (https://sqlite.org/howtocorrupt.html, 2.6).
+        """
         self.mutex.acquire()
         if not self.in_memory:
             self._close()
@@ -140,14 +162,29 @@ _guard = threading.Lock()
 _paused: list[LeaseFile] = []
 
 
+def database_path(name: object) -> str | None:
+    """The file of a SQLite database, whose name may be a URI; None: in memory.
+
+    Symbolic links are resolved, as SQLite does before it names its journal, even if the file does not exist yet.
+    """
+    text = os.fspath(name) if isinstance(name, os.PathLike) else str(name)
+    if text == ":memory:" or "mode=memory" in text:
+        return None
+    if text.startswith("file:"):
+        text = unquote(urlsplit(text).path)
+        if text == ":memory:":
+            return None
+    return os.path.realpath(text)
+
+
 def lease_path(name: str) -> str | None:
-    """Where the leases of a SQLite database are; None: in memory."""
+    """The file of the leases of a SQLite database; None: in memory."""
     path = database_path(name)
     return None if path is None else f"{path}-distlock"
 
 
 def open_lease_file(name: object) -> LeaseFile:
-    """The lease file of a database with that NAME; the one in memory is the same for all who ask."""
+    """The lease file of the database ``name``. All callers share the one in memory."""
     text = os.fspath(name) if isinstance(name, os.PathLike) else str(name)
     path = lease_path(text)
     if path is not None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_distlock.backends.sessions.names import BATCH, TABLE, NotesSQL
-from django_distlock.backends.text import LockTable, readable
+from django_distlock.backends.text import SessionContents, readable
 from django_distlock.exceptions import UnsupportedOperation
 from django_distlock.records import MOST_WAITING, LockInfo
 
@@ -115,24 +115,24 @@ def infos(alias: str, rows: Iterable[Sequence[str | None]]) -> list[LockInfo]:
     """The held locks; for each who waits, and what else its session holds."""
     held: list[Row] = []
     waiting: dict[str, list[Row]] = defaultdict(list)
-    lock_table = LockTable()
+    contents = SessionContents()
     for row in (Row(*each) for each in rows):  # type: ignore[arg-type]
         if row.status in ("GRANTED", None):
             held.append(row)
-            lock_table.add(row.connection, row.name, None if row.noted_name is None else readable(row.noted_name))
+            contents.add(row.connection, row.name, None if row.noted_name is None else readable(row.noted_name))
         elif row.status == "PENDING":
             waiting[row.name].append(row)
     for queue in waiting.values():
         queue.sort(key=lambda row: -float(row.seconds or 0))
-    return [_info(alias, row, waiting.get(row.name, ()), lock_table) for row in held]
+    return [_info(alias, row, waiting.get(row.name, ()), contents) for row in held]
 
 
-def _info(alias: str, row: Row, waiting: Sequence[Row], lock_table: LockTable) -> LockInfo:
+def _info(alias: str, row: Row, waiting: Sequence[Row], contents: SessionContents) -> LockInfo:
     details = {
         "connection": row.connection,
         "idle_seconds": "" if row.seconds is None else f"{float(row.seconds):.0f}",
         "noted": row.since or "",
-        "also_holds": lock_table.others(row.connection, row.name),
+        "also_holds": contents.others(row.connection, row.name),
         "collision": readable(row.other or ""),
     }
     return LockInfo(

@@ -60,7 +60,7 @@ class ZooKeeperBackend(Backend):
     supports_break = True
     waits_natively = True
     apart_from_databases = True
-    doubt: ClassVar[str] = "there is no word from ZooKeeper, which may end the session"
+    doubt: ClassVar[str] = "ZooKeeper does not answer and may have ended the session"
     option_names: ClassVar[frozenset[str]] = NAMES
 
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
@@ -75,7 +75,7 @@ class ZooKeeperBackend(Backend):
         # the nodes above the locks, with the time of their last use: unused ones are deleted
         self._parents: dict[str, float] = {}
 
-    def _enter(self) -> Session:
+    def _enter(self, work: object) -> Session:
         """Return the session, which stays open until :meth:`_leave`."""
         with self._guard:
             session = self._session
@@ -87,13 +87,13 @@ class ZooKeeperBackend(Backend):
                     name, self._settings.kazoo, self._settings.path, lambda when: self.wake_at(when)
                 )
                 session.client.start()
-            session.flows += 1
+            session.used_by.add(work)
             session.used_at = monotonic()
         return session
 
-    def _leave(self, session: Session) -> None:
+    def _leave(self, session: Session, work: object) -> None:
         with self._guard:
-            session.flows -= 1
+            session.used_by.discard(work)
             session.used_at = monotonic()
 
     # acquire and release
@@ -108,8 +108,10 @@ class ZooKeeperBackend(Backend):
         asked = monotonic()
         until = asked + wait
         answer_by = max(until, claim.answer_by or asked + MIN_ANSWER_TIMEOUT)
+        contender: Contender | None = None
 
         def contend(session: Session) -> Flow[Grant | None]:
+            nonlocal contender
             contender = Contender(session, claim, self._node_data.of(claim, time.time()), self._settings.acl)
             try:
                 if not (yield from contender.acquire(until, answer_by)):
@@ -121,13 +123,18 @@ class ZooKeeperBackend(Backend):
             self._parents[contender.parent] = monotonic()
             return Grant(claim=claim, acquired_at=asked, fence=contender.czxid, session=contender)
 
-        return (yield from self._on_session(contend, answer_by))
+        try:
+            return (yield from self._on_session(contend, answer_by))
+        except BaseException:
+            if contender is not None:  # it may have been interrupted after the grant
+                contender.abandon()
+            raise
 
     def _on_session(self, work: Callable[[Session], Flow[T]], until: float) -> Flow[T]:
         """Run ``work`` on the session. On a new one, until ``until``, if the session ends meanwhile: by an idle time, a
         pause of this process or a restart of the server."""
         while True:
-            session = self._enter()
+            session = self._enter(work)
             try:
                 return (yield from work(session))
             except ConnectionBroken:
@@ -140,7 +147,7 @@ class ZooKeeperBackend(Backend):
             except ZookeeperError as error:
                 raise self._unavailable(error) from error
             finally:
-                self._leave(session)
+                self._leave(session, work)
 
     def _unavailable(self, error: BaseException | None) -> BackendUnavailable:
         what = f"failed: {type(error).__name__} {error}".rstrip() if error is not None else "did not answer in time"
@@ -155,31 +162,30 @@ class ZooKeeperBackend(Backend):
     def _release(self, grant: Grant) -> Flow[bool]:
         contender: Contender = grant.session
         session, path = contender.session, contender.path
-        session.held.discard(contender)
-        if path is None or not session.lives():
-            return False
         until, sent_before = monotonic() + REQUEST_TIMEOUT, False
         try:
+            session.held.discard(contender)
+            if path is None or not session.lives():
+                return False
             while True:
                 try:
                     (answer,) = yield from session.ask(until, lambda kazoo: kazoo.delete_async(path))
+                    break
                 except ConnectionBroken:
-                    sent_before = True  # and perhaps done
-                    continue
-                break
+                    sent_before = True  # and perhaps executed
+            if isinstance(answer, ZookeeperError) and not isinstance(answer, NoNodeError):
+                raise answer
+            contender.path = None
+            return answer is True or (sent_before and not contender.broken)
         except SessionEnded:
             return False
         except NoAnswer as silence:
-            contender.abandon()
             raise self._unavailable(None) from silence
-        except BaseException:
-            contender.abandon()
-            raise
-        if isinstance(answer, ZookeeperError) and not isinstance(answer, NoNodeError):
-            contender.abandon()
-            raise self._unavailable(answer) from answer
-        contender.path = None
-        return answer is True or (sent_before and not contender.broken)
+        except ZookeeperError as error:
+            raise self._unavailable(error) from error
+        finally:
+            if contender.path is not None:
+                contender.abandon()
 
     # whether it is held
 

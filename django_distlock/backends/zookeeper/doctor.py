@@ -1,4 +1,4 @@
-"""What `distlock doctor` asks a ZooKeeper ensemble."""
+"""The findings of `distlock doctor` about a ZooKeeper ensemble."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from .options import Settings
     from .session import Session
 
-PATIENCE = 1.0
-# The one word that servers answer to without being configured for it:
+ANSWER_TIMEOUT = 1.0
+# The only command that servers answer without configuration:
 # https://zookeeper.apache.org/doc/r3.8.0/zookeeperAdmin.html#sc_4lw
-WORD = b"srvr"
-LEAST = (3, 5, 3)
+COMMAND = b"srvr"
+MIN_VERSION = (3, 5, 3)
 
 
 def findings(alias: str, settings: Settings, session: Session | None) -> Iterator[Finding]:
@@ -40,8 +40,8 @@ def findings(alias: str, settings: Settings, session: Session | None) -> Iterato
     hosts, _ = collect_hosts(settings.kazoo["hosts"])
     with ThreadPoolExecutor(len(hosts), thread_name_prefix=f"distlock-{alias}-doctor") as pool:
         answers = list(pool.map(_srvr, hosts))
-    for (host, port), told in zip(hosts, answers, strict=True):
-        yield from of_server(f"{host}:{port}", told)
+    for (host, port), answer in zip(hosts, answers, strict=True):
+        yield from of_server(f"{host}:{port}", answer)
     silent = answers.count(None)
     if silent * 2 >= len(hosts) > 1:
         yield Finding("error", f"{silent} of {len(hosts)} servers do not answer: the ensemble has no majority.")
@@ -52,31 +52,31 @@ def findings(alias: str, settings: Settings, session: Session | None) -> Iterato
 
 
 def _srvr(address: tuple[str, int]) -> str | None:
-    """The server's answer, empty if it does not take the word; None if it cannot be reached."""
+    """The server's answer, empty if it refuses the command; None if it cannot be reached."""
     try:
-        with socket.create_connection(address, PATIENCE) as sock:
-            sock.settimeout(PATIENCE)
-            sock.sendall(WORD)
-            told = b""
+        with socket.create_connection(address, ANSWER_TIMEOUT) as sock:
+            sock.settimeout(ANSWER_TIMEOUT)
+            sock.sendall(COMMAND)
+            answer = b""
             while chunk := sock.recv(4096):
-                told += chunk
+                answer += chunk
     except OSError:
         return None
-    return told.decode("utf-8", "replace")
+    return answer.decode("utf-8", "replace")
 
 
-def of_server(address: str, told: str | None) -> Iterator[Finding]:
-    if told is None:
+def of_server(address: str, answer: str | None) -> Iterator[Finding]:
+    if answer is None:
         yield Finding("warning", f"{address} does not answer.")
         return
-    version = re.search(r"Zookeeper version: (\d+)\.(\d+)\.(\d+)", told)
-    mode = re.search(r"^Mode: (\w+)", told, re.MULTILINE)
+    version = re.search(r"Zookeeper version: (\d+)\.(\d+)\.(\d+)", answer)
+    mode = re.search(r"^Mode: (\w+)", answer, re.MULTILINE)
     if version is None:
-        yield Finding("info", f"{address} answers, but does not tell its version.")
+        yield Finding("info", f"{address} answers, but does not give its version.")
         return
     numbers = tuple(map(int, version.groups()))
     text = f"{address}: ZooKeeper {'.'.join(version.groups())}, {mode[1] if mode else 'mode unknown'}."
-    if numbers < LEAST:
+    if numbers < MIN_VERSION:
         yield Finding("error", text, "Locks need 3.5.3 or newer (container nodes).")
     else:
         yield Finding("info", text)

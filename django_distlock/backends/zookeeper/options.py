@@ -1,4 +1,4 @@
-"""OPTIONS of the ZooKeeper backend, and what kazoo is told."""
+"""OPTIONS of the ZooKeeper backend, checked and in the form that kazoo takes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from django_distlock.validation import seconds
 try:
     from puresasl import SASLError
     from puresasl.client import SASLClient
-except ImportError:  # it is needed for SASL alone
+except ImportError:  # only SASL needs it
     SASLClient = None
 
 DEFAULT_PATH = "/distlock"
 DEFAULT_SESSION_TIMEOUT = 10.0
-# Passed to kazoo as they are: https://kazoo.readthedocs.io/en/latest/api/client.html
+# Passed on to kazoo: https://kazoo.readthedocs.io/en/latest/api/client.html
 FOR_KAZOO = frozenset({"use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname"})
 HOSTS = (
     'a str like "zk1:2181,zk2:2181", or a list of such, with an absolute path after the last one if there is a chroot'
@@ -88,7 +88,7 @@ class Settings:
         return [(scheme, credential) for scheme, credential in value]
 
     def _sasl(self, value: Any) -> dict[str, Any] | None:
-        """Whatever can be refused is refused here: kazoo meets it in its thread, which then ends with a traceback."""
+        """Refuse here what would end kazoo's thread with a traceback."""
         if value is None:
             return None
         if not isinstance(value, Mapping) or not isinstance(value.get("mechanism"), str):

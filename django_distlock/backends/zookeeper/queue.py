@@ -17,7 +17,6 @@ from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import Parker
 from django_distlock.concurrency.tokens import new_token
 
-from .client import NOT_ANSWERED
 from .nodes import Node, mode_of, place_of, queue, turn
 from .session import ConnectionBroken, NoAnswer, Session, SessionEnded
 
@@ -48,8 +47,7 @@ class Contender:
         self._prefix = f"{self.parent}/{self._token}-{mode_of(claim)}-"
         self._limit = claim.limit
         self._data, self._acl = data, acl
-        # kazoo's result of a creation that is not answered yet; after an interrupt there may be a creation without it
-        self._created: Any = None
+        # whether there may be a node whose creation was not answered
         self._creating = False
 
     def acquire(self, until: float, answer_by: float) -> Flow[bool]:
@@ -73,10 +71,7 @@ class Contender:
                     nodes = yield from self._join(max(until, now + LEAVE_TIMEOUT))
             self.since = monotonic()
             self.session.held.add(self)
-        except GeneratorExit:
-            self.abandon()
-            raise
-        except (SessionEnded, NoAnswer, ZookeeperError):
+        except (GeneratorExit, SessionEnded, NoAnswer, ZookeeperError):
             self.abandon()
             raise
         except BaseException:
@@ -143,7 +138,7 @@ class Contender:
             try:
                 if self.path is not None:
                     (names,) = yield from self.session.ask(until, self._children)
-                elif self._created is not None:
+                elif self._creating:
                     names = yield from self._search(until)
                 else:
                     names = yield from self._create(until)
@@ -162,13 +157,15 @@ class Contender:
 
     def _create(self, until: float) -> Flow[list[str] | None]:
         created, names = yield from self.session.ask(until, self._send_creation, self._children)
-        self._created = None
         if isinstance(created, NoNodeError):
+            self._creating = False
             yield from self._create_parents(until)
             return None
         if isinstance(created, ZookeeperError):
+            self._creating = False
             raise created
-        self.path, self.czxid = self._without_chroot(created[0]), created[1].czxid
+        self.czxid, self.path = created[1].czxid, self._without_chroot(created[0])
+        self._creating = False
         if isinstance(names, NoNodeError):  # deleted between the two
             return None
         if isinstance(names, ZookeeperError):
@@ -180,8 +177,7 @@ class Contender:
 
     def _send_creation(self, kazoo: Any) -> Any:
         self._creating = True
-        self._created = self.session.client.create_contender(self._prefix, self._data, self._acl)
-        return self._created
+        return self.session.client.create_contender(self._prefix, self._data, self._acl)
 
     def _create_parents(self, until: float) -> Flow[None]:
         parts = self.session.path.split("/")
@@ -200,16 +196,17 @@ class Contender:
         """Find the node after the connection broke before the answer to its creation. Returns None if there is none."""
         _, names = yield from self.session.ask(until, lambda kazoo: kazoo.sync_async(self.parent), self._children)
         if isinstance(names, NoNodeError) or (isinstance(names, list) and self._own(names) is None):
-            self._created = None
+            self._creating = False
             return None
         if isinstance(names, ZookeeperError):
             raise names
         path = f"{self.parent}/{self._own(names)}"
         (stat,) = yield from self.session.ask(until, lambda kazoo: kazoo.exists_async(path))
-        self._created = None
+        if stat is not None:
+            self.czxid, self.path = stat.czxid, path
+        self._creating = False
         if stat is None:
             return None
-        self.path, self.czxid = path, stat.czxid
         return list(names)
 
     def _own(self, names: list[str]) -> str | None:
@@ -232,32 +229,19 @@ class Contender:
     def abandon(self, gone: Callable[[], object] = bool) -> None:
         """Have the node deleted without waiting, even if its creation was not answered yet. Calls ``gone`` once it
         certainly does not exist."""
-        path, created, creating = self.path, self._created, self._creating
-        self.path, self._created, self._creating = None, None, False
+        path, creating = self.path, self._creating
+        self.path, self._creating = None, False
         self.session.held.discard(self)
         if path is not None:
             self._delete(path, gone)
-        elif created is not None:
-            created.rawlink(lambda created: self._delete_created(created, gone))
         elif creating:
-            self._search_and_delete(gone)
+            self.session.send_until_answered(lambda kazoo: kazoo.sync_async(self.parent))
+            self.session.send_until_answered(self._children, lambda result: self._delete_found(result, gone))
         else:
             gone()
 
     def _delete(self, path: str, gone: Callable[[], object]) -> None:
         self.session.send_until_answered(lambda kazoo: kazoo.delete_async(path), lambda result: gone())
-
-    def _delete_created(self, created: Any, gone: Callable[[], object]) -> None:
-        if created.exception is None:
-            self._delete(self._without_chroot(created.value[0]), gone)
-        elif isinstance(created.exception, NOT_ANSWERED):
-            self._search_and_delete(gone)
-        else:
-            gone()
-
-    def _search_and_delete(self, gone: Callable[[], object]) -> None:
-        self.session.send_until_answered(lambda kazoo: kazoo.sync_async(self.parent))
-        self.session.send_until_answered(self._children, lambda result: self._delete_found(result, gone))
 
     def _delete_found(self, children: Any, gone: Callable[[], object]) -> None:
         name = self._own(children.value) if children.exception is None else None

@@ -10,6 +10,7 @@ import contextlib
 import math
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakSet
 
 from kazoo.exceptions import ZookeeperError
 
@@ -106,8 +107,8 @@ class Session:
         # whether there ever was a connection; if not, the end means that no server could be reached
         self.reached = False
         self.error: Exception | None = None
-        # its present users: flows and held locks
-        self.flows = 0
+        # its present users: calls, which an interrupt may end without a word, and held locks
+        self.used_by: WeakSet[object] = WeakSet()
         self.held: set[Any] = set()
         self.wake_at = wake_at
         self.waiters = Waiters()  # for the connection
@@ -185,7 +186,7 @@ class Session:
     @property
     def idle(self) -> bool:
         """Is the session unused, with no request left to be answered?"""
-        return not (self.flows or self.held or self._repeated)
+        return not (self.used_by or self.held or self._repeated)
 
     def _tick(self) -> float:
         """Ask for a sign of life if the server has been silent, and drop a dead connection. Returns the time of the
@@ -213,18 +214,22 @@ class Session:
     # requests
 
     def send(self, request: Request) -> Any:
-        """Send the request without waiting. Returns kazoo's result."""
+        """Send the request without waiting. Returns kazoo's result.
+
+        An interrupt between kazoo's queue of requests and the wake-up of its thread would leave that one request
+        behind for good, and kazoo swallows some interrupts: so the thread is woken once more after any failure.
+        """
         sent = monotonic()
         try:
             result = request(self.client.kazoo)
         except BaseException:
-            # kazoo may have been interrupted between queueing the request and waking its thread, which would then stay
-            # one request behind
             self.client.handler.wake()
             raise
 
         def hear(result: Any) -> None:
-            if not isinstance(result.exception, NOT_ANSWERED):
+            if isinstance(result.exception, NOT_ANSWERED):
+                self.client.handler.wake()
+            else:
                 self.heard_at = max(self.heard_at, sent)
 
         result.rawlink(hear)

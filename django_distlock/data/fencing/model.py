@@ -1,4 +1,4 @@
-"""Models whose rows refuse the write of a holder that has lost its lock."""
+"""Models that refuse the writes of a holder that has lost its lock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _CARRIED = (FENCE, "_fence_given", "_fence_unread")
 
 @contextmanager
 def _unbroken(using: str) -> Iterator[None]:
-    """Django marks a transaction for rollback after any error of ``save()``; a refused UPDATE has changed nothing."""
+    """Keep a transaction usable after LockLost: a refused UPDATE has changed nothing, but after any error of ``save()``
+    Django marks it for rollback."""
     try:
         yield
     except LockLost as lost:
@@ -38,12 +39,12 @@ def _unbroken(using: str) -> Iterator[None]:
 class FencedModel(models.Model):
     """A model whose rows remember the highest fencing token that has written them.
 
-    ``Model.objects.fenced(lease)`` and ``save(fence=lease)`` write only where no later token was before. A plain
-    ``save()`` carries the token of the fenced queryset that has read the instance, else the one that the row had then,
-    so it cannot undo what was written since by a later holder. A plain ``QuerySet.update()`` is not checked.
+    ``Model.objects.fenced(lease)`` and ``save(fence=lease)`` write only rows that no later token has written. A plain
+    ``save()`` uses the token of the fenced queryset that read the instance, else the one that the row had then: it
+    cannot undo what a later holder has written since. A plain ``QuerySet.update()`` is not checked.
     """
 
-    _fence_given: Token | None = None  # of the fenced queryset that has read the instance
+    _fence_given: Token | None = None  # of the fenced queryset that read the instance
     _fence_unread = False  # is the fence missing, or newer than other fields?
 
     fence = models.BigIntegerField(default=0, editable=False)
@@ -62,19 +63,19 @@ class FencedModel(models.Model):
         using: str | None = None,
         update_fields: Iterable[str] | None = None,
     ) -> None:
-        """Save with the fencing token of a lease, or an int; without one with the token that the instance carries.
+        """Save with the fencing token of a lease, or an int; by default with the token that the instance carries.
 
-        Raises LockLost if the row was written with a later token, LockLost or LockNotHeld before anything is sent if
-        this process knows that the lease is over, UnsupportedOperation if its engine gives no tokens, or if there is
-        none because the instance was read without its fence. ``update_fields`` need not name the fence. After a failure
-        the instance carries the token that it carried before.
+        Raises LockLost if the row was written with a later token; LockLost or LockNotHeld, before anything is sent, if
+        this process knows that the lease is over; UnsupportedOperation if the engine gives no tokens, or if the
+        instance was read without its fence. ``update_fields`` need not name the fence. After an error the instance
+        carries the same token as before.
         """
         if update_fields is not None:
             update_fields = set(update_fields)
         before = {name: self.__dict__[name] for name in _CARRIED if name in self.__dict__}
         try:
             number = None
-            if update_fields != set():  # else there is nothing to save
+            if update_fields != set():  # an empty set saves nothing
                 number = self.fence = self._token(fence)
                 update_fields = update_fields and {*update_fields, FENCE}
             save = partial(
@@ -86,7 +87,7 @@ class FencedModel(models.Model):
             )
             with self._carrying(number):
                 database = using or router.db_for_write(type(self), instance=self)
-                # A caller inside atomic() can go on: with several tables by a savepoint, which Django does without.
+                # A caller inside atomic() can go on: with several tables through a savepoint, which Django leaves out.
                 with transaction.atomic(database) if self._meta.parents else _unbroken(database):
                     save()
         except BaseException:
@@ -96,7 +97,7 @@ class FencedModel(models.Model):
             raise
 
     def _token(self, fence: Fencing | int | None) -> int:
-        """The number to save with: what is given, else what the instance carries."""
+        """The number to save with: that of ``fence``, else the one that the instance carries."""
         if fence is not None:
             number = read_token("fence", fence).still_held()
             self._fence_given, self._fence_unread = None, False
@@ -119,7 +120,7 @@ class FencedModel(models.Model):
 
     @classmethod
     def from_db(cls, *args: Any, **kwargs: Any) -> Self:
-        """Django's; notes a fence that is deferred. Read when it is asked for, it would be newer than the rest."""
+        """As Django's; notes that the fence is deferred: if it is read later, it is newer than the rest."""
         instance = super().from_db(*args, **kwargs)
         if FENCE not in instance.__dict__:
             instance._fence_unread = True
@@ -131,12 +132,12 @@ class FencedModel(models.Model):
         fields: Iterable[str] | None = None,
         from_queryset: models.QuerySet[Any] | None = None,
     ) -> None:
-        """Django's, and with the fence. A plain ``save()`` is refused after a part of a row written since (some
-        ``fields``, a ``from_queryset`` that defers some): what was left is older than the fence."""
+        """As Django's, with the fence. If it reads only a part of a row that was written since (some ``fields``, a
+        ``from_queryset`` that defers some), a plain ``save()`` is refused: the rest is older than the fence."""
         before = self.__dict__.get(FENCE)
         whole = fields is None and self._reads_all(from_queryset)
         if fields is None:
-            self.__dict__.setdefault(FENCE, None)  # else Django leaves it deferred
+            self.__dict__.setdefault(FENCE, None)  # without it Django leaves it deferred
         try:
             super().refresh_from_db(using, fields if fields is None else list(fields), from_queryset)
         finally:
@@ -158,7 +159,7 @@ class FencedModel(models.Model):
 
     @contextmanager
     def _carrying(self, number: int | None) -> Iterator[None]:
-        """For ``_do_update``; a signal handler may save the instance once more meanwhile."""
+        """Pass the number to ``_do_update``. A signal handler may save the same instance in between."""
         outer = getattr(self, "_carried", None)
         self._carried = number
         try:
@@ -167,13 +168,13 @@ class FencedModel(models.Model):
             self._carried = outer
 
     async def asave(self, *, fence: Fencing | int | None = None, **kwargs: Any) -> None:
-        """:meth:`save` for a task."""
+        """As :meth:`save`, for async code."""
         await sync_to_async(self.save)(fence=fence, **kwargs)
 
     def _do_update(
         self, base_qs: models.QuerySet[Any], using: str | None, pk_val: Any, values: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Django's, once for each table; false if there is no such row."""
+        """As Django's, which calls it once per table; false if there is no such row."""
         update = super()._do_update
         number = getattr(self, "_carried", None)
         if number is None or all(field.name != FENCE for field in base_qs.model._meta.local_fields):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EnforceFence(Operation):
-    """Have the database itself refuse an UPDATE that lowers the fence of a row, whoever sends it.
+    """Make the database refuse every UPDATE that lowers the fence of a row.
 
     A trigger on PostgreSQL, MySQL, MariaDB and SQLite; NotSupportedError elsewhere. It raises an IntegrityError whose
     message names the fence. An UPDATE that leaves the fence as it is passes: a trigger cannot see whether a statement
@@ -39,7 +39,7 @@ class EnforceFence(Operation):
         self.field = field
 
     def state_forwards(self, app_label: str, state: ProjectState) -> None:
-        """Models do not know of triggers."""
+        """Leave the state alone: it has no triggers."""
 
     def database_forwards(
         self,
@@ -90,8 +90,7 @@ class EnforceFence(Operation):
 
 
 class RelaxFence(EnforceFence):
-    """Take back :class:`EnforceFence`: before the field or its parent class is removed. Its reverse makes the trigger
-    again."""
+    """Undo :class:`EnforceFence`, before the field or its parent class is removed. Its reverse creates the trigger."""
 
     category = OperationCategory.REMOVAL
 

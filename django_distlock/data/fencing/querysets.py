@@ -22,19 +22,19 @@ Row = TypeVar("Row", bound=models.Model, covariant=True)
 
 
 class FencedQuerySet(models.QuerySet[Row]):
-    """A queryset with :meth:`fenced`. Its writes are as before until that is called."""
+    """A queryset with :meth:`fenced`. Its writes are Django's until that is called."""
 
     _fence: Token | None = None
 
     def fenced(self, fence: Fencing | int) -> Self:
-        """A queryset whose writes carry the fencing token of this lease, or this int.
+        """Return a queryset whose writes carry the fencing token of this lease, or this int.
 
-        A write succeeds for all rows that it matches or, if one of them was written with a later token, for none:
-        LockLost. ``update()`` of one row by its primary key is one statement. Raises LockLost or LockNotHeld, and
-        sends nothing, if this process knows that the lease is over; UnsupportedOperation if the engine of the lease
-        gives no tokens. Source: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
+        A write changes all rows that it matches, or none if one of them was written with a later token: LockLost.
+        ``update()`` of one row by its primary key is one statement. Raises LockLost or LockNotHeld, and sends nothing,
+        if this process knows that the lease is over; UnsupportedOperation if the engine of the lease gives no tokens.
+        Source: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
 
-        Instances that it reads carry the token: their ``save()`` writes with it.
+        Instances that it reads carry the token, and their ``save()`` uses it.
         """
         fence_owner(self.model)
         rows = self._clone()
@@ -44,16 +44,16 @@ class FencedQuerySet(models.QuerySet[Row]):
         return rows
 
     def only(self, *fields: Any) -> Self:
-        """As Django's, and with the fence: without it ``save()`` has no condition."""
+        """As Django's, with the fence: ``save()`` needs it for its condition."""
         return super().only(*fields)._with_fence()
 
     def defer(self, *fields: Any) -> Self:
-        """As Django's, but for the fence: without it ``save()`` has no condition."""
+        """As Django's, except for the fence: ``save()`` needs it for its condition."""
         return super().defer(*fields)._with_fence()
 
     def update(self, **kwargs: Any) -> int:
-        """Rows updated. A filter that matches nothing gives 0, as ever; LockLost if it matches a row that was written
-        with a later token. ``fenced(lease).update()`` without a field only raises the fence."""
+        """Return the number of rows. LockLost if the filter matches a row that was written with a later token; a filter
+        that matches nothing gives 0. ``fenced(lease).update()`` without a field only raises the fence."""
         if self._fence is None:
             return super().update(**kwargs)
         _refuse_fence(kwargs)
@@ -73,7 +73,7 @@ class FencedQuerySet(models.QuerySet[Row]):
     update.alters_data = True  # type: ignore[attr-defined]
 
     def delete(self) -> tuple[int, dict[str, int]]:
-        """As Django's: with cascades and signals. The rows are fenced first, in the same transaction."""
+        """As Django's, with cascades and signals. The rows are fenced first, in the same transaction."""
         if self._fence is None:
             return super().delete()
         if self.query.is_sliced:
@@ -88,13 +88,13 @@ class FencedQuerySet(models.QuerySet[Row]):
     delete.queryset_only = True  # type: ignore[attr-defined]
 
     def bulk_update(self, objs: Iterable[Row], fields: Iterable[str], batch_size: int | None = None) -> int:
-        """As Django's, and all batches or none."""
+        """As Django's, but all batches or none."""
         if self._fence is None:
             return super().bulk_update(objs, fields, batch_size)
         objs, fields = tuple(objs), tuple(fields)
         _refuse_fence(fields)
         self._for_write = True
-        with transaction.atomic(self.db):  # with a savepoint, unlike Django's own
+        with transaction.atomic(self.db):  # with a savepoint, unlike Django's
             updated = super().bulk_update(objs, fields, batch_size)
         _carry(objs, self._fence.number)
         return updated
@@ -133,7 +133,7 @@ class FencedQuerySet(models.QuerySet[Row]):
             return super().update_or_create(defaults, create_defaults, **kwargs)
         defaults = dict(defaults or {})
         _refuse_fence([*defaults, *(create_defaults or {}), *kwargs])
-        # FencedModel.save() writes on the condition of the token that the instance carries
+        # FencedModel.save() makes the token that the instance carries a condition
         fenced = {**defaults, FENCE: self._fence.still_held()}
         return super().update_or_create(fenced, defaults if create_defaults is None else create_defaults, **kwargs)
 
@@ -145,7 +145,7 @@ class FencedQuerySet(models.QuerySet[Row]):
         return clone
 
     def _merge_sanity_check(self, other: models.QuerySet[Any]) -> None:
-        """Called for ``&``, ``|`` and ``^``, which would lose the token of one side."""
+        """Refuse ``&``, ``|`` and ``^``, which would lose the token of one side."""
         if self._fence is not None or getattr(other, "_fence", None) is not None:
             raise TypeError("Combine the querysets first, then call fenced().")
         super()._merge_sanity_check(other)  # type: ignore[misc]
@@ -162,7 +162,7 @@ class FencedQuerySet(models.QuerySet[Row]):
         return rows
 
     def _in_one_table(self, kwargs: Mapping[str, Any]) -> bool:
-        """Can one UPDATE statement do all of it: are its fields, its filters and the fence in one table?"""
+        """Is one UPDATE statement enough: are the fields, the filters and the fence in one table?"""
         query: Any = self.query.chain(UpdateQuery)
         query.add_update_values(kwargs)
         query.get_initial_alias()
@@ -176,21 +176,21 @@ class FencedQuerySet(models.QuerySet[Row]):
     def _update_direct(self, number: int, kwargs: Mapping[str, Any], most: int | None) -> int:
         due = self.filter(**{f"{FENCE}__lte": number})
         updated = super(FencedQuerySet, due).update(**kwargs, **{FENCE: number})
-        # Asked only if a row may have been passed over. Such a row is as it was, so the filter still finds it.
+        # Only if a row may have been left out: it is unchanged, so the filter still finds it.
         if updated != most:
             refuse_later(self, number)
         return updated
 
     def _update_locked(self, number: int, kwargs: Mapping[str, Any]) -> int:
-        """Several tables: raising the fence locks the rows against other fenced writers until the transaction ends."""
+        """For several tables: raising the fence locks the rows against fenced writers until the transaction ends."""
         keys = self._raise_fence(number)
         return super(FencedQuerySet, self.filter(pk__in=keys)).update(**kwargs) if kwargs else len(keys)
 
     def _raise_fence(self, number: int) -> list[Any]:
-        """Set the fence of every row; the primary keys."""
+        """Set the fence of every row and return the primary keys."""
         owner = fence_owner(self.model)
         rows = self.order_by().values_list("pk", owner._meta.pk.name)
-        keys: dict[Any, Any] = dict(rows)  # a join gives some twice
+        keys: dict[Any, Any] = dict(rows)  # a join may give a row twice
         fences = owner._base_manager.using(self.db).filter(pk__in=list(keys.values()))
         if fences.filter(**{f"{FENCE}__lte": number}).update(**{FENCE: number}) != len(keys):
             refuse_later(fences, number)
@@ -198,7 +198,7 @@ class FencedQuerySet(models.QuerySet[Row]):
 
 
 class FencedIterable(ModelIterable):  # type: ignore[type-arg]  # no subscript at run time
-    """Instances that carry the token of their queryset."""
+    """Gives instances that carry the token of their queryset."""
 
     def __iter__(self) -> Iterator[Any]:
         queryset: Any = self.queryset
@@ -209,7 +209,7 @@ class FencedIterable(ModelIterable):  # type: ignore[type-arg]  # no subscript a
 
 
 def rows_at_most(where: WhereNode) -> int | None:
-    """How many rows the filter can match at most, if it gives unique values; else None."""
+    """The most rows that the filter can match, if it has values of a unique field; else None."""
     if where.connector != AND or where.negated:
         return None
     known = [most for child in where.children if (most := _child_at_most(child)) is not None]

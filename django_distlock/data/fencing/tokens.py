@@ -1,4 +1,4 @@
-"""The fencing token of one write, and how a write is refused."""
+"""The fencing token of a write, and the refusal of a late write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HIGHEST = 2**63 - 1  # of a BigIntegerField, on every engine
 
 
 class Fencing(Protocol):
-    """What is asked of a lease: :class:`django_distlock.Lease` has it."""
+    """What fencing needs of a lease; :class:`django_distlock.Lease` has it."""
 
     @property
     def fence(self) -> int: ...
@@ -29,17 +29,17 @@ class Token:
     lease: Fencing | None = None
 
     def still_held(self) -> int:
-        """The number; raises LockLost or LockNotHeld if this process knows already that the lease is over."""
+        """Return the number. LockLost or LockNotHeld if this process knows that the lease is over."""
         if self.lease is not None:
             self.lease.ensure_held()
         return self.number
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A queryset is copied deeply by forms; a lease cannot be."""
+        """Forms make deep copies of querysets; a lease cannot be copied."""
         return self
 
     def __reduce__(self) -> tuple[type[Self], tuple[int]]:
-        """Another process gets the number: the lease belongs to this one."""
+        """Another process gets the number only: the lease belongs to this one."""
         return type(self), (self.number,)
 
 
@@ -52,7 +52,7 @@ def read_token(argument: str, given: object) -> Token:
         if not 0 <= given <= HIGHEST:
             raise ValueError(f"{argument} must be from 0 to 2**63 - 1, not {given}.")
         return Token(given)
-    # looked up on the type: on the lease itself the property would be evaluated, twice
+    # on the type: hasattr() of the lease would evaluate the property
     if not (hasattr(type(given), "fence") and hasattr(type(given), "ensure_held")):
         raise TypeError(f"{argument} must be a lease or an int, not {type(given).__name__}.")
     lease: Any = given
@@ -60,7 +60,7 @@ def read_token(argument: str, given: object) -> Token:
 
 
 def fence_owner(model: type[models.Model]) -> type[models.Model]:
-    """The model whose table has the fence: itself, or a parent by multi-table inheritance."""
+    """The model whose table has the fence: the model itself, or a parent by multi-table inheritance."""
     field = fence_field(model)
     if field is None:
         raise TypeError(f"{model.__name__} has no fence; let it inherit from django_distlock.data.FencedModel.")
@@ -80,7 +80,7 @@ def refuse_later(rows: models.QuerySet[Any], number: int) -> None:
     connection = connections[rows.db]
     later = rows.filter(**{f"{FENCE}__gt": number}).order_by(f"-{FENCE}")
     if connection.vendor == "mysql" and connection.in_atomic_block:
-        # A plain read is answered from the snapshot of the transaction, which may be older than the other's write.
+        # A plain read comes from the snapshot of the transaction, which may be older than the other write.
         # https://dev.mysql.com/doc/refman/8.4/en/innodb-consistent-read.html
         later = later.select_for_update()
     found = next(iter(later.values_list(FENCE, flat=True)[:1]), None)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PREFIX = "distlock_fence_"
 MYSQL_LONGEST_MESSAGE = 128  # characters of MESSAGE_TEXT
-# ER_CHECK_CONSTRAINT_VIOLATED, which Django knows as an IntegrityError: what the two others raise too.
+# ER_CHECK_CONSTRAINT_VIOLATED, for Django an IntegrityError, as the triggers of the other two raise.
 MYSQL_ERROR = 3819
 
 PG_FUNCTION = """CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $distlock$
@@ -39,7 +39,7 @@ SQLITE_TRIGGER = (
     "CREATE TRIGGER {trigger} BEFORE UPDATE ON {table} FOR EACH ROW WHEN {lower} "
     "BEGIN SELECT RAISE(ABORT, {message}); END"
 )
-# Ours on one table, with their definition: a trigger keeps its name when the table or the column is renamed.
+# The triggers of this package on a table, with definitions: a trigger keeps its name if table or column are renamed.
 FIND = {
     "postgresql": (
         "SELECT tgname, pg_get_triggerdef(oid) FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND tgname LIKE %s"
@@ -53,7 +53,7 @@ FIND = {
 MYSQL_HAS_COLUMN = (
     "SELECT 1 FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s AND COLUMN_NAME = %s"
 )
-# A renamed table keeps the function that its old name gave: a new table of that name has the same one.
+# A renamed table keeps the function with its old name, and a new table of that name uses the same one.
 PG_ELSEWHERE = (
     "SELECT proname FROM pg_trigger JOIN pg_proc ON pg_proc.oid = tgfoid "
     "WHERE tgrelid IS DISTINCT FROM to_regclass(%s) AND proname LIKE %s"
@@ -72,7 +72,7 @@ class FenceTrigger:
 
     @property
     def name(self) -> str:
-        """What a new one is called."""
+        """The name of a new trigger."""
         return PREFIX + names_digest(strip_quotes(self.table), self.column, length=12)
 
     def create(self, editor: BaseDatabaseSchemaEditor) -> list[str]:
@@ -91,7 +91,7 @@ class FenceTrigger:
         return [*self.drop(editor), *(statement.format(**parts) for statement in statements)]
 
     def drop(self, editor: BaseDatabaseSchemaEditor) -> list[str]:
-        """Whatever it is called, and those whose column is gone."""
+        """Statements that drop it, whatever its name, and triggers whose column is gone."""
         quote, names = editor.quote_name, dict.fromkeys([self.name, *self._mine(editor.connection)])
         if editor.connection.vendor != "postgresql":
             return [f"DROP TRIGGER IF EXISTS {quote(name)}" for name in names]
@@ -104,7 +104,7 @@ class FenceTrigger:
         ]
 
     def works(self, connection: BaseDatabaseWrapper) -> bool:
-        """Is there one about this column?"""
+        """Is there a trigger on this column?"""
         return self.column in self._found(connection).values()
 
     def _mine(self, connection: BaseDatabaseWrapper) -> list[str]:
@@ -115,7 +115,7 @@ class FenceTrigger:
         ]
 
     def _is_gone(self, connection: BaseDatabaseWrapper, column: str) -> bool:
-        """MySQL leaves the old name of a renamed column in the trigger, and then no UPDATE works any more."""
+        """Is the column of a trigger gone? MySQL keeps the old name of a renamed column, and then no UPDATE works."""
         if connection.vendor != "mysql":
             return False
         with connection.cursor() as cursor:

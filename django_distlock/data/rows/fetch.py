@@ -1,4 +1,4 @@
-"""The statement that locks rows, on each engine, with the time it may wait."""
+"""Runs the statement that locks rows, with its limit of time, on each engine."""
 
 from __future__ import annotations
 
@@ -27,53 +27,53 @@ def describe(queryset: QuerySet[Any]) -> str:
 
 
 @contextmanager
-def locked_rows(queryset: QuerySet[M], wish: RowLockOptions) -> Iterator[list[M]]:
-    """The rows, locked in a transaction that is opened here or, without a savepoint, the one that is open.
+def locked_rows(queryset: QuerySet[M], options: RowLockOptions) -> Iterator[list[M]]:
+    """Lock the rows in the open transaction, without a savepoint, or in a new one.
 
-    Whatever the block raises rolls back: outside of it at once, inside an enclosing ``atomic()`` when that one ends.
+    An exception of the block rolls back: a new transaction at once, an enclosing ``atomic()`` when it ends.
     """
-    queryset, connection = _on_its_database(queryset, wish)
+    queryset, connection = _on_its_database(queryset, options)
     connection.ensure_connection()
     with ExitStack() as stack:
         if connection.vendor == "sqlite" and not connection.in_atomic_block:
-            locked = _begun(stack, connection, queryset, wish)
+            locked = _begun(stack, connection, queryset, options)
         else:
             stack.enter_context(transaction.atomic(using=queryset.db, savepoint=False))
-            locked = _prepared(connection, queryset, wish)
+            locked = _prepared(connection, queryset, options)
         raw = connection.connection
-        yield fetch(queryset, wish) if locked else []
+        yield fetch(queryset, options) if locked else []
         ensure_open(connection, raw)
 
 
-def _on_its_database(queryset: QuerySet[M], wish: RowLockOptions) -> tuple[QuerySet[M], Any]:
-    """The queryset that locks, and the connection that it uses: of the database that is written."""
-    queryset = locking(queryset, wish)
+def _on_its_database(queryset: QuerySet[M], options: RowLockOptions) -> tuple[QuerySet[M], Any]:
+    """The queryset that locks, and its connection: of the database that is written."""
+    queryset = locking(queryset, options)
     connection = connections[queryset.db]
     if connection.vendor not in ("postgresql", "mysql", "sqlite"):
         raise UnsupportedOperation(f"row_lock does not know how long {connection.vendor} waits for a row.")
     return queryset, connection
 
 
-def _begun(stack: ExitStack, connection: Any, queryset: QuerySet[Any], wish: RowLockOptions) -> bool:
-    """Open a transaction with SQLite's one lock; without it if all rows are to be skipped while another has it."""
+def _begun(stack: ExitStack, connection: Any, queryset: QuerySet[Any], options: RowLockOptions) -> bool:
+    """Begin a transaction with SQLite's write lock; without it, and False, if it is busy and ``skip_locked``."""
     what = describe(queryset)
 
     def enter(mode: str) -> None:
         block = transaction.atomic(using=connection.alias)
-        sqlite.begin(connection, block, stack, mode, what, wish.timeout)
+        sqlite.begin(connection, block, stack, mode, what, options.timeout)
 
     try:
         enter("IMMEDIATE")
     except LockNotAcquired:
-        if not wish.skip_locked:
+        if not options.skip_locked:
             raise
         enter("DEFERRED")
         return False
     return True
 
 
-def _prepared(connection: Any, queryset: QuerySet[Any], wish: RowLockOptions) -> bool:
-    """Inside a transaction: what an engine needs before its SELECT; False if all rows are to be skipped."""
+def _prepared(connection: Any, queryset: QuerySet[Any], options: RowLockOptions) -> bool:
+    """Do what the engine needs before the SELECT, inside a transaction. False if all rows are to be skipped."""
     if connection.vendor == "mysql":
         mysql.refuse_without_rows(connection, queryset.model)
     if connection.vendor != "sqlite":
@@ -81,44 +81,44 @@ def _prepared(connection: Any, queryset: QuerySet[Any], wish: RowLockOptions) ->
     broken = connection.needs_rollback
     try:
         table = connection.ops.quote_name(queryset.model._meta.db_table)
-        sqlite.take_write_lock(connection, table, describe(queryset), wish.timeout)
+        sqlite.take_write_lock(connection, table, describe(queryset), options.timeout)
     except LockNotAcquired:
-        if not wish.skip_locked:
+        if not options.skip_locked:
             raise
-        connection.needs_rollback = broken  # SQLite has refused a statement and kept the transaction
+        connection.needs_rollback = broken  # SQLite refused the statement and kept the transaction
         return False
     return True
 
 
-def lock_inside(queryset: QuerySet[M], wish: RowLockOptions) -> list[M]:
-    """The rows, locked in the transaction that is open and held to its end."""
-    queryset, connection = _on_its_database(queryset, wish)
+def lock_inside(queryset: QuerySet[M], options: RowLockOptions) -> list[M]:
+    """Lock the rows in the open transaction, to its end."""
+    queryset, connection = _on_its_database(queryset, options)
     if not connection.in_atomic_block:
         raise transaction.TransactionManagementError(
             f"lock_row() on {queryset.model._meta.label} needs a transaction to hold the lock: call it inside "
             "atomic(), or use `with row_lock(...)`, which opens one."
         )
-    return fetch(queryset, wish) if _prepared(connection, queryset, wish) else []
+    return fetch(queryset, options) if _prepared(connection, queryset, options) else []
 
 
-def fetch(queryset: QuerySet[M], wish: RowLockOptions) -> list[M]:
-    """One statement, and no more than that under the limit: what is prefetched is not locked.
+def fetch(queryset: QuerySet[M], options: RowLockOptions) -> list[M]:
+    """Fetch the rows by one statement, to which the limit applies: rows that are prefetched are not locked.
 
-    Each row once: a join finds some twice, and of two instances of one row the second save() would undo the first.
+    Each row once, although a join may find it twice: of two instances the second save() would undo the first.
     """
     connection = connections[queryset.db]
     lookups = queryset._prefetch_related_lookups  # type: ignore[attr-defined]
-    with lock_errors(connection, describe(queryset), wish.timeout), _limit(connection, wish):
+    with lock_errors(connection, describe(queryset), options.timeout), _limit(connection, options):
         rows = list({row.pk: row for row in queryset.prefetch_related(None)}.values())
     if lookups:
         prefetch_related_objects(rows, *lookups)
     return rows
 
 
-def _limit(connection: Any, wish: RowLockOptions) -> AbstractContextManager[None]:
-    """NOWAIT and SKIP LOCKED are about rows: a table locked by somebody else has to be given up by a limit as well."""
+def _limit(connection: Any, options: RowLockOptions) -> AbstractContextManager[None]:
+    """NOWAIT and SKIP LOCKED apply to rows only: the wait for a locked table needs a limit as well."""
     if connection.vendor == "sqlite":
         return nullcontext()
     if connection.vendor == "mysql":
-        return mysql.limited(connection, wish)
-    return wait_limit(connection, wish.timeout, whole=wish.waits)
+        return mysql.limited(connection, options)
+    return wait_limit(connection, options.timeout, whole=options.waits)

@@ -1,4 +1,4 @@
-"""Rows on MySQL and MariaDB: how long a statement waits for them, and tables that have no locks on rows."""
+"""Row locks of MySQL and MariaDB: limits on the wait, and tables without row locks."""
 
 from __future__ import annotations
 
@@ -16,66 +16,69 @@ if TYPE_CHECKING:
 
     from .query import RowLockOptions
 
-# What TABLES and ENGINES say; a view has no engine, and a temporary table belongs to one session.
+# From TABLES and ENGINES: a view has no engine, and a temporary table belongs to one session.
 WITHOUT_ROLLBACK = (
     "SELECT t.TABLE_NAME, t.ENGINE FROM information_schema.TABLES t"
     " JOIN information_schema.ENGINES e ON e.ENGINE = t.ENGINE"
     " WHERE t.TABLE_SCHEMA = DATABASE() AND t.TABLE_NAME IN ({}) AND COALESCE(e.TRANSACTIONS, 'NO') <> 'YES'"
 )
 
-# Where a statement has its hints: one comment, which may be there already.
+# The place of the hints of a statement: one comment, which may exist.
 HEAD = re.compile(r"((?:\s|/\*.*?\*/)*SELECT\b)(\s*/\*\+)?", re.IGNORECASE | re.DOTALL)
 
-# (server, database, tables) that were looked up once and found good.
+# (server, database, tables) that were found to have row locks.
 _good: set[tuple[object, ...]] = set()
 
 
 @contextmanager
-def limited(connection: Any, wish: RowLockOptions) -> Iterator[None]:
-    """The SELECT inside waits as long as it may, by limits that stand in the statement: nothing is left to put back.
+def limited(connection: Any, options: RowLockOptions) -> Iterator[None]:
+    """Limit the wait of the SELECT inside by limits in the statement, so that no setting has to be restored.
 
-    MySQL has no hint for innodb_lock_wait_timeout, which is a second or more: a longer wait for rows needs it set.
+    MySQL has no hint for innodb_lock_wait_timeout, at least a second: for a longer wait for rows it has to be set.
     """
-    in_statement, longer = hinted, wish.timeout is None or wish.timeout > 1
+    in_statement, longer = hinted, options.timeout is None or options.timeout > 1
     if connection.mysql_is_mariadb:
         in_statement, longer = set_statement, False
 
     def execute_limited(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-        return execute(in_statement(connection, wish, sql), *rest)
+        return execute(in_statement(connection, options, sql), *rest)
 
-    with wait_limit(connection, wish.timeout) if longer else nullcontext(), connection.execute_wrapper(execute_limited):
+    with (
+        wait_limit(connection, options.timeout) if longer else nullcontext(),
+        connection.execute_wrapper(execute_limited),
+    ):
         yield
 
 
-def set_statement(connection: Any, wish: RowLockOptions, sql: str) -> str:
+def set_statement(connection: Any, options: RowLockOptions, sql: str) -> str:
     """A statement of MariaDB with the limits on its waits.
 
     https://mariadb.com/docs/server/reference/sql-statements/administrative-sql-statements/set-commands/set-statement
     """
-    limits = mysql_limits(connection, wish.timeout)
-    if wish.skip_locked:
-        # with a limit of 0 a row that is skipped ends the statement with error 1180 (MariaDB 10.11)
+    limits = mysql_limits(connection, options.timeout)
+    if options.skip_locked:
+        # with a limit of 0 a skipped row ends the statement with error 1180 (MariaDB 10.11)
         del limits["innodb_lock_wait_timeout"]
     return f"SET STATEMENT {', '.join(f'{name} = {value}' for name, value in limits.items())} FOR {sql}"
 
 
-def hinted(connection: Any, wish: RowLockOptions, sql: str) -> str:
+def hinted(connection: Any, options: RowLockOptions, sql: str) -> str:
     """A SELECT of MySQL with the limits on its waits: https://dev.mysql.com/doc/refman/8.4/en/optimizer-hints.html
 
-    max_execution_time is on the whole statement, in milliseconds, and 0 is no limit: a wait of 0 is ended by NOWAIT,
-    and one for a table after a second, the least there is.
+    max_execution_time limits the whole statement, in milliseconds, and 0 is no limit: NOWAIT ends a wait of 0, and a
+    wait for a table ends after a second, the shortest that there is.
     """
     limits = {
-        "lock_wait_timeout": mysql_limits(connection, wish.timeout)["lock_wait_timeout"],
-        "max_execution_time": milliseconds(wish.timeout) if wish.timeout else 0,
+        "lock_wait_timeout": mysql_limits(connection, options.timeout)["lock_wait_timeout"],
+        "max_execution_time": milliseconds(options.timeout) if options.timeout else 0,
     }
     hints = " ".join(f"SET_VAR({name} = {value})" for name, value in limits.items())
     return HEAD.sub(lambda head: f"{head[1]} /*+ {hints}{'' if head[2] else ' */'}", sql, count=1)
 
 
 def refuse_without_rows(connection: Any, model: type[Model]) -> None:
-    """UnsupportedOperation if the model is kept by an engine without transactions, such as MyISAM: there
-    ``SELECT ... FOR UPDATE`` locks nothing and says nothing. One look-up per process and model; a good answer is kept.
+    """UnsupportedOperation if the engine of the model's tables has no transactions, as MyISAM: there ``SELECT ... FOR
+    UPDATE`` locks nothing, without an error. Asked once per process and model if the answer is good.
     """
     tables = sorted({model._meta.db_table, *(parent._meta.db_table for parent in model._meta.all_parents)})
     settings = connection.settings_dict

@@ -1,4 +1,4 @@
-"""From what a caller wants locked to the one ``SELECT ... FOR UPDATE`` that locks it, in primary-key order."""
+"""Makes the ``SELECT ... FOR UPDATE`` that locks rows, in the order of the primary key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ M = TypeVar("M", bound=Model)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLockOptions:
-    """How rows are to be locked. ``timeout`` 0 is ``nowait``; both together are the same as one."""
+    """How rows are locked. ``timeout`` 0 is ``nowait``."""
 
     timeout: float | None
     skip_locked: bool
@@ -31,7 +31,7 @@ class RowLockOptions:
 
 
 def options_of(timeout: Timeout, *, nowait: object, skip_locked: object, of: object, no_key: object) -> RowLockOptions:
-    """The checked options; ValueError or TypeError that names the argument."""
+    """Check the options. ValueError or TypeError that names the argument."""
     for argument, value in (("nowait", nowait), ("skip_locked", skip_locked), ("no_key", no_key)):
         if not isinstance(value, bool):
             raise TypeError(f"{argument} must be a bool, not {type(value).__name__}.")
@@ -52,7 +52,7 @@ def options_of(timeout: Timeout, *, nowait: object, skip_locked: object, of: obj
 
 
 def queryset_of(target: object, pk: object, using: str | None) -> QuerySet[Any]:
-    """What ``row_lock`` was given, as a queryset on the database that is written."""
+    """The target of ``row_lock`` as a queryset on the database that is written."""
     if isinstance(target, type) and issubclass(target, Model):
         queryset = target._default_manager.filter(pk=pk)
     elif isinstance(target, QuerySet):
@@ -64,8 +64,8 @@ def queryset_of(target: object, pk: object, using: str | None) -> QuerySet[Any]:
     return queryset.using(using) if using is not None else queryset
 
 
-def refuse_queryset(queryset: QuerySet[Any], wish: RowLockOptions) -> None:
-    """ValueError for what no engine can lock row by row, or none in the order of the primary key."""
+def refuse_queryset(queryset: QuerySet[Any], options: RowLockOptions) -> None:
+    """ValueError for a queryset that cannot be locked row by row, in the order of the primary key."""
     query = queryset.query
     name = queryset.model._meta.label
     if query.combinator:
@@ -81,7 +81,7 @@ def refuse_queryset(queryset: QuerySet[Any], wish: RowLockOptions) -> None:
             "row_lock cannot lock rows that stand for groups or windows: leave out aggregates and windows, or "
             f"filter {name} by pk__in=queryset.values('pk')."
         )
-    if query.is_sliced and wish.waits and not _by_primary_key(queryset):
+    if query.is_sliced and options.waits and not _by_primary_key(queryset):
         raise ValueError(
             "row_lock waits for the rows of a slice only if it is ordered by pk, else two callers could wait for each "
             "other: add skip_locked=True, nowait=True or order_by('pk')."
@@ -95,30 +95,30 @@ def _by_primary_key(queryset: QuerySet[Any]) -> bool:
     return query.standard_ordering and len(own) == 1 and own[0] in names and not query.extra_order_by
 
 
-def locking(queryset: QuerySet[M], wish: RowLockOptions) -> QuerySet[M]:
-    """The queryset that locks; weaker locks that the engine lacks become the plain one, which is stronger.
+def locking(queryset: QuerySet[M], options: RowLockOptions) -> QuerySet[M]:
+    """The queryset that locks. Where the engine lacks a weaker lock, the plain one is taken, which is stronger.
 
-    A slice keeps its order. Its rows are never waited for, or it is ordered by primary key already.
+    A slice keeps its order: it does not wait for rows, or it is ordered by primary key.
     """
-    refuse_queryset(queryset, wish)
-    refuse_joins(queryset, wish.of)
+    refuse_queryset(queryset, options)
+    refuse_joins(queryset, options.of)
     locked = queryset.select_for_update()
     features = connections[locked.db].features
     if not features.has_select_for_update:
         return _ordered(locked)
     return _ordered(
         locked.select_for_update(
-            nowait=not wish.waits and not wish.skip_locked,
-            skip_locked=wish.skip_locked,
-            of=wish.of if features.has_select_for_update_of else (),
-            no_key=wish.no_key and features.has_select_for_no_key_update,
+            nowait=not options.waits and not options.skip_locked,
+            skip_locked=options.skip_locked,
+            of=options.of if features.has_select_for_update_of else (),
+            no_key=options.no_key and features.has_select_for_no_key_update,
         )
     )
 
 
 def refuse_joins(queryset: QuerySet[Any], of: tuple[str, ...]) -> None:
-    """On every engine what PostgreSQL cannot lock: a row that an outer join may not find. FieldError for what is no
-    relation of the query. Only a query that may have joins is looked at."""
+    """ValueError for rows that an outer join may not find, on every engine, because PostgreSQL cannot lock them.
+    FieldError for a name that is no relation of the query. Only queries that may have joins are examined."""
     query: Any = queryset.query
     if not (of or query.select_related or query.is_sliced or len(query.alias_map) > 1):
         return
@@ -146,5 +146,5 @@ def _ordered(queryset: QuerySet[M]) -> QuerySet[M]:
     if queryset.query.is_sliced:
         return queryset
     queryset = queryset.order_by("pk")
-    queryset.query.standard_ordering = True  # reverse() before would turn it round
+    queryset.query.standard_ordering = True  # an earlier reverse() would reverse this order
     return queryset

@@ -1,4 +1,4 @@
-"""Whole tables, locked against everybody else."""
+"""``table_lock``: locks on whole tables."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ ALIAS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 class table_lock(DataLock[None]):
     """Lock the tables of ``models``: ``with table_lock(Account):`` or ``@table_lock(Account)``.
 
-    ``mode`` is "write" (nobody else writes or locks), "read" (nobody writes) or one of PostgreSQL's eight modes by its
-    own name; ``read`` and ``write`` name models for these modes. With a model its multi-table-inheritance parents are
-    locked; a many-to-many table is asked for by its model, ``Student.courses.through``.
+    ``mode`` is "write" (no other transaction writes or locks), "read" (no transaction writes) or the name of one of
+    PostgreSQL's eight modes; ``read`` and ``write`` name models for these modes. With a model its parents by
+    multi-table inheritance are locked; the model of a many-to-many table is ``Student.courses.through``.
 
-    PostgreSQL and SQLite: inside ``atomic()`` the lock is held to the end of that transaction, else the block is one.
-    MySQL and MariaDB: the block is a transaction of its own, and inside ``atomic()`` the lock is refused. There every
-    table and alias that the block uses must be locked; ``aliases`` ({Model: ["T6"]}) adds aliases to those that the ORM
-    makes for the first model.
+    PostgreSQL and SQLite: inside ``atomic()`` the lock is held to the end of that transaction, else the block is a
+    transaction. MySQL and MariaDB: the block is always a transaction, and the lock is refused inside ``atomic()``.
+    There every table and alias that the block uses must be locked; ``aliases`` ({Model: ["T6"]}) adds aliases to those
+    that the ORM makes for the first model.
 
     ``using`` is the database, by default the one that the router writes the models to. ``timeout`` is in seconds: 10 if
     unset, 0 and ``nowait`` do not wait, None waits for ever. Oracle's MySQL rounds up to whole seconds.
 
-    Raises LockNotAcquired (told not to wait), LockTimeout, DeadlockDetected, UnsupportedOperation (what the engine
-    cannot do, and LOCK TABLES inside ``atomic()``), LockLost (the connection was closed inside the block, what it wrote
-    is rolled back; MySQL and MariaDB: a statement of the block has ended its transaction), BackendUnavailable. Source: https://www.postgresql.org/docs/current/sql-lock.html,
+    Raises LockNotAcquired (if it may not wait), LockTimeout, DeadlockDetected, UnsupportedOperation (what the engine
+    cannot do, and LOCK TABLES inside ``atomic()``), LockLost (the connection was closed inside the block, and its
+    writes are rolled back; MySQL and MariaDB: a statement of the block has ended its transaction), BackendUnavailable.
+    Source: https://www.postgresql.org/docs/current/sql-lock.html,
     https://dev.mysql.com/doc/refman/8.4/en/lock-tables.html, https://sqlite.org/lang_transaction.html
     """
 

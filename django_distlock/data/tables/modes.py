@@ -1,4 +1,4 @@
-"""The modes of a table lock, and what each engine makes of them."""
+"""The modes of a table lock, on each engine."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from enum import StrEnum
 
 
 class TableLockMode(StrEnum):
-    """``READ`` and ``WRITE`` mean the same everywhere; the others are PostgreSQL's own, in its order and under its
-    names: https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-TABLES
+    """``READ`` and ``WRITE`` mean the same everywhere; the others are the modes of PostgreSQL, from weak to strong:
+    https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-TABLES
 
-    ``READ``: nobody writes, others may read and may lock for reading too. ``WRITE``: nobody else writes or locks; on
-    MySQL and MariaDB nobody else reads either.
+    ``READ``: no transaction writes; others may read, and may take READ as well. ``WRITE``: no other transaction writes
+    or locks; on MySQL and MariaDB none reads either.
     """
 
     READ = "read"
@@ -30,8 +30,8 @@ _M = TableLockMode
 # SHARE ROW EXCLUSIVE is the weakest mode that conflicts with itself and with every writer; it lets readers through.
 POSTGRES = {_M.READ: _M.SHARE, _M.WRITE: _M.SHARE_ROW_EXCLUSIVE}
 
-# An engine with two modes grants the stronger one of those that promise what is asked. The four weakest promise that
-# others may write: there is nothing like them.
+# An engine with two modes takes the one that excludes at least as much. The four weakest let others write, which no
+# mode of these engines does.
 READING = frozenset({_M.READ, _M.SHARE})
 WRITING = frozenset({_M.WRITE, _M.SHARE_ROW_EXCLUSIVE, _M.EXCLUSIVE, _M.ACCESS_EXCLUSIVE})
 

@@ -1,7 +1,7 @@
 """LOCK TABLES of MySQL and MariaDB: https://dev.mysql.com/doc/refman/8.4/en/lock-tables.html
 
-It commits an open transaction, and START TRANSACTION or BEGIN drop its locks in silence (measured). So the block is a
-durable ``atomic()``: Django sends no BEGIN inside it, and an inner ``atomic()`` is a savepoint.
+LOCK TABLES commits an open transaction, and START TRANSACTION or BEGIN drop its locks without an error (measured). So
+the block is a durable ``atomic()``: Django sends no BEGIN inside it, and an inner ``atomic()`` is a savepoint.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
     from .targets import Table
 
-# Their LOCK TABLES does nothing, as they say in their greeting: https://vitess.io/docs/reference/compatibility/,
+# In the version of servers whose LOCK TABLES does nothing: https://vitess.io/docs/reference/compatibility/,
 # https://docs.pingcap.com/tidb/stable/sql-statement-lock-tables-and-unlock-tables/
 WITHOUT = re.compile("vitess|tidb", re.IGNORECASE)
-# Database aliases whose server was asked, in this process, whether it is a node of Galera; True if it is.
+# (database alias, host, port) -> is the server a node of Galera? Asked once per process.
 _galera: dict[tuple[str, str, str], bool] = {}
 
 
 @contextmanager
 def locked(connection: Any, tables: Sequence[Table], timeout: float | None) -> Iterator[None]:
-    """Run the block in a transaction that begins by LOCK TABLES; UNLOCK TABLES comes after its commit, before the
-    user's on_commit hooks, or after its rollback."""
+    """Run the block in a transaction that begins with LOCK TABLES. UNLOCK TABLES follows its rollback, or its commit,
+    before the on_commit hooks of the block."""
     if not connection.in_atomic_block:
-        connection.ensure_connection()  # only then autocommit says whether a transaction is open
+        connection.ensure_connection()  # without a connection autocommit does not show an open transaction
     if in_transaction(connection):
         raise UnsupportedOperation(
             "table_lock cannot be taken inside a transaction on MySQL and MariaDB: LOCK TABLES would commit it. Take "
@@ -67,13 +67,13 @@ def locked(connection: Any, tables: Sequence[Table], timeout: float | None) -> I
 
 
 def refuse_server(connection: Any) -> None:
-    """UnsupportedOperation where LOCK TABLES excludes nobody, or nobody on another node."""
+    """UnsupportedOperation for servers on which LOCK TABLES excludes nothing, or nothing on other nodes."""
     connection.ensure_connection()
     version = str(connection.connection.get_server_info())
     settings = connection.settings_dict
     server = (connection.alias, str(settings["HOST"]), str(settings["PORT"]))
     if server not in _galera:
-        # on the driver's own cursor: it is no query of the caller's, for assertNumQueries above all
+        # on a cursor of the driver: assertNumQueries must not count it
         with connection.wrap_database_errors, connection.connection.cursor() as cursor:
             cursor.execute("SHOW VARIABLES LIKE 'wsrep_on'")
             _galera[server] = ("wsrep_on", "ON") in cursor.fetchall()
@@ -98,7 +98,7 @@ def statement(connection: Any, tables: Sequence[Table]) -> str:
 
 
 def _lock(connection: Any, sql: str, timeout: float | None) -> None:
-    if connection.mysql_is_mariadb:  # the limits hold for this statement only: nothing has to be put back
+    if connection.mysql_is_mariadb:  # limits of this statement only: nothing to restore
         limits = ", ".join(f"{name} = {value}" for name, value in mysql_limits(connection, timeout).items())
         sql = f"SET STATEMENT {limits} FOR {sql}"
     limit = nullcontext() if connection.mysql_is_mariadb else wait_limit(connection, timeout)
@@ -107,7 +107,7 @@ def _lock(connection: Any, sql: str, timeout: float | None) -> None:
 
 
 class _Unlock:
-    """UNLOCK TABLES, once. A connection that cannot do that is closed, which unlocks as well."""
+    """Sends UNLOCK TABLES once. If that fails, the connection is closed, which unlocks as well."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection

@@ -1,8 +1,9 @@
-"""Does the transaction of a table lock still run? https://dev.mysql.com/doc/refman/8.4/en/implicit-commit.html
+"""Watches the statements inside a table lock of MySQL and MariaDB: they must not end its transaction, nor use tables
+that are not locked. https://dev.mysql.com/doc/refman/8.4/en/implicit-commit.html
 
-The text of a statement cannot tell: comments, procedures, prepared statements and DDL commit too. The server can. A
-savepoint ends with its transaction, whatever has ended that, and so do the locks that UNLOCK TABLES, BEGIN and LOCK
-TABLES drop, because each of these commits first (measured with MariaDB 10.11).
+The text of a statement does not show that it commits: comments, procedures, prepared statements and DDL may. The server
+shows it: a savepoint ends with its transaction, whatever ended that. UNLOCK TABLES, BEGIN and LOCK TABLES, which drop
+the locks, commit first and so end it too (measured with MariaDB 10.11).
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ import re
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.db import Error
 
 from django_distlock.data.errors import code_of
-from django_distlock.exceptions import LockLost, UnsupportedOperation
-
-from .mysql_names import NOT_LOCKED, not_locked
+from django_distlock.exceptions import LockLost, LockNotHeld, UnsupportedOperation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 BLOCK, STATEMENT = "distlock_block", "distlock_statement"
 NO_SAVEPOINT = 1305  # ER_SP_DOES_NOT_EXIST
 OUT_OF_SYNC = 2014  # CR_COMMANDS_OUT_OF_SYNC: the caller has not read all results of the statement yet
+# ER_TABLE_NOT_LOCKED, ER_TABLE_NOT_LOCKED_FOR_WRITE
+UNNAMED, READ_ONLY = 1100, 1099
+NOT_LOCKED = frozenset({UNNAMED, READ_ONLY})
+QUOTED = re.compile(r"'(.*)' was ", re.DOTALL)
 
-# What may stand before the first word.
+# What may precede the first word.
 SKIPPED = r"[\s;(]|--(?=\s|$)[^\n]*+|\#[^\n]*+|/\*(?!M?!).*?\*/"
-# /*! and /*M! begin a comment that the server executes, unless the number says that it is too old.
+# /*! and /*M! begin a comment that the server executes, unless the number after it is a later version.
 LEAD = rf"(?:{SKIPPED}|/\*M?!\d*)*+"
-# Refused before it is sent: it would unlock the tables or commit.
+# Statements that are refused, because they would unlock the tables or commit.
 ENDS = re.compile(
     LEAD
     + r"""(?:START\s+TRANSACTION | BEGIN(?!\s+NOT\b) | COMMIT | ROLLBACK(?!\s+(?:WORK\s+)?TO\b)
@@ -38,8 +42,8 @@ ENDS = re.compile(
     | (?:ANALYZE|CHECK|OPTIMIZE|REPAIR)\s+(?:\w+\s+)?TABLES? | FLUSH | RESET | GRANT | REVOKE)\b""",
     re.IGNORECASE | re.DOTALL | re.VERBOSE,
 )
-# One statement that cannot commit, nor can the functions and triggers that it calls (error 1422). All that the ORM
-# sends; for any other the server is asked: /*!999999 SELECT */ COMMIT is a COMMIT.
+# A single statement that cannot commit, nor can the functions and triggers that it calls (error 1422): everything that
+# the ORM sends. After any other the server is asked: /*!999999 SELECT */ COMMIT is a COMMIT.
 HARMLESS = re.compile(
     rf"(?:{SKIPPED})*+"
     r"(?:SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|SAVEPOINT|RELEASE|ROLLBACK|SHOW|EXPLAIN)\b[^;]*;?\s*",
@@ -48,7 +52,7 @@ HARMLESS = re.compile(
 
 
 class Guard:
-    """Around each statement of the block: refuses what would end its transaction, and says so where one has."""
+    """Execute wrapper of the block: refuses statements that would end its transaction, and reports one that did."""
 
     def __init__(self, connection: Any) -> None:
         self.connection, self.raw = connection, connection.connection
@@ -69,7 +73,7 @@ class Guard:
         except Error as error:
             if asked:
                 with suppress(Error):
-                    self._check(STATEMENT, _shown(text))  # CREATE TABLE commits first and fails then
+                    self._check(STATEMENT, _shown(text))  # CREATE TABLE commits, and may fail then
             if code_of(error) in NOT_LOCKED:
                 raise not_locked(error, text) from error
             raise
@@ -78,13 +82,13 @@ class Guard:
         return result
 
     def finish(self) -> None:
-        """LockLost if anything has ended the transaction: also what no statement of Django's cursors has sent."""
+        """LockLost if anything has ended the transaction, also past Django's cursors."""
         if self.lost is not None:
             raise LockLost(self.lost)
         self._check(BLOCK, "Something")
 
     def finish_after(self, error: BaseException) -> None:
-        """The block has failed by ``error``, which goes on; what has been committed all the same is its note."""
+        """As :meth:`finish` after the block has failed: the message becomes a note of ``error``, which is raised."""
         if isinstance(error, LockLost) or self.connection.connection is not self.raw:
             return
         with suppress(Error):
@@ -98,7 +102,7 @@ class Guard:
             self._send(self.connection.ops.savepoint_commit_sql(savepoint))
         except Error as error:
             if code_of(error) == OUT_OF_SYNC:
-                return  # finish() will see it
+                return  # finish() will notice it
             if code_of(error) != NO_SAVEPOINT:
                 raise
             self.lost = (
@@ -114,10 +118,51 @@ class Guard:
         self._send(self.connection.ops.savepoint_create_sql(name))
 
     def _send(self, sql: str) -> None:
-        """Past this guard, and also where Django waits for a rollback."""
+        """Send it past this guard, and past Django's refusal of statements before a rollback."""
         with self.connection.wrap_database_errors, closing(self.connection.create_cursor()) as cursor:
             cursor.execute(sql)
 
 
 def _shown(text: str) -> str:
     return repr(text.strip()[:40])
+
+
+def not_locked(error: Exception, sql: str) -> LockNotHeld:
+    """The error for a table or an alias that is not locked. The server gives the name that the query uses, the query
+    the table, and Django the model."""
+    match = QUOTED.search(str(error.args[-1]))
+    name = match[1] if match else "?"
+    if error.args[0] == READ_ONLY:
+        return LockNotHeld(
+            f"The table {name!r} is locked for reading only, by table_lock or by the server for a foreign key: name "
+            f"{model_named(name)} in write=[...]."
+        )
+    table = table_behind(name, sql)
+    if table is None:
+        return LockNotHeld(
+            f"The table {name!r} is used inside table_lock and not locked: name {model_named(name)} in table_lock(...)."
+        )
+    return LockNotHeld(
+        f"The alias {name!r} of the table {table!r} is used inside table_lock and not locked: add "
+        f"aliases={{{model_named(table)}: [{name!r}]}}, and the model if it is not named yet."
+    )
+
+
+def table_behind(alias: str, sql: str) -> str | None:
+    """The table whose alias in ``sql`` is ``alias``; None if it is the name of a table."""
+    found = re.search(rf"`((?:[^`]|``)+)`\s+(?:AS\s+)?`?{re.escape(alias)}`?(?![\w`.])", sql, re.IGNORECASE)
+    if found is None or found[1] == alias:
+        return None
+    return found[1]
+
+
+def model_named(table: str) -> str:
+    """The model of a table, as code refers to it."""
+    for model in apps.get_models(include_auto_created=True):
+        if model._meta.proxy or model._meta.db_table.strip("`") != table:
+            continue
+        owner: Any = model._meta.auto_created
+        fields = owner._meta.local_many_to_many if owner else ()
+        names = [f"{owner.__name__}.{field.name}.through" for field in fields if field.remote_field.through is model]
+        return names[0] if names else model.__name__
+    return "its model"

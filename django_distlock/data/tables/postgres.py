@@ -28,12 +28,12 @@ IDLE = 0  # libpq's PQTRANS_IDLE: atomic() has begun, BEGIN is not sent yet
 
 @contextmanager
 def locked(connection: Any, tables: Sequence[Table], timeout: float | None) -> Iterator[None]:
-    """Lock in the caller's transaction, to whose end the lock is held; without one the block is a transaction."""
+    """Lock in the caller's transaction, to its end; without one the block is a transaction."""
     connection.ensure_connection()
     inside = in_transaction(connection)
     with nullcontext() if inside else transaction.atomic(using=connection.alias):
         if inside and not _is_first(connection.connection):
-            # as the settings have it: asking would be one statement more
+            # the level of the settings: asking the server would cost a statement
             warn_of_stale_snapshot(described(tables), "transaction", configured_level(connection), [connection])
         with lock_errors(connection, described(tables), timeout):
             _lock(connection, tables, timeout)
@@ -43,15 +43,15 @@ def locked(connection: Any, tables: Sequence[Table], timeout: float | None) -> I
 
 
 def _is_first(raw: Any) -> bool:
-    """Will the lock be the first statement of its transaction? LOCK TABLE takes no snapshot."""
+    """Is the lock the first statement of its transaction? LOCK TABLE takes no snapshot."""
     info = getattr(raw, "info", None)
     return info is not None and info.transaction_status == IDLE
 
 
 def _lock(connection: Any, tables: Sequence[Table], timeout: float | None) -> None:
-    """One statement for each run of tables in one mode: the order of the tables is the same for all callers.
+    """One statement for consecutive tables in the same mode: all callers lock tables in the same order.
 
-    Without ONLY: writers may name a partition or a descendant of the table, and those are locked with it.
+    Without ONLY, so that partitions and descendants of a table, which writers may name, are locked with it.
     """
     until = None if timeout is None else monotonic() + timeout
     for mode, group in groupby(tables, key=_mode):

@@ -23,13 +23,12 @@ if TYPE_CHECKING:
 
 @contextmanager
 def locked(connection: Any, tables: Sequence[Table], timeout: float | None) -> Iterator[None]:
-    """The write lock of the database: held to the end of the caller's transaction, or of the block, which then is one.
+    """Take the write lock of the database: to the end of the caller's transaction, else the block is a transaction.
 
-    In a transaction that has read already, and since whose first query somebody has written, it cannot be had any more:
-    LockNotAcquired at once.
+    LockNotAcquired at once in a transaction that has read, if another connection has written since its first query.
     """
     if odd := [table for table in tables if table.mode not in READING | WRITING]:
-        raise UnsupportedOperation(f"SQLite has no lock like {odd[0].mode}: nobody else can write beside its lock.")
+        raise UnsupportedOperation(f"SQLite has no lock like {odd[0].mode}: its one lock excludes every other writer.")
     exclusive = any(table.mode is TableLockMode.ACCESS_EXCLUSIVE for table in tables)
     connection.ensure_connection()
     with ExitStack() as stack:
@@ -48,7 +47,7 @@ def locked(connection: Any, tables: Sequence[Table], timeout: float | None) -> I
 def begin(
     connection: Any, block: transaction.Atomic, stack: ExitStack, mode: str, what: str, timeout: float | None
 ) -> None:
-    """Enter ``block``, whose BEGIN takes the lock of ``mode``."""
+    """Enter ``block`` with a BEGIN of ``mode``, which takes the lock."""
     before, connection.transaction_mode = connection.transaction_mode, mode
     try:
         with lock_errors(connection, what, timeout), wait_limit(connection, timeout):
@@ -58,6 +57,6 @@ def begin(
 
 
 def take_write_lock(connection: Any, table: str, what: str, timeout: float | None) -> None:
-    """Inside a transaction: a statement that writes takes the lock, also if it changes nothing."""
+    """Take the lock inside a transaction, by a statement that writes but changes nothing."""
     with lock_errors(connection, what, timeout), wait_limit(connection, timeout), connection.cursor() as cursor:
         cursor.execute(f"DELETE FROM {table} WHERE 0")  # noqa: S608 - quoted

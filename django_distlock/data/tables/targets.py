@@ -1,4 +1,4 @@
-"""Which tables a table lock is about."""
+"""The tables of a table lock."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 Model = type[models.Model]
 
-# What the ORM calls a table that a query names twice (T) or in a subquery (U, and V in one inside that):
+# The ORM's aliases of a table that a query uses twice (T) or in a subquery (U, and V in a subquery of that):
 # django.db.models.sql.query.Query.table_alias and bump_prefix.
 ORM_ALIASES = ("T2", "T3", "T4", "T5", "U0", "U1", "U2", "U3", "V0", "V1")
 _ORDER = list(TableLockMode)
 
 
 class Wanted(NamedTuple):
-    """One model and how it is to be locked."""
+    """A model and its mode."""
 
     model: Model
     mode: TableLockMode
@@ -31,7 +31,7 @@ class Wanted(NamedTuple):
 
 @dataclass(slots=True)
 class Table:
-    """One table: its quoted name, how it is to be locked, and the further names that queries may give it."""
+    """A table: its quoted name, its mode, and the aliases that queries may use."""
 
     name: str
     mode: TableLockMode
@@ -41,8 +41,8 @@ class Table:
 def tables_of(
     connection: BaseDatabaseWrapper, wanted: Iterable[Wanted], aliases: Mapping[Model, Sequence[str]]
 ) -> list[Table]:
-    """The tables of the models and of their multi-table-inheritance parents, each once and in one order for all
-    callers, so that two of them cannot wait for each other (R9)."""
+    """The tables of the models and of their parents by multi-table inheritance, each once. All callers get the same
+    order, so that no two can wait for each other (R9)."""
     found: dict[str, Table] = {}
     for model, mode in wanted:
         for part in (model, *model._meta.concrete_model._meta.get_parent_list()):  # type: ignore[union-attr]
@@ -72,7 +72,7 @@ def described(tables: Sequence[Table]) -> str:
 
 
 def _both(one: TableLockMode, other: TableLockMode) -> TableLockMode:
-    """The weakest mode that promises what both promise."""
+    """The weakest mode that excludes what both exclude."""
     if one == other:
         return one
     weak, strong = sorted((POSTGRES.get(one, one), POSTGRES.get(other, other)), key=_ORDER.index)

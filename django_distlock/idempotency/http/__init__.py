@@ -1,1 +1,1 @@
-"""What HTTP brings and takes: requests, responses, forms, principals."""
+"""Requests, responses, forms and the waiting page."""

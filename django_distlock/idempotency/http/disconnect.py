@@ -1,4 +1,4 @@
-"""Tasks whose client may go: what has begun with a key is worked to its end."""
+"""Finish a request that has claimed a key even if its client disconnects."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 T = TypeVar("T")
-# Tasks whose client has gone; somebody has to hold them.
-_going_on: set[asyncio.Task[Any]] = set()
+# Tasks whose client has disconnected; asyncio itself keeps only weak references.
+_orphans: set[asyncio.Task[Any]] = set()
 
 
-async def to_the_end(answering: Coroutine[Any, Any, T], begun: Callable[[], bool]) -> T:
-    """The client may go at any moment, and then Django cancels this task. If it has ``begun`` with a key it goes on, so
-    that what it does and what is remembered of it are the same."""
+async def finish_despite_disconnect(answering: Coroutine[Any, Any, T], begun: Callable[[], bool]) -> T:
+    """Await ``answering``. If Django cancels this task after ``begun``, because the client has disconnected, the work
+    still ends in a task that nothing awaits, so that what the view did and what is stored agree."""
     task = asyncio.current_task()
     work: asyncio.Task[T] = asyncio.create_task(answering)
     try:
@@ -26,14 +26,14 @@ async def to_the_end(answering: Coroutine[Any, Any, T], begun: Callable[[], bool
     except asyncio.CancelledError:
         if task is not None and task.cancelling() and not work.done():
             if begun():
-                _go_on(work)
+                _finish(work)
             else:
                 work.cancel()
         raise
 
 
-def _go_on(work: asyncio.Task[Any]) -> None:
-    """Let a task end by itself; then close what its thread has opened, which nobody else will."""
+def _finish(work: asyncio.Task[Any]) -> None:
+    """Let the task end, then close the connections of its thread: Django does so only at the end of a request."""
 
     async def ending() -> None:
         try:
@@ -42,11 +42,11 @@ def _go_on(work: asyncio.Task[Any]) -> None:
             await sync_to_async(connections.close_all)()
 
     task = asyncio.create_task(ending())
-    _going_on.add(task)
+    _orphans.add(task)
     task.add_done_callback(_ended)
 
 
 def _ended(task: asyncio.Task[Any]) -> None:
-    _going_on.discard(task)
+    _orphans.discard(task)
     if not task.cancelled():
-        task.exception()  # it was the request's, and Django has logged it
+        task.exception()  # retrieved, so that asyncio does not log it: Django has

@@ -1,4 +1,4 @@
-"""The key in a form: issued with the page, signed, and good for one principal and one action only."""
+"""The key in a form: issued with the page, signed, and valid for one principal and one action."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 SALT = "django_distlock.idempotency.form"
 MOST_ACTIONS = 20
-LONGEST = 1024  # of a key with its signatures: one for each action that the form has
+LONGEST = 1024  # characters of a key with its signatures, one for each action of the form
 
 
 class Verified(Enum):
-    """What a key of a form is worth."""
+    """The validity of a form key."""
 
     GOOD = "issued to this principal for this action"
     FOREIGN = "issued, but to somebody else (a log-in since, a cached page), or for another address"
@@ -33,9 +33,11 @@ class Verified(Enum):
 
 
 def issue(request: HttpRequest, actions: Iterable[str] = ()) -> str:
-    """A fresh key for whoever asks, for a form that posts to one of ``actions`` (paths); without any to this page's own
-    address. ValueError for more than twenty."""
-    get_token(request)  # a browser without a session is known by its CSRF cookie, which it has from now on
+    """Issue a key for a form that the principal of ``request`` will post to one of ``actions``.
+
+    Actions are paths; without any it is the address of this page. ValueError for more than twenty.
+    """
+    get_token(request)  # sets the CSRF cookie, which identifies a browser without a session
     try:
         principal = _principal(request)
     except SynchronousOnlyOperation as error:
@@ -44,7 +46,7 @@ def issue(request: HttpRequest, actions: Iterable[str] = ()) -> str:
             "or render it in a thread."
         ) from error
     request.idempotency_key_issued = True  # type: ignore[attr-defined]
-    # cache_page and the cache middleware: this page is for one person and once
+    # cache_page and the cache middleware must not store this page: it is for one visitor, once
     request._cache_update_cache = False  # type: ignore[attr-defined]
     number = secrets.token_urlsafe(16)
     paths = [path.partition("?")[0].partition("#")[0] or request.path for path in actions] or [request.path]
@@ -55,7 +57,7 @@ def issue(request: HttpRequest, actions: Iterable[str] = ()) -> str:
 
 
 def verify(request: HttpRequest, value: str, principal: str) -> Verified:
-    """What ``value`` is worth for this request of ``principal``."""
+    """Verify the key ``value`` for this request of ``principal``."""
     number, *signatures = value[: LONGEST + 1].split(".") if len(value) <= LONGEST else ("",)
     if len(signatures) < 2 or not _signed(signatures[0], "issued", number):
         return Verified.INVENTED
@@ -69,7 +71,7 @@ def hidden_field(request: HttpRequest, actions: Iterable[str] = ()) -> SafeStrin
 
 
 def field(key: str) -> SafeString:
-    # autocomplete: a browser that restores a page with its fields would restore a key that is used up
+    # autocomplete: a browser that restores the fields of a page would restore a used key
     return format_html('<input type="hidden" name="{}" value="{}" autocomplete="off">', FIELD, key)
 
 
@@ -93,7 +95,7 @@ def _signature(*parts: str) -> str:
 
 
 def _signed(signature: str, *parts: str) -> bool:
-    """By the key of today, or by one of SECRET_KEY_FALLBACKS."""
+    """Is it the signature of these parts, by SECRET_KEY or one of SECRET_KEY_FALLBACKS?"""
     try:
         _signer().unsign(f"{_text(parts)}/{signature}")
     except signing.BadSignature:

@@ -41,21 +41,24 @@ Source = Literal["form", "header", "callable"]
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks. ``text`` goes into hashes only, and begins with a word of its own for each kind: what a stranger writes
-    into a header is nobody's number. ``label`` is for people."""
+    """The sender of a request.
 
-    kind: Literal["user", "credential", "browser", "anybody"]
+    ``text`` is only hashed. It begins with its kind, so that no header that a client makes up equals the number of a
+    user. ``label`` is for people.
+    """
+
+    kind: Literal["user", "credential", "browser", "anonymous"]
     text: str
     label: str
 
     @property
     def known(self) -> bool:
-        """Somebody says who he is: a user, or a credential that nobody has checked so far."""
+        """A user, or a credential, which may be unchecked so far."""
         return self.kind in ("user", "credential")
 
 
 def find_key(request: HttpRequest, options: Options, view: Any = None) -> tuple[Source, str] | None:
-    """Where the key came from, and the key: of the view's own callable, of the form, of the header. :exc:`BadKey`."""
+    """The source and the key: from the ``key`` callable of the view, the form, or the header. :exc:`BadKey`."""
     if options.key is not None:
         found = options.key(request)
         return None if found is None else ("callable", decisions.validate_key(found))
@@ -66,8 +69,8 @@ def find_key(request: HttpRequest, options: Options, view: Any = None) -> tuple[
     return None if raw is None else ("header", decisions.parse_header(raw))
 
 
-def has_none(request: HttpRequest, options: Options) -> bool:
-    """Can it be told at a glance that there is no key, and that none is needed? Most requests have none."""
+def has_no_key(request: HttpRequest, options: Options) -> bool:
+    """Is it certain without reading the body that the request has no key and needs none?"""
     return (
         options.key is None
         and not options.required
@@ -80,7 +83,7 @@ def _form_field(request: HttpRequest, view: Any) -> str | None:
     if request.content_type not in FORM_TYPES or not (request.method == "POST" or hasattr(request, "_post")):
         return None
     if getattr(view, "csrf_exempt", False) and not is_parsed(request):
-        # A view without CSRF may want to read the stream, or choose the upload handlers, itself.
+        # a view without CSRF may read the stream, or choose the upload handlers, itself
         return None
     values = form_fields(request).getlist(FIELD)
     if len(set(values)) > 1:
@@ -89,21 +92,21 @@ def _form_field(request: HttpRequest, view: Any) -> str | None:
 
 
 def form_fields(request: HttpRequest) -> QueryDict:
-    """``request.POST``. :exc:`BadKey` where reading it would be a server error."""
+    """``request.POST``. :exc:`BadKey` if reading it would be a server error."""
     try:
         return request.POST
-    except (LookupError, ValueError, OSError) as error:  # a charset or a length that is none, a client that has gone
+    except (LookupError, ValueError, OSError) as error:  # wrong charset, wrong length, client disconnected
         raise BadKey(gettext_noop("The form cannot be read.")) from error
 
 
 def principal_of(request: HttpRequest) -> Principal:
-    """Who asks: the user, else the credential in ``Authorization``, else this browser.
+    """The sender of a request: the user, else the credential in ``Authorization``, else the browser.
 
-    A browser is known by the secret of its CSRF cookie, which every form has. Not by the session: its key may be
-    changed by the very request whose answer got lost, and then the retry would come from somebody else.
+    The secret of its CSRF cookie, which every form needs, identifies a browser. The session key does not: a request may
+    change it, and if the answer of that request is lost, the retry would come from another principal.
     """
     user: Any = getattr(request, "user", None)
-    # users of the REST framework are of any class; one without a number is like any other of his kind
+    # users of the REST framework are of any class; those without a primary key are not distinguished
     if is_authenticated(user) and (number := getattr(user, "pk", None)) is not None:
         return Principal("user", f"user:{_kind(user)}:{number}", user_label(number))
     if (credential := request.headers.get("Authorization")) and conf.config().credentials:
@@ -113,16 +116,16 @@ def principal_of(request: HttpRequest) -> Principal:
     session: Any = getattr(request, "session", None)
     if session is not None and session.session_key:
         return Principal("browser", f"session:{session.session_key}", "browser")
-    return Principal("anybody", "", "anybody")
+    return Principal("anonymous", "", "anonymous")
 
 
 def browser_text(secret: str) -> str:
-    """Of a browser that has this CSRF secret."""
+    """The text of the principal for a browser with this CSRF secret."""
     return f"csrf:{secret}"
 
 
 def user_label(number: Any) -> str:
-    """What the list of keys calls a user."""
+    """The label of a user in the list of keys."""
     return f"user {number}"
 
 
@@ -131,7 +134,7 @@ def is_authenticated(user: Any) -> bool:
 
 
 def _kind(user: Any) -> str:
-    """Which numbers are his: those of a table, whatever proxy of its model, or those of a class."""
+    """What makes the primary key unique: the table, also for a proxy model; else the class."""
     model = getattr(user, "_meta", None)
     if model is not None:
         return str(model.concrete_model._meta.label_lower)
@@ -139,13 +142,13 @@ def _kind(user: Any) -> str:
 
 
 def route_of(request: HttpRequest) -> str:
-    """The pattern that the URL matched."""
+    """The URL pattern of the request."""
     match = request.resolver_match
     return request.path if match is None else match.route or "/"
 
 
 def tenant_of(request: HttpRequest, options: Options) -> str:
-    """What separates the keys of the sites that one project serves: the host, or what ``scope`` returns."""
+    """What separates the keys of the sites of one project: the host, or the result of ``scope``."""
     scope = options.scope or conf.config().scope
     if scope is None:
         return request.get_host().lower()
@@ -167,28 +170,32 @@ def fingerprint_of(request: HttpRequest, site_key: str, options: Options) -> str
 
 
 def query_of(request: HttpRequest) -> list[tuple[str, str]]:
-    """The parameters of the address, byte for byte. ``request.GET`` takes their charset from Content-Type, which names
-    whatever the client likes."""
+    """The parameters of the address, byte for byte.
+
+    ``request.GET`` would decode them by the charset of the Content-Type, which the client chooses.
+    """
     return parse_qsl(request.META.get("QUERY_STRING", ""), keep_blank_values=True, encoding="latin-1")
 
 
 def address_of(request: HttpRequest, query: str | None = None) -> str:
-    """The address of the request for a page or a header. Two slashes at its beginning would name another host."""
+    """The address of the request, escaped for a page or a header. Two slashes at its start would name another host."""
     if query is None:
         query = iri_to_uri(request.META.get("QUERY_STRING", "")) or ""
     return escape_leading_slashes(escape_uri_path(request.path)) + (f"?{query}" if query else "")
 
 
 def wants_page(request: HttpRequest, source: str | None) -> bool:
-    """Is it a person who waits for the answer?"""
+    """Is the answer for a person, and not for a program or a script of the page?"""
     if request.headers.get("HX-Request") or request.headers.get("X-Requested-With") == "XMLHttpRequest":
         return False
     return source == "form" or "text/html" in request.headers.get("Accept", "")
 
 
 def body_of(request: HttpRequest, options: Options) -> Iterator[bytes]:
-    """What the body is compared by. :exc:`BadKey` if it cannot be compared: with other data the key would get the
-    answer to this one."""
+    """The bytes by which the body is compared.
+
+    :exc:`BadKey` if it cannot be compared: the key would then get the same answer with other data.
+    """
     if options.fingerprint is not None:
         own = options.fingerprint(request)
         if not isinstance(own, (str, bytes)):
@@ -199,7 +206,7 @@ def body_of(request: HttpRequest, options: Options) -> Iterator[bytes]:
     kind = request.content_type or ""
     if kind in FORM_TYPES and is_parsed(request):
         yield from _form(request.POST.lists(), request.FILES.lists(), exclude)
-        if not _length(request):  # Django parses no multipart form whose length is not said
+        if not _length(request):  # Django parses no multipart form without a length
             yield _digest_of(lambda: _rest(request))
         return
     yield _content_type(request)
@@ -212,17 +219,17 @@ def body_of(request: HttpRequest, options: Options) -> Iterator[bytes]:
 
 
 def is_parsed(request: HttpRequest) -> bool:
-    """Has a form been parsed, or could it be without harm? A method that was overridden does not matter."""
+    """Parse the form if the view allows it. Is it parsed now, even if its method was overridden since?"""
     if not hasattr(request, "_post") and request.method == "POST" and may_be_read(request):
         try:
             _ = request.POST
-        except SuspiciousOperation:  # more fields than are allowed: the view may not look at them
+        except SuspiciousOperation:  # too many fields: the view need not read them
             return False
     return hasattr(request, "_post")
 
 
 def may_be_read(request: HttpRequest) -> bool:
-    """May the body be read into memory, where the view finds it?"""
+    """May the body be read into memory, from where the view reads it again?"""
     if getattr(request, "_read_started", False) or request.content_type == "multipart/form-data":
         return False
     limit, length = conf.longest_body(), _length(request)
@@ -239,7 +246,7 @@ def _bytes(request: HttpRequest) -> bytes:
 
 
 def _length(request: HttpRequest) -> int | None:
-    """Of the body, in bytes; None if it is said and is no number."""
+    """The length of the body in bytes; None if the header is no number."""
     try:
         said = int(request.META.get("CONTENT_LENGTH") or 0)
     except ValueError:
@@ -247,7 +254,7 @@ def _length(request: HttpRequest) -> int | None:
     stream: Any = getattr(request, "_stream", None)
     if said or stream is None or stream.closed or not stream.seekable():
         return said
-    # in chunks, under ASGI: it is in a file, however long
+    # a chunked body under ASGI: Django has written it to a file
     at = stream.tell()
     length = stream.seek(0, os.SEEK_END)
     stream.seek(at)
@@ -255,7 +262,7 @@ def _length(request: HttpRequest) -> int | None:
 
 
 def _content_type(request: HttpRequest) -> bytes:
-    """The same bytes of another type are other data. The boundary of a form is another one each time."""
+    """The content type, since the same bytes of another type are other data. Without the boundary, which is random."""
     parameters = {name: value.lower() for name, value in (request.content_params or {}).items()}
     if request.content_type == "multipart/form-data":
         parameters.pop("boundary", None)
@@ -293,10 +300,10 @@ def _digest_of(chunks: Callable[[], Iterable[bytes]]) -> bytes:
 
 
 def _stream(request: HttpRequest, exclude: Collection[str]) -> Iterator[bytes]:
-    """A body that is too long for memory, or a multipart form that the view parses itself."""
+    """The comparison of a body that is too long for memory, or of a multipart form that the view parses."""
     stream = _rewindable(request)
     if request.content_type == "multipart/form-data" and (request.META.get("CONTENT_LENGTH") or "0") != "0":
-        # an upload that is sent again may have another boundary, and then other bytes
+        # a repeated upload may have another boundary, and so other bytes
         try:
             parsed = list(_form(*_parsed(request, stream), exclude))
         except Exception:  # noqa: S110 - a form that cannot be parsed is compared by its bytes
@@ -317,13 +324,13 @@ def _parsed(request: HttpRequest, stream: IO[bytes]) -> tuple[Any, Any]:
 
 
 class _Digested(UploadedFile):  # type: ignore[type-arg]
-    """An uploaded file of which only the digest is kept."""
+    """An uploaded file; only its digest is kept."""
 
     digest = ""
 
 
 class _Digests(FileUploadHandler):
-    """Hashes what is uploaded and keeps nothing."""
+    """Hash the uploaded files and keep nothing else."""
 
     def new_file(self, *args: Any, **kwargs: Any) -> None:
         super().new_file(*args, **kwargs)
@@ -339,8 +346,10 @@ class _Digests(FileUploadHandler):
 
 
 def _rewindable(request: HttpRequest) -> IO[bytes]:
-    """The stream of the request from its beginning. A stream that can be read only once (WSGI) is replaced by a
-    temporary file with the same bytes."""
+    """The stream of the request, at its start.
+
+    A stream that can be read only once (WSGI) is replaced by a temporary file with the same bytes.
+    """
     stream: Any = getattr(request, "_stream", None)
     length, limit = _length(request), conf.config().max_upload
     if length is not None and length > limit:
@@ -388,7 +397,7 @@ def _read(stream: Any) -> bytes:
 
 
 def _rest(request: HttpRequest) -> Iterable[bytes]:
-    """What is left of a stream that nothing has parsed; the view finds it where it was."""
+    """The rest of a stream that nothing has parsed; the position is restored for the view."""
     stream: Any = getattr(request, "_stream", None)
     if stream is None or stream.closed or not stream.seekable():
         return

@@ -1,4 +1,4 @@
-"""The answers that are given instead of the view's: problem+json (RFC 9457) for programs, pages for people."""
+"""The answers that replace the view's: problem+json (RFC 9457) for programs, pages for people."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .requests import FIELD, address_of
 if TYPE_CHECKING:
     from django_distlock.idempotency.handle import Attempt
 
-# RFC 9457: an URI reference that names the problem. The codes are listed in docs/idempotency/apis.md.
+# RFC 9457: a URI reference that names the problem. The codes are listed in docs/idempotency/apis.md.
 PROBLEM = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/#{}"
 WAIT_PARAMETER = "_idempotency_wait"
 WAIT_SALT = "django_distlock.idempotency.wait"
@@ -52,7 +52,7 @@ _BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[0-9])
 
 
 def problem(status: int, code: str, title: str, detail: str, retry_after: float | None = None) -> HttpResponse:
-    """An error for a program; ``code`` is what it may rely on."""
+    """An error for a program; ``code`` is stable, the texts are not."""
     facts = {"type": PROBLEM.format(code), "title": title, "status": status, "detail": detail, "code": code}
     response = JsonResponse(facts, status=status, content_type="application/problem+json")
     response["Content-Language"] = text_language()
@@ -67,7 +67,7 @@ def page(
     """A page for a person, from the template ``django_distlock/idempotency/<name>.html``."""
     context["language"] = language_of_texts()
     text = render_to_string(f"django_distlock/idempotency/{name}.html", context, request)
-    # what a client has typed may have lone surrogates: its charset is what it says
+    # typed text may have lone surrogates: the client chooses the charset
     response = HttpResponse(text.encode("utf-8", "replace"), status=status)
     response["Content-Language"] = text_language()
     return _never_stored(response, retry_after)
@@ -94,8 +94,8 @@ def missing_key(request: HttpRequest, *, html: bool) -> HttpResponse:
     return problem(400, "missing_key", _("The idempotency key is missing"), detail)
 
 
-def unissued(request: HttpRequest, verified: forms.Verified) -> HttpResponse:
-    """For the key of a form that was not issued to whoever sends it: nothing has been done."""
+def not_issued(request: HttpRequest, verified: forms.Verified) -> HttpResponse:
+    """The answer to a form key that was not issued to this principal: nothing was done."""
     if verified is forms.Verified.INVENTED:
         return bad_key(
             request, decisions.BadKey(decisions.gettext_noop("The form was not made by this site.")), html=True
@@ -104,18 +104,18 @@ def unissued(request: HttpRequest, verified: forms.Verified) -> HttpResponse:
 
 
 def session_changed(request: HttpRequest, key: str | None) -> HttpResponse:
-    """For a form of this visitor whose CSRF token is that of the session before; ``key`` if it is still good."""
+    """The answer to a form whose CSRF token is that of the previous session; ``key`` if it is still valid."""
     facts = _resubmission(request)
     if key is not None and facts["action"]:
         facts["key_field"] = forms.field(key)
     shown = [(name, value) for name, value in _fields(request) if value and not is_secret(name)]
     response = page(request, "session_changed", 403, shown=shown, **facts)
-    response["X-Frame-Options"] = "DENY"  # a button that must not be pressed in somebody else's page
+    response["X-Frame-Options"] = "DENY"  # no other site may frame the button
     return response
 
 
 def sent_before(request: HttpRequest, record: Record, *, changed: bool) -> HttpResponse:
-    """For such a form that has been sent before, under the token of that session."""
+    """The answer to such a form if it was already sent in the previous session."""
     running = record.state == CLAIMED and not record.expired
     facts = {"running": running, "unknown": record.state != COMPLETED, "changed": changed}
     response = page(request, "saved", 403, **facts, **_resubmission(request))
@@ -131,19 +131,19 @@ def in_flight(attempt: Attempt) -> HttpResponse:
 
 
 def working(request: HttpRequest, url: str) -> HttpResponse:
-    """The page that loads itself anew until there is an answer; without a script."""
+    """The page that reloads until there is an answer, without a script."""
     response = page(request, "working", 409, REFRESH, url=url, seconds=REFRESH)
     response["Refresh"] = f"{REFRESH}; url={url}"
     return response
 
 
 def wait_salt(request: HttpRequest) -> str:
-    """The outcome can be looked at where the request was sent, and nowhere else: other checks may stand elsewhere."""
+    """The salt ties the outcome to the path of the request: another view may have other permissions."""
     return f"{WAIT_SALT}:{request.path}"
 
 
 def waiting_url(attempt: Attempt) -> str:
-    """Where the outcome can be looked at, by the same principal only."""
+    """The address that shows the outcome, to the same principal only."""
     claim, method = attempt.claim, attempt.request.method or ""
     facts = {"scope": claim.scope, "mark": attempt.mark, "alias": attempt.alias or "", "method": method}
     facts |= {"fingerprint": claim.fingerprint} | ({"replays": "1"} if attempt.replays else {})
@@ -152,7 +152,7 @@ def waiting_url(attempt: Attempt) -> str:
 
 
 def mismatch(attempt: Attempt, answer: Answer | None, *, running: bool = False) -> HttpResponse:
-    """Other data with the same key; ``running``: the first request still is, and may yet fail."""
+    """The answer to other data with the same key. ``running``: the first request has not ended, and may fail."""
     if not attempt.html:
         detail = _("This idempotency key belongs to an earlier request with other data. Take a new key.")
         return problem(422, "mismatch", _("The request has changed"), detail)
@@ -162,7 +162,7 @@ def mismatch(attempt: Attempt, answer: Answer | None, *, running: bool = False) 
 
 
 def tombstone(attempt: Attempt, answer: Answer | None, *, withheld: bool = False) -> HttpResponse:
-    """It has been done, and the answer is not there any more, or not for this client: never a second run."""
+    """The answer if the request was carried out and its answer is not stored, or not for this client."""
     if answer is not None and answer.location:
         return _again(attempt.request, Answer(status=303, headers=answer.headers, body=b"", messages=answer.messages))
     if not attempt.html:
@@ -174,7 +174,7 @@ def tombstone(attempt: Attempt, answer: Answer | None, *, withheld: bool = False
 
 
 def held(attempt: Attempt) -> HttpResponse:
-    """The first request died in the midst of it, and nobody knows what it has done."""
+    """The answer if the first request broke off and its effect is unknown."""
     detail = _("The first request with this idempotency key broke off. Whether it has acted is not known.")
     if not attempt.html:
         return problem(409, "outcome_unknown", _("Outcome unknown"), detail)
@@ -182,7 +182,7 @@ def held(attempt: Attempt) -> HttpResponse:
 
 
 def too_many_keys(attempt: Attempt, seconds: float) -> HttpResponse:
-    """For a key beyond the quota of its principal; ``seconds``: until the next of the others ends."""
+    """The answer to a key beyond the quota; ``seconds`` until the next key of the principal ends."""
     title = _("Too many requests")
     detail = _("There are too many idempotency keys of this client that still live. Nothing was done.")
     if attempt.html:
@@ -199,7 +199,7 @@ def store_down(request: HttpRequest, *, html: bool) -> HttpResponse:
 
 
 def _resubmission(request: HttpRequest) -> dict[str, Any]:
-    """What the page needs to send the same data again under a fresh key; nothing if it has files or secrets."""
+    """What the page needs to send the same data with a new key; no action if they have files or secrets."""
     fields = _fields(request)
     if request.FILES or request.method != "POST" or any(is_secret(name) for name, _value in fields):
         return {"action": None}
@@ -211,7 +211,7 @@ def _resubmission(request: HttpRequest) -> dict[str, Any]:
 
 
 def _fields(request: HttpRequest) -> list[tuple[str, str]]:
-    """The fields that the person has filled in, and those of the page."""
+    """The fields of the form, without the key and the CSRF token."""
     return [
         (name, value)
         for name, values in request.POST.lists()
@@ -221,19 +221,17 @@ def _fields(request: HttpRequest) -> list[tuple[str, str]]:
 
 
 def is_secret(name: str) -> bool:
-    """Does the name of this form field look like that of a secret?
+    """Does the name of this form field suggest a secret?
 
-    A name is split into words, at capitals and at whatever is no letter: ``newPass1`` has the words "new" and "pass".
-    Short terms must be whole words, so that "pin" is found in ``user_pin`` and not in ``shipping``; long ones may stand
-    anywhere.
+    A name is split into words at capitals and non-letters: ``newPass1`` has the words "new" and "pass". Short terms
+    must be whole words, so that "pin" matches ``user_pin`` and not ``shipping``; long terms match anywhere.
     """
     plain = "".join(c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c))
     return _SECRET.search(f"_{_BOUNDARY.sub('_', plain).strip('_').lower()}_".replace("__", "_")) is not None
 
 
 def replay(request: HttpRequest, answer: Answer) -> HttpResponse | None:
-    """The stored answer: same status, headers and body. None if it is compressed in a way that this client does not
-    take."""
+    """The stored answer with the same status, headers and body; None if this client does not accept its encoding."""
     encoding = _header(answer, "content-encoding")
     if encoding is None or decisions.accepts(request.headers.get("Accept-Encoding", ""), encoding):
         return _again(request, answer)
@@ -241,7 +239,7 @@ def replay(request: HttpRequest, answer: Answer) -> HttpResponse | None:
         return None
     try:
         body = gzip.decompress(answer.body or b"")
-    except (OSError, EOFError, zlib.error):  # the view has called something gzip that is not
+    except (OSError, EOFError, zlib.error):  # the header says gzip, and the body is not
         return None
     headers = tuple((name, value) for name, value in answer.headers if name.lower() != "content-encoding")
     return _again(request, replace(answer, headers=headers, body=body))
@@ -257,7 +255,7 @@ def _again(request: HttpRequest, answer: Answer) -> HttpResponse:
     for name, value in answer.headers:
         response[name] = value
     if 300 <= answer.status < 400 and answer.location:
-        # as a redirect of Django's has it: the test client follows that
+        # the attribute of Django's redirects, which the test client follows
         response.url = answer.location  # type: ignore[attr-defined]
     if response.has_header("Content-Encoding"):
         patch_vary_headers(response, ["Accept-Encoding"])
@@ -269,7 +267,7 @@ def _again(request: HttpRequest, answer: Answer) -> HttpResponse:
 
 
 def show_again(request: HttpRequest, answer: Answer) -> None:
-    """Add the messages of the first answer again, except those that still wait to be shown."""
+    """Add the messages of the first answer again, except those that are still queued."""
     storage: Any = get_messages(request)
     if not answer.messages or not hasattr(storage, "add"):
         return

@@ -1,4 +1,4 @@
-"""What the page shows that a person waits on: the outcome, as soon as there is one."""
+"""The page that a person waits on: it shows the outcome as soon as there is one."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ if TYPE_CHECKING:
     from django_distlock.concurrency.flow import Flow
 
 
-def is_asked(request: HttpRequest) -> bool:
-    """Does the request ask for an outcome, as far as can be told at a glance?"""
+def is_outcome_request(request: HttpRequest) -> bool:
+    """Does the request ask for an outcome? Its token is not checked yet."""
     return request.method in SAFE_METHODS and responses.WAIT_PARAMETER in request.META.get("QUERY_STRING", "")
 
 
-def is_told_by_view(view: Any, method: str) -> bool:
-    """Does ``@idempotent`` or the mixin of this view answer such a request? Then what stands above is asked first."""
+def is_answered_by_view(view: Any, method: str) -> bool:
+    """Does ``@idempotent`` or the mixin of this view answer such a request, after the decorators above it?"""
     return options_of(view, method) is not None or getattr(view_class(view), "idempotency_in_view", False)
 
 
-def look(request: HttpRequest, view: Any = None, *, bare: bool = False) -> Flow[HttpResponse | None]:
-    """The outcome that the waiting page asks for; None if this is no such request. ``bare``, or if ``view`` has
-    decorators above its ``@idempotent`` that this request does not pass: without anything of the stored answer."""
+def outcome(request: HttpRequest, view: Any = None, *, bare: bool = False) -> Flow[HttpResponse | None]:
+    """The outcome that the waiting page asks for; None if this is no such request.
+
+    Nothing of the stored answer is shown if ``bare``, or if the request does not pass the decorators of ``view``.
+    """
     token = dict(query_of(request)).get(responses.WAIT_PARAMETER)
     if not token or len(token) > 2048:
         return None
@@ -44,11 +46,11 @@ def look(request: HttpRequest, view: Any = None, *, bare: bool = False) -> Flow[
         principal = yield from blocking(principal_of, request)
         if facts["mark"] != mark_of(request, secret, principal):
             return None
-        bare = bare or (view is not None and is_told_by_view(view, facts["method"]))
+        bare = bare or (view is not None and is_answered_by_view(view, facts["method"]))
         bare = bare or (principal.kind == "credential" and not facts.get("replays"))
         storage = storage_of(facts["alias"] or None)
         record = yield from blocking(storage.read, facts["scope"])
-        if record is None and facts["alias"] and (yield from blocking(storage.is_running, facts["scope"])):  # type: ignore[attr-defined]
+        if record is None and facts["alias"] and (yield from blocking(storage.is_claimed_elsewhere, facts["scope"])):  # type: ignore[attr-defined]
             return (yield from blocking(responses.working, request, address_of(request)))
     except signing.BadSignature:
         return None

@@ -1,10 +1,10 @@
 """Claims and answers in a Django cache, as JSON.
 
-Redis needs no file of its own: everything that must be atomic here is ``add()``, which Redis does as ``SET NX PX`` and
-memcached as ``add``. A claim is an ``add()`` that outlives its lease, so that a claim that ran out is still seen; who
-takes it over has to win an ``add()`` for the token of the claim before. What is not atomic is "write if it is still
-mine", a read and a write: between them a claim may run out and be taken over, and then the answer of the first run is
-kept, which did happen. A cache may also forget: the database is the storage that does not.
+``add()`` is the one atomic operation that is needed: Redis performs it as ``SET NX PX``, memcached as ``add``. The
+entry of a claim outlives the claim, so that an expired claim can still be read; to take it over, a request must win an
+``add()`` for the token of that claim. "Write if it is still my claim" is a read and a write, and not atomic: between
+them the claim may expire and be taken over, and then the answer of the first run is stored. A cache may also evict
+entries; the database does not.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PREFIX = "django_distlock:idempotency:"
-# A cache that swallows its errors neither adds nor finds anything.
+# Attempts to add or to read: a cache that hides its errors never succeeds in either.
 ATTEMPTS = 20
 T = TypeVar("T")
 
 
 class CacheStorage(Storage):
-    """One entry for each key; times are by the clock of this machine."""
+    """One entry for each key. Times are by the clock of this machine."""
 
     def claim(self, claim: Claim) -> Record | None:
         fresh = Record(scope=claim.scope, state=CLAIMED, owner=claim.owner, fingerprint=claim.fingerprint)
         for _ in range(ATTEMPTS):
             now = time.time()
             text = to_text(fresh, now + claim.claim_ttl, now + claim.ttl)
-            if self._ask(lambda text=text: self._cache.add(_key(claim.scope), text, claim.ttl)):  # type: ignore[misc]
+            if self._call(lambda text=text: self._cache.add(_key(claim.scope), text, claim.ttl)):  # type: ignore[misc]
                 return None
             if (found := self.read(claim.scope)) is not None:
                 return found
-        raise BackendUnavailable("The cache of idempotency keys keeps nothing.")
+        raise BackendUnavailable("The cache of idempotency keys stores nothing.")
 
     def read(self, scope: str) -> Record | None:
         found = self._read(scope)
         return None if found is None else found[0]
 
     def take_over(self, record: Record, claim: Claim) -> bool:
-        # the winner is whoever comes first for this very claim, and nobody after
-        if not self._ask(lambda: self._cache.add(f"{_key(record.scope)}:{record.owner}", "", claim.claim_ttl)):
+        # only the first request to ask for this claim wins
+        if not self._call(lambda: self._cache.add(f"{_key(record.scope)}:{record.owner}", "", claim.claim_ttl)):
             return False
-        # the cache forgets who won when that lease is over, and who asks now may have slept for as long
+        # that entry expires, and this process may have been suspended until then: compare with the record
         if (found := self.read(record.scope)) is None or (found.owner, found.state) != (record.owner, record.state):
             return False
         phases = record.phases if record.state != COMPLETED and record.fingerprint == claim.fingerprint else {}
@@ -84,7 +84,7 @@ class CacheStorage(Storage):
         found = self.read(claim.scope)
         if found is None or found.owner != claim.owner or found.state == COMPLETED:
             return False
-        return bool(self._ask(lambda: self._cache.delete(_key(claim.scope))))
+        return bool(self._call(lambda: self._cache.delete(_key(claim.scope))))
 
     def renew(self, claim: Claim) -> bool:
         found = self.read(claim.scope)
@@ -94,17 +94,17 @@ class CacheStorage(Storage):
         return self._change(claim, claim.claim_ttl, phases=json.loads(phases))
 
     def close(self) -> None:
-        self._ask(lambda: self._cache.close())
+        self._call(lambda: self._cache.close())
 
     @property
     def _cache(self) -> Any:
         return caches[self.alias]
 
     def _read(self, scope: str) -> tuple[Record, float] | None:
-        text = self._ask(lambda: self._cache.get(_key(scope)))
+        text = self._call(lambda: self._cache.get(_key(scope)))
         if text is None:
             return None
-        # what cannot be read has been done, as far as anybody knows
+        # an entry that cannot be read may belong to a request that was carried out
         torn = Record(scope=scope, state=UNKNOWN, owner="", fingerprint="")
         return of_text(text, time.time()) or (torn, time.time())
 
@@ -117,11 +117,11 @@ class CacheStorage(Storage):
     def _write(self, record: Record, seconds: float, ttl: float) -> bool:
         now = time.time()
         text = to_text(record, now + seconds, now + ttl)
-        self._ask(lambda: self._cache.set(_key(record.scope), text, ttl))
+        self._call(lambda: self._cache.set(_key(record.scope), text, ttl))
         return True
 
-    def _ask(self, call: Callable[[], T]) -> T:
-        """Whatever a cache raises, it is the store that does not answer: each has errors of its own driver."""
+    def _call(self, call: Callable[[], T]) -> T:
+        """Raise BackendUnavailable for any error: each cache raises the errors of its driver."""
         try:
             return call()
         except Exception as error:
@@ -133,7 +133,7 @@ def _key(scope: str) -> str:
 
 
 def to_text(record: Record, expires: float, lives_until: float) -> str:
-    """A record as JSON. Never pickle."""
+    """A record as JSON, and never as pickle."""
     facts, body = (None, None) if record.answer is None else encode_answer(record.scope, record.answer)
     return json.dumps(
         {
@@ -151,7 +151,7 @@ def to_text(record: Record, expires: float, lives_until: float) -> str:
 
 
 def of_text(text: object, now: float) -> tuple[Record, float] | None:
-    """The record that :func:`to_text` wrote and when it ends to live, or None if this is no such text."""
+    """The record that :func:`to_text` wrote, and the end of its lifetime; None for any other text."""
     try:
         found: Any = json.loads(text) if isinstance(text, str) else None
         record = decode_record(

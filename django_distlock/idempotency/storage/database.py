@@ -1,4 +1,4 @@
-"""Claims and answers in a table. The unique index is the guarantee; every time is by the clock of the database."""
+"""Claims and answers in a table. Its unique index admits one claim; all times are by the clock of the database."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 TABLE = "django_distlock_idempotency"
-# Microseconds since 1970, so that no time zone matters; in a long transaction too the time of now, not of its start.
+# Microseconds since 1970, which have no time zone. In a long transaction it is the present time, not that of its start.
 NOW = {
     "postgresql": "(extract(epoch from clock_timestamp()) * 1000000)::bigint",
     "mysql": "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)",
@@ -34,7 +34,7 @@ INSERT = {
     "mysql": f"INSERT IGNORE INTO {TABLE} ({COLUMNS}) VALUES ({VALUES})",  # noqa: S608
     "sqlite": f"INSERT INTO {TABLE} ({COLUMNS}) VALUES ({VALUES}) ON CONFLICT DO NOTHING",  # noqa: S608
 }
-# With a quota the row is made only while the principal has fewer keys that live. Of more no more are counted.
+# With a quota the row is inserted only while the principal has fewer unexpired keys. At most the quota is counted.
 ROOM = (
     f"(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {TABLE} WHERE principal = %s AND lives_until > {{now}} "  # noqa: S608
     "LIMIT {quota}) live) < {quota}"
@@ -49,8 +49,8 @@ SELECT COUNT(*), MIN(lives_until) - {{now}} FROM (
     SELECT lives_until FROM {TABLE} WHERE principal = %s AND lives_until > {{now}} ORDER BY lives_until LIMIT {{quota}}
 ) live
 """  # noqa: S608
-# An INSERT that meets an uncommitted row of the same key waits for that transaction. The lock answers at once, and is
-# freed by the end of the transaction whatever that is; both in one statement.
+# An INSERT that meets an uncommitted row of the same key waits for that transaction. The advisory lock, in the same
+# statement, answers at once; it ends with the transaction.
 TRY_INSERT = f"""
 WITH lock AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(%s) AS got),
 made AS (INSERT INTO {TABLE} ({COLUMNS}) SELECT {VALUES} FROM lock WHERE got{{room}} ON CONFLICT DO NOTHING RETURNING 1)
@@ -59,13 +59,13 @@ SELECT got, EXISTS (SELECT 1 FROM made) FROM lock
 READ = (
     f"SELECT scope, state, owner, fingerprint, expires_at <= {{now}}, facts, body, phases FROM {TABLE} WHERE scope = %s"  # noqa: S608
 )
-# A snapshot that is older than the winner's commit does not show it: MySQL and MariaDB at REPEATABLE READ.
+# At REPEATABLE READ of MySQL and MariaDB, a snapshot that is older than the commit of the other request hides its row.
 LOCKING = {"mysql": " LOCK IN SHARE MODE"}
-# Where innodb_snapshot_isolation is on (the default from MariaDB 11.6.2), a row that another transaction has written
-# after the snapshot of this one ends it with error 1020, and all that the view has written. Keys are compared with what
-# is committed: https://mariadb.com/docs/server/server-usage/storage-engines/innodb/innodb-system-variables
+# With innodb_snapshot_isolation (on by default from MariaDB 11.6.2), a statement that meets a row newer than the
+# snapshot fails with error 1020 and rolls back the transaction of the view. Keys are compared with committed rows:
+# https://mariadb.com/docs/server/server-usage/storage-engines/innodb/innodb-system-variables
 COMMITTED = "SET STATEMENT innodb_snapshot_isolation = OFF FOR "
-# The releases that have the setting, by series; all series from the last one on.
+# The first releases with the setting, by series. All later series have it.
 HAVE_SETTING = {(10, 6): 18, (10, 11): 8, (11, 0): 6, (11, 1): 5, (11, 2): 4, (11, 4): 2}
 # SQLSTATE and error numbers of PostgreSQL and MySQL: another transaction was first, try again.
 CONTENTION = {"40001", "40P01", "55P03", 1020, 1205, 1213}
@@ -87,52 +87,60 @@ class DatabaseStorage(Storage):
             if (found := self.read(claim.scope)) is not None:
                 return found
             self._check_quota(claim)
-        raise LockNotAcquired("The key is there, and this transaction does not see it.")
+        raise LockNotAcquired("The key exists, but this transaction does not see it.")
 
     def _insert(self, claim: Claim) -> bool:
         if claim.quota is None:
             return self._write(INSERT[self.connection.vendor], *_values(claim))
-        return self._write(INSERT_IF_ROOM[self.connection.vendor], *_values(claim), *_whose(claim), quota=claim.quota)
+        return self._write(
+            INSERT_IF_ROOM[self.connection.vendor], *_values(claim), *_quota_parameters(claim), quota=claim.quota
+        )
 
     def _check_quota(self, claim: Claim) -> None:
-        """Nothing was inserted, and nothing is there: was it for want of room?"""
+        """Raise TooManyKeys if the quota is the reason that nothing was inserted."""
         if claim.quota is None:
             return
         with self._cursor() as cursor:
-            cursor.execute(self._sql(LIVE, quota=claim.quota), _whose(claim))
+            cursor.execute(self._sql(LIVE, quota=claim.quota), _quota_parameters(claim))
             live, left = cursor.fetchone()
         if live >= claim.quota:
             raise TooManyKeys(left / 1_000_000)
 
     def claim_inside(self, claim: Claim, *, last: bool = True) -> Record | None:
-        """:meth:`claim` within the caller's transaction, at once: if another transaction is at it, what is there from
-        before, or a record that says no more than that. ``last``: who asks does not ask again in this transaction."""
+        """Claim within the caller's transaction, without a wait for another transaction that has the key.
+
+        In that case return the committed record, or a record that only says "in flight". ``last``: the caller does not
+        try again in this transaction.
+        """
         vendor = self.connection.vendor
         if vendor == "mysql" and not _locked(claim.scope):
-            return self._behind(claim) if last else _at_work(claim)
+            return self._committed_record(claim) if last else _in_flight_record(claim)
         if vendor != "postgresql":
             return self.claim(claim)
         for _ in range(ATTEMPTS):
             with self._cursor() as cursor:
                 room = "" if claim.quota is None else " AND " + self._sql(ROOM, quota=claim.quota)
                 cursor.execute(
-                    self._sql(TRY_INSERT, room=room), [_number(claim.scope), *_values(claim), *_whose(claim)]
+                    self._sql(TRY_INSERT, room=room), [_number(claim.scope), *_values(claim), *_quota_parameters(claim)]
                 )
                 got, made = cursor.fetchone()
             if not got:
-                return self._behind(claim)
+                return self._committed_record(claim)
             if made:
                 return None
             if (found := self.read(claim.scope)) is not None:
                 return found
             self._check_quota(claim)
-        raise LockNotAcquired("The key is there, and this transaction does not see it.")
+        raise LockNotAcquired("The key exists, but this transaction does not see it.")
 
-    def _behind(self, claim: Claim) -> Record:
-        """The other one may be a copy that is being answered, too. Read without a lock, which would wait; on MySQL
-        that takes the snapshot of a transaction, which then must not run the view."""
+    def _committed_record(self, claim: Claim) -> Record:
+        """The committed record, while another transaction has the key; it may be a copy that is being answered.
+
+        Read without a lock, which would wait. On MySQL the read takes the snapshot of this transaction, which then must
+        not run the view.
+        """
         found = self.read(claim.scope, locking=False)
-        return _at_work(claim) if found is None or found.expired or found.state == FAILED else found
+        return _in_flight_record(claim) if found is None or found.expired or found.state == FAILED else found
 
     def read(self, scope: str, *, locking: bool = True) -> Record | None:
         lock = LOCKING.get(self.connection.vendor, "") if locking and self.connection.in_atomic_block else ""
@@ -141,8 +149,8 @@ class DatabaseStorage(Storage):
             row = cursor.fetchone()
         return None if row is None else read_row(row)
 
-    def is_running(self, scope: str) -> bool:
-        """Does a transaction have the key that no other sees yet?"""
+    def is_claimed_elsewhere(self, scope: str) -> bool:
+        """Does another transaction, which has not committed, have the key?"""
         vendor = self.connection.vendor
         if vendor == "postgresql":
             with self._cursor() as cursor:
@@ -155,7 +163,7 @@ class DatabaseStorage(Storage):
 
     def take_over(self, record: Record, claim: Claim) -> bool:
         return self._write(
-            # the phases come first: MySQL evaluates from left to right, and they depend on what was there
+            # phases first: they depend on the old values, and MySQL assigns from left to right
             f"UPDATE {TABLE} SET phases = CASE WHEN state = 'completed' OR fingerprint <> %s "  # noqa: S608
             "THEN '{{}}' ELSE phases END, state = 'claimed', owner = %s, fingerprint = %s, expires_at = {now} + %s, "
             "lives_until = {now} + %s, status = NULL, facts = NULL, body = NULL WHERE scope = %s AND owner = %s "
@@ -216,8 +224,11 @@ class DatabaseStorage(Storage):
         )
 
     def _is_locked(self, scope: str) -> bool:
-        """Has another transaction the row, or is it gone? A request under ATOMIC_REQUESTS that has saved a phase has
-        its own: who waited for its end would tie up a connection for each renewal."""
+        """Is the row locked by another transaction, or deleted?
+
+        A request under ATOMIC_REQUESTS that has saved a phase locks its row. Each renewal that waited for the end of
+        that transaction would occupy a connection.
+        """
         if not self.connection.features.has_select_for_update_skip_locked or self.connection.in_atomic_block:
             return False
         with self._cursor() as cursor:
@@ -236,7 +247,7 @@ class DatabaseStorage(Storage):
         self.connection.close()
 
     def free(self, scopes: Sequence[str]) -> int:
-        """Forget keys whose request has not been answered: an operator knows that nothing runs. How many."""
+        """Delete keys without an answer whose requests, as an operator knows, do not run. Returns their number."""
         marks = ", ".join(["%s"] * len(scopes))
         with self._cursor() as cursor:
             delete = f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND state <> 'completed'"  # noqa: S608
@@ -244,14 +255,14 @@ class DatabaseStorage(Storage):
             return int(cursor.rowcount)
 
     def forget(self, principal: str) -> int:
-        """Delete what is stored of a principal, but for what runs now. How many."""
+        """Delete the keys of a principal, except those of running requests. Returns their number."""
         text = f"DELETE FROM {TABLE} WHERE principal = %s AND (state <> 'claimed' OR expires_at <= {{now}})"  # noqa: S608
         with self._cursor() as cursor:
             cursor.execute(self._sql(text), [principal])
             return int(cursor.rowcount)
 
     def purge(self, older_than: float = 0, batch: int = 1000, batches: float = math.inf) -> int:
-        """Delete what ended to live ``older_than`` seconds ago, in so many batches at most. How many."""
+        """Delete the records that expired ``older_than`` seconds ago or earlier, in batches. Returns their number."""
         deleted = done = 0
         found = batch
         while found == batch and done < batches:
@@ -260,10 +271,9 @@ class DatabaseStorage(Storage):
         return deleted
 
     def _purge_batch(self, older_than: float, batch: int) -> tuple[int, int]:
-        """How many were found, at most ``batch``, and how many of them deleted."""
-        over = (
-            "lives_until <= {now} - %s AND (state <> 'claimed' OR expires_at <= {now})"  # a view may outlast its record
-        )
+        """Delete one batch. Returns how many records were found and how many of them were deleted."""
+        # a view may run longer than the lifetime of its record
+        over = "lives_until <= {now} - %s AND (state <> 'claimed' OR expires_at <= {now})"
         find = f"SELECT scope FROM {TABLE} WHERE {over} ORDER BY lives_until LIMIT {batch:d}"  # noqa: S608
         with self._cursor() as cursor:
             cursor.execute(self._sql(find), [micros(older_than)])
@@ -293,7 +303,7 @@ class DatabaseStorage(Storage):
 
 
 def committed(connection: BaseDatabaseWrapper) -> str:
-    """What goes before a statement on keys inside a transaction; empty where nothing has to."""
+    """The prefix of a statement on keys inside a transaction; empty if none is needed."""
     mysql: Any = connection
     if not connection.in_atomic_block or connection.vendor != "mysql" or not mysql.mysql_is_mariadb:
         return ""
@@ -303,7 +313,7 @@ def committed(connection: BaseDatabaseWrapper) -> str:
 
 
 def unavailable(error: Error) -> LockNotAcquired | BackendUnavailable:
-    """What a storage raises for an error of the database."""
+    """The exception that a storage raises for an error of the database."""
     if _contended(error):
         return LockNotAcquired("The table of idempotency keys is busy.")
     return BackendUnavailable("The table of idempotency keys cannot be used.")
@@ -325,8 +335,10 @@ def _lock(scope: str) -> Lock:
 
 
 def _locked(scope: str) -> bool:
-    """Is the lock ours now? It is given back by the end of the transaction. Where it cannot be had the INSERT waits for
-    whoever is first: the lock only makes the answer come at once."""
+    """Acquire the named lock until the end of the transaction; False if another transaction has it.
+
+    True also if the lock server is down: the lock only avoids that the INSERT waits for the other transaction.
+    """
     try:
         return _lock(scope).try_acquire() is not None
     except BackendUnavailable:
@@ -340,13 +352,13 @@ def _values(claim: Claim) -> Iterable[Any]:
     )
 
 
-def _whose(claim: Claim) -> list[str]:
-    """The parameter of ROOM; none without a quota."""
+def _quota_parameters(claim: Claim) -> list[str]:
+    """The parameters of ROOM; none without a quota."""
     return [] if claim.quota is None else [claim.principal[:255]]
 
 
-def _at_work(claim: Claim) -> Record:
-    """Somebody has the key, and nobody sees yet with which data."""
+def _in_flight_record(claim: Claim) -> Record:
+    """A record for a key that another transaction has, whose data cannot be read yet: it says "in flight"."""
     return Record(scope=claim.scope, state=CLAIMED, owner="", fingerprint=claim.fingerprint)
 
 

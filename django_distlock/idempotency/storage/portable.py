@@ -1,8 +1,7 @@
-"""Claims and answers in a table of a database whose SQL is not known here: Oracle, SQL Server, CockroachDB, others.
+"""Claims and answers in a table of Oracle, SQL Server, CockroachDB or another database, by Django's own queries.
 
-Django's own queries, which each of its backends can spell. They have no "insert unless it is there", so a duplicate
-key is an error that a savepoint confines; and no common arithmetic with times, so the server is asked for its clock
-first. Times that are read before a row make it look younger than it is, never older.
+The ORM has no "insert unless it exists", so a duplicate key is an error inside a savepoint. It has no portable
+arithmetic with times, so the time of the server is read first. A row then seems younger than it is, never older.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ READ = ("scope", "state", "owner", "fingerprint", "expires_at", "facts", "body",
 
 
 class PortableStorage(DatabaseStorage):
-    """Twice the statements of a known database: each asks for the clock before."""
+    """The table by portable queries: twice the statements, since each first reads the time of the server."""
 
     def claim_inside(self, claim: Claim, *, last: bool = True) -> Record | None:
-        """The INSERT waits until a transaction that has the key ends, as on SQLite."""
+        """Claim within a transaction. The INSERT waits until another transaction with the key ends, as on SQLite."""
         return self.claim(claim)
 
     def _insert(self, claim: Claim) -> bool:
-        with self._asking() as now:
+        with self._server_time() as now:
             if claim.quota is not None and len(self._ends(claim, now)) >= claim.quota:
                 return False
             row = IdempotencyRecord(
@@ -65,30 +64,30 @@ class PortableStorage(DatabaseStorage):
 
     def _check_quota(self, claim: Claim) -> None:
         if claim.quota is not None:
-            with self._asking() as now:
+            with self._server_time() as now:
                 ends = self._ends(claim, now)
             if len(ends) >= claim.quota:
                 raise TooManyKeys((ends[0] - now) / 1_000_000)
 
     def _ends(self, claim: Claim, now: int) -> list[int]:
-        """When the keys of this principal that live end: the first of them, as many as it may have."""
+        """When the unexpired keys of this principal end: the first ones, at most as many as its quota."""
         live = self._rows.filter(principal=claim.principal[:255], lives_until__gt=now).order_by("lives_until")
         return list(live.values_list("lives_until", flat=True)[: claim.quota])
 
     def read(self, scope: str, *, locking: bool = True) -> Record | None:
         rows = self._rows
-        if locking and self.connection.in_atomic_block:  # a snapshot may be older than the winner's commit
+        if locking and self.connection.in_atomic_block:  # the snapshot may hide the row of the other request
             rows = rows.select_for_update()
-        with self._asking() as now:
+        with self._server_time() as now:
             row = rows.filter(scope=scope).values_list(*READ).first()
         return None if row is None else read_row([*row[:4], row[4] <= now, *row[5:]])
 
-    def is_running(self, scope: str) -> bool:
-        """A copy waits for the transaction that has the key, so that nobody is told to look later."""
+    def is_claimed_elsewhere(self, scope: str) -> bool:
+        """False: a copy waits for the transaction that has the key, and needs no waiting page."""
         return False
 
     def take_over(self, record: Record, claim: Claim) -> bool:
-        with self._asking() as now:
+        with self._server_time() as now:
             free = Q(expires_at__lte=now) | Q(state=FAILED)
             kept = When(~Q(state=COMPLETED) & Q(fingerprint=claim.fingerprint), then=F("phases"))
             rows = self._rows.filter(free, scope=record.scope, owner=record.owner, state=record.state)
@@ -107,12 +106,12 @@ class PortableStorage(DatabaseStorage):
             )
 
     def hold(self, record: Record, ttl: float) -> bool:
-        with self._asking() as now:
+        with self._server_time() as now:
             rows = self._rows.filter(scope=record.scope, owner=record.owner, state=CLAIMED, expires_at__lte=now)
             return bool(rows.update(state=UNKNOWN, expires_at=now + micros(ttl), lives_until=now + micros(ttl)))
 
     def complete(self, claim: Claim, answer: Answer) -> bool:
-        with self._asking() as now:
+        with self._server_time() as now:
             until = now + micros(claim.ttl)
             facts, body = encode_answer(claim.scope, answer)
             return bool(
@@ -129,39 +128,39 @@ class PortableStorage(DatabaseStorage):
             )
 
     def add_body(self, claim: Claim, answer: Answer) -> bool:
-        with self._translated():
+        with self._translated_errors():
             rows = self._mine(claim).filter(state=COMPLETED)
             facts, body = encode_answer(claim.scope, answer)
             return bool(rows.update(facts=facts, body=body))
 
     def release(self, claim: Claim, *, failed: bool = False) -> bool:
-        with self._translated():
+        with self._translated_errors():
             rows = self._mine(claim).exclude(state=COMPLETED)
             return bool(rows.update(state=FAILED) if failed else rows.delete()[0])
 
     def renew(self, claim: Claim) -> bool:
         mine = self._mine(claim).filter(state=CLAIMED)
-        # a request that has saved a phase in a transaction of its own has locked the row until that ends
+        # a request that has saved a phase in its transaction locks the row until that ends
         may_be_locked = self.connection.features.has_select_for_update_skip_locked
-        with self._asking() as now, transaction.atomic(using=self.alias):
+        with self._server_time() as now, transaction.atomic(using=self.alias):
             if may_be_locked and mine.select_for_update(skip_locked=True).first() is None:
                 return mine.exists()
             return bool(mine.update(expires_at=now + micros(claim.claim_ttl)))
 
     def save_phases(self, claim: Claim, phases: str) -> bool:
-        with self._translated():
+        with self._translated_errors():
             return bool(self._mine(claim).update(phases=encode_phases(claim.scope, phases)))
 
     def free(self, scopes: Sequence[str]) -> int:
-        with self._translated():
+        with self._translated_errors():
             return self._rows.filter(scope__in=scopes).exclude(state=COMPLETED).delete()[0]
 
     def forget(self, principal: str) -> int:
-        with self._asking() as now:
+        with self._server_time() as now:
             return self._rows.filter(_runs_no_more(now), principal=principal).delete()[0]
 
     def _purge_batch(self, older_than: float, batch: int) -> tuple[int, int]:
-        with self._asking() as now:
+        with self._server_time() as now:
             over = self._rows.filter(_runs_no_more(now), lives_until__lte=now - micros(older_than))
             scopes = list(over.order_by("lives_until").values_list("scope", flat=True)[:batch])
             return len(scopes), over.filter(scope__in=scopes).delete()[0] if scopes else 0
@@ -174,17 +173,17 @@ class PortableStorage(DatabaseStorage):
         return self._rows.filter(scope=claim.scope, owner=claim.owner)
 
     @contextmanager
-    def _asking(self) -> Iterator[int]:
-        """The clock of the server, in microseconds since 1970."""
+    def _server_time(self) -> Iterator[int]:
+        """The time of the server, in microseconds since 1970."""
         query = Query(None)
         query.add_annotation(Now(), "now", select=True)
-        with self._translated():
+        with self._translated_errors():
             compiler: Any = query.get_compiler(using=self.alias)
             now: datetime = next(iter(compiler.results_iter()))[0]
             yield ((now if now.tzinfo else now.replace(tzinfo=UTC)) - EPOCH) // timedelta(microseconds=1)
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except Error as error:
@@ -192,5 +191,5 @@ class PortableStorage(DatabaseStorage):
 
 
 def _runs_no_more(now: int) -> Q:
-    """A view may outlast its record."""
+    """The condition that no request runs: a view may run longer than the lifetime of its record."""
     return ~Q(state=CLAIMED) | Q(expires_at__lte=now)

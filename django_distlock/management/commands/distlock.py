@@ -1,4 +1,4 @@
-"""``manage.py distlock <subcommand>``: the subcommands are in django_distlock/commands/."""
+"""``manage.py distlock <subcommand>``: the subcommands are in ``operations/commands/``."""
 
 from __future__ import annotations
 
@@ -8,24 +8,40 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import BaseCommand, DjangoHelpFormatter
 
-from django_distlock.operations.commands.base import subcommands
+from django_distlock.operations.commands.breaking import Break
+from django_distlock.operations.commands.doctor import Doctor
+from django_distlock.operations.commands.listing import List
+from django_distlock.operations.commands.migrate import Migrate
+from django_distlock.operations.commands.prune import Prune
+from django_distlock.operations.commands.run import Run
 
 if TYPE_CHECKING:
     from django.core.management.base import CommandParser
 
+    from django_distlock.operations.commands.base import Subcommand
+
+SUBCOMMANDS: dict[str, type[Subcommand]] = {
+    "break": Break,
+    "doctor": Doctor,
+    "list": List,
+    "migrate": Migrate,
+    "prune": Prune,
+    "run": Run,
+}
+
 
 class Command(BaseCommand):
     help = "Locks for operators and for programs that are not Django's."
-    # who runs a program under a lock does not want to hear of templates and admin classes
+    # checks of templates and admin classes do not belong into the output of a program
     requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
         parsers = parser.add_subparsers(dest="subcommand", required=True, metavar="subcommand")
         common = {action.dest for action in parser._actions}
-        for name, command in subcommands():
+        for name, command in SUBCOMMANDS.items():
             parent = command.parent()
             for action in parent._actions:
-                if action.dest in common:  # what stands before the subcommand counts if it is not said again
+                if action.dest in common:  # a value before the subcommand counts unless it is given again
                     action.default = argparse.SUPPRESS
             parser = parsers.add_parser(
                 name,
@@ -38,7 +54,7 @@ class Command(BaseCommand):
             command.add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        command = dict(subcommands())[options.pop("subcommand")]
+        command = SUBCOMMANDS[options.pop("subcommand")]
         status = command(self.stdout, self.stderr).run(**options)
         if status:
             sys.exit(status)

@@ -1,1 +1,1 @@
-"""The admin's pages of held locks. Of the library they know its public names only."""
+"""The admin's pages of held locks. They know the public names and what is in operations/."""

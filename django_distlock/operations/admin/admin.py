@@ -1,11 +1,12 @@
-"""The page of held locks in Django's admin: who holds what, who waits, and taking a lock away.
+"""The pages of held locks in Django's admin: the list, one lock, and breaking locks.
 
-Permissions: ``django_distlock.view_heldlock`` to look, with ``django_distlock.break_lock`` also to break.
-Nothing can be added, changed or deleted.
+``django_distlock.view_heldlock`` permits to look, ``django_distlock.break_lock`` in addition to break. Nothing can be
+added, changed or deleted.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -15,6 +16,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.options import ShowFacets
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
+from django.db import DatabaseError, router, transaction
 from django.http import HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
@@ -22,12 +24,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_distlock.concurrency.text import one_line
-from django_distlock.models import HeldLock
+from django_distlock.models import HeldLock, LockEvent
+from django_distlock.operations import history
 
-from . import breaking, filters
-from .changelist import HeldLockChangeList
-from .columns import Columns
-from .recent import recent
+from . import breaking, changelist
+from .columns import Columns, duration, moment
 from .rows import Row, Rows
 
 if TYPE_CHECKING:
@@ -35,29 +36,41 @@ if TYPE_CHECKING:
 
     from django.http import HttpRequest, HttpResponse
 
+    from django_distlock.operations.history import Event
+
     Base = admin.ModelAdmin[HeldLock]
 else:
     Base = admin.ModelAdmin
 
-# The header with which an open list asks for itself anew.
+logger = logging.getLogger("django_distlock.operations")
+
+# The header of the requests with which an open list refreshes itself.
 REFRESH = "X-Distlock-Refresh"
-# Most of one text that a page shows.
+# Characters of one text that a page shows.
 LONGEST = 2000
+EVENTS_SHOWN = 50
+EVENTS = {
+    "acquired": gettext_lazy("acquired"),
+    "released": gettext_lazy("released"),
+    "timed_out": gettext_lazy("timed out"),
+    "lost": gettext_lazy("lost"),
+    "broken": gettext_lazy("broken"),
+}
 
 
 @admin.register(HeldLock)
 class HeldLockAdmin(Columns, Base):
-    """Every row is a held lock of ``held_locks()``; there is no table behind it."""
+    """Each row is a lock of ``held_locks()``; there is no table."""
 
-    # what one looks for first comes first: a narrow screen shows no more
+    # most important columns first: narrow screens cut off the rest
     list_display = ("name", "held_since", "waiters", "holder", "backend", "mode", "ttl_left", "fence")
     list_display_links = ("name",)
     list_filter = (
-        filters.AliasFilter,
-        filters.ModeFilter,
-        filters.WaitersFilter,
-        filters.AgeFilter,
-        filters.KindFilter,
+        changelist.AliasFilter,
+        changelist.ModeFilter,
+        changelist.WaitersFilter,
+        changelist.AgeFilter,
+        changelist.KindFilter,
     )
     list_per_page = 100
     list_max_show_all = 0
@@ -68,18 +81,18 @@ class HeldLockAdmin(Columns, Base):
 
     @property
     def media(self) -> forms.Media:
-        """Instead of the admin's own scripts for lists: rows come and go while the page is open."""
+        """Replaces the admin's scripts for lists: rows come and go while the page is open."""
         return forms.Media(
             css={"all": ("django_distlock/heldlocks.css",)}, js=("admin/js/core.js", "django_distlock/heldlocks.js")
         )
 
-    # who may
+    # permissions
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return request.user.has_perm("django_distlock.view_heldlock")
 
     def has_break_permission(self, request: HttpRequest) -> bool:
-        """Who may break a lock must see whose it is."""
+        """Breaking needs the permission to look, because the page shows the holder."""
         return self.has_view_permission(request) and request.user.has_perm("django_distlock.break_lock")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -101,18 +114,18 @@ class HeldLockAdmin(Columns, Base):
             named(self.changelist_view, "changelist", ""),
             named(self.break_view, "break", "break/"),
             named(self.confirm_view, "confirm", "<path:object_id>/break/"),
-            # the address that log entries link to
+            # log entries link to this address
             named(self.detail_view, "change", "<path:object_id>/change/"),
         ]
 
     def back(self, request: HttpRequest) -> str:
-        """The list as it was. Only its query comes from the request, so it leads nowhere else."""
+        """The address of the list, as it was. Only its query comes from the request, so that it leads nowhere else."""
         query = urlencode(parse_qsl(request.GET.get("_changelist_filters", "")))
         address = reverse("admin:django_distlock_heldlock_changelist", current_app=self.admin_site.name)
         return f"{address}?{query}" if query else address
 
     def address(self, request: HttpRequest, what: str, pk: str | None = None) -> str:
-        """Of one of the views, with the way back to the list."""
+        """The address of one of the views; its query leads back to the list."""
         args = [] if pk is None else [quote(pk)]
         address = reverse(f"admin:django_distlock_heldlock_{what}", args=args, current_app=self.admin_site.name)
         filters = self.get_preserved_filters(request)
@@ -123,21 +136,21 @@ class HeldLockAdmin(Columns, Base):
     def get_queryset(self, request: HttpRequest) -> Any:
         return Rows()
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[HeldLockChangeList]:
-        return HeldLockChangeList
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[changelist.HeldLockChangeList]:
+        return changelist.HeldLockChangeList
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         if request.method == "POST" and not self.has_break_permission(request):
             raise PermissionDenied
         context = dict(extra_context or {})
-        if REFRESH in request.headers:  # what is to be told belongs on the page that was asked for by hand
+        if REFRESH in request.headers:  # messages belong on the page that the user asks for
             context["messages"] = ()
         return super().changelist_view(request, context)  # type: ignore[no-any-return,unused-ignore]
 
     # one lock
 
     def detail_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Everything that is known of one held lock."""
+        """The page of one held lock."""
         if request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
             raise PermissionDenied
         pk = unquote(object_id)
@@ -146,11 +159,11 @@ class HeldLockAdmin(Columns, Base):
             return self._gone(request, rows, pk)
         context = {
             "title": row.label,
-            **self._told(row),
+            **self._context_of(row),
             "key": one_line(row.info.key, LONGEST),
             "facts": [(fact, one_line(value, LONGEST)) for fact, value in breaking.facts_of(row)],
             "blocks": one_line(row.info.details.get("blocks", ""), LONGEST),
-            "history": recent(row.info.backend, row.info.name),
+            "history": _history(row.info.backend, row.info.name),
             "break_url": self.address(request, "confirm", row.pk)
             if row.breakable and self.has_break_permission(request)
             else None,
@@ -164,14 +177,14 @@ class HeldLockAdmin(Columns, Base):
         return next((row for row in rows.rows if row.pk == pk), None)
 
     def _gone(self, request: HttpRequest, rows: Rows, pk: str) -> HttpResponse:
-        """The holder has it no more; or nobody knows, because the alias does not answer."""
+        """The page of a lock that its holder has released, or whose alias does not answer."""
         unanswered = rows.errors[0] if rows.errors else None
         context = {
             "title": _("This lock cannot be looked at now") if unanswered else _("This lock is no longer held"),
             "unanswered": unanswered,
             "others": [(row.label, self.address(request, "change", row.pk)) for row in rows.rows],
         }
-        # an alias that is not configured has nothing
+        # an alias that is not configured is not found either
         known = unanswered is not None and bool(unanswered.backend)
         return self._page(request, "gone", context, status=200 if known else 404)
 
@@ -186,12 +199,12 @@ class HeldLockAdmin(Columns, Base):
             text = _("At most %d locks can be broken at once.") % breaking.MOST
             self.message_user(request, text, messages.ERROR)
             return None
-        # the locks that were chosen, or, with "select_across", all that match
+        # the selected locks or, with "select_across", all that match
         rows = queryset.having(start=0, stop=breaking.MOST).rows if isinstance(queryset, Rows) else queryset
         return self._confirmation(request, rows)
 
     def confirm_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Shows what would be broken, and asks."""
+        """Show the lock and ask for confirmation."""
         if request.method not in ("GET", "HEAD") or not self.has_break_permission(request):
             raise PermissionDenied
         pk = unquote(object_id)
@@ -201,29 +214,29 @@ class HeldLockAdmin(Columns, Base):
     def _confirmation(self, request: HttpRequest, rows: Sequence[Row]) -> HttpResponse:
         context = {
             "title": _("Break this lock?") if len(rows) == 1 else _("Break these locks?"),
-            "locks": [self._told(row) for row in rows if row.breakable],
+            "locks": [self._context_of(row) for row in rows if row.breakable],
             "refused": [row.label for row in rows if not row.breakable],
             "break_url": self.address(request, "break"),
             "longest_reason": breaking.LONGEST_REASON,
         }
         return self._page(request, "break_confirmation", context)
 
-    def _told(self, row: Row) -> dict[str, Any]:
-        """What the pages about a lock show of it."""
+    def _context_of(self, row: Row) -> dict[str, Any]:
+        """The context of a page about this lock."""
         details = row.info.details
         return {
             "row": row,
             **self.shown(row),
             "waiting": [one_line(who, 200) for who in row.info.waiting],
             "more_waiting": max(0, (row.info.waiters or 0) - len(row.info.waiting)) if row.info.waiting else 0,
-            # there the session is ended, with all that it holds
+            # breaking it ends the session, with everything that it holds
             "session": "pid" in details or "connection" in details,
             "also_holds": one_line(details.get("also_holds", ""), LONGEST),
             "collision": one_line(details.get("collision", ""), LONGEST),
         }
 
     def break_view(self, request: HttpRequest) -> HttpResponse:
-        """Breaks what was confirmed: the form has the primary keys of the locks, which name their holders too."""
+        """Break the confirmed locks. The form has their primary keys, which identify their holders as well."""
         if not self.has_break_permission(request):
             raise PermissionDenied
         confirmed = request.POST.getlist("lock")[: breaking.MOST] if request.method == "POST" else []
@@ -238,8 +251,38 @@ class HeldLockAdmin(Columns, Base):
             "opts": self.opts,
             "media": self.media,
             "back": self.back(request),
-            # Django 6.1 writes breadcrumbs as a list
+            # Django 6.1 marks breadcrumbs up as a list
             "listed_breadcrumbs": django.VERSION >= (6, 1),
         }
         name = f"admin/django_distlock/heldlock/{template}.html"
         return TemplateResponse(request, name, {**common, **context}, status=status)
+
+
+def _history(alias: str, name: str | None) -> dict[str, Any] | None:
+    """``events`` of a lock, newest first, and ``plot``, an SVG of waits and holds; or ``error``, the class of the error
+    that prevented reading them. None if no history is recorded."""
+    if name is None or not history.enabled():
+        return None
+    try:
+        # an error must not spoil a transaction around the request
+        with transaction.atomic(using=router.db_for_read(LockEvent)):
+            events = history.recent(alias, name, limit=EVENTS_SHOWN)
+    except DatabaseError as error:
+        logger.warning("The history of locks cannot be read: %s", one_line(error))
+        return {"error": type(error).__name__}
+    return {"events": [_event(event) for event in events], "plot": history.plot(events) if events else ""}
+
+
+def _event(event: Event) -> dict[str, Any]:
+    return {
+        "at": moment(event.at),
+        "what": EVENTS.get(event.kind, event.kind),
+        "wait": _seconds(event.wait),
+        "hold": _seconds(event.hold),
+        "who": one_line(event.holder, 200),
+        "reason": one_line(event.reason, 200),
+    }
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f} s" if value < 1 else duration(value)

@@ -1,4 +1,4 @@
-"""Taking locks away from the holders that somebody was shown, and telling what came of it."""
+"""Break locks whose holders a page has shown, and report the result."""
 
 from __future__ import annotations
 
@@ -26,24 +26,26 @@ if TYPE_CHECKING:
 
     from .rows import Row
 
-# Locks that one confirmation can be about.
+# Locks that can be confirmed at once.
 MOST = 100
-# Locks whose names are told one by one when they are broken.
+# Up to this number, each lock that was broken has a message.
 NAMED = 5
 LONGEST_REASON = 500
-# Facts that are shown in places of their own, or are of use to the engine only.
+# Details that the page shows elsewhere, or that only the engine needs.
 _APART = {"kind", "blocks", "also_holds", "collision", "backend_start", "noted", "last_statement"}
 HANDS = gettext_lazy("The lock “%(name)s” has changed hands; it was not broken.")
 
 
 def reason_of(text: str) -> str:
-    """One line, whatever was typed."""
+    """The reason as one line."""
     return one_line(" ".join(text.split()), LONGEST_REASON)
 
 
 def break_all(request: HttpRequest, confirmed: Iterable[str], reason: str) -> None:
-    """Break the locks that were ``seen``, each only if that very holder still has it. What came of each is a message,
-    and a log entry if it was broken."""
+    """Break the confirmed locks (:attr:`Row.seen`), each only if the holder that was shown still has it.
+
+    Each has a message, and an entry in the admin's log if it was broken.
+    """
     by_alias: dict[str, list[tuple[str, str, float]]] = {}
     for text in confirmed:
         by_alias.setdefault(text.partition("/")[0], []).append(seen(text))
@@ -51,12 +53,12 @@ def break_all(request: HttpRequest, confirmed: Iterable[str], reason: str) -> No
     for alias, shown in by_alias.items():
         rows = Rows().of(alias).at(pk for pk, _mark, _stamp in shown)
         if rows.errors:
-            _complain(request, alias, str(rows.errors[0].error))
+            _report_error(request, alias, str(rows.errors[0].error))
             continue
         found = {row.pk: row for row in rows.rows}
         for pk, mark, stamp in shown:
             if pk not in found:
-                _tell_gone(request, rows, pk)
+                _warn_gone(request, rows, pk)
             elif not found[pk].is_still(mark, stamp):
                 messages.warning(request, HANDS % {"name": found[pk].label})
             elif _broken(request, found[pk], reason):
@@ -77,20 +79,20 @@ def _broken(request: HttpRequest, row: Row, reason: str) -> bool:
         messages.error(request, _("The lock “%(name)s” cannot be broken here.") % {"name": row.label})
         return False
     except BackendUnavailable as error:
-        _complain(request, row.info.backend, type(error.__cause__ or error).__name__)
+        _report_error(request, row.info.backend, type(error.__cause__ or error).__name__)
         return False
     except DistlockError as error:
-        _complain(request, row.info.backend, type(error).__name__)
+        _report_error(request, row.info.backend, type(error).__name__)
         return False
     if broken:
-        _note(request, row, reason)
+        _write_log(request, row, reason)
     else:
-        _tell_gone(request, Rows().of(row.info.backend).at([row.pk]), row.pk, row.label)
+        _warn_gone(request, Rows().of(row.info.backend).at([row.pk]), row.pk, row.label)
     return broken
 
 
-def _note(request: HttpRequest, row: Row, reason: str) -> None:
-    """Who broke what, in the admin's log."""
+def _write_log(request: HttpRequest, row: Row, reason: str) -> None:
+    """Write to the admin's log who broke what."""
     facts = ", ".join(f"{fact} {one_line(value, 100)}" for fact, value in facts_of(row))
     text = _("Broke the lock on %(alias)s, held by %(holder)s (%(facts)s). Reason: %(reason)s")
     LogEntry.objects.create(
@@ -110,7 +112,7 @@ def _note(request: HttpRequest, row: Row, reason: str) -> None:
 
 
 def facts_of(row: Row) -> list[tuple[str, str]]:
-    """What else is known of the holder: fence, token, process of the server, ..."""
+    """Further facts about the holder: fence, token, process of the server, ..."""
     details = row.info.details
     facts = [(fact.replace("_", " "), value) for fact, value in details.items() if fact not in _APART and value]
     with suppress(KeyError, ValueError, OverflowError, OSError):  # seconds since 1970
@@ -119,8 +121,8 @@ def facts_of(row: Row) -> list[tuple[str, str]]:
     return facts if row.info.fence is None else [("fence", str(row.info.fence)), *facts]
 
 
-def _tell_gone(request: HttpRequest, rows: Rows, pk: str, label: str = "") -> None:
-    """The confirmed holder has not got it any more."""
+def _warn_gone(request: HttpRequest, rows: Rows, pk: str, label: str = "") -> None:
+    """Report that the confirmed holder no longer has the lock."""
     place = pk.rpartition("/")[0]
     now = [row for row in rows.rows if row.place == place and row.pk != pk]
     name = {"name": label or (now[0].label if now else one_line(place.partition("/")[2], 200))}
@@ -130,6 +132,6 @@ def _tell_gone(request: HttpRequest, rows: Rows, pk: str, label: str = "") -> No
         messages.warning(request, _("The lock “%(name)s” is no longer held; nothing was broken.") % name)
 
 
-def _complain(request: HttpRequest, alias: str, error: str) -> None:
+def _report_error(request: HttpRequest, alias: str, error: str) -> None:
     text = _("%(alias)s does not answer (%(error)s); nothing was broken there.")
     messages.error(request, text % {"alias": one_line(alias, 100), "error": error})

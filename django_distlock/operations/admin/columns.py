@@ -1,4 +1,4 @@
-"""The columns of the list, which the pages about single locks show too."""
+"""The columns of the list, which the pages of single locks show as well."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -13,14 +14,15 @@ from django.utils.translation import gettext_lazy
 from django_distlock.concurrency.text import one_line
 
 from .rows import KINDS, Row
-from .text import duration, moment
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from django.utils.safestring import SafeString
 
 
 class Columns:
-    """Each takes an object of the model with the attribute ``row``."""
+    """Each column takes an object of the model with the attribute ``row``."""
 
     @admin.display(description=gettext_lazy("name"), ordering="lock__name")
     def name(self, obj: Any) -> SafeString:
@@ -71,7 +73,7 @@ class Columns:
         return format_html("<strong>{}</strong>", waiters) if waiters else None if waiters is None else "0"
 
     def action_checkbox(self, obj: Any) -> SafeString:
-        """None for what cannot be broken."""
+        """The checkbox of a lock that can be broken."""
         row: Row = obj.row
         if not row.breakable:
             return format_html('<span data-row="{}"></span>', row.pk)
@@ -84,7 +86,36 @@ class Columns:
         )
 
     def shown(self, row: Row) -> dict[str, Any]:
-        """Of one lock, by column."""
+        """The columns of one lock, by name."""
         obj = row.as_object()
-        columns = ("name", "backend", "mode", "holder", "held_since", "ttl_left", "waiters")
-        return {column: getattr(self, column)(obj) for column in columns}
+        return {
+            "name": self.name(obj),
+            "backend": self.backend(obj),
+            "mode": self.mode(obj),
+            "holder": self.holder(obj),
+            "held_since": self.held_since(obj),
+            "ttl_left": self.ttl_left(obj),
+            "waiters": self.waiters(obj),
+        }
+
+
+def duration(seconds: float) -> str:
+    """At most two units: 12 s, 3 min 20 s, 5 h 2 min, 4 d 7 h."""
+    whole = int(max(0.0, seconds))
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return _("%(days)d d %(hours)d h") % {"days": days, "hours": hours % 24}
+    if hours:
+        return _("%(hours)d h %(minutes)d min") % {"hours": hours, "minutes": minutes % 60}
+    if minutes:
+        return _("%(minutes)d min %(seconds)d s") % {"minutes": minutes, "seconds": whole % 60}
+    return _("%(seconds)d s") % {"seconds": whole}
+
+
+def moment(at: datetime) -> SafeString:
+    """A time in the time zone of the page, as ISO 8601: Django's short formats leave out the seconds."""
+    local = timezone.localtime(at) if timezone.is_aware(at) else at
+    # without dir the day stands before the year where the text before it is Arabic
+    return format_html(
+        '<time dir="ltr" datetime="{}">{}</time>', at.isoformat(timespec="seconds"), f"{local:%Y-%m-%d %H:%M:%S}"
+    )

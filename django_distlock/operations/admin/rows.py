@@ -1,6 +1,4 @@
-"""Held locks as rows of a changelist: each with an identity of its own, and all of them as what a changelist takes for
-a queryset.
-"""
+"""Held locks as rows of a changelist: :class:`Row` is one, :class:`Rows` stands for the queryset."""
 
 from __future__ import annotations
 
@@ -25,11 +23,11 @@ if TYPE_CHECKING:
     from django_distlock.backends.query import LockPage
     from django_distlock.records import BackendReport, LockInfo
 
-# What tells one holder from the next, by engine. What a holder says of itself is not there: it may come to know more.
+# The details that identify a holder, by engine. Not what it says about itself, which may change while it holds.
 _FACTS = ("token", "node", "pid", "connection", "backend_start")
-# Keys that may stand in an address as they are.
+# Keys that can be part of an address without encoding.
 _PLAIN = re.compile(r"[\w.:-]{1,100}", re.ASCII)
-# Two times of one holding differ by less: they may come from different clocks.
+# Two times of the same hold, which may come from different clocks, differ by less; seconds.
 SAME = 1.0
 _SEEN = re.compile(r"(?P<pk>.*)(?P<mark>[@?])(?P<stamp>\d{1,12}\.\d{3})", re.DOTALL)
 KINDS = {"relation": "table", "row": "row"}
@@ -60,28 +58,28 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The name, or the engine's key where that is not known; fit to be shown."""
+        """The name, or the engine's key if the name is not known, as printable text."""
         return one_line(self.info.key if self.info.name is None else self.info.name, 200)
 
     @property
     def age(self) -> float | None:
-        """Seconds since it was acquired, if that is known."""
+        """Seconds since it was acquired; None if that is not known."""
         return None if self.info.acquired_at is None else (self.now - self.info.acquired_at).total_seconds()
 
     @property
     def ttl_left(self) -> float | None:
-        """Seconds until it ends by itself, if it does."""
+        """Seconds until it expires; None without a TTL."""
         return None if self.info.expires_at is None else (self.info.expires_at - self.now).total_seconds()
 
     @property
     def place(self) -> str:
-        """Alias and key: the same for whoever holds the lock."""
+        """Alias and key: the same for every holder of the lock."""
         key = self.info.key
         return f"{self.info.backend}/{key if _PLAIN.fullmatch(key) else '~' + _digest(key)}"
 
     @property
     def pk(self) -> str:
-        """The place, and a digest of what tells this holder from the next one of the same lock."""
+        """The place, and a digest of what identifies this holder."""
         info = self.info
         facts = [info.details[fact] for fact in _FACTS if fact in info.details]
         if info.fence is not None:
@@ -92,13 +90,13 @@ class Row:
 
     @property
     def seen(self) -> str:
-        """The primary key, and since when the lock was held as far as one could see, or when one looked: what a form
-        shows and gets back. Where a lock belongs to a session, the same session may have let go and come back."""
+        """What a form sends back: the primary key, and since when the lock is held or, if that is not known, when it
+        was listed. Since then a session may have released the lock and acquired it again."""
         at = self.info.acquired_at
         return f"{self.pk}?{self.now.timestamp():.3f}" if at is None else f"{self.pk}@{at.timestamp():.3f}"
 
     def is_still(self, mark: str, stamp: float) -> bool:
-        """Is it the holding that ``seen`` ended with ``mark`` and ``stamp`` for?"""
+        """Is it the same hold as that of :attr:`seen` with this ``mark`` and ``stamp``?"""
         at = self.info.acquired_at
         if at is None or not {"pid", "connection"} & self.info.details.keys():
             return True
@@ -106,7 +104,7 @@ class Row:
         return began <= 0 if mark == "?" else abs(began) < SAME
 
     def take_away(self, reason: str) -> bool:
-        """Break it; False if this holder had gone. UnsupportedOperation, BackendUnavailable."""
+        """Break the lock; False if this holder had gone. UnsupportedOperation, BackendUnavailable."""
         if not self.breakable:
             raise UnsupportedOperation
         return break_lock(self.info, reason=reason)
@@ -119,14 +117,15 @@ class Row:
 
 
 def _digest(*parts: str) -> str:
-    """Of a list of texts, so that ("a", "bc") and ("ab", "c") differ."""
+    """A digest of several texts: ("a", "bc") and ("ab", "c") differ."""
     blob = "".join(f"{len(part)}:{part}" for part in parts).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(blob, digest_size=16).hexdigest()
 
 
 class Rows:
-    """What Django's ChangeList, its paginator and its actions ask of a queryset. The engines are asked when somebody
-    wants to know, and then for the locks of one page and for how many there are at once.
+    """Has what Django's ChangeList, its paginator and its actions need of a queryset.
+
+    The engines are asked when rows or their number are first needed: once, for the rows of one page and for all counts.
     """
 
     ordered = True
@@ -137,22 +136,23 @@ class Rows:
         self._places = places
 
     def having(self, **wanted: Any) -> Rows:
-        """Those for which fields of LockQuery have these values, too."""
+        """Rows that in addition match these fields of LockQuery."""
         return Rows(replace(self._query, **wanted), self._using, self._places)
 
     def of(self, alias: str) -> Rows:
+        """Rows of one alias."""
         return Rows(self._query, alias, self._places)
 
     def at(self, pks: Iterable[str]) -> Rows:
-        """Those of the same locks as the primary keys, by whomever they are held now."""
+        """Rows of the locks that these primary keys name, whichever process holds them now."""
         places = frozenset(pk.rpartition("/")[0] for pk in pks)
         keys = frozenset(place.partition("/")[2] for place in places)
-        # a key that is not in the address has to be looked for
+        # where the address has only a digest of a key, all locks are compared with it
         known = None if any(key.startswith("~") for key in keys) else keys
         return Rows(replace(self._query, keys=known, start=0, stop=None), self._using, places)
 
     def filter(self, *, pk__in: Iterable[str]) -> list[Row]:
-        """Those with one of the primary keys: what an action was asked for."""
+        """The rows that an action was chosen for."""
         wanted = set(pk__in)
         return [row for row in self.at(wanted).rows if row.pk in wanted]
 
@@ -169,12 +169,12 @@ class Rows:
 
     @property
     def errors(self) -> list[BackendReport]:
-        """Of the aliases that do not answer."""
+        """The reports of aliases that do not answer."""
         return [report for report in self._page.reports if report.error is not None]
 
     @property
     def total(self) -> int:
-        """How many there are, whether they match or not."""
+        """The number of all rows, whether they match or not."""
         return self._page.total
 
     def count(self) -> int:
@@ -195,7 +195,7 @@ class Rows:
         return self[:]
 
 
-# By what the columns are sorted.
+# Column -> the field of LockQuery that it is sorted by.
 SORTS = {
     "lock__name": "name",
     "lock__backend": "backend",
@@ -208,18 +208,18 @@ SORTS = {
 
 
 def sorts(fields: Iterable[str]) -> tuple[str, ...]:
-    """The order of a LockQuery for names of SORTS, with a minus for the other way round."""
+    """The order of a LockQuery for names of SORTS; a minus reverses."""
     return tuple(
-        SORTS[field.removeprefix("-")] if field[:1] != "-" else _turned(SORTS[field.removeprefix("-")])
+        SORTS[field.removeprefix("-")] if field[:1] != "-" else _reversed(SORTS[field.removeprefix("-")])
         for field in fields
     )
 
 
-def _turned(field: str) -> str:
+def _reversed(field: str) -> str:
     return field[1:] if field[:1] == "-" else f"-{field}"
 
 
 def seen(text: str) -> tuple[str, str, float]:
-    """Primary key, mark and time of :attr:`Row.seen`."""
+    """Parse :attr:`Row.seen`: primary key, mark and time."""
     match = _SEEN.fullmatch(text)
     return (match["pk"], match["mark"], float(match["stamp"])) if match else (text, "?", float("inf"))

@@ -1,1 +1,1 @@
-"""The subcommands of ``manage.py distlock``: each module with a class ``Command`` is one, of the module's name."""
+"""The subcommands of ``manage.py distlock``, which ``management/commands/distlock.py`` lists."""

@@ -1,11 +1,9 @@
-"""What a subcommand is, and how all of them are found."""
+"""Base class of the subcommands of ``manage.py distlock``."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import math
-import pkgutil
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,11 +15,11 @@ from django_distlock.concurrency.text import one_line
 from django_distlock.operations.lookup import aliases
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from django.core.management.base import CommandParser, OutputWrapper
 
-# What argparse ends with, and all that is wrong with arguments.
+# The exit status of argparse, here of all wrong arguments.
 WRONG_ARGUMENTS = 2
 # sysexits.h
 EX_UNAVAILABLE = 69
@@ -29,7 +27,7 @@ EX_TEMPFAIL = 75
 
 
 class Subcommand(ABC):
-    """One subcommand. ``help`` is a sentence for the list of all, ``description`` what its own help adds to it."""
+    """One subcommand. ``help`` is one sentence for the list of all; ``description`` follows it in ``--help``."""
 
     help: ClassVar[str]
     description: ClassVar[str] = ""
@@ -39,21 +37,21 @@ class Subcommand(ABC):
 
     @staticmethod
     def parent() -> CommandParser:
-        """A parser whose arguments this one takes, too: with those of every Django command."""
+        """A parser with arguments that this subcommand takes as well: those of every Django command."""
         return _Plain().create_parser("manage.py", "distlock")
 
-    @staticmethod  # noqa: B027 - some need none
+    @staticmethod  # noqa: B027 - some have none
     def add_arguments(parser: CommandParser) -> None:
-        """Its own arguments, beside those of every Django command."""
+        """Add the arguments of this subcommand."""
 
     @abstractmethod
     def handle(self, **options: Any) -> int:
-        """Do it; the exit status."""
+        """Run the subcommand and return its exit status."""
 
     def run(self, **options: Any) -> int:
-        """:meth:`handle`, with what cannot work as CommandError."""
+        """As :meth:`handle`; errors become CommandError with an exit status."""
         try:
-            self._know(options.get("using"))
+            self._check_alias(options.get("using"))
             return self.handle(**options)
         except BackendUnavailable as error:
             cause = str(error.__cause__ or "").strip().splitlines()
@@ -64,22 +62,26 @@ class Subcommand(ABC):
         except (UnsupportedOperation, ImproperlyConfigured) as error:
             raise CommandError(one_line(str(error))) from error
 
+    def say(self, line: str) -> None:
+        """Write a line; what the terminal cannot show is escaped."""
+        self.stdout.write(encodable(line, getattr(self.stdout, "encoding", None)))
+
     @staticmethod
-    def _know(using: str | None) -> None:
-        """Whatever the subcommand makes of it: an alias that is not there is a wrong argument."""
+    def _check_alias(using: str | None) -> None:
+        """ValueError for an alias that is not in DISTLOCK, which is a wrong argument for every subcommand."""
         if using is not None and using not in aliases():
             known = ", ".join(map(repr, aliases()))
             raise ValueError(f"There is no lock backend {using!r} in DISTLOCK. Known: {known}.")
 
 
 class _Plain(BaseCommand):
-    """For the arguments that every Django command has."""
+    """Has the arguments of every Django command."""
 
     requires_system_checks = ()
 
 
 def number(unit: str = "seconds", *, positive: bool = False, none: bool = False) -> Callable[[str], float | None]:
-    """A ``type`` for argparse, which names the argument: a finite number from 0 on, or above 0, or "none"."""
+    """A ``type`` for argparse: a finite number, at least 0 or above 0, or "none"."""
 
     def parsed(text: str) -> float | None:
         if none and text == "none":
@@ -90,16 +92,13 @@ def number(unit: str = "seconds", *, positive: bool = False, none: bool = False)
             value = math.nan
         if (value > 0 if positive else value >= 0) and value < math.inf:
             return value
-        wanted = f"number of {unit} {'above 0' if positive else 'from 0 on'}" + (', nor "none"' if none else "")
-        raise argparse.ArgumentTypeError(f"{text!r} is no {wanted}.")
+        wanted = f"a number of {unit}, {'above 0' if positive else 'at least 0'}" + (', nor "none"' if none else "")
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}.")
 
     return parsed
 
 
-def subcommands() -> Iterator[tuple[str, type[Subcommand]]]:
-    """Name and class of each, by name."""
-    package = importlib.import_module(__package__)
-    for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda module: module.name):
-        command = getattr(importlib.import_module(f"{__package__}.{module.name}"), "Command", None)
-        if command is not None:
-            yield module.name, command
+def encodable(text: str, encoding: str | None) -> str:
+    """``text`` with escapes for characters that the encoding (None: UTF-8) does not have."""
+    encoding = encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -10,28 +10,27 @@ from django_distlock.concurrency.text import one_line
 from django_distlock.operations.doctor import diagnose
 
 from .base import Subcommand
-from .text import encodable
 
 if TYPE_CHECKING:
     from django.core.management.base import CommandParser
 
     from django_distlock.records import Finding
 
-SICK = 1
+FAILED = 1
 SITE = "site key"
 
 
-class Command(Subcommand):
-    help = "Look for what is wrong, or may go wrong, on the servers of the locks."
+class Doctor(Subcommand):
+    help = "Check the servers of the locks for errors and risks."
     description: ClassVar[str] = (
-        "Takes and gives back a lock on each alias, and asks its server for versions, limits and settings. "
-        "Exit status: 1 if there is an error, 0 with warnings."
+        "Acquires and releases a lock on each alias, and asks its server for versions, limits and settings. "
+        "Exit status: 1 if there is an error, else 0."
     )
 
     @staticmethod
     def add_arguments(parser: CommandParser) -> None:
         parser.add_argument("--using", metavar="ALIAS", help="one alias in DISTLOCK instead of all")
-        parser.add_argument("--json", action="store_true", help="for programs")
+        parser.add_argument("--json", action="store_true", help="write JSON")
 
     def handle(self, **options: Any) -> int:
         found = diagnose(options["using"])
@@ -39,17 +38,17 @@ class Command(Subcommand):
             self.stdout.write(_document(found))
         else:
             for finding in found:
-                self._say(finding)
+                self._show(finding)
             errors, warnings = (sum(each.level == level for each in found) for level in ("error", "warning"))
             self.stdout.write(f"{errors} errors, {warnings} warnings.")
-        return SICK if any(finding.level == "error" for finding in found) else 0
+        return FAILED if any(finding.level == "error" for finding in found) else 0
 
-    def _say(self, finding: Finding) -> None:
+    def _show(self, finding: Finding) -> None:
         lines = [f"{finding.alias or SITE}: {finding.level}: {finding.text}"]
         if finding.hint:
             lines.append(f"    {finding.hint}")
         for line in lines:
-            self.stdout.write(encodable(one_line(line), getattr(self.stdout, "encoding", None)))
+            self.say(one_line(line))
 
 
 def _document(found: list[Finding]) -> str:

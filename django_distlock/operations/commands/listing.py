@@ -1,29 +1,88 @@
-"""What ``distlock list`` and ``distlock break`` show of locks."""
+"""``manage.py distlock list``: what is held now, as a table for people and as JSON for programs."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
-from typing import TYPE_CHECKING, Any
+import sys
+import time
+import unicodedata
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from django_distlock.concurrency.text import one_line
+from django_distlock import held_locks
+from django_distlock.concurrency.text import ELLIPSIS, one_line
 
-from .text import cells, fitted
+from .base import EX_UNAVAILABLE, Subcommand, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from datetime import datetime
 
-    from django_distlock.records import BackendReport, LockInfo
+    from django.core.management.base import CommandParser
 
+    from django_distlock import BackendReport, LockInfo
+
+WATCH = 2.0
+HOME_AND_CLEAR = "\x1b[H\x1b[2J"
 HEADINGS = ("ALIAS", "NAME", "MODE", "HOLDER", "AGE", "TTL", "FENCE", "WAIT>=")
-# What is cut where the terminal is too narrow, and what is left of it at least.
+# The columns that are cut where the terminal is too narrow, and the width that is left to them.
 NAME, HOLDER = 1, 3
 LEAST = 12
 UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
+class List(Subcommand):
+    help = "List the locks that are held, by any process."
+    description: ClassVar[str] = (
+        "A table in a terminal, JSON elsewhere. A line names each backend that does not answer. Exit status: 0; "
+        "69 if --using names a backend that does not answer."
+    )
+
+    @staticmethod
+    def add_arguments(parser: CommandParser) -> None:
+        parser.add_argument("--using", metavar="ALIAS", help="one alias in DISTLOCK instead of all")
+        form = parser.add_mutually_exclusive_group()
+        form.add_argument("--json", action="store_true", help="JSON also in a terminal")
+        form.add_argument("--table", action="store_true", help="a table also in a pipe")
+        parser.add_argument(
+            "--watch",
+            nargs="?",
+            type=number(positive=True),
+            const=WATCH,
+            metavar="SECONDS",
+            help=f"repeat every SECONDS ({WATCH:g}) until Ctrl-C; JSON is then one line each time",
+        )
+
+    def handle(self, **options: Any) -> int:
+        try:
+            return self._show(**options)
+        except KeyboardInterrupt:
+            if options["watch"] is None:
+                raise
+            return 0
+        except BrokenPipeError:  # the reader has ended; at its exit the interpreter would report it again
+            if vars(self.stdout)["_out"] is sys.stdout:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+
+    def _show(self, *, using: str | None, watch: float | None, **options: Any) -> int:
+        as_table = options["table"] or (self.stdout.isatty() and not options["json"])
+        while True:
+            reports = held_locks(using)
+            now = datetime.now(UTC)
+            text = table(reports, now) if as_table else json.dumps(as_data(reports, now), indent=None if watch else 2)
+            if as_table and watch is not None and self.stdout.isatty():
+                text = HOME_AND_CLEAR + text
+            self.say(text)
+            self.stdout.flush()
+            if watch is None:
+                return EX_UNAVAILABLE if using is not None and reports[0].error else 0
+            time.sleep(watch)
+
+
 def as_data(reports: Iterable[BackendReport], now: datetime) -> dict[str, Any]:
-    """The document of ``--json``, whose keys stay the same: see docs/operations.md."""
+    """The document of ``--json``. Programs rely on its keys: see docs/operations.md."""
     return {
         "at": now.isoformat(),
         "backends": [
@@ -54,7 +113,7 @@ def _lock(info: LockInfo) -> dict[str, Any]:
 
 
 def table(reports: Sequence[BackendReport], now: datetime, width: int | None = None) -> str:
-    """As wide as the terminal; names and holders are cut if need be."""
+    """A table as wide as the terminal: names and holders are cut to fit."""
     rows = [HEADINGS, *(_row(report.alias, info, now) for report in reports for info in report.locks)]
     lines = _aligned(rows, width or shutil.get_terminal_size().columns) if len(rows) > 1 else ["Nothing is held."]
     lines += [
@@ -82,7 +141,7 @@ def _row(alias: str, info: LockInfo, now: datetime) -> tuple[str, ...]:
 
 
 def _span(span: Any) -> str:
-    """Its two largest units; a clock that is behind the server's makes none of it negative."""
+    """The two largest units. Never negative: the clock of this host may be behind the server's."""
     if span is None:
         return "-"
     left, parts = max(0, int(span.total_seconds())), []
@@ -103,7 +162,7 @@ def _aligned(rows: list[tuple[str, ...]], width: int) -> list[str]:
 
 
 def described(info: LockInfo, now: datetime) -> list[str]:
-    """One holder in full, a line for each fact."""
+    """Everything about one holder, in lines."""
     since = ""
     if info.acquired_at is not None:
         since = f", since {info.acquired_at:%Y-%m-%d %H:%M:%S %Z} ({_span(now - info.acquired_at)})"
@@ -118,9 +177,33 @@ def described(info: LockInfo, now: datetime) -> list[str]:
     if "pid" in info.details or "connection" in info.details:
         also = info.details.get("also_holds")
         facts.append(
-            "  the whole database session is ended, and its transaction rolled back"
+            "  breaking it ends the whole database session and rolls its transaction back"
             + (f"; it also holds: {also}" if also else "")
         )
     if other := info.details.get("collision"):
         facts.append(f"  another name has the same key, and may be the one that is held: {other}")
     return [one_line(fact) for fact in facts]
+
+
+def cells(text: str) -> int:
+    """The columns that ``text`` takes in a terminal."""
+    return len(text) if text.isascii() else sum(map(_cells, text))
+
+
+def _cells(char: str) -> int:
+    if unicodedata.category(char) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def fitted(text: str, width: int) -> str:
+    """``text`` in exactly ``width`` columns: filled up, or cut with an ellipsis."""
+    size = cells(text)
+    if size > width:
+        kept, size = "", 0
+        for char in text:
+            if size + _cells(char) > width - 1:
+                break
+            kept, size = kept + char, size + _cells(char)
+        text, size = kept + ELLIPSIS, size + 1
+    return text + " " * (width - size)

@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
     from django_distlock import Lease, Lock
 
-# Seconds between two attempts, and between two messages that say who is waited for.
+# Seconds between two attempts, and between two messages that name the holder.
 #
-# Who waits asks again and again, instead of standing in the server's queue: on PostgreSQL CREATE INDEX CONCURRENTLY
-# waits for every statement that runs, so the migration would wait for those who wait for it.
+# The lock is polled and not queued for: on PostgreSQL CREATE INDEX CONCURRENTLY waits for every statement that runs, so
+# the migration would wait for the processes that wait for it.
 PAUSE, NEWS = 0.5, 10.0
-# So long may the server not answer: it may be busy, or just start.
+# Seconds for which the server may not answer: it may be busy or starting.
 SILENCE = 10.0
 
 
-class Command(Subcommand):
-    help = "Run Django's migrate, in one process at a time."
+class Migrate(Subcommand):
+    help = "Run Django's migrate in one process at a time."
     description: ClassVar[str] = (
-        "Takes all options of migrate. Who comes second waits, says for whom, and then finds nothing to do. The lock "
-        "is one of the database that is migrated and needs no table. Exit status: that of migrate; 75 if --timeout "
-        "is over; 69 if the lock's server does not answer for 10 s, or if the lock was lost meanwhile."
+        "Takes all options of migrate. A second process waits, says for which one, and then finds nothing to do. The "
+        "lock belongs to the database that is migrated and needs no table. Exit status: that of migrate; 75 after "
+        "--timeout; 69 if the lock's server does not answer for 10 s, or if the lock was lost meanwhile."
     )
 
     @staticmethod
@@ -44,13 +44,13 @@ class Command(Subcommand):
     @staticmethod
     def add_arguments(parser: CommandParser) -> None:
         parser.add_argument(
-            "--using", metavar="ALIAS", help="an alias in DISTLOCK, instead of locks of the database itself"
+            "--using", metavar="ALIAS", help="an alias in DISTLOCK instead of locks of the migrated database"
         )
         parser.add_argument(
             "--timeout",
             type=number(none=True),
             metavar="S",
-            help='seconds to wait for the lock (default: "none", no end)',
+            help='seconds to wait for the lock (default: "none", for ever)',
         )
 
     def handle(self, **options: Any) -> int:
@@ -74,23 +74,23 @@ class Command(Subcommand):
         return 0
 
     def _lost(self, *args: Any) -> None:
-        self.stderr.write("The lock was lost: another process may migrate at the same time.")
+        self.stderr.write("The lock was lost: another process may run migrate at the same time.")
 
     def _acquire(self, lock: Lock, timeout: float | None) -> Lease | None:
         began = news_at = monotonic()
-        while (lease := self._tried(lock)) is None:
+        while (lease := self._try(lock)) is None:
             now = monotonic()
             if timeout is not None and now - began >= timeout:
-                self.stderr.write(f"Another process still migrates after {timeout:g} s; nothing was done.")
+                self.stderr.write(f"Another process is still running migrate after {timeout:g} s; nothing was done.")
                 return None
             if now >= news_at:
-                self.stderr.write(f"Waiting for another process that migrates{self._who(lock)}.")
+                self.stderr.write(f"Waiting for another process that runs migrate{self._holder(lock)}.")
                 news_at = now + NEWS
             time.sleep(PAUSE if timeout is None else max(0.0, min(PAUSE, began + timeout - now)))
         return lease
 
     @staticmethod
-    def _tried(lock: Lock) -> Lease | None:
+    def _try(lock: Lock) -> Lease | None:
         until = monotonic() + SILENCE
         while True:
             try:
@@ -98,15 +98,15 @@ class Command(Subcommand):
             except BackendUnavailable as error:
                 if "does not exist" in str(error):
                     raise BackendUnavailable(
-                        f"{error} Before the first migrate there are no leases in tables: leave out --using, or name "
-                        "an alias with another backend."
+                        f"{error} Before the first migrate the tables of this backend are missing: leave out --using, "
+                        "or name an alias with another backend."
                     ) from error.__cause__
                 if monotonic() >= until:
                     raise
             time.sleep(PAUSE)
 
     @staticmethod
-    def _who(lock: Lock) -> str:
+    def _holder(lock: Lock) -> str:
         (report,) = held_locks(lock.using)
         for info in report.locks:
             if info.name == lock.name and info.holder:
@@ -116,6 +116,6 @@ class Command(Subcommand):
 
 
 def _migrate() -> BaseCommand:
-    """The project's own, if an app has replaced Django's."""
+    """Django's migrate, or that of an app that replaces it."""
     found = get_commands()["migrate"]
     return found if isinstance(found, BaseCommand) else load_command_class(found, "migrate")

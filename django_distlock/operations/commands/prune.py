@@ -1,4 +1,4 @@
-"""``manage.py distlock prune``: delete what nobody needs any more."""
+"""``manage.py distlock prune``: delete old rows."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ if TYPE_CHECKING:
 DAYS = 30.0
 
 
-class Command(Subcommand):
+class Prune(Subcommand):
     help = "Delete old leases, names and records."
     description: ClassVar[str] = (
-        "In batches, so that nobody waits for it. Once a day is enough. Exit status: 69 if a server does not answer; "
-        "the others are pruned all the same."
+        "In small batches, which block no lock. Once a day is enough. Exit status: 69 if a server does not answer; the "
+        "others are pruned all the same."
     )
 
     @staticmethod
     def add_arguments(parser: CommandParser) -> None:
         parser.add_argument("--using", metavar="ALIAS", help="one alias in DISTLOCK instead of all")
-        parser.add_argument(
-            "--days", type=number("days"), default=DAYS, help=f"what is older than so many days ({DAYS:g})"
-        )
+        parser.add_argument("--days", type=number("days"), default=DAYS, help=f"delete what is older ({DAYS:g})")
 
     def handle(self, **options: Any) -> int:
         deleted, failed = prune_all(options["using"], days=options["days"])

@@ -1,4 +1,4 @@
-"""``manage.py distlock run NAME -- command``: any program under a lock, like flock(1), but across machines."""
+"""``manage.py distlock run NAME -- command``: any program under a lock, like flock(1) but across machines."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
     from django_distlock import Lease
 
-# What a shell gives for a command that cannot be executed, that is not there, and that a signal has ended.
+# A shell's exit status of a command that cannot be executed, that does not exist, or that a signal ended.
 NOT_EXECUTABLE, NOT_FOUND, SIGNALLED = 126, 127, 128
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-# Sent by a terminal to all its programs.
+# The signals that a terminal sends to all its programs.
 FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
-# Seconds between two looks at the lease, which cost no round trip.
-LOOK = 0.1
-# The part of a lease's life that is kept for ending the command.
+# Seconds between two checks of the lease, which cost no round trip.
+CHECK_EVERY = 0.1
+# The part of a lease's time that is reserved for ending the command.
 MARGIN = 0.25
 
 
-class Command(Subcommand):
+class Run(Subcommand):
     help = "Run a program while holding a lock."
     description: ClassVar[str] = (
         "Exit status: that of the program; 128 + n if signal n ended it; 75 if the lock is busy; 69 if the lock's "
-        "server does not answer, or if the lock was lost and the program ended without an error of its own; 126 and "
-        "127 as in a shell. Signals are passed on to the program. If the lock is lost, or cannot be renewed, the "
-        "program gets TERM, and KILL after the grace time or at the end of the lease."
+        "server does not answer, or if the lock was lost and the program ended without an error; 126 and 127 as in a "
+        "shell. Signals are passed on to the program. If the lock is lost or cannot be renewed, the program gets TERM, "
+        "and KILL after the grace time or at the end of the lease."
     )
 
     @staticmethod
@@ -53,15 +53,15 @@ class Command(Subcommand):
             type=number(none=True),
             default=0.0,
             metavar="S",
-            help='seconds to wait for it, "none": no end (0)',
+            help='seconds to wait for the lock, or "none": for ever (0)',
         )
         parser.add_argument(
             "--ttl",
             type=number(positive=True),
             metavar="S",
-            help="seconds that the lock outlives this process, where it has a TTL",
+            help="seconds for which the lock outlives this process, on backends with a TTL",
         )
-        parser.add_argument("--shared", action="store_true", help="together with other shared holders")
+        parser.add_argument("--shared", action="store_true", help="share the lock with other shared holders")
         parser.add_argument(
             "--grace", type=number(), default=10.0, metavar="S", help="seconds between TERM and KILL after a loss (10)"
         )
@@ -92,7 +92,7 @@ class Command(Subcommand):
 
     def _run(self, command: list[str], lease: Lease, grace: float) -> int:
         program = Program(command)
-        with program.gets_our_signals():
+        with program.forwarding_signals():
             try:
                 program.start()
             except FileNotFoundError:
@@ -106,7 +106,7 @@ class Command(Subcommand):
     def _watch(self, program: Program, lease: Lease, grace: float) -> int:
         margin = 0.0 if lease.valid_until is None else MARGIN * (lease.valid_until - monotonic())
         try:
-            while (status := program.wait(LOOK)) is None:
+            while (status := program.wait(CHECK_EVERY)) is None:
                 if not lease.held_for(margin):
                     return self._end(program, lease, grace) or EX_UNAVAILABLE
         except BaseException:
@@ -115,18 +115,20 @@ class Command(Subcommand):
         return status
 
     def _end(self, program: Program, lease: Lease, grace: float) -> int:
-        """While nobody else can hold the lock, and no longer: KILL comes with the end of the lease at the latest."""
+        """End the program before another process can hold the lock: with KILL at the end of the lease, or earlier."""
         why = "was lost"
         if lease.held and lease.valid_until is not None:
             why = "could not be renewed"
             grace = min(grace, max(0.0, lease.valid_until - monotonic()))
-        self.stderr.write(f"The lock {lease.name!r} {why}: the command is ended.")
+        self.stderr.write(f"The lock {lease.name!r} {why}: ending the command.")
         return program.end(grace)
 
 
 class Program:
-    """A child process, and with it, but for a terminal, all its descendants: as a group of their own they can be ended
-    together. In a terminal a group of its own could not read from it."""
+    """A child process and all its descendants: they form a process group, so that they can be ended together.
+
+    In a terminal only the child itself: a process group in the background could not read from the terminal.
+    """
 
     def __init__(self, command: list[str]) -> None:
         self._command = command
@@ -140,8 +142,8 @@ class Program:
             self.send(self._pending.pop(0))
 
     @contextlib.contextmanager
-    def gets_our_signals(self) -> Iterator[None]:
-        """Pass signals on. Only a main thread may."""
+    def forwarding_signals(self) -> Iterator[None]:
+        """Pass signals on to the program. Only a main thread can install handlers."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -154,14 +156,14 @@ class Program:
 
     def _forward(self, number: int, frame: object) -> None:
         if not self._grouped and number in FROM_TERMINAL:
-            return  # the terminal has sent it to the program too
+            return  # the terminal sends it to the program too
         if self._process is None:
             self._pending.append(number)
         else:
             self.send(number)
 
     def send(self, number: int) -> None:
-        """To all of them that are left."""
+        """Send a signal to all processes that are left."""
         assert self._process is not None  # noqa: S101 - it was started
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self._grouped:
@@ -170,7 +172,7 @@ class Program:
                 self._process.send_signal(number)
 
     def _gone(self) -> bool:
-        """Has it ended, and all its descendants with it?"""
+        """Have all processes ended?"""
         assert self._process is not None  # noqa: S101 - it was started
         if self._process.poll() is None:
             return False
@@ -181,7 +183,7 @@ class Program:
         return True
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit status, as a shell tells it; None if it goes on after so many seconds."""
+        """The exit status, as a shell gives it; None if the program still runs after ``seconds``."""
         assert self._process is not None  # noqa: S101 - it was started
         try:
             status = self._process.wait(seconds)
@@ -190,13 +192,13 @@ class Program:
         return status if status >= 0 else SIGNALLED - status
 
     def end(self, grace: float) -> int:
-        """TERM, and KILL if that does not help within ``grace`` seconds."""
+        """Send TERM, and KILL after ``grace`` seconds; return the exit status."""
         self.send(signal.SIGTERM)
         until = monotonic() + grace
         while not self._gone() and (left := until - monotonic()) > 0:
-            time.sleep(min(left, LOOK / 4))
+            time.sleep(min(left, CHECK_EVERY / 4))
         if not self._gone():
             self.send(signal.SIGKILL)
-        while (status := self.wait(LOOK)) is None:
+        while (status := self.wait(CHECK_EVERY)) is None:
             pass
         return status

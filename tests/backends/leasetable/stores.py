@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from django.db import connections
 
-from django_distlock.backends.leasetable import server_sql, sqlite
-from django_distlock.backends.leasetable import session as leasetable_session
+from django_distlock.backends.leasetable import server, server_sql, sqlite
 from django_distlock.backends.leasetable.backend import LeaseTableBackend
 from django_distlock.keys import derive_key
 from django_distlock.records import Claim
@@ -45,7 +44,7 @@ class Stores:
             name = f"file:{secrets.token_hex(4)}?mode=memory&cache=shared" if store == "memory" else folder / "db"
             monkeypatch.setitem(connections.settings["default"], "NAME", name)
         if store in PORTABLE:
-            monkeypatch.setattr(leasetable_session, "dialect", server_sql.Dialect)
+            monkeypatch.setattr(server, "dialect_of", lambda connection: server_sql.Dialect)
         self._clock = {kind: kind.clock for kind in (server_sql.PostgresDialect, server_sql.MySQLDialect)}
         self._ask_clock = server_sql.Dialect._ask_clock
         self._sqlite_clock = sqlite.clock
@@ -66,12 +65,11 @@ class Stores:
         for kind, clock in self._clock.items():
             self._monkeypatch.setattr(kind, "clock", f"({clock} + {offset})")
         self._monkeypatch.setattr(
-            server_sql.Dialect, "_ask_clock", lambda dialect, cursor: self._ask_clock(dialect, cursor) + offset
+            server_sql.Dialect, "_ask_clock", lambda dialect, session: self._ask_clock(dialect, session) + offset
         )
         for client in self._clients:
-            session = getattr(client.store, "_session", None)
-            if session is not None:
-                session.dialect._texts.clear()
+            if isinstance(client.store, server.ServerStore):
+                client.store.statements._texts.clear()
 
     def kept(self) -> int:
         """How many leases of this alias are in the table, ended ones too."""

@@ -96,7 +96,7 @@ def test_r19_validity_counts_from_before_the_request(stores: Stores, a: Any) -> 
 
 
 def test_the_same_token_again_finds_it_ours(stores: Stores, a: Any, b: Any) -> None:
-    """What a client does that did not get the reply, though others have queued up meanwhile."""
+    """A client that did not get the reply sends the statement again, although others have queued up since."""
     claim = stores.claim()
     first = a.try_acquire(claim)
     assert b.try_acquire(stores.claim(), 5) is None, "waits"

@@ -62,7 +62,7 @@ def timed(work: Callable[[], Any], *expected: type[Exception]) -> float:
 
 @pytest.mark.parametrize("using", USING)
 def test_r5_a_server_that_never_answers(proxied: Proxied, using: str, name: str) -> None:
-    """What was sent meanwhile is executed when the server comes back, and undone."""
+    """The server executes the statement when it comes back, and the clean-up undoes it."""
     proxy = proxied(using)
     lock = advisory_lock(name, using=using)
     lock.acquire().release()
@@ -187,10 +187,10 @@ def test_r20_a_renewal_does_not_hold_up_the_watch(
 def test_r7_an_interrupt_after_the_write(
     stores: Stores, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], when: str
 ) -> None:
-    """The statement was executed, and its caller never hears of it: nothing stays held, nobody stays in the queue."""
+    """The statement was executed, and its caller did not get the result: no lease and no ticket is left."""
     client, other = stores.client(), stores.client()
     assert client.release(client.try_acquire(stores.claim()))
-    kind = type(client.store) if stores.store in ("file", "memory") else type(client.store._session.dialect)
+    kind = type(client.store.statements)
     original = getattr(kind, when)
 
     def interrupted(*args: Any) -> Any:

@@ -51,7 +51,7 @@ class Queueing:
 
 
 def test_queueing(stores: Stores) -> None:
-    """One holder at a time, fences that rise, no grant while somebody waits who came before, nothing left."""
+    """One holder at a time, fences that rise, no grant before an earlier waiter's, nothing left."""
     assert len(ORDERS) == 70
     clients = [Queueing(stores), Queueing(stores)]
     last, waited = 0, 0
@@ -97,7 +97,7 @@ class Model:
 
 
 class Working:
-    """Take, work for more than half the TTL, extend, give back. Who is held up by the other meanwhile loses it."""
+    """Take, work for more than half the TTL, extend, release. A client that the other one delays loses the lease."""
 
     def __init__(self, stores: Stores, number: int) -> None:
         self.stores = stores
@@ -138,7 +138,7 @@ class Working:
 
 
 def test_working(stores: Stores) -> None:
-    """Whoever was too slow is told so, and harms nobody who came after."""
+    """A client that was too slow learns it, and does no harm to the next holder."""
     clients = [Working(stores, 0), Working(stores, 1)]
     for order in ORDERS:
         model = Model()

@@ -14,7 +14,7 @@ from django.core.checks import run_checks
 from django.db import connections
 
 from django_distlock import advisory_lock
-from django_distlock.backends.leasetable.path import mounted_alone
+from django_distlock.backends.leasetable.doctor import mounted_alone
 from django_distlock.backends.leasetable.sqlite_file import lease_path
 from tests.support.processes import Child
 

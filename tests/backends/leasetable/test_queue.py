@@ -1,4 +1,4 @@
-"""Waiters of the lease table: in order of arrival, no overtaking, and nobody stays behind."""
+"""Waiters of the lease table: in order of arrival, without overtaking, and none is forgotten."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def queue(stores: Stores, length: int, ttl: float = TTL) -> tuple[Any, Any, list
 
 
 def served(waiters: list[tuple[Any, Any]]) -> tuple[int, Grant] | None:
-    """Let all of them look, the last one first; who got it."""
+    """Let all of them ask, the last one first; the numbers of those that got it."""
     for number in reversed(range(len(waiters))):
         client, claim = waiters[number]
         grant = client.try_acquire(claim, WAIT)
@@ -106,7 +106,7 @@ def test_who_was_only_asleep_keeps_the_place(stores: Stores) -> None:
 def test_who_was_taken_for_dead_queues_up_again(stores: Stores) -> None:
     holder, grant, waiters = queue(stores, 3)
     stores.shift(DEAD + 1)
-    waiters[1][0].withdraw(waiters[1][1])  # deletes the others' tickets as well: nobody has seen them for a minute
+    waiters[1][0].withdraw(waiters[1][1])  # deletes the others' tickets as well: they gave no sign of life for a minute
     assert stores.tickets() == 0
     del waiters[1]
     grant = holder.try_acquire(stores.claim())
@@ -128,7 +128,7 @@ def test_withdraw_leaves_no_ticket(stores: Stores) -> None:
     assert number == 0
     assert stores.tickets() == 0
     assert last[0].release(grant)
-    last[0].withdraw(last[1])  # does nothing any more
+    last[0].withdraw(last[1])  # has no effect
     for client, _ in waiters:
         assert not client._claims
     assert holder.try_acquire(stores.claim()) is not None

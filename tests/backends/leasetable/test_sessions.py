@@ -191,10 +191,10 @@ def test_old_leases_are_pruned_in_the_background(stores: Stores, client: Any, mo
     eventually(lambda: stores.kept() == 0, "it is still there")
 
 
-def test_what_a_failed_farewell_leaves_is_swept_up(
+def test_what_a_failed_withdrawal_leaves_is_undone(
     stores: Stores, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server does not answer to somebody who gives up; the ticket and the lease go when it does again."""
+    """The server does not answer a caller that gives up; the ticket and the lease go when it answers again."""
     other = stores.client()
     assert other.try_acquire(stores.claim("other"))
     waiting = stores.claim("other")
@@ -202,30 +202,29 @@ def test_what_a_failed_farewell_leaves_is_swept_up(
     granted = stores.claim()
     assert client.try_acquire(granted)
     with monkeypatch.context() as broken:
-        for store in (client.store, client._direct):
-            broken.setattr(type(store), "run", failing)
+        broken.setattr(type(client.store), "run", failing)
         client.withdraw(waiting)
         client.withdraw(granted)
-        eventually(lambda: client._cleanup._thread is None, "it sweeps for ever")
+        eventually(lambda: client._cleanup._thread is None, "it never ends")
         assert set(client._cleanup.requests) == {waiting.token, granted.token}, "tried, and to be tried again"
     assert stores.tickets("other") == 1
     assert other.try_acquire(stores.claim()) is None
-    sweep(client)
+    clean_up(client)
     assert stores.tickets("other") == 0
     assert other.release(other.try_acquire(stores.claim()))
     assert client._cleanup.requests, "a statement that hangs may still be executed"
     for request in client._cleanup.requests.values():
         request.done_at -= UNDO_WINDOW
-    sweep(client)
+    clean_up(client)
     assert not client._cleanup.requests
 
 
-def sweep(client: Any) -> None:
+def clean_up(client: Any) -> None:
     """What the keepalive thread has done a little later."""
     for request in client._cleanup.requests.values():
         request.due = 0.0
     assert client.tick(monotonic()) is not None
-    eventually(lambda: client._cleanup._thread is None, "it sweeps for ever")
+    eventually(lambda: client._cleanup._thread is None, "it never ends")
 
 
 def failing(store: Any, *args: Any) -> Any:
@@ -236,8 +235,7 @@ def failing(store: Any, *args: Any) -> Any:
 
 def test_errors_are_of_the_library(client: Any, stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     grant = client.try_acquire(stores.claim())
-    for store in (client.store, client._direct):
-        monkeypatch.setattr(type(store), "run", failing)
+    monkeypatch.setattr(type(client.store), "run", failing)
     calls = [
         lambda: client.release(grant),
         lambda: client.verify(grant),

@@ -148,9 +148,7 @@ def test_twenty_thousand_ended_leases_are_not_looked_at(stores: Stores) -> None:
     assert client.release(client.try_acquire(stores.claim()))
     fill(stores, client, 20_000)
     place = client.store.file() if stores.store == "file" else client.store._session
-    attribute = "cursor" if stores.store == "file" else "_cursor"
-    recorder = Recorder(getattr(place, attribute))
-    setattr(place, attribute, recorder)
+    recorder = place.cursor = Recorder(place.cursor)
     held, claim = other.try_acquire(stores.claim()), stores.claim()
     assert client.try_acquire(claim, WAIT) is None
     client._claims[claim.token]._seen_at -= 0.5

@@ -1,4 +1,4 @@
-"""Who waits for a lease is in its ticket; files and processes of before it was are served all the same."""
+"""Tickets name the waiter; files and processes from before that are served all the same."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_distlock.backends.leasetable.records import UNKNOWN, rows_of
-from django_distlock.backends.leasetable.sqlite_file import LeaseFile
-from django_distlock.backends.leasetable.sqlite_sql import JOIN, ROWS, SCHEMA
+from django_distlock.backends.leasetable.sqlite import JOIN, ROWS
+from django_distlock.backends.leasetable.sqlite_file import SCHEMA, LeaseFile
 from django_distlock.records import MOST_WAITING
 
 if TYPE_CHECKING:

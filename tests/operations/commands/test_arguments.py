@@ -9,7 +9,7 @@ import sys
 import pytest
 from django.core.management import execute_from_command_line
 
-from django_distlock.operations.commands.base import subcommands
+from django_distlock.management.commands.distlock import SUBCOMMANDS
 
 pytestmark = pytest.mark.usefixtures("databases")
 
@@ -61,7 +61,7 @@ def test_the_settings_are_taken_from_there() -> None:
     assert "There is no lock backend 'nowhere' in DISTLOCK. Known:" in message
 
 
-@pytest.mark.parametrize("subcommand", [name for name, _ in subcommands()])
+@pytest.mark.parametrize("subcommand", SUBCOMMANDS)
 def test_an_alias_that_is_not_configured_is_a_wrong_argument(
     subcommand: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,16 +75,16 @@ def test_an_alias_that_is_not_configured_is_a_wrong_argument(
     [
         (
             ["run", "x", "--timeout", "-1", "--", "true"],
-            """--timeout: '-1' is no number of seconds from 0 on, nor "none".""",
+            """--timeout: '-1' is not a number of seconds, at least 0, nor "none".""",
         ),
-        (["run", "x", "--timeout", "soon", "--", "true"], "--timeout: 'soon' is no number of seconds from 0 on"),
-        (["run", "x", "--ttl", "0", "--", "true"], "--ttl: '0' is no number of seconds above 0."),
-        (["run", "x", "--grace", "inf", "--", "true"], "--grace: 'inf' is no number of seconds from 0 on."),
+        (["run", "x", "--timeout", "soon", "--", "true"], "--timeout: 'soon' is not a number of seconds, at least 0"),
+        (["run", "x", "--ttl", "0", "--", "true"], "--ttl: '0' is not a number of seconds, above 0."),
+        (["run", "x", "--grace", "inf", "--", "true"], "--grace: 'inf' is not a number of seconds, at least 0."),
         (["run", "x"], "required: command"),
         (["run", "", "--", "true"], "name"),
-        (["migrate", "--timeout", "-2"], "--timeout: '-2' is no number of seconds from 0 on"),
-        (["list", "--watch", "nan"], "--watch: 'nan' is no number of seconds above 0."),
-        (["prune", "--days", "-1"], "--days: '-1' is no number of days from 0 on."),
+        (["migrate", "--timeout", "-2"], "--timeout: '-2' is not a number of seconds, at least 0"),
+        (["list", "--watch", "nan"], "--watch: 'nan' is not a number of seconds, above 0."),
+        (["prune", "--days", "-1"], "--days: '-1' is not a number of days, at least 0."),
         (["break"], "Give the name of the lock, or --key."),
         (["list", "--no-such-thing"], "--no-such-thing"),
     ],

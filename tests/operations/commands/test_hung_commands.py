@@ -121,7 +121,7 @@ def test_prune_waits_for_a_server_that_is_slow(monkeypatch: pytest.MonkeyPatch) 
     [
         (["prune"], EX_UNAVAILABLE, 10, "'leases'"),
         (["list", "--table"], 0, 4, "leases"),
-        (["break", "x", "--yes"], 1, 10, "Nobody holds the lock 'x'"),
+        (["break", "x", "--yes"], 1, 10, "The lock 'x' is not held."),
         (["run", "x", "--using", "other", "--", "true"], EX_UNAVAILABLE, 4, "site key"),
         (["doctor"], 1, 15, "The site key of django-distlock could not be read"),
     ],

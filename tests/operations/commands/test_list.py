@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 from datetime import UTC, datetime, timedelta
@@ -13,8 +12,9 @@ from django.core.management import CommandError, call_command
 
 from django_distlock import advisory_lock
 from django_distlock.concurrency.text import one_line
-from django_distlock.operations.commands.listing import described, table
-from django_distlock.operations.commands.text import cells, encodable, fitted
+from django_distlock.operations.commands import listing
+from django_distlock.operations.commands.base import encodable
+from django_distlock.operations.commands.listing import cells, described, fitted, table
 from django_distlock.records import BackendReport, LockInfo
 
 pytestmark = pytest.mark.usefixtures("databases")
@@ -136,7 +136,6 @@ def test_a_backend_that_is_down_is_a_line() -> None:
 
 @pytest.mark.parametrize("out", [io.StringIO, Terminal])
 def test_watch_goes_on_until_control_c(monkeypatch: pytest.MonkeyPatch, out: type[io.StringIO]) -> None:
-    module = importlib.import_module("django_distlock.operations.commands.list")
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -144,7 +143,7 @@ def test_watch_goes_on_until_control_c(monkeypatch: pytest.MonkeyPatch, out: typ
         if len(slept) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.time, "sleep", sleep)
+    monkeypatch.setattr(listing.time, "sleep", sleep)
     status, text, err = call("list", "--using", "memory", "--watch", "0.5", out=out())
     assert (status, err, slept) == (0, "", [0.5] * 3)
     if out is Terminal:
@@ -184,6 +183,6 @@ def test_everything_is_shown() -> None:
         r"  held by h\x1b, since 2026-01-02 03:03:04 UTC (1m1s)",
         "  fence 7",
         r"  at least 2 waiting: w1; w\n2",
-        "  the whole database session is ended, and its transaction rolled back; it also holds: other",
+        "  breaking it ends the whole database session and rolls its transaction back; it also holds: other",
         "  another name has the same key, and may be the one that is held: twin",
     ]

@@ -171,8 +171,8 @@ def test_who_does_not_want_to_wait_is_told_for_whom_he_would(using: str | None, 
         waiter.join(PATIENCE)
         ((status, text),) = said
         assert status == 75
-        assert text.startswith("Waiting for another process that migrates: ")
-        assert text.endswith("Another process still migrates after 0.05 s; nothing was done.\n")
+        assert text.startswith("Waiting for another process that runs migrate: ")
+        assert text.endswith("Another process is still running migrate after 0.05 s; nothing was done.\n")
     finally:
         lease.release()
 

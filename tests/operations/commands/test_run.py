@@ -198,7 +198,7 @@ def test_signals_before_the_program_runs_reach_it_too(name: str) -> None:
     from django_distlock.operations.commands.run import Program
 
     program = Program(["sleep", "60"])
-    with program.gets_our_signals():
+    with program.forwarding_signals():
         os.kill(os.getpid(), signal.SIGTERM)
         program.start()
         eventually(lambda: program.wait(0.05) is not None, "it runs on")

@@ -16,7 +16,6 @@ from django_distlock.operations.lookup import held_by_name
 
 from .base import WRONG_ARGUMENTS, Subcommand
 from .listing import described
-from .text import encodable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,22 +27,22 @@ if TYPE_CHECKING:
 FAILED = 1
 
 
-class Command(Subcommand):
-    help = "Take a lock away from its holder, who is told that it is lost."
+class Break(Subcommand):
+    help = "Take a lock away from its holder, which learns that it has lost it."
     description: ClassVar[str] = (
-        "Shows who holds it and who waits, and asks. Exit status: 0 if it was taken away; 1 if nobody holds it, if it "
-        "has changed hands meanwhile, or if you said no; 69 if the lock's server does not answer."
+        "Shows the holder and the waiters, and asks for confirmation. Exit status: 0 if the lock was broken; 1 if it "
+        "is not held, has changed hands meanwhile, or you said no; 69 if its server does not answer."
     )
 
     @staticmethod
     def add_arguments(parser: CommandParser) -> None:
         parser.add_argument("name", nargs="?", help="the name of the lock")
-        parser.add_argument("--key", help="what the engine calls the lock, as in `list`, instead of its name")
+        parser.add_argument("--key", help="the key of the lock, as `list` shows it, instead of its name")
         parser.add_argument("--using", metavar="ALIAS", help="one alias in DISTLOCK instead of all")
-        parser.add_argument("--yes", action="store_true", help="do not ask")
+        parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
         which = parser.add_mutually_exclusive_group()
-        which.add_argument("--all", action="store_true", help="all of several holders")
-        which.add_argument("--holder", type=int, metavar="N", help="the N-th of several holders")
+        which.add_argument("--all", action="store_true", help="break all of several holders")
+        which.add_argument("--holder", type=int, metavar="N", help="break the N-th of several holders")
         parser.add_argument("--reason", default="", help="why, for the log and the signal")
 
     def handle(self, **options: Any) -> int:
@@ -51,22 +50,19 @@ class Command(Subcommand):
             raise CommandError("Give the name of the lock, or --key.", returncode=WRONG_ARGUMENTS)
         found = self._found(**options)
         if not found:
-            self.stderr.write(f"Nobody holds the lock '{one_line(options['name'] or options['key'])}'.")
+            self.stderr.write(f"The lock '{one_line(options['name'] or options['key'])}' is not held.")
             return FAILED
         now = datetime.now(UTC)
         for number, info in enumerate(found, 1):
             lines = described(info, now)
-            self._say(f"{number}. {lines[0]}" if len(found) > 1 else lines[0], *lines[1:])
+            for line in [f"{number}. {lines[0]}" if len(found) > 1 else lines[0], *lines[1:]]:
+                self.say(line)
         chosen = self._chosen(found, options["all"], options["holder"])
-        if not options["yes"] and not self._asked(len(chosen)):
+        if not options["yes"] and not self._confirm(len(chosen)):
             self.stderr.write("Nothing was broken.")
             return FAILED
         reason = f"manage.py distlock break by {user()}" + (f": {options['reason']}" if options["reason"] else "")
         return max([self._break(info, reason) for info in chosen])
-
-    def _say(self, *lines: str) -> None:
-        for line in lines:
-            self.stdout.write(encodable(line, getattr(self.stdout, "encoding", None)))
 
     def _found(self, *, name: str | None, key: str | None, using: str | None, **options: Any) -> list[LockInfo]:
         reports: Iterable[BackendReport] = held_locks(using) if name is None else held_by_name(name, using)
@@ -92,12 +88,12 @@ class Command(Subcommand):
             raise CommandError(text, returncode=WRONG_ARGUMENTS)
         return [found[number - 1]]
 
-    def _asked(self, count: int) -> bool:
+    def _confirm(self, count: int) -> bool:
         if not sys.stdin.isatty():
-            text = "This is no terminal where you could be asked: add --yes."
+            text = "Standard input is not a terminal, so the question cannot be asked: add --yes."
             raise CommandError(text, returncode=WRONG_ARGUMENTS)
         try:
-            answer = input(f"Take {'it' if count == 1 else f'all {count}'} away? [y/N] ")
+            answer = input(f"Break {'it' if count == 1 else f'all {count}'}? [y/N] ")
         except (EOFError, KeyboardInterrupt):
             return False
         return answer.strip().lower() in ("y", "yes")
@@ -105,15 +101,15 @@ class Command(Subcommand):
     def _break(self, info: LockInfo, reason: str) -> int:
         what = one_line(f"{info.name or info.key}")
         if break_lock(info, reason=reason):
-            self._say(f"Taken away: {what} from {one_line(info.holder or 'unknown')}.")
+            self.say(f"Broken: {what}, held by {one_line(info.holder or 'unknown')}.")
             return 0
-        self.stderr.write(f"The lock '{what}' has changed hands, or was given back; it was not broken.")
+        self.stderr.write(f"The lock '{what}' has changed hands or was released; it was not broken.")
         return FAILED
 
 
 def user() -> str:
-    """Of the operating system."""
+    """The name of the user of the operating system."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's, without a name
+    except (KeyError, OSError):  # a user without a name, as in containers
         return f"uid {os.getuid()}"
