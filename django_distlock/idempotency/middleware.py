@@ -58,13 +58,7 @@ class IdempotencyMiddleware:
         except BaseException:  # KeyboardInterrupt, SystemExit: no answer comes, so the renewal must end
             _leave(request)
             raise
-        if (attempt := _attempt_of(request)) is not None:
-            run(finish(attempt, response))
-        if _is_not_allowed(request, response):
-            response = run(outcome(request, bare=True)) or response
-        if getattr(request, "idempotency_key_issued", False):
-            responses.mark_as_private(response)
-        return response
+        return run(_after(request, response))
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         return await finish_despite_disconnect(self._answer(request), lambda: state_of(request).begun)
@@ -75,14 +69,7 @@ class IdempotencyMiddleware:
         except BaseException:
             _leave(request)
             raise
-        if (attempt := _attempt_of(request)) is not None:
-            await arun(finish(attempt, response))
-        if _is_not_allowed(request, response):
-            seen: HttpResponse | None = await arun(outcome(request, bare=True))
-            response = seen or response
-        if getattr(request, "idempotency_key_issued", False):
-            responses.mark_as_private(response)
-        return response
+        return await arun(_after(request, response))
 
     def process_template_response(self, request: HttpRequest, response: Any) -> Any:
         """Store the answer before it is rendered: the view has acted, and rendering may fail."""
@@ -133,6 +120,16 @@ def _before(request: HttpRequest, view: Any) -> Flow[HttpResponse | None]:
         state.answering = answer
         return None
     return (yield from blocking(answer))
+
+
+def _after(request: HttpRequest, response: HttpResponseBase) -> Flow[HttpResponseBase]:
+    if (attempt := _attempt_of(request)) is not None:
+        yield from finish(attempt, response)
+    if _is_not_allowed(request, response):
+        response = (yield from outcome(request, bare=True)) or response
+    if getattr(request, "idempotency_key_issued", False):
+        responses.mark_as_private(response)
+    return response
 
 
 def _is_not_allowed(request: HttpRequest, response: HttpResponseBase) -> bool:

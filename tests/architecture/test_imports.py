@@ -43,7 +43,6 @@ STILL_CIRCLES = {
     frozenset(circle.split())
     for circle in (
         "locks.base locks.decorators",
-        "backends.postgres.pooler backends.postgres.session",
         "backends.redlock.debts backends.redlock.inquiry backends.redlock.lanes backends.redlock.lines"
         " backends.redlock.nodes",
     )

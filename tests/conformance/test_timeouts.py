@@ -281,7 +281,7 @@ def test_r6_a_crowd_at_a_server_that_answers_is_busy_and_not_unavailable(
     crowded = face.actor()
     crowded.try_acquire(advisory_lock(name + "first", using=using)).release()
     eventually(lambda: noted(using, name), "the name is not written down, of which the server would tell")
-    session.turnstile.acquire(0)
+    session.mutex.acquire(0)
     try:
         for _ in range(2):
             waiting = crowded.start(advisory_lock(name + "other", using=using), "try_acquire", timeout=0.2)
@@ -292,6 +292,6 @@ def test_r6_a_crowd_at_a_server_that_answers_is_busy_and_not_unavailable(
         with pytest.raises(BackendUnavailable, match="did not answer within"):
             crowded.try_acquire(advisory_lock(name + "other", using=using), timeout=0.6)
     finally:
-        session.turnstile.release()
+        session.mutex.release()
     assert backend.sessions.all()
     lease.release()

@@ -14,16 +14,16 @@ from django_distlock.backends.mysql import backend as mysql
 from django_distlock.backends.redis import backend as redis
 from django_distlock.backends.redis import pool
 from django_distlock.backends.redis.commands import LATE
-from django_distlock.backends.sessions import acquire, session
-from django_distlock.backends.sessions import backend as sessionlocks
+from django_distlock.backends.sessions import backend as session_backend
 from django_distlock.backends.sessions import pool as sessions
+from django_distlock.backends.sessions import session
 from django_distlock.manager import keepalive
 from django_distlock.middleware import LockBusyMiddleware
 from django_distlock.operations import otel, recorder
 from tests.docs.pages import PAGES
 
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(conf.AliasConfig)}
-WAITS, LOCKS = acquire.WAIT_SESSIONS, sessions.LOCKS_PER_SESSION
+WAITS, LOCKS = session_backend.WAIT_SESSIONS, sessions.LOCKS_PER_SESSION
 CLAIMS = [
     ("quickstart", f"A caller waits for at most {DEFAULTS['timeout']:g} seconds"),
     ("quickstart", f"Any text of 1 to {keys.MAX_NAME_LENGTH} characters"),
@@ -32,7 +32,7 @@ CLAIMS = [
     ("backends/postgres", f"| `wait_sessions` | {WAITS} |"),
     ("backends/postgres", f"When it holds {LOCKS}, another is opened"),
     ("backends/postgres", f"closed after {sessions.IDLE:g} seconds"),
-    ("backends/postgres", f"try again every {sessionlocks.PAUSE * 1000:g} ms"),
+    ("backends/postgres", f"try again every {session_backend.PAUSE * 1000:g} ms"),
     ("backends/postgres", f"heartbeat after {session.HEARTBEAT:g} s of silence"),
     ("backends/postgres", f"heartbeat after {session.HEARTBEAT:g} s and {session.STATEMENT_LIMIT:g} s to answer"),
     ("backends/mysql", f"| `wait_sessions` | {WAITS} |"),
@@ -51,7 +51,7 @@ CLAIMS = [
     ("usage/waiting", f"for `ttl` seconds, {DEFAULTS['ttl']:g} by default"),
     ("usage/waiting", {3: "every third of that"}[keepalive.RENEWALS_PER_TTL]),
     ("usage/waiting", {10 * 366 * 86400.0: "more than ten years"}[validation.LONGEST]),
-    ("usage/waiting", {0.5: "grants the server half a second"}[acquire.LEAST_PATIENCE]),
+    ("usage/waiting", {0.5: "grants the server half a second"}[session_backend.LEAST_PATIENCE]),
     ("backends/redis", {1000: "a difference of up to a second is not told"}[LATE]),
     ("usage/decorators", f"`Retry-After` is {LockBusyMiddleware.retry_after:g} seconds"),
     ("operations", f"1 for up to {LOCKS} of them"),

@@ -201,13 +201,13 @@ def test_r7_a_loop_that_is_closed_in_the_middle_of_a_release(using: str, name: s
     loop = asyncio.new_event_loop()
     lease = loop.run_until_complete(advisory_lock(name, using=using).aacquire())
     session = lease._hold.grant.session
-    assert session.turnstile.try_acquire()  # somebody else is talking
+    assert session.mutex.try_acquire()  # somebody else is talking
     task = loop.create_task(lease.arelease())
     loop.run_until_complete(asyncio.sleep(0.01))
     task._log_destroy_pending = False
     loop.close()
     del task
-    session.turnstile.release()
+    session.mutex.release()
     gc.collect()
     eventually(lambda: not holders(using, name), "held by a task of a closed loop")
     with advisory_lock(name, using=using, timeout=5):

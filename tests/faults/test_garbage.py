@@ -152,12 +152,12 @@ def test_garbage_of_an_engine(using: str, name: str) -> None:
 
 
 def collect_in_a_statement(link: Any, using: str, name: str) -> None:
-    """In a child: collect it while this thread has the turnstile of the session that the lock lives on."""
+    """In a child: collect it while this thread has the mutex of the session that the lock lives on."""
     gc.disable()
     lock = advisory_lock(name, using=using)
     litter(lambda: inside(lock))
     session = registry.entry(using).backend.sessions._shared  # type: ignore[attr-defined]
-    spot = Collecting(session, "lock_now")
+    spot = Collecting(session, "lock_fast")
 
     def work() -> None:
         with advisory_lock(f"{name}-other", using=using, timeout=None):
@@ -172,7 +172,7 @@ def collect_in_a_statement(link: Any, using: str, name: str) -> None:
 
 @pytest.mark.parametrize("using", ["postgres", "mysql"])
 def test_garbage_in_the_midst_of_a_statement(using: str, name: str) -> None:
-    """The release waits for the turnstile that its own thread has; the session would be ended for it."""
+    """The release waits for the mutex that its own thread has; the session would be ended for it."""
     with Child(collect_in_a_statement, using, name) as child:
         assert child.hear(timeout=20) == [1, False, None]
 

@@ -67,14 +67,14 @@ def test_r7_a_wait_that_is_cancelled_before_it_has_its_session_gives_that_back(u
     backend: Any = registry.entry(using).backend
     session = run(backend.sessions.lend(monotonic() + 5))
     backend.sessions.give_back(session)
-    assert session.turnstile.try_acquire()
+    assert session.mutex.try_acquire()
     claim = Claim(key=derive_key("", using, name))
     flow = backend._wait(claim, monotonic() + 5, monotonic() + 5)
     assert next(flow).method.__name__ == "acquire"
     with pytest.raises(asyncio.CancelledError):
         flow.throw(asyncio.CancelledError())
-    assert not session.turnstile.try_acquire(), "it has not been ours"
-    session.turnstile.release()
+    assert not session.mutex.try_acquire(), "it has not been ours"
+    session.mutex.release()
     assert not backend.sessions._lent
     assert run(backend.sessions.lend(monotonic() + 5)) is session
     backend.sessions.give_back(session)

@@ -75,7 +75,7 @@ def test_r18_in_a_partition_the_holder_knows_before_the_next_grant(name: str, pr
     ears = Ears(lease)
     with Child(get, name) as rival:
         assert rival.hear() == "asking"
-        eventually(lambda: len(nodes(server, name)) == 2, "nobody waits")
+        eventually(lambda: len(nodes(server, name)) == 2, "no waiter")
         cut = time.monotonic()
         proxy.blackhole()
         thread, last = watch_over(lease)
@@ -102,7 +102,7 @@ def test_a_connection_that_comes_back_brings_the_lock_back(name: str, settings: 
         eventually(lambda: session.state == "connected" and not session.in_doubt(), "it does not connect again")
         proxy.blackhole()
         proxy.drop_clients()
-        eventually(lambda: not lease.held, "nobody doubts it")
+        eventually(lambda: not lease.held, "it is not doubted")
         with pytest.raises(LockLost, match="ZooKeeper does not answer"):
             lease.ensure_held()
         assert not lease.lost
@@ -126,14 +126,14 @@ def test_r17_a_session_that_was_ended_is_told(name: str, server: Any) -> None:
     for ears, lease in zip(heard, leases, strict=True):
         within(ears.told(ended), 1)
         assert lease.lost
-    # and the next acquire has a session of its own
+    # and the next acquire has another session
     with advisory_lock(f"{name}0", using=USING) as lease:
         assert lease.held
         assert session_of(lease) is not session_of(leases[0])
 
 
 def pause(link: Any, name: str) -> None:
-    """Take the lock; once told, say what a first look says."""
+    """Take the lock; when the parent asks, send what a first look shows."""
     lease = advisory_lock(name, using=USING).acquire()
     link.say("held")
     link.hear()
@@ -161,7 +161,7 @@ def test_i8_a_killed_holder_is_followed_within_the_session_timeout_and_a_second(
         assert holder.hear() == "held"  # before the other one begins to ask
         with Child(get, name) as waiter:
             assert waiter.hear() == "asking"
-            eventually(lambda: len(nodes(server, name)) == 2, "nobody waits")
+            eventually(lambda: len(nodes(server, name)) == 2, "no waiter")
             waiter.kill()
             holder.kill()
             killed = time.monotonic()
@@ -194,7 +194,7 @@ def test_r7_the_lost_reply_of_a_create_leaves_one_node_or_none(name: str, proxy:
     lock = advisory_lock(name, using=USING)
     if cut:
         lease = lock.acquire(timeout=5)
-        assert len(nodes(server, name)) == 1, "kazoo's own would wait behind a node of its own"
+        assert len(nodes(server, name)) == 1, "a second node: kazoo's lock would wait behind its first one"
         assert lease.fence == server.exists(session_of(lease).path + "/" + path(server, name)).czxid
         lease.release()
     else:
@@ -202,7 +202,7 @@ def test_r7_the_lost_reply_of_a_create_leaves_one_node_or_none(name: str, proxy:
             lock.acquire(timeout=0.2)
         assert len(nodes(server, name)) == 1
         proxy.cut()
-    eventually(lambda: nodes(server, name) == [], "a node of nobody's stays behind", patience=SESSION)
+    eventually(lambda: nodes(server, name) == [], "a node stays behind", patience=SESSION)
 
 
 def path(server: Any, name: str) -> str:

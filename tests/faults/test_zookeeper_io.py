@@ -34,7 +34,7 @@ def server() -> Iterator[Any]:
 
 def test_many_who_leave_while_there_is_no_connection(name: str, settings: Any, server: Any) -> None:
     """What they leave undone is done on the new connection, by the very thread that has to send it: with a byte in its
-    pipe for each it waited for ever for somebody to read them."""
+    socket pair for each it waited for ever for itself to read them."""
     count = 500
     with Proxy(*address()) as proxy:
         behind(settings, proxy, session_timeout=10)
@@ -110,7 +110,7 @@ def test_r23_a_lock_that_was_broken_keeps_no_session(name: str) -> None:
     backend = registry.entry(USING).backend
     (info,) = [info for info in backend.inspect() if info.fence == lease.fence]
     assert backend.break_lock(info)
-    eventually(lambda: lease.lost, "it is not told")
+    eventually(lambda: lease.lost, "it is not lost")
     backend.tick(monotonic() + 5.1)
     assert backend._session is None
 
@@ -151,7 +151,7 @@ def test_r7_an_interrupt_when_the_creation_was_just_sent(name: str, server: Any)
     with pytest.raises(KeyboardInterrupt):
         lock.acquire()
     del client.create_contender
-    eventually(lambda: nodes(server, name) == [], "a node of nobody's stays behind", patience=1)
+    eventually(lambda: nodes(server, name) == [], "a node stays behind", patience=1)
 
 
 def test_r6_a_turn_that_comes_at_the_deadline_is_no_failure(name: str, settings: Any, server: Any) -> None:
@@ -173,7 +173,7 @@ def test_r6_a_turn_that_comes_at_the_deadline_is_no_failure(name: str, settings:
         thread = threading.Thread(target=wait)
         thread.start()
         watches = registry.entry(USING).backend._session.client.kazoo._data_watchers
-        eventually(lambda: any(path in each for each in watches), "nobody waits")
+        eventually(lambda: any(path in each for each in watches), "no waiter")
         proxy.swallow(1)
         server.delete(path)
         thread.join()
@@ -183,7 +183,7 @@ def test_r6_a_turn_that_comes_at_the_deadline_is_no_failure(name: str, settings:
 
 
 def test_a_semaphores_waiter_under_whom_everything_is_deleted(name: str, server: Any) -> None:
-    """Just before it looks: then it queues anew, and there is nothing that failed."""
+    """Just before it looks: then it queues again, and there is no error."""
     site_key.load()
     backend: Any = registry.entry(USING).backend
     key = registry.entry(USING).key(name)

@@ -96,7 +96,7 @@ def sender(site: Stage, key: str) -> Sender:
 
 @pytest.fixture
 def user(site: Stage, key: str) -> Iterator[Sender]:
-    """A sender who is logged in: somebody has checked who he is."""
+    """A sender that is logged in: an authenticated principal."""
     from django.contrib.auth.models import User  # real servers take settings from this file
 
     somebody = User.objects.create(username=f"user-{key[:8]}")

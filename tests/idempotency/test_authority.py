@@ -321,7 +321,7 @@ def test_a_user_who_was_deactivated_gets_no_stored_answer(site: Stage, carol: An
     first = basic(shape)
     assert (first.status_code, first.json()) == (201, {"secret": "of carol"})
     again = basic(shape)
-    if shape == "basic":  # nothing has checked it: it is told that it was done, and no more
+    if shape == "basic":  # nothing has checked it: it learns that the request was done, and nothing else
         assert (again.status_code, again.json()["code"]) == (409, "already_completed")
     else:  # the framework has, right now
         assert (again.status_code, again["Idempotency-Replayed"]) == (201, "true")

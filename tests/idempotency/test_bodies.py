@@ -183,7 +183,7 @@ def test_the_view_reads_its_body_as_it_came(site: Stage, key: str, settings: Any
 
 @pytest.mark.parametrize("shape", ["exempt", "async"])
 def test_the_view_parses_the_form_itself(site: Stage, key: str, shape: str) -> None:
-    """With upload handlers of its own, which it may choose only before anything has been parsed."""
+    """With its upload handlers, which it may set only before the body is parsed."""
     got: list[Any] = []
 
     def during(request: Any) -> None:

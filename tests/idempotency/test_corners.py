@@ -1,4 +1,4 @@
-"""Corners in which a request would be lost, run twice, or answered with what is not true."""
+"""Corner cases in which a request would be lost, run twice, or get a wrong answer."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_task_that_is_cancelled_without_the_middleware_goes_on(site: Stage, ke
 
 
 def test_a_client_that_goes_during_the_claim(site: Stage, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Naive code leaves a claim that nobody works on."""
+    """Naive code leaves a claim whose view does not run."""
     claiming, go_on = threading.Event(), threading.Event()
     plain = DatabaseStorage.claim
 

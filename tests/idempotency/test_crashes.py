@@ -73,7 +73,7 @@ def rows_of(alias: str) -> list[Any]:
 
 @pytest.mark.parametrize("shape", ["plain", "hold", "decorated"])
 def test_what_may_have_been_done_is_not_done_again(site: Stage, sender: Sender, shape: str) -> None:
-    """Nobody has said that the view may run twice. Naive code runs it when the lease is over."""
+    """No option says that the view may run twice. Naive code runs it when the claim has expired."""
     die(site, sender, shape)
     expire(site.alias)
     for _ in range(2):

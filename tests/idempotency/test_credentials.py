@@ -1,4 +1,4 @@
-"""A credential that nobody has checked is worth what the view makes of it: anybody can send one that he made up."""
+"""Unchecked credentials: any client can invent one, and only the view can check it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def checks_by_hand(request: Any) -> HttpResponse:
 @SHAPES
 @pytest.mark.parametrize("status", [400, 404, 405, 415, 422])
 def test_refusals_of_a_made_up_token_fill_no_table(site: Stage, shape: str, status: int) -> None:
-    """Views refuse a method, a type or a body before they look who asks. Naive code keeps each of these for a day."""
+    """Views refuse a method, a type or a body before they authenticate. Naive code stores each refusal for a day."""
     site.answer = lambda request: HttpResponse("no" * 1000, status=status)
     for number in range(3):
         assert Sender(f"key{number}", who=f"invented{number}").post(shape).status_code == status
@@ -54,7 +54,7 @@ def test_a_token_that_is_refused_leaves_nothing(site: Stage, shape: str, status:
 
 @SHAPES
 def test_a_view_that_checks_tokens_by_hand(site: Stage, shape: str) -> None:
-    """What it does is done once, as before; who is refused may try again, and gets nobody else's answer."""
+    """A success acts once, as before; a refused client may try again, and gets no other client's answer."""
     site.answer = checks_by_hand
     good = Sender("key", who=GOOD)
     assert [Sender("key", who="invented").post(shape).status_code for _ in range(2)] == [401, 401]
@@ -78,7 +78,7 @@ def test_a_view_can_vouch_for_its_refusal(site: Stage, shape: str) -> None:
 
 @SHAPES
 def test_credentials_may_count_for_nothing(site: Stage, settings: Any, shape: str) -> None:
-    """For a site with views that anybody may use: only who was authenticated before the view has keys in the header."""
+    """For a site with public views: only clients that were authenticated before the view have keys in the header."""
     settings.DISTLOCK_IDEMPOTENCY = {**settings.DISTLOCK_IDEMPOTENCY, "CREDENTIALS": False}
     for _ in range(2):
         assert Sender("key", who="invented").post(shape).status_code == 201
@@ -106,13 +106,13 @@ class Tokens(BaseAuthentication):
 
 
 class Odd:
-    """Somebody who is in no table."""
+    """A user that is in no table."""
 
     is_authenticated = True
 
 
 class Device(Odd):
-    """Somebody who is in another table."""
+    """A user of another table."""
 
     def __init__(self, pk: int) -> None:
         self.pk = pk
@@ -149,7 +149,7 @@ def post(shape: str, who: str, status: int = 201, key: str = "key") -> Any:
     )
 
 
-# Without the mixin nobody tells that a credential without a user was accepted.
+# Without the mixin nothing shows that a credential without a user was accepted.
 @pytest.mark.parametrize(("shape", "who"), [("bare", "user1"), ("mixed", "user1"), ("mixed", "service")])
 def test_refusals_of_who_was_authenticated_are_kept(api: Stage, shape: str, who: str) -> None:
     assert [post(shape, who, 422).status_code for _ in range(2)] == [422, 422]

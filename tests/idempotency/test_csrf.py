@@ -1,4 +1,4 @@
-"""The page that keeps a form whose visitor has logged in meanwhile; and to whom it must not appear."""
+"""The page that keeps a form whose visitor has logged in since, and the requests to which it must not be shown."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_it_is_not_saved_twice(person: Person, site: Stage) -> None:
 
 def test_a_cookie_that_is_gone(person: Person, site: Stage, settings: Any) -> None:
     if settings.CSRF_USE_SESSIONS:
-        return  # the session is gone with it, and nothing says who asks
+        return  # the session is gone with it, so the principal is unknown
     person.log_in()
     fields = person.open() | {"note": "what I typed"}
     del person.client.cookies["csrftoken"]
@@ -137,7 +137,7 @@ def test_another_site_sees_djangos_page(person: Person, site: Stage, settings: A
 
 @pytest.mark.parametrize("whose", ["another browser", "another user", "another page", "nobody", "none", "two"])
 def test_a_key_that_is_not_the_visitors_own(person: Person, site: Stage, whose: str) -> None:
-    """A form that somebody has smuggled into a page of this site has a key of theirs."""
+    """A form that an attacker has put into a page of this site has the attacker's key."""
     if whose == "another user":
         person.log_in("miller")
     fields: dict[str, Any] = person.open("/named/a/" if whose == "another page" else "/form/") | {"note": "not mine"}

@@ -153,7 +153,7 @@ def test_without_a_key(api: Stage, shape: str) -> None:
 @pytest.mark.usefixtures("atomic_requests")
 @pytest.mark.parametrize("shape", ["orders", "set"])
 def test_under_atomic_requests_a_copy_is_answered_at_once(api: Stage, key: str, shape: str) -> None:
-    """The claim is in the request's transaction: who only looks at the row would wait for the commit."""
+    """The claim is in the request's transaction: reading the row would wait for the commit."""
     answers: list[int] = []
 
     def copy() -> None:
@@ -177,7 +177,7 @@ def test_under_atomic_requests_a_copy_is_answered_at_once(api: Stage, key: str, 
 
 
 def test_a_thread_that_is_told_to_end_leaves_nothing_to_renew(api: Stage, key: str, settings: Any) -> None:
-    """Without the middleware nobody above the mixin would."""
+    """Without the middleware the mixin must do it."""
     settings.MIDDLEWARE = MIDDLEWARE[:-1]
 
     def end(request: Any) -> None:

@@ -1,4 +1,4 @@
-"""What is stored can be encrypted, and what cannot be read any more never runs a second time."""
+"""Stored answers can be encrypted, and a request whose answer cannot be decrypted never runs a second time."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_phases_whose_key_is_retired_are_not_forgotten(
 
 
 def test_what_stands_in_another_row_cannot_be_read(site: Stage, sender: Sender, encrypted: None) -> None:
-    """Who can write to the table cannot have one client's answer given to another."""
+    """Write access to the table does not let an attacker give one client's answer to another."""
     site.answer = private
     sender.post()
     site.answer = lambda request: HttpResponse("harmless", status=201)

@@ -93,7 +93,7 @@ def test_a_deeply_nested_body_has_a_fingerprint() -> None:
 
 
 def test_no_bytes_are_taken_for_json_that_was_written_anew() -> None:
-    """Python's parser takes NaN, by which a number of JSON is told from a string."""
+    """Python's parser takes NaN, which distinguishes a number of JSON from a string."""
     assert decisions.json_body(b"[1.5]") != decisions.json_body(b'[[NaN,"1.5"]]')
 
 

@@ -1,4 +1,4 @@
-"""Forms: keys from the template tag, pages for people, and what happens when somebody goes back."""
+"""Forms: keys from the template tag, pages for people, and what happens after the back button."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_a_message_that_waits_is_not_doubled(site: Stage, browser: Browser) -> N
 
 @pytest.mark.parametrize("shape", ["form", "cached", "cached_lazily"])
 def test_a_page_with_a_key_is_for_one_person_and_once(site: Stage, browser: Browser, shape: str) -> None:
-    """Naive code behind cache_page gives one key to everybody."""
+    """Naive code behind cache_page gives one key to all visitors."""
     first = browser.client.get(f"/{shape}/")
     second = browser.client.get(f"/{shape}/")
     assert "Cookie" in first["Vary"]
@@ -247,7 +247,7 @@ def test_a_server_error_lets_the_form_be_sent_again(site: Stage, browser: Browse
 
 
 def test_the_key_of_the_form_counts_before_the_header(site: Stage, browser: Browser) -> None:
-    """Firefox can add a header of its own, a new one for each press of the button."""
+    """Firefox can add its own header, with a new key for each press of the button."""
     fields = browser.open()
     for number in range(2):
         browser.send(fields, headers={"Idempotency-Key": f'"{number}"'})

@@ -31,7 +31,7 @@ def languages(site: Stage, settings: Any) -> Iterator[Stage]:
 
 
 def test_a_form_is_saved_once_whatever_the_browser_prefers_by_now(languages: Stage) -> None:
-    """The address says the language, not the cookie or the header: who has changed it sends the same form."""
+    """The address sets the language, not the cookie or the header: a visitor that changes those sends the same form."""
     languages.answer = redirect
     browser = Browser()
     fields = browser.open("en/form")

@@ -26,7 +26,7 @@ SHAPES = pytest.mark.parametrize("shape", ["plain", "atomic", "async"])
 
 @pytest.fixture(autouse=True)
 def other_vendor(site: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever asks for its name does not know it."""
+    """Give the database a vendor that no code knows."""
     monkeypatch.setattr(type(connections[site.alias]), "vendor", "unheard_of")
 
 

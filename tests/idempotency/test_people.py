@@ -1,4 +1,4 @@
-"""What people are told while the first request is at work, or has died."""
+"""The pages for people while the first request runs, or after it has died."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_changed_data_while_the_first_is_saved(site: Stage, settings: Any, shape
     fields = browser.open(shape)
     with Pressed(site, browser, fields | {"name": "a"}, shape):
         changed = Twin(browser).send(fields | {"name": "b"}, shape)
-    if shape == "atomic_form":  # the server cannot know yet: the page that goes on by itself tells it
+    if shape == "atomic_form":  # the server cannot know yet: the page that reloads will show it
         url = changed["Refresh"].partition("url=")[2]
         changed = Twin(browser).client.get(url)
     html = changed.content.decode()
@@ -67,7 +67,7 @@ def test_changed_data_while_the_first_is_saved(site: Stage, settings: Any, shape
 
 
 def test_the_waiting_page_of_a_request_that_died(site: Stage) -> None:
-    """Naive code says that it was not saved, which nobody knows."""
+    """Naive code says that it was not saved, although that is unknown."""
     site.answer = redirect
     browser = Browser()
     fields = browser.open()
@@ -115,7 +115,7 @@ class Abroad(Browser):
 
 
 def test_the_waiting_page_leads_to_no_other_site(site: Stage) -> None:
-    """Two slashes are another host, for a browser that is told to load that address."""
+    """Two slashes name another host for a browser that loads the address."""
     site.answer = redirect
     first, second = Abroad(), Abroad()
     page = first.client.get("/", PATH_INFO="//evil.example/form/").content.decode()

@@ -46,7 +46,7 @@ def in_transactions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 
 def test_naive_code_acts_several_times(site: Stage, key: str) -> None:
-    """Look, then act: what the peers do. Everybody looks before the first one has acted."""
+    """Read, then act, as other packages do: all requests read before the first one has acted."""
     seen: dict[str, bool] = {}
     barrier = threading.Barrier(CROWD)
 
@@ -188,7 +188,7 @@ def test_one_with_other_data_is_a_mismatch_at_once(site: Stage, sender: Sender, 
 
 @servers
 def test_a_duplicate_that_looks_very_often(site: Stage, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody waits for minutes. Naive code goes one step deeper at each look, until there are no more."""
+    """A request waits for minutes. Naive code recurses once for each read, until the stack is full."""
     looks: list[int] = []
     enough = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Claims whose renewal meets a server, or a connection, that does not answer any more."""
+"""Claims whose renewal meets a server, or a connection, that no longer answers."""
 
 from __future__ import annotations
 

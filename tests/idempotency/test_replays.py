@@ -1,4 +1,4 @@
-"""What a replay says beside its body: policies of the view, encoding, language; and what is said instead of it."""
+"""Replays beside the body: the policies of the view, encoding, language; and the answers that replace a replay."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_a_database_that_is_down(
 
 
 def test_a_user_who_cannot_be_looked_up(site: Stage, sender: Sender, settings: Any) -> None:
-    """His session is in the database that is down."""
+    """The session is in the database that is down."""
     settings.MIDDLEWARE = [*MIDDLEWARE[:-1], f"{__name__}.unknown", MIDDLEWARE[-1]]
     response = sender.post()
     assert (response.status_code, response.json()["code"]) == (503, "store_unavailable")

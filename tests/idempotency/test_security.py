@@ -1,4 +1,4 @@
-"""Who may not: another user's key, no CSRF token, nobody at all, invented keys, keys and bodies that are too large."""
+"""Refusals: another user's key, no CSRF token, unknown clients, invented keys, keys and bodies that are too large."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_broken_multipart_body_is_no_server_error(site: Stage, sender: Sender,
 
 
 def test_multipart_without_csrf_is_left_to_the_view(site: Stage, sender: Sender) -> None:
-    """Nobody has parsed it: the view may choose its upload handlers."""
+    """It is not parsed yet: the view may choose its upload handlers."""
     site.during = lambda request: setattr(request, "upload_handlers", [])
     response = sender.client.post("/exempt_of_csrf/", {"a": "b"}, headers={"Idempotency-Key": sender.key or ""})
     assert response.status_code == 201
@@ -195,7 +195,7 @@ def test_multipart_without_csrf_is_left_to_the_view(site: Stage, sender: Sender)
 
 @pytest.mark.parametrize("shape", ["exempt", "login"])
 def test_views_that_are_left_alone(site: Stage, sender: Sender, shape: str) -> None:
-    """A view that logs somebody in answers for one person and one moment."""
+    """The answer of a log-in view is for one person at one moment."""
     for _ in range(2):
         sender.post(shape)
     assert site.effects == 2

@@ -119,7 +119,7 @@ def test_fifty_at_one_barrier_without_keys_act_fifty_times(server: Server, alias
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("shape", ["atomic-in", "atomic-out"])
 def test_a_worker_that_is_killed_exactly_once(server: Server, alias: str, shape: str, point: str) -> None:
-    """Whatever the moment: the retry gets the right answer, and the effect is there once."""
+    """At every point of the kill the retry gets the right answer, and the effect is there once."""
     for _ in range(ROUNDS):
         name = uuid.uuid4().hex
         assert post(server.port, shape, name, **{"X-Die": point}) is None

@@ -38,7 +38,7 @@ def strict(databases: None, tables: None) -> Iterator[None]:
 
 
 def elsewhere(work: Callable[[DatabaseStorage], object]) -> None:
-    """Do it on a connection of its own, and commit."""
+    """Run it on another connection, and commit."""
     other = connections[DB].copy()
 
     class Elsewhere(DatabaseStorage):
@@ -91,7 +91,7 @@ WRITES: dict[str, Callable[[Claim], object]] = {
 
 @pytest.mark.parametrize("what", WRITES)
 def test_a_key_that_was_renewed_after_the_snapshot(key: str, what: str) -> None:
-    """The view's transaction has read, and goes on."""
+    """The view's transaction has read, and continues."""
     claim = claim_of(key)
     STORAGE.claim(claim)
     with transaction.atomic(DB):

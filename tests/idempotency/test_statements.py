@@ -46,7 +46,7 @@ def test_a_first_post_in_the_exactly_once_mode(
     Sender("warm").post("atomic")
     with CaptureQueriesContext(connections[site.alias]) as queries:
         assert Sender("first").post("atomic").status_code == 201
-    assert len(ours(queries)) == 2, ours(queries)  # claim and answer; on MariaDB the lock has a session of its own
+    assert len(ours(queries)) == 2, ours(queries)  # claim and answer; on MariaDB the lock has another session
 
 
 @pytest.mark.parametrize("alias", ["postgres", "mariadb"])

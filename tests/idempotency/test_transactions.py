@@ -81,8 +81,8 @@ def _same_request(response: Any) -> Any:
 
 @every_database
 def test_a_savepoint_around_the_claim(site: Stage, sender: Sender, key: str) -> None:
-    """The claim is made inside somebody's atomic block: a conflict must not break that transaction (PostgreSQL), nor
-    may the view's rollback of its own savepoint free the key."""
+    """The claim is made inside an atomic block of the caller: a conflict must not break that transaction (PostgreSQL),
+    nor may the view's rollback of its savepoint free the key."""
 
     def roll_back_inside(request: Any) -> None:
         with transaction.atomic(site.alias):
@@ -162,7 +162,7 @@ def test_two_copies_that_are_answered_at_the_same_time(site: Stage, sender: Send
 
 @pytest.mark.parametrize("alias", ["postgres", "mariadb"])
 def test_a_copy_that_comes_while_an_old_key_is_used_anew(site: Stage, sender: Sender) -> None:
-    """Its lifetime is over, and somebody has it: what it was answered then is not the answer now."""
+    """It has expired, and another request has the key: the old answer is not the answer now."""
     sender.post("atomic")
     expire(site.alias)
     with Running(site, sender.key or "", "atomic"):

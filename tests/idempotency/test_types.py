@@ -14,7 +14,7 @@ from tests.docs.pages import blocks
 VERSION = "1.1.414"
 PYRIGHT = Path(sys.prefix) / "pyright" / "node_modules" / "pyright" / "index.js"
 CHECKERS = {
-    # a configuration of its own: ours has a plugin for the whole project
+    # a separate configuration: that of the project has a plugin
     "mypy": [sys.executable, "-m", "mypy", "--strict", "--config-file", "mypy.ini", "--cache-dir", "cache"],
     "pyright": ["node", str(PYRIGHT), "--pythonpath", sys.executable],
 }

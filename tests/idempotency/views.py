@@ -79,7 +79,7 @@ async def aact(request: HttpRequest, **kwargs: Any) -> Any:
 
 
 def copy_of(view: Any) -> Any:
-    """A view of its own: a decorator marks the function that it wraps."""
+    """A copy of the view: a decorator marks the function that it wraps."""
 
     def view_of_its_own(request: HttpRequest, **kwargs: Any) -> Any:
         return view(request, **kwargs)

@@ -14,7 +14,7 @@ from django.db import connections
 from django.test import override_settings
 
 from django_distlock import UnsupportedOperation, advisory_lock, break_lock, held_locks
-from django_distlock.backends.postgres.select import statement
+from django_distlock.backends.postgres.introspection import listing
 from django_distlock.backends.query import LockQuery
 from django_distlock.backends.text import printable
 from django_distlock.operations.lookup import find_locks
@@ -123,7 +123,7 @@ def test_the_server_stops_when_nobody_waits_any_more() -> None:
         connection.execute("SET statement_timeout = 8000")
         began = time.monotonic()
         with pytest.raises(psycopg.errors.QueryCanceled):
-            connection.execute(statement(LockQuery()))
+            connection.execute(listing(LockQuery()))
         within(time.monotonic() - began, 4.0, what="a statement that hangs")
     finally:
         blocker.close()

@@ -2,7 +2,7 @@
 https://mariadb.com/kb/en/get_lock/) on dedicated sessions.
 
 Its locks belong to the server, not to a database, and survive a rollback; so names are hashed with the site key, and a
-lock taken inside a transaction is given back after it.
+lock taken inside a transaction is released after it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from django_distlock.backends.sessions.backend import SessionLockBackend
-from django_distlock.backends.sessions.session import STATEMENT_LIMIT, ServerError, SessionDead
+from django_distlock.backends.sessions.session import STATEMENT_LIMIT, ServerError, SessionDead, unavailable
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Flow, Step, run
+from django_distlock.concurrency.flow import Flow, run
 from django_distlock.exceptions import UnsupportedOperation
 
-from . import doctor, relations
-from .introspection import (
-    COMPARE_AND,
-    KILL_IF,
-    NO_SUCH_CONNECTION,
-    NOT_ALLOWED,
-    NOT_OURS,
-    NOT_TO_BE_SEEN,
-    NOTED,
-    MySQLNotes,
-    infos,
-    listing,
-    ours,
-)
+from . import doctor, introspection
 
 try:
     from .session import MySQLSession, open_session
@@ -52,9 +39,9 @@ KNOWN_NAMES = 4096
 
 class NamedLockBackend(SessionLockBackend[MySQLSession]):
     """OPTIONS: ``database`` (the alias whose server is used), ``session_database`` (another alias for the dedicated
-    sessions, for a direct way around a proxy), ``wait_sessions`` (default 8)."""
+    sessions, which connects directly where the first goes through a proxy), ``wait_sessions`` (default 8)."""
 
-    notes_sql = MySQLNotes()
+    notes_sql = introspection.MySQLNotes()
 
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         super().__init__(alias, options)
@@ -70,7 +57,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         try:
             return (yield from open_session(self.alias, connection.get_connection_params(), waits, until))
         except SessionDead as error:
-            raise self._unavailable(error) from (error.__cause__ or error)
+            raise unavailable(self.alias, error) from (error.__cause__ or error)
 
     def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
         self._remember(claim)
@@ -81,7 +68,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         return super()._acquire(claim, wait)
 
     def _remember(self, claim: Claim) -> None:
-        """Without the right to list locks, an operator sees those of the names that this process knows."""
+        """Without the privilege to list locks, an operator sees those whose names this process knows."""
         if claim.key.text not in self._known:
             if len(self._known) >= KNOWN_NAMES:
                 self._known.clear()
@@ -90,7 +77,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
     # for operators
 
     def inspect(self) -> Iterable[LockInfo]:
-        found = infos(self.alias, _texts(run(self._aside(self._listed))))
+        found = introspection.infos(self.alias, _texts(run(self._aside(self._listed))))
         return [info if info.name is not None else replace(info, name=self._known.get(info.key)) for info in found]
 
     def diagnose(self) -> Iterable[Finding]:
@@ -98,74 +85,72 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
 
     def _listed(self, session: MySQLSession) -> Flow[list[Any]]:
         until = monotonic() + STATEMENT_LIMIT
-        for named in (True, False):  # the names' table is perhaps not there yet, or not for us, or not now
+        for named in (True, False):  # the names' table may not be there yet, or not be readable
             try:
-                rows: list[Any] = yield Step(session.query, session.aquery, (listing(session.mariadb, named), until))
+                rows: list[Any] = yield from session.query(introspection.listing(session.mariadb, named), until)
             except ServerError as error:
-                if not named and error.code not in NOT_TO_BE_SEEN:
-                    raise self._unavailable(error) from error
+                if not named and error.code not in introspection.NOT_TO_BE_SEEN:
+                    raise unavailable(self.alias, error) from error
                 continue
             if rows or session.mariadb:
                 return rows
-            break  # MySQL's table is there and empty, too, where the server was told not to fill it
+            break  # MySQL's table is also empty if the server was told not to fill it
         return (yield from self._asked_by_name(session, until))
 
     def _asked_by_name(self, session: MySQLSession, until: float) -> Flow[list[Any]]:
-        """Without a list of locks the server still says who holds one: of the names that are noted, and those that
-        this process knows."""
+        """Without a list of locks the server still names the holder of one: ask for the noted names, and for those
+        that this process knows."""
         noted: list[Any] = []
         with contextlib.suppress(ServerError):
-            noted = yield Step(session.query, session.aquery, (NOTED, until))
+            noted = yield from session.query(introspection.NOTED, until)
         names = sorted(self._known.keys() - {_text(row[0]) for row in noted})
         if not names:
             return noted
         columns = ", ".join(f"IS_USED_LOCK('{name}')" for name in names)
-        used = yield Step(session.query, session.aquery, (f"SELECT {columns}".encode(), until))
+        used = yield from session.query(f"SELECT {columns}".encode(), until)
         found = zip(names, used[0], strict=True)
         return [*noted, *((name, None, connection) for name, connection in found if connection is not None)]
 
     def blocking(self) -> Iterable[LockInfo]:
-        return relations.blocking(self.alias, run(self._aside(self._blocking)))
+        return introspection.blocking(self.alias, run(self._aside(self._blocking)))
 
     def _blocking(self, session: MySQLSession) -> Flow[list[list[str]]]:
         until = monotonic() + STATEMENT_LIMIT
-        rows = yield from self._rows(session, relations.PERFORMANCE_SCHEMA, until)
+        rows = yield from self._rows(session, introspection.PERFORMANCE_SCHEMA, until)
         if not rows and session.mariadb:
-            rows = yield from self._rows(session, relations.PLUGIN, until)
-        last = relations.INNODB if session.mariadb else relations.DATA_LOCKS
+            rows = yield from self._rows(session, introspection.PLUGIN, until)
+        last = introspection.INNODB if session.mariadb else introspection.DATA_LOCKS
         return rows + (yield from self._rows(session, last, until))
 
     def _rows(self, session: MySQLSession, sql: bytes, until: float) -> Flow[list[list[str]]]:
-        """Nothing where the server has no such table, or no privilege for us."""
+        """No rows if the server has no such table, or refuses us the privilege."""
         try:
-            rows = yield Step(session.query, session.aquery, (sql, until))
+            rows = yield from session.query(sql, until)
         except ServerError:
             return []
         return [["" if value is None else value for value in row] for row in _texts(rows)]
 
     def break_lock(self, info: LockInfo) -> bool:
-        found = ours(info)
+        found = introspection.ours(info)
         return found is not None and run(self._aside(lambda session: self._break(session, *found)))
 
     def _break(self, session: MySQLSession, connection: int, holds: str, noted: str) -> Flow[bool]:
-        """In one statement; MySQL looks at the note of the hold in one before, since KILL may read no table there."""
+        """End the connection in one statement. MySQL checks the note of the hold in a statement before, since its KILL
+        may read no table."""
         until = monotonic() + STATEMENT_LIMIT
         try:
             if session.mariadb:
-                sql = COMPARE_AND.format(ours=holds + noted, then=f"KILL CONNECTION {connection}")
+                sql = introspection.COMPARE_AND.format(ours=holds + noted, then=f"KILL CONNECTION {connection}")
             else:
-                sql = KILL_IF.format(ours=holds, connection=connection)
-                if (
-                    noted
-                    and (yield Step(session.execute, session.aexecute, (f"SELECT {holds}{noted}".encode(), until))) != 1
-                ):
+                sql = introspection.KILL_IF.format(ours=holds, connection=connection)
+                if noted and (yield from session.execute(f"SELECT {holds}{noted}".encode(), until)) != 1:
                     return False
-            yield Step(session.query, session.aquery, (sql.encode(), until))
+            yield from session.query(sql.encode(), until)
         except ServerError as error:
-            if error.code in (NOT_OURS, NO_SUCH_CONNECTION):
+            if error.code in (introspection.NOT_OURS, introspection.NO_SUCH_CONNECTION):
                 return False
-            if error.code not in NOT_ALLOWED:
-                raise self._unavailable(error) from error
+            if error.code not in introspection.NOT_ALLOWED:
+                raise unavailable(self.alias, error) from error
             raise UnsupportedOperation(
                 f"The user of alias {self.alias!r} may not end this connection: it belongs to another user. Grant it "
                 "CONNECTION_ADMIN (MySQL), CONNECTION ADMIN (MariaDB 10.5.2) or SUPER."

@@ -1,4 +1,4 @@
-"""What `distlock doctor` asks a MySQL or MariaDB server."""
+"""The questions of `distlock doctor` to a MySQL or MariaDB server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FACTS = b"SELECT VERSION(), @@max_connections, @@global.read_only, @@global.wait_timeout"
 USED = b"SHOW GLOBAL STATUS LIKE 'Threads_connected'"
 GRANTS = b"SHOW GRANTS"
-# MySQL only; a single primary shows up as one member, too
+# MySQL only; a single primary is listed as one member
 GROUP = b"SELECT COUNT(*) FROM performance_schema.replication_group_members WHERE MEMBER_STATE = 'ONLINE'"
 USER_LOCKS_MARIADB = b"SELECT COUNT(*) FROM information_schema.METADATA_LOCK_INFO WHERE LOCK_TYPE = 'User lock'"
 USER_LOCKS_MYSQL = (
@@ -53,7 +53,7 @@ def findings(ask: Ask, wait_sessions: int) -> Iterator[Finding]:
 
 
 def of_role(read_only: object, members: list[Any]) -> Iterator[Finding]:
-    """Is it the server whose named locks everybody takes?"""
+    """Findings about a replica, or a member of a group: its named locks are not those of the other servers."""
     if _text(read_only).upper() not in WRITABLE:
         yield Finding(
             "warning",
@@ -69,7 +69,7 @@ def of_role(read_only: object, members: list[Any]) -> Iterator[Finding]:
 
 
 def of_listing(mariadb: bool, shown: list[Any], grants: list[Any]) -> Iterator[Finding]:
-    """What `held_locks` may see."""
+    """Findings about what `held_locks` can see."""
     seen = bool(shown) if mariadb else looks(shown)
     if not seen:
         cure = (
@@ -85,7 +85,7 @@ def of_listing(mariadb: bool, shown: list[Any], grants: list[Any]) -> Iterator[F
     found = filter(None, (GLOBAL.match(_text(row[0]).upper()) for row in grants))
     privileges = {each.strip() for match in found for each in match[1].split(",")}
     if not privileges & {"PROCESS", "ALL PRIVILEGES"}:
-        # MySQL's own tables name everybody else
+        # MySQL's own tables name other accounts
         unseen = "other accounts are not named, and those that wait are" if mariadb else "those that wait for a row are"
         yield Finding(
             "info" if seen and not mariadb else "warning",
@@ -95,12 +95,13 @@ def of_listing(mariadb: bool, shown: list[Any], grants: list[Any]) -> Iterator[F
 
 
 def looks(shown: list[Any]) -> bool:
-    """The count alone is there where performance_schema is off; NULL beside it where the instrument is."""
+    """Does MySQL show user-level locks? With performance_schema off there is one row, else a NULL if its
+    instrument is off."""
     return len(shown) > 1 and shown[1][0] is not None
 
 
 def _asked(ask: Ask, sql: bytes) -> list[Any]:
-    """Nothing where the server has no such table, or no privilege for us."""
+    """No rows if the server has no such table, or refuses us the privilege."""
     try:
         return ask(sql)
     except ServerError:

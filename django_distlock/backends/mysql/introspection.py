@@ -1,5 +1,5 @@
-"""Who holds and who waits for the user-level locks of MySQL and MariaDB, as an operator sees it; their names; ending a
-holder."""
+"""The locks of MySQL and MariaDB as an operator sees them: who holds and who waits for user-level locks, and for tables
+and rows; the names of locks; and ending a holder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from django_distlock.keys import LockKey
 
 # Two ways to see user-level locks: MariaDB's plugin METADATA_LOCK_INFO, and the performance schema of MySQL 8.
-# Without the privilege PROCESS the process list has one's own connections only.
+# Without the privilege PROCESS the process list shows only connections of the same account.
 MARIADB = """
 SELECT m.TABLE_SCHEMA AS lock_name, 'GRANTED' AS status, m.THREAD_ID AS ID, p.USER, p.HOST, p.TIME
 FROM information_schema.METADATA_LOCK_INFO m LEFT JOIN information_schema.PROCESSLIST p ON p.ID = m.THREAD_ID
@@ -28,7 +28,7 @@ UNION ALL
 SELECT SUBSTRING_INDEX(SUBSTRING_INDEX(INFO, '''', 2), '''', -1), 'PENDING', ID, USER, HOST, TIME_MS / 1000
 FROM information_schema.PROCESSLIST WHERE STATE = 'User lock' AND INFO LIKE 'SELECT GET\\\\_LOCK(%'
 """
-# Its threads count whole seconds: how long one waits is told by its statement (TIMER_WAIT, in 10^-12 s).
+# Its threads count whole seconds; the time of a wait is that of its statement (TIMER_WAIT, in 10^-12 s).
 MYSQL = """
 SELECT m.OBJECT_NAME AS lock_name, m.LOCK_STATUS AS status, t.PROCESSLIST_ID AS ID, t.PROCESSLIST_USER AS USER,
        t.PROCESSLIST_HOST AS HOST, IF(m.LOCK_STATUS = 'PENDING', COALESCE(
@@ -37,23 +37,73 @@ SELECT m.OBJECT_NAME AS lock_name, m.LOCK_STATUS AS status, t.PROCESSLIST_ID AS 
 FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID
 WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK'
 """
-# A note is of the connection that it was written for.
+# A note belongs to the connection that it was written for.
 NAMED = """
 SELECT l.*, n.name, n.other, IF(n.session = l.ID, n.since, NULL), IF(n.session = l.ID, n.holder, NULL)
 FROM ({locks}) l LEFT JOIN {table} n
 ON n.lock_key = CONVERT(l.lock_name USING ascii) COLLATE ascii_bin
 """
-# Where neither is there, or allowed: what is held of the names that are noted.
+# If neither is there, or allowed: the held locks among the noted names.
 NOTED = f"""
 SELECT k.lock_key, NULL, k.ID, p.USER, p.HOST, p.TIME, k.name, k.other, IF(k.session = k.ID, k.since, NULL),
        IF(k.session = k.ID, k.holder, NULL)
 FROM (SELECT n.*, IS_USED_LOCK(n.lock_key) AS ID FROM {TABLE} n) k
 LEFT JOIN information_schema.PROCESSLIST p ON p.ID = k.ID WHERE k.ID IS NOT NULL
 """.encode()  # noqa: S608 - a constant
+# Locks on tables and rows that keep a session waiting. Each statement returns kind, table, mode, the holder's
+# connection, user, host and seconds, and the connection that waits. A pair counts if one of its two locks is stronger
+# than those of plain reads and writes, which never wait for each other.
+PERFORMANCE_SCHEMA = b"""
+SELECT 'relation', g.OBJECT_NAME, g.LOCK_TYPE, h.PROCESSLIST_ID, h.PROCESSLIST_USER, h.PROCESSLIST_HOST,
+       h.PROCESSLIST_TIME, t.PROCESSLIST_ID
+FROM performance_schema.metadata_locks w
+JOIN performance_schema.metadata_locks g ON g.OBJECT_TYPE = 'TABLE' AND g.OBJECT_SCHEMA = w.OBJECT_SCHEMA
+ AND g.OBJECT_NAME = w.OBJECT_NAME AND g.LOCK_STATUS = 'GRANTED' AND g.OWNER_THREAD_ID <> w.OWNER_THREAD_ID
+JOIN performance_schema.threads h ON h.THREAD_ID = g.OWNER_THREAD_ID
+JOIN performance_schema.threads t ON t.THREAD_ID = w.OWNER_THREAD_ID
+WHERE w.OBJECT_TYPE = 'TABLE' AND w.LOCK_STATUS = 'PENDING' AND w.OBJECT_SCHEMA = DATABASE()
+AND (g.LOCK_TYPE IN ('SHARED_NO_WRITE', 'SHARED_READ_ONLY', 'SHARED_NO_READ_WRITE', 'EXCLUSIVE')
+  OR w.LOCK_TYPE IN ('SHARED_NO_WRITE', 'SHARED_READ_ONLY', 'SHARED_NO_READ_WRITE', 'EXCLUSIVE'))
+LIMIT 200
+"""
+# MariaDB's performance schema is off by default. Its plugin shows granted locks; the waiters are in the process list,
+# and the table they wait for is in the text of their statement.
+PLUGIN = b"""
+SELECT 'relation', m.TABLE_NAME, SUBSTR(m.LOCK_MODE, 5), h.ID, h.USER, h.HOST, h.TIME, w.ID
+FROM information_schema.PROCESSLIST w
+JOIN information_schema.METADATA_LOCK_INFO m ON m.LOCK_TYPE = 'Table metadata lock' AND m.THREAD_ID <> w.ID
+ AND m.TABLE_SCHEMA = DATABASE() AND LOCATE(m.TABLE_NAME, w.INFO) > 0
+JOIN information_schema.PROCESSLIST h ON h.ID = m.THREAD_ID
+WHERE w.STATE LIKE 'Waiting for table %lock' AND w.DB = DATABASE()
+LIMIT 200
+"""
+INNODB = b"""
+SELECT 'row', SUBSTRING_INDEX(REPLACE(l.LOCK_TABLE, '`', ''), '.', -1), l.LOCK_MODE, b.trx_mysql_thread_id, h.USER,
+       h.HOST, h.TIME, r.trx_mysql_thread_id
+FROM information_schema.INNODB_LOCK_WAITS x
+JOIN information_schema.INNODB_LOCKS l ON l.LOCK_ID = x.blocking_lock_id
+JOIN information_schema.INNODB_TRX b ON b.trx_id = x.blocking_trx_id
+JOIN information_schema.INNODB_TRX r ON r.trx_id = x.requesting_trx_id
+LEFT JOIN information_schema.PROCESSLIST h ON h.ID = b.trx_mysql_thread_id
+WHERE l.LOCK_TABLE LIKE CONCAT('`', REPLACE(DATABASE(), '_', '\\\\_'), '`.%')
+LIMIT 200
+"""
+# MySQL 8 has the same in other tables. BLOCKING_THREAD_ID there is the thread that made the lock: for a row that was
+# just inserted that is the thread that waits for it.
+DATA_LOCKS = b"""
+SELECT 'row', l.OBJECT_NAME, l.LOCK_MODE, b.trx_mysql_thread_id, h.PROCESSLIST_USER, h.PROCESSLIST_HOST,
+       h.PROCESSLIST_TIME, r.trx_mysql_thread_id
+FROM performance_schema.data_lock_waits x
+JOIN performance_schema.data_locks l ON l.ENGINE_LOCK_ID = x.BLOCKING_ENGINE_LOCK_ID
+JOIN information_schema.INNODB_TRX b ON b.trx_id = x.BLOCKING_ENGINE_TRANSACTION_ID
+JOIN information_schema.INNODB_TRX r ON r.trx_id = x.REQUESTING_ENGINE_TRANSACTION_ID
+LEFT JOIN performance_schema.threads h ON h.PROCESSLIST_ID = b.trx_mysql_thread_id
+WHERE l.OBJECT_SCHEMA = DATABASE() LIMIT 200
+"""
 # no such table, and no privilege
 NO_SUCH_TABLE = 1146
 NOT_TO_BE_SEEN = frozenset({NO_SUCH_TABLE, 1109, 1044, 1142, 1143, 1227})
-# What LockKey.text looks like: nothing else goes into a statement.
+# The form of LockKey.text: nothing else goes into a statement.
 IS_KEY = re.compile(r"[a-z0-9-]{1,64}")
 IS_OURS = "IS_USED_LOCK('%s') = %d"
 # A connection that gave the lock back and took it again has another note.
@@ -68,7 +118,7 @@ NOT_ALLOWED = frozenset({1095, 1227})
 
 
 class Row(NamedTuple):
-    """``status`` is None where the server tells who holds a lock, and not who waits for it."""
+    """``status`` is None where the server shows the holder of a lock, and not its waiters."""
 
     name: str
     status: str | None
@@ -82,8 +132,8 @@ class Row(NamedTuple):
     told: str | None = None
 
     @property
-    def who(self) -> str:
-        """host:pid:thread if the holder has said so, and what the server says."""
+    def described(self) -> str:
+        """host:pid:thread if the holder has noted it, and the server's description."""
         account = f"{self.user}@{self.host}, " if self.user else ""
         server = f"{account}connection {self.connection}"
         return f"{readable(self.told)}, {server}" if self.told else server
@@ -94,25 +144,25 @@ class Row(NamedTuple):
 
 
 def listing(mariadb: bool, named: bool) -> bytes:
-    """The one statement that lists; ``named``: with the names, whose table may not be there."""
+    """The statement that lists; ``named``: with the names from their table, which may not be there."""
     locks = MARIADB if mariadb else MYSQL
     return (NAMED.format(locks=locks, table=TABLE) if named else locks).encode()
 
 
 def ours(info: LockInfo) -> tuple[int, str, str] | None:
-    """The connection that ``info`` shows, the condition that it holds the lock, and what goes on " AND " that it is the
-    noted hold, if it is noted; None: it shows none."""
+    """The connection of ``info``, the condition that it holds the lock, and a further condition, beginning with
+    " AND ", that it is the noted hold; None if ``info`` has no connection."""
     connection, noted = info.details.get("connection", ""), info.details.get("noted", "")
     if not (connection.isdecimal() and (noted.isdecimal() or not noted)):
         return None
     if not IS_KEY.fullmatch(info.key):
-        raise UnsupportedOperation(f"The lock {info.key!r} is not one of ours: some other program holds it.")
+        raise UnsupportedOperation(f"The lock {info.key!r} is not one of ours: another program holds it.")
     still = STILL % (info.key, int(connection), int(noted)) if noted else ""
     return int(connection), IS_OURS % (info.key, int(connection)), still
 
 
 def infos(alias: str, rows: Iterable[Sequence[str | None]]) -> list[LockInfo]:
-    """The held locks; for each who waits, and what else its session holds."""
+    """The held locks, each with its waiters and what else its session holds."""
     held: list[Row] = []
     waiting: dict[str, list[Row]] = defaultdict(list)
     contents = SessionContents()
@@ -139,12 +189,36 @@ def _info(alias: str, row: Row, waiting: Sequence[Row], contents: SessionContent
         backend=alias,
         key=row.name,
         name=None if row.noted_name is None else readable(row.noted_name),
-        holder=row.who,
+        holder=row.described,
         acquired_at=row.acquired_at,
         waiters=None if row.status is None else len(waiting),
-        waiting=tuple(waiter.who for waiter in waiting[:MOST_WAITING]),
+        waiting=tuple(waiter.described for waiter in waiting[:MOST_WAITING]),
         details={key: value for key, value in details.items() if value},
     )
+
+
+def blocking(alias: str, rows: Iterable[Sequence[str]]) -> list[LockInfo]:
+    """The locks on tables and rows that keep a session waiting."""
+    blocked: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for *lock, waiter in rows:
+        blocked[tuple(lock)].add(waiter)
+    return [
+        LockInfo(
+            backend=alias,
+            key=f"{kind} {table} {connection}",
+            name=table,
+            holder=f"{user}@{host}, connection {connection}",
+            waiters=len(waiters),
+            details={
+                "kind": kind,
+                "connection": connection,
+                "mode": mode,
+                "idle_seconds": seconds,
+                "blocks": ", ".join(sorted(waiters, key=int)),
+            },
+        )
+        for (kind, table, mode, connection, user, host, seconds), waiters in blocked.items()
+    ]
 
 
 class MySQLNotes(NotesSQL):

@@ -1,4 +1,4 @@
-"""What `distlock doctor` asks a PostgreSQL server."""
+"""The questions of `distlock doctor` to a PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ SELECT current_setting('server_version'), current_setting('server_version_num'),
     (SELECT count(*) FROM pg_locks WHERE NOT fastpath),
     pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')
 """
-# From here on a waiter whose host has vanished leaves the queue before its turn (client_connection_check_interval).
+# Since this version a waiter whose host has vanished leaves the queue before its turn
+# (client_connection_check_interval).
 CHECKS_CLIENTS = 140000
-# A table of locks that is fuller than this share may be full tomorrow, when every LOCK and most statements fail.
+# A lock table filled beyond this share may overflow under load; then every LOCK and most other statements fail.
 FULL = 0.5
 
 
 class Facts(NamedTuple):
-    """The row of FACTS, as libpq tells it."""
+    """The row of FACTS, as libpq returns it."""
 
     version: str
     number: str

@@ -1,36 +1,92 @@
-"""The backend of engines whose locks belong to a session: releasing, verifying, and looking after the sessions."""
+"""The backend of engines whose locks belong to a session: which session a lock is acquired on, how it is released and
+verified, and what happens when a statement is interrupted, times out, or finds its session dead.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import re
 import threading
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from django.core.checks import CheckMessage, Warning
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from django_distlock.backends.base import Backend
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.deadline import LEAST_PATIENCE
 from django_distlock.concurrency.flow import Flow, Step, arun, finished, run
 from django_distlock.exceptions import BackendUnavailable
+from django_distlock.records import Grant
+from django_distlock.validation import count
 
-from . import poolers
-from .acquire import SessionAcquire
+from . import exclusion
 from .names import Notes
-from .session import STATEMENT_LIMIT, ServerError, Session, SessionDead, StatementTimeout
+from .pool import Sessions
+from .session import (
+    GRACE,
+    STATEMENT_LIMIT,
+    TICK,
+    ServerError,
+    Session,
+    SessionDead,
+    StatementTimeout,
+    locked,
+    unavailable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from django_distlock.keys import LockKey
-    from django_distlock.records import Claim, Grant, Note, Noted
+    from django_distlock.records import Claim, Note, Noted
 
     from .names import NotesSQL
 
 S = TypeVar("S", bound=Session)
 T = TypeVar("T")
 
+# Sessions of one process and alias on which busy locks are waited for and then held.
+WAIT_SESSIONS = 8
+# How long a key counts as busy, in seconds, and how many are kept.
+BUSY = 1.0
+MOST_BUSY = 1000
+# A server that has replied to any of our sessions within this time does not hang; seconds.
+SILENCE = 0.25
+# A cancel that had no effect is sent again after this time; seconds.
+CANCEL_AGAIN = 0.1
 # Pause between attempts when every wait session is taken.
 PAUSE = 0.01
+# The default ports of poolers: pgbouncer, Odyssey and PgCat, Supabase in transaction mode; ProxySQL.
+POOLER_PORTS = {"postgresql": {"6432", "6543"}, "mysql": {"6033"}}
+# Neon, Supabase, and the proxies of Amazon RDS, by the names that they give their poolers.
+POOLER_HOSTS = re.compile(r"-pooler\.|\.pooler\.supabase\.com$|\.proxy-[^.]+\.[^.]+\.rds\.amazonaws\.com(\.cn)?$", re.I)
 
 
-class SessionLockBackend(SessionAcquire[S]):
+class BusyKeys:
+    """The keys that were busy during the last BUSY seconds. Such a key is waited for without trying first: under
+    contention a hand-over then costs two statements, like the bare driver's."""
+
+    def __init__(self) -> None:
+        self.until: dict[bytes, float] = {}
+
+    def add(self, digest: bytes, now: float) -> None:
+        if len(self.until) >= MOST_BUSY:
+            self.until.clear()
+        self.until[digest] = now + BUSY
+
+    def lately(self, digest: bytes, now: float) -> bool:
+        """Was the key busy during the last BUSY seconds?"""
+        until = self.until.get(digest, 0.0)
+        if until < now:
+            self.until.pop(digest, None)
+        return until >= now
+
+
+class SessionLockBackend(Backend, Generic[S]):
     """Locks that are held by dedicated sessions."""
 
     waits_natively = True
@@ -41,147 +97,42 @@ class SessionLockBackend(SessionAcquire[S]):
 
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         super().__init__(alias, options)
+        self.database: str = options.get("database", DEFAULT_DB_ALIAS)
+        self.session_database: str = options.get("session_database", self.database)
+        try:
+            wait_sessions = count("wait_sessions", options.get("wait_sessions", WAIT_SESSIONS))
+        except (TypeError, ValueError) as error:
+            raise ImproperlyConfigured(f"DISTLOCK[{alias!r}]: {error}") from error
+        self.sessions: Sessions[S] = Sessions(
+            self._connect,
+            wait_sessions,
+            lambda: self.wake_at(monotonic() + TICK),
+        )
         self._notes = Notes(alias, self.sessions, self.notes_sql)
+        self._busy = BusyKeys()
+        # when it was proven that the server excludes: for this process, and for its children
+        self._proven_at = 0.0
 
-    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return run(self._acquire(claim, wait))
+    # sessions
 
-    async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return await arun(self._acquire(claim, wait))
+    @abstractmethod
+    def _open(self, waits: bool, until: float) -> Flow[S]:
+        """Open a session by the monotonic time ``until``. BackendUnavailable, StatementTimeout."""
 
-    def release(self, grant: Grant) -> bool:
-        return run(self._release(grant))
-
-    async def arelease(self, grant: Grant) -> bool:
-        turnstile = grant.session.turnstile
-        if turnstile.try_acquire():
-            if grant.session.orphaned_at is None:
-                return await arun(self._release(grant, entered=True))  # sent at once: cancelled, it is a release
-            turnstile.release()
-        return bool(await finished(arun(self._release(grant))))
-
-    def release_fast(self, grant: Grant) -> bool:
-        session: S = grant.session
-        if session.dead is not None or session.orphaned_at is not None or not session.turnstile.try_acquire():
-            return False
-        freed = False
-        try:
-            freed = session.unlock_now(grant.claim.key, grant.claim.shared)
-        except (SessionDead, ServerError):
-            return False  # asked again, with the care of _release
-        finally:
-            if freed:
-                session.forget(grant.claim.key)
-                session.used_at = monotonic()
-            session.turnstile.release()
-        if (session.waits or session.retired) and not session.held:
-            self.sessions.give_back(session)
-        return freed
-
-    def verify(self, grant: Grant) -> bool:
-        return run(self._verify(grant))
-
-    async def averify(self, grant: Grant) -> bool:
-        return await arun(self._verify(grant))
-
-    def pause(self, claim: Claim, attempt: int) -> float:
-        return PAUSE
-
-    def alive(self, grant: Grant) -> bool:
-        return grant.session.dead is None
-
-    def look(self, grant: Grant) -> bool:
-        grant.session.look()
-        return grant.session.dead is None
-
-    def _release(self, grant: Grant, *, entered: bool = False) -> Flow[bool]:
-        session: S = grant.session
-        key = grant.claim.key
-        try:
-            entered = entered or (
-                yield Step(session.turnstile.acquire, session.turnstile.aacquire, (2 * STATEMENT_LIMIT,))
-            )
-        except GeneratorExit:  # the event loop is closed, and nobody will go on here
-            threading.Thread(
-                target=self._release_in_thread, args=(grant,), name="distlock-release", daemon=True
-            ).start()
-            raise
-        if not entered:
-            session.kill("a release could not get through")  # rather lost than held by nobody
-            raise BackendUnavailable(f"The server of alias {self.alias!r} did not answer to a release.")
-        try:
-            if session.dead is not None:
-                return False
-            return (yield from session.unlock(key, grant.claim.shared))
-        except SessionDead:
-            return False
-        except (ServerError, StatementTimeout) as error:
-            session.kill("a release failed")
-            raise self._unavailable(error) from error
-        finally:
-            session.forget(key)
-            session.used_at = monotonic()
-            session.turnstile.release()
-            if (session.waits or session.retired) and not session.held:
-                self.sessions.give_back(session)
-
-    def _release_in_thread(self, grant: Grant) -> None:
-        with contextlib.suppress(BackendUnavailable):  # its session is dead then, and the lock free
-            self.release(grant)
-
-    def _verify(self, grant: Grant) -> Flow[bool]:
-        session: S = grant.session
-        until = monotonic() + STATEMENT_LIMIT
-        entered: list[bool] = []
-        try:
-            if not (yield Step(session.turnstile.acquire, session.turnstile.aacquire, (STATEMENT_LIMIT,), entered)):
-                raise BackendUnavailable(f"The server of alias {self.alias!r} did not answer.")
-            if session.dead is None:
-                with contextlib.suppress(ServerError):  # whoever refuses, or was interrupted, lives
-                    yield from session.ping(until)
-            return session.dead is None
-        except SessionDead:
-            return False
-        except StatementTimeout as error:
-            raise self._unavailable(error) from error
-        finally:
-            if any(entered):
-                session.turnstile.release()
-
-    # for operators
-
-    def listed_as(self, key: LockKey) -> str:
-        return self.notes_sql.key(key)
-
-    def server_session(self, grant: Grant) -> int:
-        return int(grant.session.server_id)
-
-    def write_notes(self, notes: Sequence[Note], done: Callable[[list[Noted]], object]) -> bool:
-        return self._notes.write(notes, done)
-
-    def prune_old(self, days: float) -> Mapping[str, int]:
-        try:
-            return {"names": self._notes.prune(days)}
-        except (SessionDead, ServerError, StatementTimeout) as error:
-            raise self._unavailable(error) from error
-
-    def _aside(self, work: Callable[[S], Flow[T]]) -> Flow[T]:
-        """Do ``work`` for an operator, on a session without locks. ServerError if the server refuses."""
-        try:
-            return (yield from self.sessions.aside(work, monotonic() + STATEMENT_LIMIT))
-        except (SessionDead, StatementTimeout) as error:
-            raise self._unavailable(error) from error
-
-    def _ask(self, sql: bytes) -> list[Any]:
-        """The rows of one statement, for an operator."""
-
-        def asked(session: S) -> Flow[list[Any]]:
-            rows: list[Any] = yield Step(session.query, session.aquery, (sql, monotonic() + STATEMENT_LIMIT))
-            return rows
-
-        return run(self._aside(asked))
-
-    check = poolers.check
+    def _connect(self, waits: bool, until: float) -> Flow[S]:
+        """:meth:`_open`; the first session of a process proves that the server excludes (R22b):
+        UnsupportedOperation."""
+        session = yield from self._open(waits, until)
+        if not self._proven_at:
+            try:
+                yield from exclusion.prove(
+                    self.alias, session, lambda until: self._open(False, until), self.supports_shared, until
+                )
+            except BaseException:
+                session.close()
+                raise
+            self._proven_at = monotonic()
+        return session
 
     def tick(self, now: float) -> float | None:
         due = self.sessions.tick(now)
@@ -198,4 +149,318 @@ class SessionLockBackend(SessionAcquire[S]):
         super().after_fork()
         self.sessions.abandon()
         self._notes = Notes(self.alias, self.sessions, self.notes_sql)
-        self._hot = {}
+        self._busy.until = {}
+
+    # acquiring
+
+    def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
+        if claim.scope == "transaction":
+            return self.try_acquire(claim, wait)
+        asked = monotonic()
+        busy = bool(self._busy.until) and self._busy.lately(claim.key.digest, asked)
+        if not busy and wait <= STATEMENT_LIMIT + 2 * TICK:
+            return None  # the watchdog, which alone ends a blocking call, would come too late for the deadline
+        session = self.sessions.ready_to_wait() if busy else self.sessions.ready()
+        if session is None:
+            return None
+        grant: Grant | None = None
+        try:
+            if busy:
+                taken = session.wait_fast(claim.key, claim.shared, asked + wait)
+            else:
+                taken = session.lock_fast(claim.key, claim.shared)
+            if taken:
+                session.held[claim.key.digest] += 1
+                grant = Grant(claim=claim, acquired_at=asked, session=session)
+            return grant
+        except (SessionDead, ServerError, StatementTimeout):
+            return None  # _acquire asks again, and handles these
+        except BaseException:
+            run(self._stop_waiting(session) if busy else self._undo_try(session, claim))
+            raise
+        finally:
+            session.mutex.release()
+            if busy and grant is None:
+                self.sessions.give_back(session)
+
+    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        return run(self._acquire(claim, wait))
+
+    async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        return await arun(self._acquire(claim, wait))
+
+    def pause(self, claim: Claim, attempt: int) -> float:
+        return PAUSE
+
+    def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
+        now = monotonic()
+        until = max(claim.answer_by or now + max(wait, LEAST_PATIENCE), now + GRACE)
+        digest = claim.key.digest
+        try:
+            if wait <= 0 or not self._busy.lately(digest, now):
+                grant = yield from self._try(claim, until)
+                if grant is not None or wait <= 0:
+                    return grant
+                self._busy.add(digest, now)
+            return (yield from self._wait(claim, now + wait, until))
+        except StatementTimeout as error:
+            if self.sessions.heard_since(monotonic() - SILENCE):
+                return None  # the server is well: all the time was spent behind others of this process
+            seconds = monotonic() - now
+            raise BackendUnavailable(
+                f"The server of alias {self.alias!r} did not answer within {seconds:.2f} s."
+            ) from error
+        except (SessionDead, ServerError) as error:
+            raise unavailable(self.alias, error) from (error.__cause__ or error)
+
+    def _try(self, claim: Claim, until: float) -> Flow[Grant | None]:
+        """Take the lock on the shared session if it is free. If that session is dead, another is opened, twice."""
+        attempts = 3
+        while True:
+            attempts -= 1
+            proven_at = self._proven_at
+            session = yield from self.sessions.shared(until)
+            if self._proven_at != proven_at:  # the proof may have taken the caller's time
+                until = max(until, monotonic() + LEAST_PATIENCE)
+            try:
+                return (yield from locked(session.mutex, until - monotonic(), self._try_on(session, claim, until)))
+            except SessionDead:
+                if not attempts:
+                    raise
+
+    def _try_on(self, session: S, claim: Claim, until: float) -> Flow[Grant | None]:
+        if session.dead is not None:
+            raise SessionDead(session.dead)
+        asked = monotonic()
+        try:
+            granted = yield from session.lock(claim.key, claim.shared, min(until, asked + STATEMENT_LIMIT))
+            if not granted:
+                return None
+            session.held[claim.key.digest] += 1
+            return Grant(claim=claim, acquired_at=asked, session=session)
+        except (SessionDead, ServerError, StatementTimeout, GeneratorExit):
+            raise  # nothing was granted, or the session cleans up when the reply comes
+        except BaseException:
+            yield from self._undo_try(session, claim)
+            raise
+
+    def _undo_try(self, session: S, claim: Claim) -> Flow[None]:
+        """Release what an interrupted attempt may have been granted (R7)."""
+        if claim.shared and session.held.get(claim.key.digest):
+            self.sessions.retire(session)  # perhaps one reader too many: the server does not tell the count
+            return
+        session.held.pop(claim.key.digest, None)
+        try:
+            yield from session.unlock(claim.key, claim.shared)
+        except (SessionDead, ServerError, StatementTimeout):
+            session.kill("an interrupted statement could not be undone")
+
+    def _wait(self, claim: Claim, until: float, answer_by: float) -> Flow[Grant | None]:
+        """Wait in the engine's queue, on a session that is lent for it; None at the deadline."""
+        try:
+            # a wait of a millisecond is too short to connect in: let the session come for the next one
+            session = yield from self.sessions.lend(max(until, monotonic() + GRACE))
+        except StatementTimeout:
+            return None
+        if session is None:  # all of them are taken
+            return (yield from self._try(claim, answer_by))
+        grant: Grant | None = None
+        try:
+            if monotonic() < until:
+                grant = yield from locked(session.mutex, math.inf, self._wait_on(session, claim, until))
+            return grant
+        finally:
+            if grant is None:
+                if session.held:
+                    session.kill("a wait was interrupted")
+                self.sessions.give_back(session)
+
+    def _wait_on(self, session: S, claim: Claim, until: float) -> Flow[Grant | None]:
+        asked = monotonic()
+        try:
+            if not (yield from session.wait(claim.key, claim.shared, until)):
+                return None
+            session.held[claim.key.digest] += 1
+            return Grant(claim=claim, acquired_at=asked, session=session)
+        except SessionDead:
+            return None  # the caller asks again, on another session
+        except (StatementTimeout, GeneratorExit):
+            session.kill("a wait was cut off")
+            return None
+        except ServerError:
+            session.kill("a wait failed")
+            raise
+        except BaseException:
+            session.held.clear()
+            yield from self._stop_waiting(session)
+            raise
+
+    def _stop_waiting(self, session: S) -> Flow[None]:
+        """Have the server end an interrupted wait. If the socket were closed instead, the waiter would stay in the
+        queue for a while, and might get the lock."""
+        until = monotonic() + STATEMENT_LIMIT / 2
+        try:
+            while True:
+                other = yield from self.sessions.shared(monotonic() + STATEMENT_LIMIT / 2)
+                yield from locked(
+                    other.mutex, STATEMENT_LIMIT / 2, other.cancel(session, monotonic() + STATEMENT_LIMIT / 2)
+                )
+                try:
+                    yield from session.settle(min(until, monotonic() + CANCEL_AGAIN))
+                    break
+                except StatementTimeout:  # the server had not begun to wait when it was cancelled
+                    if monotonic() >= until:
+                        raise
+            yield from session.clear(until)
+        except Exception:
+            session.kill("a wait was cancelled")
+
+    # releasing
+
+    def release_fast(self, grant: Grant) -> bool:
+        session: S = grant.session
+        if session.dead is not None or session.orphaned_at is not None or not session.mutex.try_acquire():
+            return False
+        freed = False
+        try:
+            freed = session.unlock_fast(grant.claim.key, grant.claim.shared)
+        except (SessionDead, ServerError):
+            return False  # _release asks again, and handles these
+        finally:
+            if freed:
+                self._count_release(session, grant.claim.key)
+            session.mutex.release()
+        if (session.waits or session.retired) and not session.held:
+            self.sessions.give_back(session)
+        return freed
+
+    def release(self, grant: Grant) -> bool:
+        return run(self._release(grant))
+
+    async def arelease(self, grant: Grant) -> bool:
+        mutex = grant.session.mutex
+        if mutex.try_acquire():
+            if grant.session.orphaned_at is None:
+                return await arun(self._release(grant, entered=True))  # sent at once: cancelled, it is a release
+            mutex.release()
+        return bool(await finished(arun(self._release(grant))))
+
+    def _release(self, grant: Grant, *, entered: bool = False) -> Flow[bool]:
+        session: S = grant.session
+        key = grant.claim.key
+        try:
+            entered = entered or (yield Step(session.mutex.acquire, session.mutex.aacquire, (2 * STATEMENT_LIMIT,)))
+        except GeneratorExit:  # the event loop is closed, and does not go on here
+            threading.Thread(
+                target=self._release_in_thread, args=(grant,), name="distlock-release", daemon=True
+            ).start()
+            raise
+        if not entered:
+            session.kill("a release could not get through")  # rather lost than held without a holder
+            raise BackendUnavailable(f"The server of alias {self.alias!r} did not answer to a release.")
+        try:
+            if session.dead is not None:
+                return False
+            return (yield from session.unlock(key, grant.claim.shared))
+        except SessionDead:
+            return False
+        except (ServerError, StatementTimeout) as error:
+            session.kill("a release failed")
+            raise unavailable(self.alias, error) from error
+        finally:
+            self._count_release(session, key)
+            session.mutex.release()
+            if (session.waits or session.retired) and not session.held:
+                self.sessions.give_back(session)
+
+    def _count_release(self, session: S, key: LockKey) -> None:
+        session.used_at = monotonic()
+        if session.held.get(key.digest, 0) > 1:
+            session.held[key.digest] -= 1
+        else:
+            session.held.pop(key.digest, None)
+
+    def _release_in_thread(self, grant: Grant) -> None:
+        with contextlib.suppress(BackendUnavailable):  # its session is dead then, and the lock free
+            self.release(grant)
+
+    # verifying
+
+    def alive(self, grant: Grant) -> bool:
+        return grant.session.dead is None
+
+    def look(self, grant: Grant) -> bool:
+        grant.session.notice_end()
+        return grant.session.dead is None
+
+    def verify(self, grant: Grant) -> bool:
+        return run(self._verify(grant))
+
+    async def averify(self, grant: Grant) -> bool:
+        return await arun(self._verify(grant))
+
+    def _verify(self, grant: Grant) -> Flow[bool]:
+        session: S = grant.session
+        try:
+            yield from locked(session.mutex, STATEMENT_LIMIT, self._ping(session, monotonic() + STATEMENT_LIMIT))
+        except StatementTimeout as error:
+            raise BackendUnavailable(f"The server of alias {self.alias!r} did not answer.") from error
+        return session.dead is None
+
+    def _ping(self, session: S, until: float) -> Flow[None]:
+        if session.dead is None:
+            with contextlib.suppress(ServerError, SessionDead):  # a server that refuses a statement lives
+                yield from session.ping(until)
+
+    # for operators
+
+    def listed_as(self, key: LockKey) -> str:
+        return self.notes_sql.key(key)
+
+    def server_session(self, grant: Grant) -> int:
+        return int(grant.session.server_id)
+
+    def write_notes(self, notes: Sequence[Note], done: Callable[[list[Noted]], object]) -> bool:
+        return self._notes.write(notes, done)
+
+    def prune_old(self, days: float) -> Mapping[str, int]:
+        try:
+            return {"names": self._notes.prune(days)}
+        except (SessionDead, ServerError, StatementTimeout) as error:
+            raise unavailable(self.alias, error) from error
+
+    def check(self) -> list[CheckMessage]:
+        """Warn of an alias that looks like a pooler; no connection is opened. A pooler that hands one server session
+        to several clients is refused at the first lock."""
+        alias = self.session_database
+        parameters = connections.settings[alias]
+        ports = POOLER_PORTS.get(connections[alias].vendor, set())
+        if str(parameters.get("PORT")) in ports:
+            why = f"its port is {parameters['PORT']}"
+        elif POOLER_HOSTS.search(str(parameters.get("HOST", ""))):
+            why = f"its host is {parameters['HOST']}"
+        elif parameters.get("DISABLE_SERVER_SIDE_CURSORS"):
+            why = "DISABLE_SERVER_SIDE_CURSORS is set"
+        else:
+            return []
+        return [
+            Warning(
+                f"DISTLOCK[{self.alias!r}]: the lock sessions use the database {alias!r}, which looks like a pooler: "
+                f"{why}. In transaction mode locks outside of atomic() are refused.",
+                hint="Set OPTIONS['session_database'] to a database alias that connects directly. A pooler in session "
+                "mode does no harm: silence this check then.",
+                id="distlock.W005",
+            )
+        ]
+
+    def _aside(self, work: Callable[[S], Flow[T]]) -> Flow[T]:
+        """Do ``work`` for an operator, on a session without locks. ServerError if the server refuses."""
+        try:
+            return (yield from self.sessions.aside(work, monotonic() + STATEMENT_LIMIT))
+        except (SessionDead, StatementTimeout) as error:
+            raise unavailable(self.alias, error) from error
+
+    def _ask(self, sql: bytes) -> list[Any]:
+        """The rows of one statement, for an operator."""
+        rows: list[Any] = run(self._aside(lambda session: session.query(sql, monotonic() + STATEMENT_LIMIT)))
+        return rows

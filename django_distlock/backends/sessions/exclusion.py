@@ -1,8 +1,8 @@
 """The proof, at the first lock of an alias in a process, that its server keeps a second session out (R22b).
 
-Some servers accept the statements of PostgreSQL's or MySQL's locks and grant them to every session: CockroachDB,
-YugabyteDB and TiDB where their error is switched off, a proxy that sends two sessions to two servers. No version number
-tells that as surely as a second session that asks.
+Some servers accept the lock statements of PostgreSQL or MySQL and grant them to every session: CockroachDB, YugabyteDB
+and TiDB where their error is switched off, or a proxy that sends two sessions to two servers. No version number proves
+it as surely as a second session that asks for the lock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import LEAST_PATIENCE
-from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
 from django_distlock.keys import LockKey
 
@@ -21,6 +20,8 @@ from .session import STATEMENT_LIMIT, ServerError, Session, SessionDead, Stateme
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from django_distlock.concurrency.flow import Flow
+
 S = TypeVar("S", bound=Session)
 
 # A connection takes some seven round trips; a pooler that has no room does not answer at all. Seconds.
@@ -28,10 +29,11 @@ CONNECT_LIMIT = 5.0
 
 
 def limit(until: float, most: float = STATEMENT_LIMIT) -> float:
-    """The deadline of the next step of the proof. While the server answers, each step has as long as a caller who does
-    not wait grants it: the proof takes some fifteen round trips, and one that is cut short begins again at the next
-    lock, so that a server far away would never be believed. At most ``most`` seconds: the watchdog does not know these
-    sessions yet."""
+    """The deadline of the next step of the proof: at least LEAST_PATIENCE from now, at most ``most`` seconds.
+
+    The proof takes some fifteen round trips. One that is cut short begins again at the next lock, so with the caller's
+    deadline alone a distant server would never be proven. The watchdog does not know these sessions yet.
+    """
     now = monotonic()
     return max(min(until, now + most), now + LEAST_PATIENCE)
 
@@ -40,7 +42,7 @@ def prove(alias: str, first: S, connect: Callable[[float], Flow[S]], shared: boo
     """Return if the server refuses a second session the lock that ``first`` holds, in every mode. ``shared``: the
     engine has shared locks.
 
-    UnsupportedOperation if it grants it, BackendUnavailable if that could not be found out by ``until``.
+    UnsupportedOperation if the server grants it, BackendUnavailable if there is no proof by ``until``.
     """
     try:
         second = yield from connect(limit(until, CONNECT_LIMIT))
@@ -54,7 +56,7 @@ def prove(alias: str, first: S, connect: Callable[[float], Flow[S]], shared: boo
 
 
 def _refused(alias: str, first: S, second: S, shared: bool, until: float) -> Flow[None]:
-    """With a random key: those of the application may be busy."""
+    """Ask with a random key: those of the application may be busy."""
     key = LockKey(alias, "distlock-probe", secrets.token_bytes(32))
     for mode, asked in ((False, (False, True)), (True, (False,))) if shared else ((False, (False,)),):
         if not (yield from first.lock(key, mode, limit(until))):
@@ -67,9 +69,9 @@ def _refused(alias: str, first: S, second: S, shared: bool, until: float) -> Flo
 
 def refuse(alias: str, session: Session, until: float) -> Flow[NoReturn]:
     try:
-        rows = yield Step(session.query, session.aquery, (b"SELECT version()", until))
+        rows = yield from session.query(b"SELECT version()", until)
         version = rows[0][0].decode() if isinstance(rows[0][0], bytes) else rows[0][0]
-    except (ServerError, SessionDead, StatementTimeout):  # that it does not exclude is known all the same
+    except (ServerError, SessionDead, StatementTimeout):  # it does not exclude, whatever its version is
         version = "of an unknown version"
     raise UnsupportedOperation(
         f"The server of alias {alias!r} ({version}) grants one lock to two sessions: its locks exclude nobody. Take "

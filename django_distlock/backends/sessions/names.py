@@ -1,8 +1,8 @@
-"""What hashed keys stand for, written down where other processes find it.
+"""The names behind hashed keys, kept in a table where other processes find them.
 
-Never in the course of an acquire or a release, and never on a session that holds a lock: a write can hang (a full disk,
-a standby that does not confirm), and a lock must not be lost for its name. A session from the set for waiting is
-borrowed, which holds nothing.
+They are never written during an acquire or a release, and never on a session that holds a lock: a write can hang (a
+full disk, a standby that does not confirm), and no lock must be lost for its name. A session to wait on is borrowed,
+which holds nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django_distlock.backends.text import printable, readable, short
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Step, run
+from django_distlock.concurrency.flow import run
 from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
 from django_distlock.records import Noted
 
@@ -33,27 +33,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_distlock.backends")
 
 TABLE = "django_distlock_name"
-# Names of one alias that are kept; beyond that those go that were not seen for the longest time.
+# Names that are kept for one alias; beyond that those not seen for the longest time are deleted.
 MOST = 10_000
-# That is looked after once in so many names written.
+# One write in this many names is followed by such a deletion.
 EVERY = 200
 # Rows that one statement deletes.
 BATCH = 1000
-# So long nothing is written after a failure; after each further one twice as long, up to AWAY while the server is not
-# reached or somebody is in the way, and up to REFUSED while it refuses, as before `migrate`; seconds.
+# The pause after a failure; seconds. It doubles with each further failure: up to AWAY while the server cannot be
+# reached or another transaction is in the way, up to REFUSED while the server refuses, as before `migrate`.
 FIRST, AWAY, REFUSED = 0.5, 30.0, 600.0
 
 S = TypeVar("S", bound=Session)
 
 
 class NotesSQL(ABC):
-    """The statements, as one family of servers wants them. Texts of others are written as hexadecimal digits: they need
-    no quoting then, whatever the server's modes are."""
+    """The statements in the dialect of one family of servers. Foreign texts are written as hexadecimal digits, which
+    need no quoting in any mode of the server."""
 
     clock: str
     # errors that another attempt may not meet: a deadlock, a lock timeout
     passing: frozenset[str | int]
-    # what returns how many rows were deleted, where the statement itself does not
+    # returns how many rows were deleted, where the statement itself does not
     deleted: tuple[bytes, ...] = ()
 
     @abstractmethod
@@ -62,7 +62,7 @@ class NotesSQL(ABC):
 
     @abstractmethod
     def key(self, key: LockKey) -> str:
-        """What the engine's listing calls it."""
+        """The key in the engine's listing."""
 
     @abstractmethod
     def write(self, rows: str) -> list[bytes]:
@@ -73,7 +73,7 @@ class NotesSQL(ABC):
         """Delete BATCH rows; it, or ``deleted``, returns how many."""
 
     def row(self, note: Note, now: float) -> str:
-        """``since`` is told as an age: clocks of hosts differ."""
+        """The values of one row. ``since`` is sent as an age: clocks of hosts differ."""
         held = max(0, int((now - note.since) * 1_000_000))
         since = f"{self.clock} - {held}" if note.session > 0 else "0"
         texts = (self.key(note.key), short(note.key.alias), printable(note.key.name), "")
@@ -81,7 +81,7 @@ class NotesSQL(ABC):
         return f"({', '.join(values)})"
 
     def beyond(self, alias: str) -> str:
-        """The condition for what is too much."""
+        """The condition for the names beyond MOST."""
         mine = f"alias = {self.text(short(alias))}"
         return (
             f"{mine} AND seen_at < (SELECT s FROM (SELECT seen_at AS s FROM {TABLE} WHERE {mine} "  # noqa: S608
@@ -89,7 +89,7 @@ class NotesSQL(ABC):
         )
 
     def older(self, days: float) -> str:
-        """The condition for what was not seen for so many days."""
+        """The condition for names that were not seen for ``days``."""
         return f"seen_at < {self.clock} - {int(days * 86_400_000_000)}"
 
 
@@ -106,7 +106,8 @@ class Notes(Generic[S]):
         self._said: set[str] = set()
 
     def write(self, notes: Sequence[Note], done: Callable[[list[Noted]], object]) -> bool:
-        """Begin to write, and call ``done``; False if the last batch is not through, or has failed just before."""
+        """Start to write, and call ``done`` after it. False if the last batch is still being written, or has just
+        failed."""
         if self._thread is not None or monotonic() < self._rests_until:
             return False
         self._thread = threading.Thread(
@@ -114,7 +115,7 @@ class Notes(Generic[S]):
         )
         try:
             self._thread.start()
-        except RuntimeError:  # no thread to be had: the next look tries again
+        except RuntimeError:  # no thread can be started: the next tick tries again
             self._thread = None
             return False
         return True
@@ -128,7 +129,7 @@ class Notes(Generic[S]):
         except ServerError as error:
             passing = error.code in self._sql.passing
             self._rest(AWAY if passing else REFUSED, logging.DEBUG if passing else logging.WARNING, error)
-        except UnsupportedOperation as error:  # behind a pooler: transactions need no session, and names get none
+        except UnsupportedOperation as error:  # a pooler: only locks in transactions work, without sessions
             self._rest(REFUSED, logging.INFO, error)
         except Exception:
             logger.exception("The names of the locks of alias %r could not be kept.", self._alias)
@@ -153,9 +154,9 @@ class Notes(Generic[S]):
 
     def _write(self, notes: dict[str, Note]) -> list[Noted]:
         def statements() -> list[bytes]:
-            """They tell ages: to be made when they can be sent."""
+            """The statements contain ages, so they are made when they can be sent."""
             now = monotonic()
-            # in one order everywhere: two processes that write the same names do not meet in a deadlock
+            # in one order everywhere, so that two processes that write the same names do not deadlock
             return self._sql.write(", ".join(self._sql.row(notes[key], now) for key in sorted(notes)))
 
         found = self.run(statements)
@@ -164,30 +165,29 @@ class Notes(Generic[S]):
         return [Noted(*(readable(_text(value)) for value in row)) for row in found]
 
     def run(self, statements: Callable[[], Sequence[bytes]]) -> list[Any]:
-        """The rows of the last one. They are asked for when there is a session."""
-        return run(self._statements(statements, monotonic() + STATEMENT_LIMIT))
+        """Run ``statements``, made once there is a session; the rows of the last one."""
+        until = monotonic() + STATEMENT_LIMIT
+
+        def ask(session: S) -> Flow[list[Any]]:
+            rows: list[Any] = []
+            for statement in statements():
+                rows = yield from session.query(statement, until)
+            return rows
+
+        return run(self._sessions.aside(ask, until))
 
     def prune(self, days: float) -> int:
-        """Delete names that were not seen for so many days; how many."""
+        """Delete names that were not seen for ``days``; returns how many."""
         return self.delete(self._sql.older(days))
 
     def delete(self, condition: str) -> int:
-        """Delete in batches what ``condition`` says; how many."""
+        """Delete the rows that match ``condition``, in batches; returns how many."""
         total = 0
         while True:
             deleted = int(self.run(lambda: (self._sql.delete(condition), *self._sql.deleted))[0][0])
             total += deleted
             if deleted < BATCH:
                 return total
-
-    def _statements(self, statements: Callable[[], Sequence[bytes]], until: float) -> Flow[list[Any]]:
-        def ask(session: S) -> Flow[list[Any]]:
-            rows: list[Any] = []
-            for statement in statements():
-                rows = yield Step(session.query, session.aquery, (statement, until))
-            return rows
-
-        return (yield from self._sessions.aside(ask, until))
 
 
 def _text(value: Any) -> str:

@@ -1,11 +1,11 @@
-"""Dedicated sessions for database locks: one that is shared by all locks of the process, a few to wait on.
+"""Dedicated sessions for database locks: one that all locks of the process share, and a few to wait on.
 
 A session lock must not live on a request's connection: ``close_old_connections()`` loses it, a connection pool hands it
 to the next request, an aborted transaction cannot release it, and a second task on that connection gets in. So the
-locks of a process live on sessions of their own, outside Django's connection handler.
+locks of a process live on dedicated sessions, outside Django's connection handler.
 
-Locks that are free are taken on the shared session. A lock that is busy is waited for on a session from a small set,
-and stays there while it is held. A session that holds for one owner never waits for another.
+A free lock is taken on the shared session. A busy lock is waited for on a session from a small set, and stays there
+while it is held. A session that holds for one owner never waits for another.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Step
 from django_distlock.concurrency.parking import FairLock
 
-from .session import TICK, Session, StatementTimeout
+from .session import TICK, Session, StatementTimeout, locked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 # A session without locks is closed after this time; seconds.
 IDLE = 5.0
-# Locks on one shared session; then another is opened. PostgreSQL walks all locks of a session at the end of each of its
-# transactions, so that with 900 of them a statement takes twice as long.
+# The locks that one shared session holds before another is opened. PostgreSQL walks all locks of a session at the end
+# of each of its transactions: with 900 of them a statement takes twice as long.
 LOCKS_PER_SESSION = 128
 
 S = TypeVar("S", bound=Session)
@@ -35,8 +34,8 @@ T = TypeVar("T")
 
 
 class Sessions(Generic[S]):
-    """The sessions of one alias. ``connect(waits, until)`` is a flow that opens one; ``opened()`` is called when there
-    is one more to look after."""
+    """The sessions of one alias. ``connect(waits, until)`` is a flow that opens one; ``opened()`` is called after it,
+    so that the keepalive thread ticks."""
 
     def __init__(self, connect: Callable[[bool, float], Flow[S]], waiters: int, opened: Callable[[], object]) -> None:
         self._connect = connect
@@ -48,26 +47,26 @@ class Sessions(Generic[S]):
         self._idle: list[S] = []
         self._lent: set[S] = set()
         self._retired: set[S] = set()  # take no new locks
-        self._doomed: set[S] = set()  # to be closed as soon as nobody uses them
-        self._places = 0
+        self._closing: set[S] = set()  # to be closed once no statement runs on them
+        self._places = 0  # sessions to wait on that are open or being opened
 
     def ready(self) -> S | None:
-        """The shared session with its turnstile taken, if it is there and nobody uses it."""
+        """The shared session with its mutex taken, if it is open and free."""
         session = self._shared
-        if session is None or session.dead is not None or not session.turnstile.try_acquire():
+        if session is None or session.dead is not None or not session.mutex.try_acquire():
             return None
         if session.dead is None and session.orphaned_at is None and len(session.held) < LOCKS_PER_SESSION:
             return session
-        session.turnstile.release()
+        session.mutex.release()
         return None
 
     def ready_to_wait(self) -> S | None:
-        """A session to wait on with its turnstile taken, if one is idle."""
+        """A session to wait on with its mutex taken, if one is idle."""
         with self._mutex:
             if not self._idle:
                 return None
             session = self._idle[-1]
-            if session.dead is not None or session.orphaned_at is not None or not session.turnstile.try_acquire():
+            if session.dead is not None or session.orphaned_at is not None or not session.mutex.try_acquire():
                 return None
             self._idle.pop()
             self._lent.add(session)
@@ -80,24 +79,19 @@ class Sessions(Generic[S]):
             if len(session.held) < LOCKS_PER_SESSION:
                 return session
             self.retire(session)
-        entered: list[bool] = []
-        try:
-            if not (
-                yield Step(self._opening.acquire, self._opening.aacquire, (max(0.0, until - monotonic()),), entered)
-            ):
-                raise StatementTimeout
-            session = self._shared
-            if session is None or session.dead is not None:
-                if session is not None:
-                    self.drop(session)
-                session = yield from self._connect(False, until)
-                with self._mutex:
-                    self._shared = session
-                self._opened()
+        return (yield from locked(self._opening, until - monotonic(), self._open_shared(until)))
+
+    def _open_shared(self, until: float) -> Flow[S]:
+        session = self._shared
+        if session is not None and session.dead is None:
             return session
-        finally:
-            if any(entered):
-                self._opening.release()
+        if session is not None:
+            self.drop(session)
+        session = yield from self._connect(False, until)
+        with self._mutex:
+            self._shared = session
+        self._opened()
+        return session
 
     def lend(self, until: float) -> Flow[S | None]:
         """A session to wait on, for the caller alone; None if all are taken."""
@@ -108,7 +102,7 @@ class Sessions(Generic[S]):
                 if session.dead is None:
                     return session
                 self._forget(session)
-                self._doomed.add(session)
+                self._closing.add(session)
             if self._places >= self._limit:
                 return None
             self._places += 1
@@ -124,7 +118,7 @@ class Sessions(Generic[S]):
         return session
 
     def give_back(self, session: S) -> None:
-        """A session that holds nothing any more: to be used again, or closed if it is dead or retired."""
+        """Take back a session that holds nothing any more. It is closed if it is dead or retired."""
         session.used_at = monotonic()
         with self._mutex:
             if session in self._lent and session.dead is None:
@@ -137,29 +131,25 @@ class Sessions(Generic[S]):
         """Do ``work`` on a session that holds nothing: a statement that takes long, or hangs, costs no lock."""
         lent = yield from self.lend(until)
         session = lent if lent is not None else (yield from self._connect(True, until))
-        entered: list[bool] = []
         try:
-            yield Step(session.turnstile.acquire, session.turnstile.aacquire, (max(0.0, until - monotonic()),), entered)
-            return (yield from work(session))
+            return (yield from locked(session.mutex, until - monotonic(), work(session)))
         except StatementTimeout:
             session.kill("a statement hung")
             raise
         finally:
-            if any(entered):
-                session.turnstile.release()
             if lent is not None:
                 self.give_back(session)
             else:
                 session.close()
 
     def drop(self, session: S) -> None:
-        """End a session whatever it holds. It is closed when nobody is in the middle of a statement on it: closing it
-        under a thread that reads from it would crash the driver."""
+        """End a session and lose what it holds. It is closed once no statement runs on it: a driver crashes if its
+        connection is closed while another thread reads from it."""
         session.kill(session.dead or "closed")
         with self._mutex:
             self._forget(session)
-            self._doomed.add(session)
-        self._bury()
+            self._closing.add(session)
+        self._close_dropped()
 
     def _forget(self, session: S) -> None:
         if session is self._shared:
@@ -172,17 +162,17 @@ class Sessions(Generic[S]):
             self._lent.remove(session)
             self._places -= 1
 
-    def _bury(self) -> None:
+    def _close_dropped(self) -> None:
         with self._mutex:
-            doomed = list(self._doomed)
-        for session in doomed:
-            if session.turnstile.try_acquire():
+            closing = list(self._closing)
+        for session in closing:
+            if session.mutex.try_acquire():
                 try:
                     session.close()
                 finally:
-                    session.turnstile.release()
+                    session.mutex.release()
                 with self._mutex:
-                    self._doomed.discard(session)
+                    self._closing.discard(session)
 
     def retire(self, session: S) -> None:
         """Take no new locks on the shared session; it is closed when its last one is released."""
@@ -193,18 +183,21 @@ class Sessions(Generic[S]):
                 self._retired.add(session)
 
     def all(self) -> list[S]:
-        """Every session that is open, or was until somebody noticed its end."""
+        """Every session that is open, as far as this process knows."""
         with self._mutex:
-            shared = [self._shared] if self._shared is not None else []
-            return [*shared, *self._idle, *self._lent, *self._retired, *self._doomed]
+            return self._all()
+
+    def _all(self) -> list[S]:
+        shared = [self._shared] if self._shared is not None else []
+        return [*shared, *self._idle, *self._lent, *self._retired, *self._closing]
 
     def heard_since(self, when: float) -> bool:
         """Has the server replied on any session since the monotonic time ``when``?"""
         return any(session.replied_at >= when for session in self.all())
 
     def tick(self, now: float) -> float | None:
-        """Look after each session; close those that are dead, and those that were idle for too long."""
-        self._bury()
+        """Watch over each session; close the dead ones and those that were idle for IDLE seconds."""
+        self._close_dropped()
         for session in self.all():
             session.tick(now)
             if session.dead is not None:
@@ -214,7 +207,7 @@ class Sessions(Generic[S]):
         return now + TICK if self.all() else None
 
     def _close_idle(self, session: S) -> None:
-        if not session.turnstile.try_acquire():
+        if not session.mutex.try_acquire():
             return
         try:
             with self._mutex:
@@ -223,16 +216,15 @@ class Sessions(Generic[S]):
                 self._forget(session)
             session.close()
         finally:
-            session.turnstile.release()
+            session.mutex.release()
 
     def close(self) -> None:
-        """Close all of them; what they hold is lost."""
+        """Close all sessions; what they hold is lost."""
         for session in self.all():
             self.drop(session)
 
     def abandon(self) -> None:
-        """In the child of a fork: the sessions are the parent's, who must not notice."""
-        for session in [self._shared, *self._idle, *self._lent, *self._retired, *self._doomed]:
-            if session is not None:
-                session.silence()
+        """In the child of a fork: the sessions are the parent's, which must not notice."""
+        for session in self._all():  # without the mutex, which another thread of the parent may have held
+            session.abandon()
         self.__init__(self._connect, self._limit, self._opened)  # type: ignore[misc]

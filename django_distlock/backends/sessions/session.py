@@ -1,4 +1,4 @@
-"""One dedicated session: a connection on which locks live, watched, and cleaned up after."""
+"""One dedicated session: a connection on which locks live. It is watched, and cleaned up after abandoned statements."""
 
 from __future__ import annotations
 
@@ -6,29 +6,32 @@ import contextlib
 import os
 import threading
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from django_distlock.concurrency import sockets
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import FairLock
+from django_distlock.exceptions import BackendUnavailable
 
 if TYPE_CHECKING:
-    from django_distlock.concurrency.flow import Flow
     from django_distlock.keys import LockKey
 
 # A statement on the shared session that takes longer than this has met a server that hangs; seconds.
 STATEMENT_LIMIT = 2.0
-# A session that holds a lock is asked for a sign of life when it was silent for this long; seconds. With a tick until
-# that is noticed, STATEMENT_LIMIT and another tick a loss is known within 7 s (R18).
+# A session that holds a lock is sent a ping once it was silent for this long; seconds. With the tick that notices the
+# silence, STATEMENT_LIMIT for the reply and another tick, a loss is known within 7 s (R18).
 HEARTBEAT = 3.9
-# How often sessions are looked at while there are any; seconds.
+# The interval at which the keepalive thread checks open sessions; seconds.
 TICK = 0.5
 # A reply may come this much after the deadline of its statement; seconds.
 GRACE = 0.03
 
+T = TypeVar("T")
 
-# The rows of a statement.
+# Returns the rows of a statement.
 Ask: TypeAlias = Callable[[bytes], list[Any]]
 
 
@@ -37,7 +40,7 @@ class SessionDead(Exception):
 
 
 class StatementTimeout(Exception):
-    """No reply in time. The statement may still take effect; the session knows and cleans up."""
+    """No reply in time. The statement may still take effect; the session knows that and cleans up."""
 
 
 class ServerError(Exception):
@@ -48,23 +51,43 @@ class ServerError(Exception):
         self.code = code
 
 
+def unavailable(alias: str, error: BaseException) -> BackendUnavailable:
+    """The error of a caller whose session has failed, with the first line of the server's message."""
+    lines = str(error).strip().splitlines()
+    reason = lines[0] if lines else type(error).__name__
+    return BackendUnavailable(f"The lock session of alias {alias!r} failed: {reason}")
+
+
+def locked(mutex: FairLock, timeout: float, work: Flow[T]) -> Flow[T]:
+    """Run ``work`` while holding ``mutex``. StatementTimeout if it is not free within ``timeout`` seconds."""
+    entered: list[bool] = []
+    try:
+        if not (yield Step(mutex.acquire, mutex.aacquire, (max(0.0, timeout),), entered)):
+            raise StatementTimeout
+        return (yield from work)
+    finally:
+        if any(entered):
+            mutex.release()
+
+
 class Session(ABC):
-    """One connection to the server. All statements are made while its ``turnstile`` is held."""
+    """One connection to the server. A statement is sent while holding ``mutex``."""
 
     def __init__(self, waits: bool) -> None:
-        self.turnstile = FairLock()
+        self.mutex = FairLock()
         self.waits = waits
         self.pid = os.getpid()
         self.dead: str | None = None
         # holds something that cannot be accounted for: takes no new locks, is closed after its last one
         self.retired = False
-        self.held: dict[bytes, int] = {}
+        # how often each lock is held, by digest
+        self.held: defaultdict[bytes, int] = defaultdict(int)
         self.used_at = self.replied_at = monotonic()
         # when the statement was sent that a thread is blocked on, for the watchdog
         self.started: float | None = None
-        # when the statement was sent whose reply nobody waits for any more
+        # when the statement was sent whose caller has given up waiting
         self.orphaned_at: float | None = None
-        # a thread may end the conversation while another closes the descriptor, whose number is then somebody else's
+        # one thread may shut the socket while another closes it, and the number may then belong to another file
         self._end = threading.Lock()
         self._closed = False
 
@@ -76,80 +99,76 @@ class Session(ABC):
     @property
     @abstractmethod
     def server_id(self) -> int:
-        """What the server calls this session."""
+        """The server's number for this session."""
 
     @abstractmethod
     def disconnect(self) -> None:
-        """Close the connection, politely if it lives."""
+        """Close the connection, with a goodbye if it lives."""
 
     @abstractmethod
-    def query(self, sql: bytes, until: float) -> Any:
+    def query(self, sql: bytes, until: float) -> Flow[Any]:
         """The rows of ``sql`` by the monotonic time ``until``. Errors: ServerError, SessionDead, StatementTimeout."""
 
     @abstractmethod
-    async def aquery(self, sql: bytes, until: float) -> Any:
-        """:meth:`query` for a task."""
-
-    @abstractmethod
     def beat(self) -> None:
-        """Send a statement that proves that the session lives, and orphan it."""
+        """Send a ping; :meth:`collect` reads the reply later."""
 
     @abstractmethod
     def collect(self) -> None:
-        """Read what has come for the orphaned statement, without waiting; if it is complete, clean up after it."""
+        """Read what has arrived for the orphaned statement, without waiting; clean up if it is complete."""
 
     @abstractmethod
     def unexpected(self) -> None:
-        """Something can be read though nothing was asked: news, or the end of the session."""
+        """Read what the server sent unasked: a notice, or the end of the session."""
 
     @abstractmethod
     def lock(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
         """Take the lock if it is free."""
 
     @abstractmethod
-    def lock_now(self, key: LockKey, shared: bool) -> bool:
-        """:meth:`lock` in this thread, under the eyes of the watchdog."""
+    def lock_fast(self, key: LockKey, shared: bool) -> bool:
+        """:meth:`lock` by one blocking call in this thread; the watchdog ends it if it hangs."""
 
     @abstractmethod
-    def unlock_now(self, key: LockKey, shared: bool) -> bool:
-        """:meth:`unlock` in this thread, under the eyes of the watchdog."""
+    def unlock_fast(self, key: LockKey, shared: bool) -> bool:
+        """:meth:`unlock` by one blocking call in this thread; the watchdog ends it if it hangs."""
 
     @abstractmethod
-    def wait_now(self, key: LockKey, shared: bool, until: float) -> bool:
-        """:meth:`wait` in this thread, if that takes one statement. False, and nothing held: it would have taken more,
-        or the lock was busy to the end. StatementTimeout: the session is dead."""
+    def wait_fast(self, key: LockKey, shared: bool, until: float) -> bool:
+        """:meth:`wait` in this thread, if one statement is enough. False, with nothing held, if it takes more, or if
+        the lock stayed busy. StatementTimeout: the session is dead."""
 
     @abstractmethod
     def wait(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
-        """Wait for the lock until the monotonic time ``until``; on a session that holds nothing."""
+        """Wait for the lock until the monotonic time ``until``. The session must hold nothing."""
 
     @abstractmethod
     def unlock(self, key: LockKey, shared: bool) -> Flow[bool]:
-        """Give the lock back. False if this session did not hold it."""
+        """Release the lock. False if this session did not hold it."""
 
     @abstractmethod
     def settle(self, until: float) -> Flow[None]:
-        """Wait for the orphaned reply, if there is one, and clean up after it."""
+        """Wait for the reply of an orphaned statement, if there is one, and clean up."""
 
     @abstractmethod
     def cancel(self, other: Session, until: float) -> Flow[None]:
-        """Have the server end the statement that ``other`` waits for."""
+        """Have the server end the statement that runs on ``other``."""
 
     @abstractmethod
     def clear(self, until: float) -> Flow[None]:
-        """Give back every lock of this session."""
+        """Release every lock of this session."""
 
     @abstractmethod
     def ping(self, until: float) -> Flow[None]:
         """Prove that the session lives."""
 
     def ensure_bound(self, alias: str, second: Session, until: float) -> Flow[None]:
-        """UnsupportedOperation if a pooler gives this connection another server session from time to time. ``second``
-        is another connection by the same way."""
+        """Raise UnsupportedOperation if a pooler gives this connection changing server sessions. ``second`` is another
+        connection to the same address."""
         yield from ()
 
     def kill(self, reason: str) -> None:
-        """Declare the session dead and end whatever hangs on it; from any thread."""
+        """Declare the session dead and end the statement that hangs on it; from any thread."""
         with self._end:
             if self.dead is None:
                 self.dead = reason
@@ -165,45 +184,34 @@ class Session(ABC):
             self._closed = True
         self.disconnect()
 
-    def silence(self) -> None:
+    def abandon(self) -> None:
         """In the child of a fork: leave the parent's connection alone."""
         self.dead = "fork"
         if not self._closed:
             self._closed = True
             sockets.silence(self.fd)
 
-    def note(self, key: LockKey) -> None:
-        self.held[key.digest] = self.held.get(key.digest, 0) + 1
-
-    def forget(self, key: LockKey) -> None:
-        left = self.held.get(key.digest, 0) - 1
-        if left > 0:
-            self.held[key.digest] = left
-        else:
-            self.held.pop(key.digest, None)
-
-    def look(self) -> None:
-        """Notice that the server has hung up, unless somebody is just talking to it."""
-        if self.dead is None and self.turnstile.try_acquire():
+    def notice_end(self) -> None:
+        """Notice that the server has hung up, unless a statement runs."""
+        if self.dead is None and self.mutex.try_acquire():
             try:
-                self.check()
+                self._notice_end()
             finally:
-                self.turnstile.release()
+                self.mutex.release()
 
-    def check(self) -> None:
-        """:meth:`look`, by whoever has the turnstile."""
+    def _notice_end(self) -> None:
         if self.dead is None and self.orphaned_at is None and sockets.readable(self.fd, 0):
-            with contextlib.suppress(SessionDead):  # it has noted that by itself
+            with contextlib.suppress(SessionDead):  # self.dead says so
                 self.unexpected()
 
     def tick(self, now: float) -> None:
-        """Watchdog and heartbeat; called by the keepalive thread."""
+        """Run the watchdog and the heartbeat; the keepalive thread calls this."""
         started = self.started
         if started is not None:
             if now - started > STATEMENT_LIMIT:
                 self.kill("a statement hung")
             return
-        if self.dead is not None or not self.turnstile.try_acquire():
+        if self.dead is not None or not self.mutex.try_acquire():
             return
         try:
             if self.orphaned_at is not None:
@@ -211,10 +219,10 @@ class Session(ABC):
                 if self.orphaned_at is not None and now - self.orphaned_at > STATEMENT_LIMIT:
                     self.kill("a statement hung")
             else:
-                self.check()
+                self._notice_end()
                 if self.dead is None and self.held and now - self.replied_at >= HEARTBEAT:
                     self.beat()
         except Exception as error:
             self.kill(f"{type(error).__name__} while looking after it")
         finally:
-            self.turnstile.release()
+            self.mutex.release()

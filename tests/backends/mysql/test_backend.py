@@ -12,6 +12,7 @@ from django.db import connections
 
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock, held_locks
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
 from django_distlock.records import Claim
 from tests.backends.actors import hold, share_and_write
@@ -74,7 +75,7 @@ def test_null_is_not_acquired(name: str) -> None:
         child.say()
         assert child.hear() == "released"
     for session in backend.sessions.all():
-        session.query(b"SET sql_mode = 'PIPES_AS_CONCAT'", monotonic() + 2)
+        run(session.query(b"SET sql_mode = 'PIPES_AS_CONCAT'", monotonic() + 2))
     key.__dict__["text_bytes"] = b"' || NULL || '"
     with pytest.raises(BackendUnavailable, match="NULL"):
         backend.try_acquire(Claim(key=key))
@@ -131,7 +132,7 @@ def test_r5_max_statement_time_on_a_wait_keeps_the_deadline(name: str) -> None:
         with pytest.raises(LockTimeout):
             advisory_lock(name, using="mysql").acquire(timeout=0.5)
         for session in registry.entry("mysql").backend.sessions.all():
-            session.query(tight.encode(), monotonic() + 2)
+            run(session.query(tight.encode(), monotonic() + 2))
         began = monotonic()
         with pytest.raises(LockTimeout):
             advisory_lock(name, using="mysql").acquire(timeout=0.6)
@@ -150,7 +151,7 @@ def test_max_statement_time_of_the_server_does_not_count(init_command: Callable[
         assert child.hear() == "held"
         threading.Timer(0.4, child.say).start()
         with advisory_lock(name, using="mysql", timeout=5) as lease:
-            assert session_of(lease).execute(f"SELECT @@{variable}".encode(), monotonic() + 2) == 0
+            assert run(session_of(lease).execute(f"SELECT @@{variable}".encode(), monotonic() + 2)) == 0
         assert child.hear() == "released"
 
 

@@ -10,6 +10,7 @@ from django.db import connections
 
 from django_distlock import UnsupportedOperation
 from django_distlock.backends.mysql.session import MySQLSession
+from django_distlock.backends.mysql.session import prepare as prepare_session
 from django_distlock.backends.sessions.session import ServerError
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import run
@@ -31,7 +32,7 @@ def conn(databases: None) -> Iterator[Any]:
 
 def prepare(conn: Any) -> MySQLSession:
     session = MySQLSession(conn, waits=False)
-    run(session.prepare("mysql", monotonic() + 5))
+    run(prepare_session(session, "mysql", monotonic() + 5))
     return session
 
 

@@ -17,6 +17,7 @@ from django.db import connections, transaction
 
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock, held_locks
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import run
 from tests.backends.actors import hold, share_and_write
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias
@@ -102,10 +103,10 @@ def test_r4_a_waiting_writer_is_not_overtaken_by_readers_of_a_reading_session(na
     with Child(share_and_write, "postgres", name) as writer:
         assert writer.hear() == "asking"
         eventually(lambda: waiters("postgres", name), "the writer does not wait")
-        with held_turnstile(session):
+        with held_mutex(session):
             sql = f"SELECT pg_try_advisory_lock_shared({number_of(name)})".encode()
-            assert session.query(sql, monotonic() + 2) == [["t"]], "no fault to guard against"
-            session.query(sql.replace(b"try_advisory_lock", b"advisory_unlock"), monotonic() + 2)
+            assert run(session.query(sql, monotonic() + 2)) == [["t"]], "no fault to guard against"
+            run(session.query(sql.replace(b"try_advisory_lock", b"advisory_unlock"), monotonic() + 2))
         assert shared_in_thread(name) is None
         released = monotonic()
         reader.release()
@@ -115,12 +116,12 @@ def test_r4_a_waiting_writer_is_not_overtaken_by_readers_of_a_reading_session(na
 
 
 @contextmanager
-def held_turnstile(session: Any) -> Iterator[None]:
-    assert session.turnstile.acquire(5)
+def held_mutex(session: Any) -> Iterator[None]:
+    assert session.mutex.acquire(5)
     try:
         yield
     finally:
-        session.turnstile.release()
+        session.mutex.release()
 
 
 def test_r4_joining_readers_do_not_starve_a_writer_of_another_process(name: str) -> None:

@@ -126,10 +126,10 @@ def test_r22b_in_a_transaction_without_room_for_a_second_session(
     (record,) = caplog.records
     assert re.search(r"second session asks whether the server excludes it.*too many", record.getMessage())
     backend: Any = registry.entry("postgres").backend
-    assert not backend._transactions_exclude
-    monkeypatch.setattr(backend, "_prove_from", 0.0)  # a minute later
+    assert not backend._transactions._proven
+    monkeypatch.setattr(backend._transactions, "_prove_from", 0.0)  # a minute later
     with transaction.atomic("postgres"), advisory_lock(name, using="postgres"):
-        assert backend._transactions_exclude
+        assert backend._transactions._proven
 
 
 def test_r22b_a_transaction_is_proven_by_way_of_session_database(settings: Any, name: str) -> None:
@@ -140,7 +140,7 @@ def test_r22b_a_transaction_is_proven_by_way_of_session_database(settings: Any, 
         registry.reset()
         with transaction.atomic("postgres"), advisory_lock(name, using="postgres"):
             backend: Any = registry.entry("postgres").backend
-            assert backend._transactions_exclude
+            assert backend._transactions._proven
         registry.reset()
 
 

@@ -57,7 +57,7 @@ def nodes(client: Any, name: str) -> list[str]:
 
 
 def packets() -> int:
-    """How many requests the server has had, of anybody."""
+    """How many requests the server has had, of all clients."""
     with socket.create_connection(address(), 5) as connection:
         connection.sendall(b"mntr")
         said = b"".join(iter(lambda: connection.recv(65536), b"")).decode()

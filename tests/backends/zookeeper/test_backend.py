@@ -54,7 +54,7 @@ def test_two_requests_to_acquire_and_one_to_release(name: str, settings: Any) ->
 
 
 def test_a_waiter_costs_the_server_nothing_while_it_waits(name: str, settings: Any, server: Any) -> None:
-    """20 waiters, each behind another; whoever polls every 50 ms asks 200 times in this time."""
+    """20 waiters, each behind another contender; polling every 50 ms would take 200 requests in this time."""
     use(settings, session_timeout=30)
     locks = [advisory_lock(f"{name}{number}", using=USING, shared=True) for number in range(20)]
     blockers = [_stand_in_front(server, lock.name) for lock in locks]
@@ -88,14 +88,14 @@ def _settled(server: Any, locks: list[Any]) -> None:
 
 
 def _stand_in_front(server: Any, name: str, number: int = 0) -> str:
-    """A contender of nobody's, ahead of all that come later."""
+    """A contender made by the test, ahead of all later ones."""
     path: str = server.create(f"{path_of(name)}/{number:032x}-x-", b"", ephemeral=True, sequence=True, makepath=True)
     return path
 
 
 @pytest.mark.alone
 def test_r5_one_deadline_however_often_the_one_before_changes(name: str, server: Any) -> None:
-    """kazoo's lock begins its timeout anew with each predecessor that goes: 1 s took 3.4 s."""
+    """kazoo's lock restarts its timeout with each predecessor that goes: 1 s took 3.4 s."""
     timeout, every, times = 0.3, 0.15, 8
 
     def churn(paths: list[str]) -> threading.Thread:
@@ -199,7 +199,7 @@ def test_the_server_deletes_the_nodes_above_if_we_do_not(name: str, server: Any)
 
 
 def test_a_semaphores_waiters_get_in_whichever_holder_leaves(name: str, server: Any) -> None:
-    """The first waiter watches all holders, each other one the waiter before it: nobody is forgotten, in whatever
+    """The first waiter watches all holders, each other one the waiter ahead of it: none is forgotten, in whatever
     order the holders go. Past the queue of this process, which would let only three of it ask."""
     site_key.load()
     backend, key = registry.entry(USING).backend, registry.entry(USING).key(name)

@@ -64,7 +64,7 @@ def test_the_order_goes_on_where_the_counter_of_32_bits_begins_again(first: int)
     ],
 )
 def test_who_waits_for_whom(modes: str, turns: list[int | None]) -> None:
-    """A reader waits for the last writer before it; a writer for whoever is before it."""
+    """A reader waits for the last writer ahead of it; a writer for the contender ahead of it."""
     nodes = queue(line(*modes))
     expected = [Turn(True) if each is None else Turn(False, nodes[each].name) for each in turns]
     assert [turn(nodes, place) for place in range(len(nodes))] == expected

@@ -1,4 +1,4 @@
-"""SASL with DIGEST-MD5, against a server that lets nobody else in."""
+"""SASL with DIGEST-MD5, against a server that requires it."""
 
 from __future__ import annotations
 

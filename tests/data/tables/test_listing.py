@@ -155,9 +155,10 @@ def test_a_new_row_that_somebody_waits_for(fresh: None) -> None:
 
 def test_without_the_performance_schema(fresh: None, rival: Rival, monkeypatch: pytest.MonkeyPatch) -> None:
     """MariaDB has it off by default: then its plugin tells, and without that nobody does. MySQL has no plugin."""
-    from django_distlock.backends.mysql import relations
 
-    monkeypatch.setattr(relations, "PERFORMANCE_SCHEMA", b"SELECT 1 FROM performance_schema.nothing")
+    from django_distlock.backends.mysql import introspection
+
+    monkeypatch.setattr(introspection, "PERFORMANCE_SCHEMA", b"SELECT 1 FROM performance_schema.nothing")
     with table_lock(Account, using="mariadb"):
         if is_mariadb():
             waiter = asked_for("mysql", rival)
@@ -167,8 +168,8 @@ def test_without_the_performance_schema(fresh: None, rival: Rival, monkeypatch: 
             rival.tell("lock", "mariadb", ["Account"], "write", 10)
             with another("mariadb") as connection:
                 eventually(lambda: ask(connection, WAITING["mariadb"])[0][0] == 1, "nobody waits")
-        monkeypatch.setattr(relations, "PLUGIN", b"SELECT 1 FROM information_schema.nothing")
-        monkeypatch.setattr(relations, "INNODB", b"SELECT 1 FROM information_schema.nothing")
+        monkeypatch.setattr(introspection, "PLUGIN", b"SELECT 1 FROM information_schema.nothing")
+        monkeypatch.setattr(introspection, "INNODB", b"SELECT 1 FROM information_schema.nothing")
         assert listed("mysql") == []
     assert rival.child.hear()[0] == "held"
     rival.leave()

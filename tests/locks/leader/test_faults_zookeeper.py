@@ -42,7 +42,7 @@ def test_in_a_partition_it_steps_down_before_another_one_leads(name: str, proxy:
         assert leader.elected(PATIENCE)
         with Child(get, name) as rival, clerk() as server:
             assert rival.hear() == "asking"
-            eventually(lambda: len(nodes(server, name)) == 2, "nobody waits")
+            eventually(lambda: len(nodes(server, name)) == 2, "no waiter")
             proxy.blackhole()
             assert office.demoted.wait(PATIENCE)
             assert office.reason == "lost"

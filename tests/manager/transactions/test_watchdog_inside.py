@@ -10,7 +10,7 @@ import pytest
 from django.db import connections, transaction
 
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock
-from django_distlock.backends.postgres.watched import RETREAT
+from django_distlock.backends.postgres.transaction import RETREAT
 from django_distlock.manager.registry import registry
 from tests.faults.proxy import Proxy
 from tests.manager.transactions import rows

@@ -1,51 +1,73 @@
-"""R5: when the watchdog ends the caller's connection, by a clock of our own."""
+"""R5: when a statement on the caller's connection that is not answered ends that connection."""
 
 from __future__ import annotations
 
+import math
 import socket
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from psycopg import pq
+from psycopg.waiting import WAIT_R, wait
 
-from django_distlock.backends.postgres import watched as postgres_watched
-from django_distlock.backends.postgres.watched import Watched, look_after
+from django_distlock.backends.postgres import transaction
+from django_distlock.backends.postgres.transaction import LATE, PATIENCE, SILENT, Bounded
+from django_distlock.concurrency import sockets
+from django_distlock.concurrency.clock import monotonic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Generator, Iterator
 
-# The watch begins 15 ms after the deadline, and the caller must be back 50 ms after it; a few are left to the driver.
-IN_TIME = 0.033
-NEVER_BEFORE = 0.02
+# The time of a statement is over 15 ms after the deadline of its caller, who must be back 50 ms after it.
+IN_TIME = 0.035
+
+
+class Connection:
+    """As much of psycopg's connection as a statement needs, over one end of a pair of sockets."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self.pgconn = SimpleNamespace(socket=end.fileno())
+
+    def wait(self, generator: Any, interval: float = 0.1) -> Any:
+        return wait(generator, self.pgconn.socket, interval=interval)
+
+    def execute(self) -> bytes:
+        """Psycopg's way: a generator that says that it wants to read, until it has."""
+
+        def fetch() -> Generator[Any, Any, bytes]:
+            while not (yield WAIT_R):
+                pass
+            return self.end.recv(100)
+
+        return bytes(self.wait(fetch()))
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Connection, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    yield Connection(ours), theirs
+    ours.close()
+    theirs.close()
 
 
 class Clock:
-    """The clock of a keepalive thread that looks whenever it is told to."""
+    """A clock that goes on only while somebody polls in vain; ``late``: how much longer a poll takes than it should."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        self.slow = 0.0  # how long a look takes
-        self.shut: list[float] = []
-        monkeypatch.setattr(postgres_watched, "monotonic", lambda: self.now + self.slow)
-        sockets = SimpleNamespace(
-            readable=postgres_watched.sockets.readable, shut=lambda fd: self.shut.append(self.now)
-        )
-        monkeypatch.setattr(postgres_watched, "sockets", sockets)
+        self.late: Callable[[int], float] = lambda number: 0.0002
+        self.polls = 0
+        self.answers_at = math.inf
+        monkeypatch.setattr(transaction, "monotonic", lambda: self.now)
+        monkeypatch.setattr(transaction, "READY", SimpleNamespace(poll=self.poll))
 
-    def run(self, watched: Watched, looks: int, bad: dict[int, tuple[float, float]]) -> float | None:
-        """Seconds from the first look to the end of the connection. ``bad``: look -> how late it comes, how long it
-        takes."""
-        started = watched.until
-        due = started
-        for number in range(looks):
-            late, self.slow = bad.get(number, (0.0001, 0.0001))
-            self.now = max(due, self.now) + late
-            due = watched.look(self.now)
-            if self.shut:
-                return self.shut[0] - started
-            self.now += self.slow
-        return None
+    def poll(self, fd: int, write: bool, until: float) -> bool:
+        ready = sockets.READY.poll(fd, write, 0) or self.answers_at <= until
+        if not ready:
+            self.now = max(self.now, until) + self.late(self.polls)
+            self.polls += 1
+        return ready
 
 
 @pytest.fixture
@@ -53,78 +75,95 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    ours, theirs = socket.socketpair()
-    yield ours, theirs
-    ours.close()
-    theirs.close()
+def test_r5_a_silent_server_ends_the_connection_in_time(ends: tuple[Connection, socket.socket], clock: Clock) -> None:
+    connection, _ = ends
+    bounded = Bounded(connection, 1000.1)
+    with bounded:
+        assert connection.execute() == b"", "the end of the conversation"
+    assert bounded.ended
+    assert SILENT <= clock.now - 1000.1 <= IN_TIME
 
 
-@pytest.fixture
-def watched(ends: tuple[socket.socket, socket.socket]) -> Watched:
-    conn = SimpleNamespace(socket=ends[0].fileno(), transaction_status=pq.TransactionStatus.ACTIVE)
-    connection: Any = SimpleNamespace(alias="postgres", connection=SimpleNamespace(pgconn=conn))
-    return Watched(connection, 1000.0)
-
-
-def watched_connection(like: Watched) -> Any:
-    return SimpleNamespace(alias="postgres", connection=SimpleNamespace(pgconn=like.conn))
-
-
-@pytest.mark.parametrize("bad", [None, *range(12)])
-@pytest.mark.parametrize("how", [(0.0001, 0.004), (0.011, 0.0001)], ids=["slow", "late"])
-def test_r5_one_bad_look_does_not_cost_the_deadline(
-    clock: Clock, watched: Watched, bad: int | None, how: tuple[float, float]
+@pytest.mark.parametrize("bad", [0, 1])
+def test_r5_one_late_poll_does_not_end_it_and_costs_little(
+    ends: tuple[Connection, socket.socket], clock: Clock, bad: int
 ) -> None:
-    took = clock.run(watched, 100, {} if bad is None else {bad: how})
-    assert took is not None
-    late = how[0] if how[0] > 0.01 and bad is not None else 0.0
-    assert NEVER_BEFORE <= took <= IN_TIME + 2 * late
+    """It came late: at the deadline itself, or when the server was given its last chance."""
+    late = 2 * LATE
+    clock.late = lambda number: late if number == bad else 0.0002
+    connection, _ = ends
+    bounded = Bounded(connection, 1000.1)
+    with bounded:
+        connection.execute()
+    assert bounded.ended
+    assert clock.polls == 2 + bad
+    assert clock.now - 1000.1 <= (1 + bad) * SILENT + late + 0.001
 
 
-def test_r5_looks_that_say_nothing_do_not_end_it(clock: Clock, watched: Watched) -> None:
-    """Threads of this process fight for the interpreter: the caller does not get it either."""
-    assert clock.run(watched, 99, dict.fromkeys(range(99), (0.006, 0.006))) is None
-    took = clock.run(watched, 1, {0: (0.006, 0.006)})
-    assert took is not None, "but not for ever"
-
-
-def test_r5_a_look_leaves_others_the_time_to_take_the_interpreter(
-    clock: Clock, watched: Watched, monkeypatch: pytest.MonkeyPatch
+def test_r5_polls_that_are_all_late_do_not_end_it_but_not_for_ever(
+    ends: tuple[Connection, socket.socket], clock: Clock
 ) -> None:
-    """The caller has read the answer, so the socket is empty, and waits for the interpreter like others. A look that
-    does not wait is through before any of them has woken up, and takes that for a silent server."""
-
-    def others_take_it(seconds: float) -> None:
-        clock.slow = 0.006 if seconds > 0 else 0.0
-
-    monkeypatch.setattr(postgres_watched, "time", SimpleNamespace(sleep=others_take_it))
-    for _ in range(99):
-        clock.slow = 0.0
-        clock.now = look_after([watched], clock.now) + 0.0001
-    assert not clock.shut
+    """Threads of this process fight for the interpreter, or processes for the host: the server may have answered."""
+    clock.late = lambda number: 0.03
+    connection, _ = ends
+    bounded = Bounded(connection, 1000.1)
+    with bounded:
+        connection.execute()
+    assert bounded.ended
+    assert PATIENCE <= clock.now - 1000.1 <= PATIENCE + SILENT + 0.031
 
 
-def test_r5_a_crowd_at_a_server_that_hangs_is_in_time(
-    clock: Clock, watched: Watched, monkeypatch: pytest.MonkeyPatch
+def test_r5_a_server_that_answers_meanwhile_is_left_alone(ends: tuple[Connection, socket.socket], clock: Clock) -> None:
+    connection, theirs = ends
+
+    def late(number: int) -> float:
+        if number == 2:
+            theirs.send(b"granted")
+        return 0.03
+
+    clock.late = late
+    bounded = Bounded(connection, 1000.1)
+    with bounded:
+        assert connection.execute() == b"granted"
+    assert not bounded.ended
+
+
+def test_r5_an_answer_that_lies_there_at_the_deadline_is_read(
+    ends: tuple[Connection, socket.socket], clock: Clock
 ) -> None:
-    """Each caller's connection is looked at in its turn; the time for others is given once."""
-    slept: list[float] = []
-    monkeypatch.setattr(postgres_watched, "time", SimpleNamespace(sleep=slept.append))
-    crowd = [watched, *(Watched(watched_connection(watched), 1000.0) for _ in range(49))]
-    while clock.now < 1000.0 + IN_TIME:
-        clock.now = look_after(crowd, clock.now) + 0.0001
-        if len(clock.shut) >= len(crowd):
-            break
-    assert len(clock.shut) == len(crowd)
-    assert len(slept) <= 12
+    connection, theirs = ends
+    theirs.send(b"granted")
+    clock.now = 1001.0
+    bounded = Bounded(connection, 1000.1)
+    with bounded:
+        assert connection.execute() == b"granted"
+    assert not bounded.ended
 
 
-def test_r5_server_that_answered_is_left_alone(
-    clock: Clock, watched: Watched, ends: tuple[socket.socket, socket.socket]
-) -> None:
-    """The caller has not read the answer yet."""
-    assert clock.run(watched, 3, {}) is None
-    ends[1].send(b"x")
-    assert clock.run(watched, 200, {}) is None
+def test_without_an_end_it_waits_for_the_answer(ends: tuple[Connection, socket.socket]) -> None:
+    connection, theirs = ends
+    theirs.send(b"granted")
+    with Bounded(connection, math.inf):
+        assert connection.execute() == b"granted"
+
+
+def test_the_connection_is_left_as_it_was(ends: tuple[Connection, socket.socket]) -> None:
+    """Also by a lock that is acquired within another, in a wrapper of the caller's statements."""
+    connection, theirs = ends
+    with Bounded(connection, monotonic() + 5):
+        with Bounded(connection, monotonic() + 5):
+            theirs.send(b"inner")
+            assert connection.execute() == b"inner"
+        assert "wait" in vars(connection)
+        theirs.send(b"outer")
+        assert connection.execute() == b"outer"
+    assert "wait" not in vars(connection)
+
+
+def test_far_from_the_deadline_psycopg_waits_by_itself(ends: tuple[Connection, socket.socket], clock: Clock) -> None:
+    """In pieces, between which signals are handled."""
+    connection, theirs = ends
+    theirs.send(b"granted")
+    with Bounded(connection, 1001.0):
+        assert connection.execute() == b"granted"
+    assert clock.polls == 0
