@@ -61,7 +61,7 @@ def test_the_doctor_says_so_whatever_the_name_is(cluster: Cluster, settings: Any
     settings.DISTLOCK = {"node": {"BACKEND": BACKEND, "OPTIONS": options}}
     found = [finding for finding in diagnose("node") if finding.alias]
     assert [finding.level for finding in found] == ["error"]
-    assert "No lock can be taken: The Redis server of alias 'node': A node of a Redis Cluster" in found[0].text
+    assert "No lock can be acquired: The Redis server of alias 'node': A node of a Redis Cluster" in found[0].text
 
 
 def test_the_doctor_asks_the_server_too(alias: str, monkeypatch: Any) -> None:
