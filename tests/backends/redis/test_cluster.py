@@ -9,7 +9,7 @@ import pytest
 
 from django_distlock import BackendUnavailable, UnsupportedOperation, advisory_lock, held_locks
 from django_distlock.backends.redis import target
-from django_distlock.backends.redis.scripts import keys_of
+from django_distlock.backends.redis.commands import keys_of
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.operations.doctor import diagnose
