@@ -1,4 +1,4 @@
-"""The only reader of ``django.conf.settings``."""
+"""Reads the settings of locks; other modules ask here."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class AliasConfig:
     max_hold: float | None = None
     max_held: int = 1000
     warn_hold_seconds: float | None = None
-    # not shown: there may be passwords in them
+    # no repr: they may contain passwords
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 def configured() -> Mapping[str, Mapping[str, Any]]:
-    """The setting ``DISTLOCK``; ``{"default": {}}`` if there is none, and always with a "default"."""
+    """The setting ``DISTLOCK``, with an empty "default" if it has none."""
     given = getattr(settings, "DISTLOCK", None) or {}
     if not isinstance(given, Mapping):
         raise ImproperlyConfigured("DISTLOCK must be a dict: alias -> settings.")
@@ -89,7 +89,7 @@ def read_alias(alias: str) -> AliasConfig:
 
 
 def history_days() -> float | None:
-    """The setting ``DISTLOCK_HISTORY_DAYS``: for how long events of locks are kept; None: they are not recorded."""
+    """The setting ``DISTLOCK_HISTORY_DAYS``: the days for which events are kept. None: they are not recorded."""
     days = getattr(settings, "DISTLOCK_HISTORY_DAYS", None)
     try:
         return seconds("DISTLOCK_HISTORY_DAYS", days, none=True, positive=True)

@@ -4,16 +4,16 @@
 
     Exception
     └── DistlockError
-        ├── LockNotAcquired            busy, and we were told not to wait
+        ├── LockNotAcquired            busy, and the call does not wait
         │   └── LockTimeout            busy until the deadline
-        ├── LockLost                   it was ours and is not any more
-        ├── LockNotHeld                released, or never entered here
+        ├── LockLost                   it was held and has been lost
+        ├── LockNotHeld                released, or never acquired here
         ├── DeadlockDetected           waiting would never have ended
-        ├── UnsupportedOperation       this engine cannot do that
-        └── BackendUnavailable         the engine does not answer; the driver's error is ``__cause__``
+        ├── UnsupportedOperation       this backend cannot do it
+        └── BackendUnavailable         the server does not answer; the driver's error is ``__cause__``
 
-Busy, lost and unreachable are three different classes on purpose: a caller skips, aborts or alerts. The docstring of
-a class is its message when none is given.
+Busy, lost and unreachable are different classes because callers react differently: they skip, abort or alert. The
+docstring of a class is its default message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DistlockError(Exception):
     """A lock operation failed."""
 
     def __init__(self, message: str | None = None) -> None:
-        # one harmless line, whatever a driver has put into it
+        # the message of a driver may have several lines and control characters
         super().__init__(one_line(message if message is not None else (type(self).__doc__ or "").strip()))
 
 

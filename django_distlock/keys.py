@@ -1,8 +1,8 @@
-"""A readable name -> what an engine is sent.
+"""From the name of a lock to the key that an engine gets.
 
-Engines disagree about names: MySQL folds case, MariaDB cuts at a NUL byte, PostgreSQL takes 64 bits, ZooKeeper's client
-dies of a lone surrogate. So no engine ever sees the name itself: it gets a keyed hash of the exact code points, and two
-spellings never meet by accident. The site key keeps two sites on one server apart.
+Engines treat names differently: MySQL folds case, MariaDB cuts at a NUL byte, PostgreSQL takes 64 bits, ZooKeeper's
+client fails on a lone surrogate. So engines get a keyed hash of the exact code points: two names with different code
+points have different keys. The site key keeps two sites on one server apart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NOT_SLUG = re.compile(r"[^a-z0-9]+")
 
 
 class LockKey:
-    """One lock of one site: ``alias`` and ``name`` as the code spells them, and the forms that engines understand.
+    """One lock of one site: ``alias`` and ``name`` as in the code, and the forms that engines take.
 
     Equal keys have equal ``digest`` (32 bytes).
     """

@@ -34,11 +34,11 @@ def language_of_texts() -> dict[str, Any]:
 
 
 class LockBusyMiddleware:
-    """Turns a :class:`~django_distlock.LockNotAcquired` that leaves a view into ``503 Service Unavailable``.
+    """Answers a request whose view raises :class:`~django_distlock.LockNotAcquired` by ``503 Service Unavailable``.
 
     With ``Retry-After`` (seconds), a small page for browsers (template ``django_distlock/busy.html``) and
-    ``application/problem+json`` (RFC 9457) for clients that prefer JSON. Other errors of locks, a backend that is down
-    above all, stay errors.
+    ``application/problem+json`` (RFC 9457) for clients that prefer JSON. Other errors of locks stay errors, for example
+    that of a backend that is down.
     """
 
     sync_capable = True
@@ -55,7 +55,7 @@ class LockBusyMiddleware:
         return self.get_response(request)
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
-        """The answer for a busy lock; None leaves every other exception alone."""
+        """The response for a busy lock; None for other exceptions."""
         if not isinstance(exception, LockNotAcquired):
             return None
         title = _("Busy")

@@ -1,6 +1,6 @@
-"""What is kept in the database: the site key, and the lease table with its queue. And what the admin knows as a model.
+"""The tables of the package, and the model of the admin's page of held locks.
 
-The models are for reading. The backends write with statements of their own, on sessions of their own.
+The models are for reading. Backends and storages write by their own SQL, mostly on their own sessions.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from django.utils.translation import gettext_lazy as _
 from .schema import AsciiField
 
 
-class Undumped(models.Manager):  # type: ignore[type-arg]  # not subscriptable at run time
-    """Nothing. ``dumpdata`` asks it: a table may be missing on this database, and what is in it is of use nowhere else;
-    the site key least of all, and stored answers are nobody else's business."""
+class EmptyManager(models.Manager):  # type: ignore[type-arg]  # not subscriptable at run time
+    """Always empty. ``dumpdata`` uses it: the table may be missing in this database, its rows are useless elsewhere,
+    and the site key and stored responses are confidential."""
 
     def get_queryset(self) -> models.QuerySet[models.Model]:
         return super().get_queryset().none()
 
 
 class Rows(models.Model):
-    """What belongs to one database and to those who use it now: ``rows`` reads the table."""
+    """Base class of rows that have a meaning only in their database. ``rows`` reads the table."""
 
-    objects = Undumped()
+    objects = EmptyManager()
     rows = models.Manager()  # noqa: DJ012 - fields and managers of a base class
 
     class Meta:
         abstract = True
-        base_manager_name = "objects"  # that of `dumpdata --all`
+        base_manager_name = "objects"  # used by `dumpdata --all`
 
 
 class SiteKey(Rows):
-    """One row: the key that every lock name of this site is hashed with. It is never shown."""
+    """One row: the key with which the lock names of this site are hashed. It is never shown."""
 
     id = models.SmallIntegerField(primary_key=True)
     site_key = models.CharField(max_length=128)
@@ -46,8 +46,8 @@ class SiteKey(Rows):
 
 
 class LeaseRow(Rows):
-    """The latest lease of one name; free if ``expires_at`` is over. Times are microseconds since 1970 by the clock of
-    the database, so that no time zone matters. Not on SQLite, where leases have a file of their own."""
+    """The latest lease of a name; it is free after ``expires_at``. Times are microseconds since 1970 by the clock of
+    the database, independent of time zones. Not on SQLite, where leases are in a separate file."""
 
     digest = AsciiField(primary_key=True, max_length=64)
     alias = AsciiField(max_length=255)
@@ -68,13 +68,13 @@ class LeaseRow(Rows):
 
 
 class LeaseTicket(Rows):
-    """The place of one waiter in the queue for a lease; it is passed over if ``seen`` is long ago."""
+    """The place of a waiter in the queue for a lease. The queue skips it if ``seen`` is too long ago."""
 
     token = AsciiField(primary_key=True, max_length=64)
     digest = AsciiField(max_length=64)
     arrived = models.BigIntegerField()
     seen = models.BigIntegerField()
-    holder = AsciiField(max_length=255, null=True)  # null: by a process of an older version
+    holder = AsciiField(max_length=255, null=True)
 
     class Meta:
         managed = False
@@ -87,10 +87,10 @@ class LeaseTicket(Rows):
 
 
 class LockName(Rows):
-    """What a hashed key stands for, on PostgreSQL and MySQL: its name, and who has held it for longer than a moment.
+    """The name of a hashed key, on PostgreSQL and MySQL, and its latest holder that held it for over a second.
 
-    ``other`` is a second name with the same key, if there is one. ``session`` is what the server calls the session that
-    held the lock when this was written, ``since`` when that began; a row of a hold that is over stays until the next.
+    ``other`` is a second name with the same key. ``session`` is the server's number of the session that held the lock
+    when the row was written, ``since`` when that hold began. A row stays after its hold has ended.
     """
 
     key = AsciiField(primary_key=True, max_length=64, db_column="lock_key")
@@ -112,9 +112,9 @@ class LockName(Rows):
 
 
 class LockEvent(Rows):
-    """Something that happened to a lock, for its recent history; recorded if ``DISTLOCK_HISTORY_DAYS`` is set.
+    """An event in the history of a lock; recorded if ``DISTLOCK_HISTORY_DAYS`` is set.
 
-    ``digest`` is a hash of the name's exact code points: databases compare text by rules of their own.
+    ``digest`` is a hash of the name's exact code points, because databases compare text by different rules.
     """
 
     alias = AsciiField(max_length=255)
@@ -141,7 +141,7 @@ class LockEvent(Rows):
 
 
 class HeldLock(Rows):
-    """No table: what the admin's page of held locks and its permissions belong to. Its rows come from
+    """The model of the admin's page of held locks and of its permissions. It has no table: its rows come from
     :func:`django_distlock.held_locks`."""
 
     key = models.CharField(primary_key=True, max_length=255)
@@ -158,9 +158,9 @@ class HeldLock(Rows):
 
 
 class IdempotencyRecord(Rows):
-    """What is known of one idempotency key of one principal on one route; written by ``idempotency/storage`` only.
-    Times are microseconds since 1970 by the clock of the database. A managed table: who empties his data forgets what
-    was done to them."""
+    """One idempotency key of one principal on one route; written by ``idempotency/storage`` only. Times are
+    microseconds since 1970 by the clock of the database. A managed table, because ``flush`` also deletes the data that
+    the stored responses are about."""
 
     scope = AsciiField(primary_key=True, max_length=64)
     state = AsciiField(_("state"), max_length=10)
@@ -171,7 +171,7 @@ class IdempotencyRecord(Rows):
     route = models.CharField(_("route"), max_length=255)
     phases = models.TextField()
     status = models.SmallIntegerField(_("status"), null=True)
-    facts = models.TextField(null=True)  # noqa: DJ001 - no answer is not an empty one
+    facts = models.TextField(null=True)  # noqa: DJ001 - no response differs from an empty one
     body = models.BinaryField(null=True)
     claimed_at = models.BigIntegerField()
     expires_at = models.BigIntegerField()

@@ -1,4 +1,4 @@
-"""Fixtures for pytest, found through the entry point ``pytest11``. Nothing is imported until Django is set up."""
+"""Fixtures for pytest, which loads them through the entry point ``pytest11``. They import Django only when used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def distlock_memory() -> Iterator[None]:
-    """Every lock alias in the memory of this process, for one test."""
+    """Keep the locks of every alias in the memory of this process, for one test."""
     from .testing import override_locks
 
     with override_locks("memory"):
@@ -21,7 +21,7 @@ def distlock_memory() -> Iterator[None]:
 
 @pytest.fixture
 def no_locks_left() -> Iterator[None]:
-    """The test fails if it leaves a lock held."""
+    """Fail a test that leaves a lock held."""
     from .testing import assert_no_locks_held
 
     yield
@@ -30,10 +30,10 @@ def no_locks_left() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[None]:
-    """Lock sessions are closed before pytest-django drops the test databases: an open one would prevent that."""
+    """Close the lock sessions before pytest-django drops the test databases, which open sessions would prevent."""
     result: Any = yield
     if fixturedef.argname == "django_db_setup":
-        fixturedef.addfinalizer(_close_sessions)  # what is added last is done first
+        fixturedef.addfinalizer(_close_sessions)  # the last finalizer runs first
     return result  # type: ignore[no-any-return]
 
 

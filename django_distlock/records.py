@@ -1,4 +1,4 @@
-"""The values that cross every boundary: what is asked of an engine, what it gave, what an operator sees."""
+"""The values that pass between the layers: requests to an engine, its results, and what operators see."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from .keys import LockKey
 
-# So many of those who wait for a lock are named.
+# Waiters of a lock that are named.
 MOST_WAITING = 20
 
 Scope = Literal["session", "transaction"]
@@ -19,13 +19,13 @@ Scope = Literal["session", "transaction"]
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Claim:
-    """What is asked of an engine.
+    """A request to an engine for a lock.
 
-    ``ttl`` is in seconds and None where the engine keeps a lock for as long as its session lives. ``token`` is drawn
-    anew for each claim and proves ownership to engines that store it; it is empty for the others. ``scope`` is
-    "transaction" where the lock shall live on the caller's own database connection and die with its transaction.
-    ``answer_by`` is the monotonic time by which the engine must have answered, whatever the answer is. ``limit`` is 0
-    for a lock; for a semaphore it is how many may hold ``key`` at once, each with a claim and a token of its own.
+    ``ttl`` is in seconds; None where the engine keeps a lock as long as its session lives. ``token`` is a new random
+    text that proves ownership to engines that store it, and empty for the others. ``scope`` is "transaction" where the
+    lock lives on the caller's database connection and ends with its transaction. ``answer_by`` is the monotonic time by
+    which the engine must answer. ``limit`` is 0 for a lock, and for a semaphore the number of claims, each with a
+    different token, that may hold ``key`` at the same time.
     """
 
     key: LockKey
@@ -38,10 +38,10 @@ class Claim:
 
 
 class Note(NamedTuple):
-    """What is written down of a lock whose engine keeps only a hash of the name.
+    """The name and the holder of a lock, for engines that keep only a hash of the name.
 
-    ``session`` is what the server calls the session that holds it, 0 if only the name is to be noted, and negative if
-    that session has given it back; ``since`` is when the hold began, on the monotonic clock of this process.
+    ``session`` is the server's number of the session that holds it; 0 for the name alone, negative if that session has
+    released the lock. ``since`` is when the hold began, on the monotonic clock of this process.
     """
 
     key: LockKey
@@ -51,7 +51,7 @@ class Note(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """What now stands there for a key: the name that came first, and ``other`` if a second one has the same key."""
+    """The stored name of a key: the first one, and ``other``, a second name with the same key."""
 
     key: str
     alias: str
@@ -60,10 +60,10 @@ class Noted(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """What an engine gave; a tuple, because one is made for every acquire.
+    """A lock that an engine has granted. A tuple, because every acquire creates one.
 
-    ``acquired_at`` and ``valid_until`` are seconds on the clock of ``clock.monotonic()``. ``valid_until`` counts from
-    before the request was sent, less drift, and is None without a TTL. ``session`` is the engine's own business.
+    ``acquired_at`` and ``valid_until`` are seconds of ``clock.monotonic()``. ``valid_until`` counts from before the
+    request was sent, less drift, and is None without a TTL. ``session`` is for the engine alone.
     """
 
     claim: Claim
@@ -75,14 +75,13 @@ class Grant(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class LockInfo:
-    """What an operator sees of one held lock.
+    """One held lock, as an operator sees it.
 
-    ``backend`` is the alias. ``key`` is what the engine calls the lock, ``name`` what the code calls it, None if that
-    is not known. ``waiters`` is how many wait at least, None if the engine cannot tell: a process stands in line
-    at a server once for a lock, and callers that queue in there, behind its first one or behind a holder of their own
-    process, are known to that process only. ``waiting`` says who, first come first, at most 20 of them. ``details``
-    has what only some engines know: ``also_holds``, what else the holder's session holds, and ``collision``, another
-    name with the same key.
+    ``backend`` is the alias, ``key`` the engine's key of the lock, ``name`` its name in the code, None if that is not
+    known. ``waiters`` is the least number of waiters, None if the engine cannot tell: a process queues once at a server
+    for a lock, and only that process knows the callers that wait in it. ``waiting`` names the first 20 of them, in
+    order. ``details`` has what only some engines know: among others ``also_holds``, the other locks of the holder's
+    session, and ``collision``, another name with the same key.
     """
 
     backend: str
@@ -100,10 +99,8 @@ class LockInfo:
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class BackendReport:
-    """The held locks of one alias. A backend that did not answer has no locks and ``error``, the class of the error.
-
-    ``breakable``: can :func:`django_distlock.break_lock` take its named locks away?
-    """
+    """The held locks of one alias. If its backend did not answer, there are no locks, and ``error`` is the class of the
+    error. ``breakable`` says whether :func:`django_distlock.break_lock` can break its named locks."""
 
     alias: str
     backend: str
@@ -114,8 +111,8 @@ class BackendReport:
 
 @dataclass(slots=True, frozen=True)
 class Finding:
-    """What a look at a server found. An "error" makes locks fail, or let two in; a "warning" may do so some day; "info"
-    is for who reads. ``hint`` says what to do. ``alias`` is empty for what concerns all."""
+    """A result of ``distlock doctor``. An "error" makes locks fail, or lets two processes hold one; a "warning" may do
+    so later; "info" is neither. ``hint`` says what to do. ``alias`` is empty if all are concerned."""
 
     level: Literal["error", "warning", "info"]
     text: str
@@ -124,7 +121,7 @@ class Finding:
 
 
 def drift(ttl: float) -> float:
-    """Seconds by which a lease is held to be shorter than its TTL: 1 % for clock rates and 2 ms for rounding.
+    """Seconds by which a lease counts as shorter than its TTL: 1 % for clock rates and 2 ms for rounding.
 
     The allowance of the Redlock description (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/).
     """

@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     from django.db.migrations.state import ProjectState
 
 
-class Pruner(NamedTuple):
-    """How `distlock prune` deletes what a part of the package keeps: ``delete(database, days)`` deletes what is older,
-    in each of ``databases()``, and returns how much."""
-
-    databases: Callable[[], Iterable[str]]
-    delete: Callable[[str, float], int]
-
-
-# By the name of what is kept. Each part of the package registers its own.
-pruners: dict[str, Pruner] = {}
-
-
 class AsciiField(models.CharField):  # type: ignore[type-arg]  # not subscriptable at run time
     """Text of ASCII characters, compared byte by byte: an index entry is as small as it can be.
 
@@ -46,6 +34,18 @@ class AsciiField(models.CharField):  # type: ignore[type-arg]  # not subscriptab
         if connection.vendor == "mysql":
             return f"varchar({self.max_length}) CHARACTER SET ascii COLLATE ascii_bin"
         return super().db_type(connection)
+
+
+class Pruner(NamedTuple):
+    """How `distlock prune` deletes what a part of the package keeps: ``delete(database, days)`` deletes what is older,
+    in each of ``databases()``, and returns how much."""
+
+    databases: Callable[[], Iterable[str]]
+    delete: Callable[[str, float], int]
+
+
+# By the name of what is kept. Each part of the package registers its own.
+pruners: dict[str, Pruner] = {}
 
 
 class CreateKeptTable(Operation):

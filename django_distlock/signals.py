@@ -1,7 +1,7 @@
-"""What happens to locks, as Django signals.
+"""Django signals about locks.
 
 The sender is the class of the backend. Every signal has ``name`` (str), ``using`` (the alias) and ``template``: the
-name as it is written in a decorator (``"account:{pk}"``), None where the name was made elsewhere. Besides
+name as a decorator has it (``"account:{pk}"``), None for other names. Further arguments:
 
 * ``lock_acquired``: ``wait`` and ``hold`` (seconds), ``fence`` (int or None)
 * ``lock_released``: ``hold``, ``fence``
@@ -9,9 +9,9 @@ name as it is written in a decorator (``"account:{pk}"``), None where the name w
 * ``lock_failed``: ``wait``, ``error`` (the exception: deadlock, backend unavailable, cancelled, ...)
 * ``lock_lost``: ``hold``, ``fence``, ``reason`` ("expired", "session", "savepoint", "transaction", "stolen",
   "unreachable", ...)
-* ``lock_broken``: ``reason``; sent by whoever breaks a lock
+* ``lock_broken``: ``reason``; sent in the process that breaks the lock
 
-A receiver that fails is logged and changes nothing. Re-entries send nothing: the engine is not asked.
+An error of a receiver is logged and changes nothing. Acquiring a lock again that the caller holds sends nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""For tests of code that takes locks. See the page on testing."""
+"""Helpers for tests of code that takes locks. See the page on testing."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ T = TypeVar("T")
 
 
 class override_locks(TestContextDecorator):
-    """Locks in the memory of this process, which need no server and cost nothing.
+    """Keep locks in the memory of this process, without a server.
 
-    A context manager, a decorator of test functions (``async def`` too), and of ``TestCase`` classes, where each test
-    has its own. Inside it the transactions that ``TestCase`` puts around a test do not keep locks; those of the tested
-    code do, as everywhere. Whatever is held at the end is forgotten.
+    A context manager, and a decorator of test functions (``async def`` too) and of ``TestCase`` classes, where it
+    applies to each test. Inside it the transactions that ``TestCase`` opens around a test do not keep locks; those of
+    the tested code do, as always. Locks that are held at the end are forgotten.
 
     :param engine: ``"memory"``.
     :param using: one alias or several; all, if left out. An alias that is not in ``DISTLOCK`` is a ValueError.
@@ -73,7 +73,7 @@ class _StillLocked:
         return self
 
     def __enter__(self) -> None:
-        """It was checked a moment ago."""
+        """The lock was checked by :func:`assert_locked`."""
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is None:
@@ -81,9 +81,9 @@ class _StillLocked:
 
 
 def assert_locked(name: str, using: str = "default") -> _StillLocked:
-    """AssertionError unless the lock is held now, by this process or any other; the message lists what is held.
+    """AssertionError unless the lock is held now, by this process or another; the message lists the held locks.
 
-    Used as a context manager it looks once more at the end of the block.
+    As a context manager it checks again at the end of the block.
     """
     return _StillLocked(name, using).check("")
 
@@ -96,23 +96,23 @@ def assert_no_locks_held() -> None:
 
 
 def lose(lease: Lease, *, reason: str = "rehearsed") -> None:
-    """Have a lock lost while it is held, as if its server had been restarted.
+    """Lose a lock while it is held, as if its server had been restarted.
 
-    The engine gives it away, ``lease.lost`` is true, the callbacks of ``on_lost()`` and the receivers of ``lock_lost``
-    are called, and the release raises LockLost. LockNotHeld if the lease was released or lost before.
+    The engine frees it, ``lease.lost`` is true, the callbacks of ``on_lost()`` and the receivers of ``lock_lost`` are
+    called, and the release raises LockLost. LockNotHeld if the lease was released or lost before.
 
-    A lock that belongs to the transaction of its caller (PostgreSQL) is lost for the holder only: others still wait
-    until that transaction has ended.
+    A lock that belongs to its caller's transaction (PostgreSQL) is lost for the holder only: others still wait for the
+    end of that transaction.
     """
     test_support.lose(lease, reason)
 
 
 def race(fn: Callable[[], T] | Sequence[Callable[[], T]], times: int = 2, *, timeout: float = 30) -> list[T | Any]:
-    """Call ``fn`` ``times`` times at once, or several functions once each, and return what came of it.
+    """Call ``fn`` ``times`` times at once, or several functions once each, and return the results.
 
-    Each call has a thread and database connections of its own; all start at one barrier. The list has, in order, what
-    each call returned or the exception that it raised. TimeoutError if they have not all ended within ``timeout``
-    seconds. The threads see what is committed: not what a ``TestCase`` has written.
+    Each call runs in a separate thread, with separate database connections; a barrier starts all of them. The list has
+    in order the return value of each call, or the exception that it raised. TimeoutError if they have not all ended
+    within ``timeout`` seconds. The threads see committed data only, not what a ``TestCase`` has written.
     """
     calls = [fn] * times if callable(fn) else list(fn)
     barrier = threading.Barrier(len(calls))
@@ -142,15 +142,15 @@ def race(fn: Callable[[], T] | Sequence[Callable[[], T]], times: int = 2, *, tim
 
 
 def close_lock_sessions() -> None:
-    """Close the lock sessions of this process: a database cannot be dropped while they are open.
+    """Close the lock sessions of this process, so that a database can be dropped.
 
-    What is held is lost. The next lock opens them again.
+    Held locks are lost. The next lock opens new sessions.
     """
     test_support.close_sessions()
 
 
 class LockRunnerMixin:
-    """For a ``TEST_RUNNER``: closes the lock sessions before the test databases are dropped."""
+    """Mixin of a ``TEST_RUNNER``: closes the lock sessions before the test databases are dropped."""
 
     def teardown_databases(self, old_config: Any, **kwargs: Any) -> None:
         close_lock_sessions()
@@ -158,4 +158,4 @@ class LockRunnerMixin:
 
 
 class LockTestRunner(LockRunnerMixin, DiscoverRunner):
-    """Django's own runner with :class:`LockRunnerMixin`."""
+    """Django's runner with :class:`LockRunnerMixin`."""

@@ -1,4 +1,4 @@
-"""Bad input fails at once, with an error that names the argument."""
+"""Checks of arguments. Each raises an error that names the argument."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from enum import Enum
 from typing import Final, Literal
 
-# Longest time that is taken, in seconds: 10 years. Beyond it somebody passed milliseconds or a timestamp.
+# The longest time that is accepted, in seconds: 10 years. A larger number is milliseconds or a timestamp.
 LONGEST = 10 * 366 * 86400.0
 
 
@@ -26,8 +26,8 @@ Timeout = float | None | Literal[Unset.UNSET]
 def seconds(argument: str, value: object, *, none: bool = False, positive: bool = False) -> float | None:
     """Return ``value`` as a float of seconds.
 
-    TypeError if it is no number (a bool is none), ValueError if it is negative, NaN, infinite or beyond ten years, or
-    zero where ``positive``. None passes only where ``none`` is true.
+    TypeError if it is not a number (a bool is not), ValueError if it is negative, NaN, infinite or beyond ten years, or
+    zero with ``positive``. None is accepted only with ``none``.
     """
     if value is None and none:
         return None
@@ -47,7 +47,7 @@ def seconds(argument: str, value: object, *, none: bool = False, positive: bool 
 
 
 def optional_seconds(argument: str, value: object, *, none: bool = False, positive: bool = False) -> Timeout:
-    """:func:`seconds`, but UNSET passes."""
+    """As :func:`seconds`, but UNSET is accepted."""
     if value is UNSET:
         return UNSET
     return seconds(argument, value, none=none, positive=positive)

@@ -1,1 +1,1 @@
-"""System checks. ``register()`` in apps.py imports them."""
+"""System checks. ``ready()`` in apps.py imports them, which registers them."""

@@ -1,4 +1,4 @@
-"""Where a system check sends its reader."""
+"""The link to the documentation at the end of each message of a check."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DOCS = "See docs: reference/checks.md."
 
 
 def linked(check: Check) -> Check:
-    """End the hint of each message of a check with where the documentation has its id."""
+    """Wrap a check so that the hint of each message ends with a link to the documentation of its id."""
 
     @functools.wraps(check)
     def checked(*args: Any, **kwargs: Any) -> list[CheckMessage]:

@@ -1,4 +1,4 @@
-"""Databases out of which a router keeps tables that locks need: `migrate` then leaves them out without a word."""
+"""System check of database routers that keep tables of locks out of their databases, so that `migrate` skips them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CURE = "Let allow_migrate() of the routers return True or None for the app djang
 
 
 def kept_out(backend: Backend) -> Iterator[Finding]:
-    """What a router keeps out of the backend's database: an error, or a warning where only names are kept there."""
+    """Report tables that a router keeps out of the backend's database: an error, for names of locks a warning."""
     database = getattr(backend, "database", None)
     if database is None:
         return
@@ -44,13 +44,13 @@ def kept_out(backend: Backend) -> Iterator[Finding]:
 @register("distlock")
 @linked
 def check_routers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """The site key, leases and names of locks: each in a database that a router may keep them out of."""
+    """Report tables of the site key, leases and names that routers keep out of their databases."""
     found: list[CheckMessage] = []
     hashed = False
     try:
         aliases = list(configured())
         keyed = site_key_setting() is not None
-    except ImproperlyConfigured:  # told by check_settings
+    except ImproperlyConfigured:  # reported by check_settings
         return []
     for alias in aliases:
         try:

@@ -1,4 +1,4 @@
-"""System checks of views: can the names of their locks be filled from what their routes give?"""
+"""System check of views: the arguments of their routes must fill the names of their locks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 @register("distlock")
 @linked
 def check_routes(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Fields that no call will have: where ``method_decorator`` or ``**kwargs`` hides the signature, a decorator cannot
-    tell, and the first request would fail."""
+    """Report fields of lock names that the route does not give. A decorator cannot find them where
+    ``method_decorator`` or ``**kwargs`` hides the signature, and the first request would fail."""
     try:
         patterns = get_resolver().url_patterns
-    except Exception:  # no URLconf, or a broken one, of which Django's own check tells
+    except Exception:  # no URLconf, or a broken one, which Django's check reports
         return []
     return [
         Error(
@@ -39,7 +39,7 @@ def check_routes(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list
 
 
 def _views(patterns: Any, route: str, given: frozenset[str]) -> Iterator[tuple[str, Any, frozenset[str]]]:
-    """Each view with its route and the names of the arguments that it is called with."""
+    """Each view with its route and the names of the arguments that the route gives."""
     for entry in patterns:
         names = given | set(entry.pattern.regex.groupindex)
         if isinstance(entry, URLResolver):
@@ -49,7 +49,7 @@ def _views(patterns: Any, route: str, given: frozenset[str]) -> Iterator[tuple[s
 
 
 def _arguments(view: Any) -> set[str]:
-    """What a class-based view's ``dispatch`` is called with by name, beside what the route gives."""
+    """The parameters of ``dispatch`` of a class-based view."""
     kind = getattr(view, "view_class", None) or getattr(view, "cls", None)
     if kind is None:
         return set()

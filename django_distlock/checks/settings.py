@@ -1,4 +1,4 @@
-"""System checks: what can be known without a connection. ``manage.py check --tag distlock``."""
+"""System checks of the settings, without a connection: ``manage.py check --tag distlock``."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .links import linked
 if TYPE_CHECKING:
     from django.apps import AppConfig
 
-# What a backend imports -> the extra that installs it.
+# The driver of a backend -> the extra that installs it.
 EXTRAS = {"psycopg": "postgres", "MySQLdb": "mysql", "redis": "redis", "kazoo": "zookeeper"}
-# Renewals are due every third of a TTL, and each may take a second.
+# A lease is renewed every third of its TTL, and a renewal may take a second.
 LEAST_TTL = 3.0
 
 
 @register("distlock")
 @linked
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """DISTLOCK, DISTLOCK_SITE_KEY and DISTLOCK_HISTORY_DAYS."""
+    """Check DISTLOCK, DISTLOCK_SITE_KEY and DISTLOCK_HISTORY_DAYS."""
     found = [*_check_site_key(), *_check_history()]
     given = getattr(settings, "DISTLOCK", {})
     if not isinstance(given, Mapping):
@@ -47,7 +47,7 @@ def _check_alias(alias: Any, entry: Any) -> list[CheckMessage]:
     found: list[CheckMessage] = [
         Error(
             f"{where} has the unknown key {key!r}.",
-            hint=f"Known keys: {', '.join(KEYS)}. What belongs to the engine goes into OPTIONS.",
+            hint=f"Known keys: {', '.join(KEYS)}. Options of the backend go into OPTIONS.",
             id="distlock.E002",
         )
         for key in entry
@@ -62,13 +62,13 @@ def _check_alias(alias: Any, entry: Any) -> list[CheckMessage]:
         missing = Error(f"{where}: cannot import the backend {config.backend!r}: {error}", id="distlock.E003")
         return [*found, _missing_driver(where, error) or missing]
     if not (isinstance(factory, type) and issubclass(factory, Backend)):
-        return [*found, Error(f"{where}: {config.backend!r} is no subclass of Backend.", id="distlock.E003")]
+        return [*found, Error(f"{where}: {config.backend!r} is not a subclass of Backend.", id="distlock.E003")]
     wrong = [*_check_options(where, factory, config.options), *_check_ttl(where, factory, entry)]
     if factory.supports_ttl and config.ttl < LEAST_TTL:
         found.append(
             Warning(
                 f"{where}: with a TTL of {config.ttl:g} s a process that stalls for a moment loses its locks.",
-                hint=f"A renewal comes every third of it and may take a second: take {LEAST_TTL:g} s or more.",
+                hint=f"A renewal is due every third of the TTL and may take a second: set {LEAST_TTL:g} s or more.",
                 id="distlock.W008",
             )
         )
@@ -76,7 +76,7 @@ def _check_alias(alias: Any, entry: Any) -> list[CheckMessage]:
 
 
 def _missing_driver(where: str, error: BaseException | None) -> CheckMessage | None:
-    """If that is why a backend cannot be imported: the extra that has it."""
+    """The message with the extra to install, if a backend cannot be imported because its driver is missing."""
     driver = (getattr(error, "name", None) or "").partition(".")[0]
     if driver not in EXTRAS:
         return None
@@ -88,7 +88,7 @@ def _missing_driver(where: str, error: BaseException | None) -> CheckMessage | N
 
 
 def _check_backend(factory: type[Backend], config: AliasConfig) -> list[CheckMessage]:
-    """What only the backend itself knows."""
+    """Run the check of the backend."""
     try:
         return factory(config.alias, config.options).check()
     except ImproperlyConfigured as error:
@@ -156,7 +156,7 @@ def _check_history() -> list[CheckMessage]:
 @register("distlock")
 @linked
 def check_isolation(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Isolation levels under which reads can be older than the lock (R13)."""
+    """Report isolation levels under which reads can be older than the lock (R13)."""
     found: list[CheckMessage] = []
     for alias, parameters in connections.settings.items():
         level = (parameters.get("OPTIONS") or {}).get("isolation_level")
@@ -176,7 +176,7 @@ def check_isolation(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> l
 @register("distlock", deploy=True)
 @linked
 def check_shared_servers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """A site key that each database has of its own, for locks that are in none of them."""
+    """Report a site key that differs between databases, for locks that are outside of them."""
     given = getattr(settings, "DISTLOCK", {})
     if not isinstance(given, Mapping) or getattr(settings, "DISTLOCK_SITE_KEY", None):
         return []
@@ -184,7 +184,7 @@ def check_shared_servers(app_configs: Sequence[AppConfig] | None, **kwargs: Any)
     for alias, entry in given.items():
         try:
             factory = import_string(str(entry["BACKEND"]))
-        except (ImportError, KeyError, TypeError):  # told by check_settings
+        except (ImportError, KeyError, TypeError):  # reported by check_settings
             continue
         if getattr(factory, "apart_from_databases", False):
             found.append(
@@ -201,7 +201,7 @@ def check_shared_servers(app_configs: Sequence[AppConfig] | None, **kwargs: Any)
 @register("distlock", deploy=True)
 @linked
 def check_timeouts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Requests that wait for ever use up every worker of a site whose lock is stuck."""
+    """Report aliases whose callers wait for ever: requests that wait for a stuck lock use up all workers."""
     given = getattr(settings, "DISTLOCK", {})
     if not isinstance(given, Mapping):
         return []

@@ -33,7 +33,7 @@ class LockingQuerySet(FencedQuerySet[M]):
     """A queryset with locks on its rows, on its table, and on names that belong to its model."""
 
     def lock_table(self, mode: str | TableLockMode = "write", **options: Any) -> table_lock:
-        """:func:`table_lock` of the model, whatever rows the queryset has: ``with Account.objects.lock_table():``."""
+        """:func:`table_lock` of the model, beyond the rows of the queryset: ``with Account.objects.lock_table():``."""
         return table_lock(self.model, mode=mode, **{"using": self._locked_database(), **options})
 
     def lock_rows(

@@ -1,4 +1,4 @@
-"""What is wrong, or may go wrong, on the servers of the locks: checks that need a connection."""
+"""Checks of the servers of the locks, for ``distlock doctor``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
     from django_distlock.manager.registry import Entry
 
-# Taken and given back on each alias.
+# The name of the lock that is acquired and released on each alias.
 DOCTOR = "django_distlock.doctor"
 PATIENCE = 2.0
 
 
 def diagnose(using: str | None = None) -> list[Finding]:
-    """Look at the servers of one alias, or of all, and at the site key.
+    """Examine the servers of one alias, or of all, and the site key.
 
-    Nothing of a server that does not answer is an exception. Texts hold neither the site key nor passwords.
+    A server that does not answer is a finding and not an exception. Texts contain neither the site key nor passwords.
     """
     key = list(_site_key())
     keyless = any(finding.level == "error" for finding in key)
@@ -50,33 +50,35 @@ def _alias(entry: Entry, alias: str, keyless: bool) -> Iterator[Finding]:
     failed = False
     yield from kept_out(backend)
     if not (keyless and backend.needs_site_key):
-        for finding in _taken(alias):
+        for finding in _acquired(alias):
             failed = failed or finding.level == "error"
             yield finding
     if not backend.needs_site_key:
-        yield Finding("info", "Its locks are seen by this process only.")
+        yield Finding("info", "Its locks exclude only the threads and tasks of this process.")
     try:
         yield from backend.diagnose()
     except (DistlockError, ImproperlyConfigured) as error:
         if not failed:
-            yield Finding("error", _said(error))
+            yield Finding("error", _message(error))
         return
-    except Exception as error:  # a server that is unlike all that we know
+    except Exception as error:  # an unknown kind of server must not end the report
         yield Finding("warning", f"The server could not be examined: {type(error).__name__}.")
     yield from _collisions(alias)
 
 
-def _taken(alias: str) -> Iterator[Finding]:
-    """Can a lock be taken and given back?"""
+def _acquired(alias: str) -> Iterator[Finding]:
+    """Acquire and release a lock."""
     began = monotonic()
     try:
         Lock(DOCTOR, using=alias, timeout=PATIENCE).acquire().release()
     except LockNotAcquired:
-        yield Finding("warning", f"The lock {DOCTOR!r} was busy for {PATIENCE:g} s.", "Does another doctor look?")
+        yield Finding(
+            "warning", f"The lock {DOCTOR!r} was busy for {PATIENCE:g} s.", "Is another `distlock doctor` running?"
+        )
     except (DistlockError, ImproperlyConfigured) as error:
-        yield Finding("error", f"No lock can be taken: {_said(error)}")
+        yield Finding("error", f"No lock can be acquired: {_message(error)}")
     else:
-        yield Finding("info", f"A lock was taken and given back in {(monotonic() - began) * 1000:.0f} ms.")
+        yield Finding("info", f"A lock was acquired and released in {(monotonic() - began) * 1000:.0f} ms.")
 
 
 def _collisions(alias: str) -> Iterator[Finding]:
@@ -110,12 +112,12 @@ def _site_key() -> Iterator[Finding]:
     else:
         yield Finding(
             "info",
-            "The site key comes from DISTLOCK_SITE_KEY, and the database has another one: a process without the "
-            "setting would exclude nobody that has it.",
+            "The site key comes from DISTLOCK_SITE_KEY, and the database has another one: processes with and "
+            "without the setting would not exclude each other.",
         )
 
 
-def _said(error: BaseException) -> str:
-    """Its message, and the first line of its cause's."""
+def _message(error: BaseException) -> str:
+    """The message of an error, and the first line of that of its cause."""
     cause = str(error.__cause__ or "").strip().splitlines()
     return f"{error} ({cause[0]})" if cause and cause[0] not in str(error) else str(error)

@@ -148,7 +148,7 @@ def _seconds(value: float) -> str:
 
 
 def _description(first: datetime, last: datetime, waits: list[float], holds: list[float], wrong: int) -> str:
-    """What the drawing shows, for readers who cannot see it."""
+    """The content of the drawing, for blind readers."""
     said = [
         _("From %(first)s to %(last)s (UTC).")
         % {"first": f"{first:%Y-%m-%d %H:%M:%S}", "last": f"{last:%Y-%m-%d %H:%M:%S}"}

@@ -1,7 +1,7 @@
-"""The lock around ``migrate``, which must work before the first ``migrate``: without the table of the site key.
+"""The lock around ``migrate``. It works before the first ``migrate``, without the table of the site key.
 
-Its key is made from constants only, so that all processes agree on it before, during and after the first migration: one
-that found the site key already and one that did not would else run side by side.
+Its key is made of constants, so that all processes agree on it before, during and after the first migration. With a
+site key, a process that has found it and one that has not would run at the same time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ MIGRATE = "django_distlock.migrate"
 
 
 class MigrationEntry(Entry):
-    """Hashes names with what every process knows.
-
-    PostgreSQL's locks belong to a database and SQLite's to a file; for the others the database's name is in the key, so
-    that the sites on one server do not wait for each other.
-    """
+    """Hashes names with a constant instead of the site key."""
 
     __slots__ = ()
 
@@ -39,30 +35,32 @@ class MigrationEntry(Entry):
 
 
 def migration_lock(database: str, using: str | None = None) -> Lock:
-    """The lock of :data:`MIGRATE`, for who migrates ``database``. ``using``: an alias in ``DISTLOCK``; None takes locks
-    of the database itself that need no table.
+    """The lock for a process that migrates ``database``. ``using`` is an alias in ``DISTLOCK``; by default the lock is
+    one of the database itself, which needs no table.
 
-    ImproperlyConfigured for an alias that is not there; UnsupportedOperation for locks that no other process sees.
+    ImproperlyConfigured for an unknown alias; UnsupportedOperation for locks that other processes do not see.
     """
     config = read_alias(using) if using is not None else _config(database)
-    # what has one key has one name, under which a holder is listed
+    # locks with the same key have the same name, under which the holder is listed
     name = f"{MIGRATE}:{database}:{config.alias}" if using is None else f"{MIGRATE}:{config.alias}"
     entry = registry.add(name, config, MigrationEntry)
     if not entry.backend.needs_site_key:
         raise entry.backend.unsupported("keep other processes out")
+    # PostgreSQL's locks belong to a database and SQLite's to a file. Elsewhere the name of the database is part of the
+    # key, so that the sites on one server do not wait for each other.
     vendor = connections[database].vendor
     where = "" if vendor in ("postgresql", "sqlite") else str(connections[database].settings_dict["NAME"])
     return Lock(f"{MIGRATE} {where}".rstrip(), using=name)
 
 
 def _config(database: str) -> AliasConfig:
-    """An alias whose locks are the database's own, with its options; else one as it would be without ``DISTLOCK``."""
+    """The alias whose locks are in this database; else that which the database would have without ``DISTLOCK``."""
     backend = default_backend(database)
     for alias in configured():
         try:
             config = read_alias(alias)
             fits = issubclass(import_string(config.backend), import_string(backend))
-        except (ImproperlyConfigured, ImportError):  # told by the system checks
+        except (ImproperlyConfigured, ImportError):  # reported by the system checks
             continue
         if fits and config.options.get("database", "default") == database:
             return config

@@ -1,10 +1,10 @@
-"""Spans and metrics through OpenTelemetry (extra ``otel``). Nothing of it is imported or done unless it is switched on.
+"""Spans and metrics through OpenTelemetry (extra ``otel``). Off by default::
 
-    from .otel import DistlockInstrumentor
+    from django_distlock.operations.otel import DistlockInstrumentor
 
     DistlockInstrumentor().instrument()
 
-``opentelemetry-instrument`` finds and switches it on by itself.
+``opentelemetry-instrument`` finds it and switches it on.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     from django_distlock.manager.hold import Hold
 
 SCOPE = "django_distlock"
-# Seconds; the SDK's own buckets are made for milliseconds.
+# In seconds; the default buckets of the SDK are for milliseconds.
 WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 HOLD_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
-# Labels that one process makes of names; names after that share UNKNOWN.
+# Labels that one process makes of names; further names share UNKNOWN.
 MOST_LABELS = 100
 UNKNOWN = "-"
 
 
 def prefix_label(name: str) -> str:
-    """``account:*`` for ``account:7``, and ``-`` for a name without a colon, which may be anybody's e-mail address."""
+    """``account:*`` for ``account:7``; ``-`` for a name without a colon, which may be an e-mail address."""
     kind, colon, _ = name.partition(":")
     return f"{kind}:*" if colon and kind else UNKNOWN
 
 
 class DistlockInstrumentor:
-    """Switches spans and metrics of all locks of this process on and off. One object per process: every call of the
-    class gives the same."""
+    """Switches spans and metrics of all locks of this process on and off. Every call of the class returns the same
+    object."""
 
     _only: ClassVar[DistlockInstrumentor | None] = None
 
@@ -69,13 +69,13 @@ class DistlockInstrumentor:
         label: Callable[[str], str] = prefix_label,
         **kwargs: Any,
     ) -> None:
-        """Switch it on; once it is on, nothing happens.
+        """Switch spans and metrics on, if they are off.
 
-        :param tracer_provider: and ``meter_provider``: instead of the global ones.
-        :param label: makes the ``distlock.template`` of a name that was not written in a decorator. It must give few
+        :param tracer_provider: and ``meter_provider`` replace the global ones.
+        :param label: makes the ``distlock.template`` of a name that is not from a decorator. It must return few
             different values. By default ``account:7`` is ``account:*``, and a name without a colon is ``-``.
 
-        Other keyword arguments, of other instrumentors, are ignored.
+        Other keyword arguments are ignored.
         """
         with self._guard:
             if self._on:
@@ -88,7 +88,7 @@ class DistlockInstrumentor:
             self._on = True
 
     def uninstrument(self, **kwargs: Any) -> None:
-        """Switch it off."""
+        """Switch spans and metrics off."""
         with self._guard:
             for signal, receiver in self._receivers():
                 signal.disconnect(receiver, dispatch_uid=SCOPE)
@@ -119,7 +119,7 @@ class DistlockInstrumentor:
             "distlock.waiting", [self._count_waiting], "{waiter}", "Waiters of this process"
         )
 
-    # --- what happens to locks
+    # --- receivers of the signals
 
     def _acquired(self, sender: type, *, wait: float, **facts: Any) -> None:
         attributes = self._attributes(sender, **facts)
@@ -148,7 +148,7 @@ class DistlockInstrumentor:
         self._losses.add(1, {**attributes, "distlock.reason": reason})
 
     def _span(self, wait: float, attributes: dict[str, str], outcome: str, *, error: str = "") -> None:
-        """A span of the time that has just passed: the caller's own span is still the current one."""
+        """Record a span that ends now, as a child of the caller's current span."""
         now = time.time_ns()
         span = self._tracer.start_span(
             "distlock.acquire",
@@ -156,7 +156,7 @@ class DistlockInstrumentor:
             attributes={**attributes, "distlock.outcome": outcome},
             start_time=now - int(wait * 1e9),
         )
-        if error:  # the class only: a message may hold the name
+        if error:  # the class only: a message may contain the name
             span.set_attribute("error.type", error)
             span.set_status(Status(StatusCode.ERROR))
         span.end(now)
@@ -169,10 +169,10 @@ class DistlockInstrumentor:
         return {
             "distlock.using": using,
             "distlock.backend": sender.__name__,
-            "distlock.template": template or self._made(name),
+            "distlock.template": template or self._label_of(name),
         }
 
-    def _made(self, name: str) -> str:
+    def _label_of(self, name: str) -> str:
         label = self._label(name)
         if label in self._labels:
             return label
@@ -181,7 +181,7 @@ class DistlockInstrumentor:
         self._labels.add(label)
         return label
 
-    # --- what is now
+    # --- gauges
 
     def _count_held(self, options: CallbackOptions) -> Iterable[Observation]:
         return self._count(lock_table.held())
@@ -190,7 +190,7 @@ class DistlockInstrumentor:
         return self._count([one for one in lock_table.unfinished() if one.state in (State.WAITING, State.CLAIMING)])
 
     def _count(self, found: list[Hold]) -> list[Observation]:
-        if not self._on:  # an instrument cannot be taken back
+        if not self._on:  # an instrument cannot be removed
             return []
         counts: Counter[tuple[tuple[str, str], ...]] = Counter()
         for one in found:

@@ -1,4 +1,4 @@
-"""Deleting what the library keeps and does not need any more."""
+"""Deletes old rows of the package."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ Failure = DistlockError | ImproperlyConfigured
 
 
 def prune(using: str | None = None, *, days: float = 30) -> dict[str, int]:
-    """Delete names of locks that were not seen for ``days``, leases that ended a day ago, and, unless ``using`` names
-    one alias, what else is kept: events of the history after ``DISTLOCK_HISTORY_DAYS`` (``days`` where that is not
-    set), idempotency keys after their lifetime. In batches of 1,000. Returns how much of what was deleted.
+    """Delete names of locks that were not seen for ``days``, and leases that ended a day ago; return the numbers.
 
-    A lock in use loses nothing: its name is seen once a day, and fences follow the clock. BackendUnavailable if a
-    server does not answer, for two seconds, or has no such table; the others are pruned all the same.
+    Unless ``using`` names one alias, also events of the history after ``DISTLOCK_HISTORY_DAYS`` (``days`` without that
+    setting), and idempotency keys after their lifetime. In batches of 1,000 rows.
+
+    Locks in use are not affected: their names are seen once a day, and fences follow the clock. BackendUnavailable if a
+    server does not answer for two seconds, or has no such table; the others are pruned all the same.
     """
     deleted, failed = prune_all(using, days=days)
     if failed:
@@ -40,7 +41,7 @@ def prune(using: str | None = None, *, days: float = 30) -> dict[str, int]:
 
 
 def prune_all(using: str | None = None, *, days: float = 30) -> tuple[dict[str, int], list[Failure]]:
-    """:func:`prune`: how much of what was deleted, and what failed."""
+    """As :func:`prune`; return the numbers, and the errors instead of raising them."""
     days = seconds("days", days) or 0.0
     deleted: Counter[str] = Counter()
     failed: list[Failure] = []

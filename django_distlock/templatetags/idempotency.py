@@ -1,4 +1,4 @@
-"""``{% load idempotency %}``."""
+"""Template tags of ``{% load idempotency %}``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ register = template.Library()
 
 @register.simple_tag(takes_context=True)
 def idempotency_key(context: Context, *actions: Any) -> SafeString:
-    """A hidden field with a fresh key, for a form that posts to this page's own address, or to one of ``actions``."""
+    """A hidden field with a new key, for a form that posts to the address of this page or to one of ``actions``."""
     from django_distlock.idempotency.http.forms import hidden_field
 
     request = context.get("request")

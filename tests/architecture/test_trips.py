@@ -29,7 +29,7 @@ TRIPS = {
     "leasetable_mariadb": Trip(acquire=24, release=15),
     "postgres": Trip(acquire=14, release=9),
     "mysql": Trip(acquire=15, release=9),
-    "redis": Trip(acquire=27, release=12),
+    "redis": Trip(acquire=22, release=10),
     "redlock": Trip(acquire=33, release=24),
     "zookeeper": Trip(acquire=23, release=15),
 }

@@ -45,8 +45,8 @@ def test_what_needs_no_settings(settings: Any, distlock: Any) -> None:
         ({"a": {"OPTIONS": "x"}}, "distlock.E003", "DISTLOCK['a']['OPTIONS'] must be a dict."),
         ({"a": {"BACKEND": MemoryBackend}}, "distlock.E003", "DISTLOCK['a']['BACKEND'] must be the dotted path of a"),
         ({"a": {"BACKEND": "no.such.Thing"}}, "distlock.E003", "DISTLOCK['a']: cannot import the backend 'no.such."),
-        ({"a": {"BACKEND": "django_distlock.Lock"}}, "distlock.E003", "'django_distlock.Lock' is no subclass of"),
-        ({"a": {"BACKEND": "os.path.join"}}, "distlock.E003", "'os.path.join' is no subclass of Backend."),
+        ({"a": {"BACKEND": "django_distlock.Lock"}}, "distlock.E003", "'django_distlock.Lock' is not a subclass of"),
+        ({"a": {"BACKEND": "os.path.join"}}, "distlock.E003", "'os.path.join' is not a subclass of Backend."),
         ({"a": {"TIMEOUT": "5"}}, "distlock.E003", "DISTLOCK['a']: TIMEOUT must be a number of seconds or None, not"),
         ({"a": {"TIMEOUT": -1}}, "distlock.E003", "DISTLOCK['a']: TIMEOUT must not be negative"),
         (

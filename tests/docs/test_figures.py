@@ -13,7 +13,7 @@ from django_distlock.backends.leasetable.records import GRACE, KEPT
 from django_distlock.backends.mysql import backend as mysql
 from django_distlock.backends.redis import backend as redis
 from django_distlock.backends.redis import pool
-from django_distlock.backends.redis.scripts import LATE
+from django_distlock.backends.redis.commands import LATE
 from django_distlock.backends.sessions import backend as session_backend
 from django_distlock.backends.sessions import pool as sessions
 from django_distlock.backends.sessions import session
@@ -44,7 +44,7 @@ CLAIMS = [
     ("backends/leasetable", f"no sign of life for {GRACE:g} s is passed over"),
     ("backends/leasetable", f"ended more than {KEPT / 3600:g} hours ago"),
     ("backends/redis", f"The first {redis.WAITERS} waiters of a process"),
-    ("backends/redis", {0.25: "look four times a second"}[redis.LOOK_EVERY]),
+    ("backends/redis", {0.25: "look four times a second"}[redis.ASK_EVERY]),
     ("backends/redis", f"is closed after {pool.IDLE:g} s"),
     ("backends/redis", {5.0: "for five seconds after the server answers again"}[UNDO_WINDOW]),
     ("usage/fencing", f"for {KEPT / 3600:g} hours"),

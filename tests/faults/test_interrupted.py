@@ -12,7 +12,7 @@ import pytest
 from django_distlock import LockNotAcquired, advisory_lock, lock_all, semaphore, signals
 from django_distlock.backends import memory
 from django_distlock.backends.redis import backend as redis
-from django_distlock.backends.redis import places as redis_places
+from django_distlock.backends.redis import pool as redis_pool
 from django_distlock.concurrency import flow
 from django_distlock.concurrency.flow import run
 from django_distlock.locks import base, lease, lock, lockset
@@ -143,7 +143,7 @@ def test_r7_an_interrupted_hand_over_reaches_the_next() -> None:
 @pytest.mark.parametrize("crowded", [False, True])
 def test_r7_an_interrupt_takes_no_place_along(crowded: bool) -> None:
     """Of those that one process has in the queues of a Redis server."""
-    places, other = redis_places.Places(1), redis_places.Place(0)
+    places, other = redis_pool.Places(1), redis_pool.Place(0)
     if crowded:
         assert places.take(other)
     backend: Any = SimpleNamespace(_places=places, _asked=nothing, _waited=nothing)
@@ -155,7 +155,7 @@ def test_r7_an_interrupt_takes_no_place_along(crowded: bool) -> None:
         until = time.monotonic() + 0.001
         run(redis.RedisBackend._queued(backend, None, until))  # type: ignore[arg-type]
 
-    assert interrupted_everywhere(ask, clean, redis, redis_places) > 10
+    assert interrupted_everywhere(ask, clean, redis, redis_pool) > 10
 
 
 def nothing(*args: Any) -> Flow[None]:

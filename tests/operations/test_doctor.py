@@ -46,7 +46,7 @@ def test_servers_that_are_well(using: str) -> None:
     """Every backend: nothing is wrong, and nothing is left behind."""
     status, out = call("--using", using)
     assert status == 0, out
-    assert "A lock was taken and given back in" in out
+    assert "A lock was acquired and released in" in out
     assert out.endswith("0 errors, 0 warnings.\n")
     (report,) = held_locks(using)
     assert not [info for info in report.locks if info.name == doctor.DOCTOR]

@@ -47,7 +47,7 @@ def test_a_standby(settings: Any, standby: str) -> None:
     (error,) = found["error"]
     assert "is a standby" in error
     assert "session_database" in error
-    assert any("A lock was taken" in text for text in found["info"])
+    assert any("A lock was acquired" in text for text in found["info"])
     found = said(settings, POSTGRES, database="postgres", session_database=standby)
     assert "is a standby" in found["error"][0]
     (error,) = said(settings, LEASES, database=standby)["error"]
@@ -89,7 +89,7 @@ def test_galera(settings: Any, galera: str) -> None:
     plain one, which is read-only and shows no named locks."""
     assert ask(galera, "SELECT @@wsrep_on, @@wsrep_cluster_address") == ((1, "gcomm://"),)
     (error,) = said(settings, MYSQL, database=galera)["error"]
-    assert "No lock can be taken" in error
+    assert "No lock can be acquired" in error
     assert "Galera" in error
     with pytest.raises(UnsupportedOperation, match=r"Galera.*LeaseTable"):
         advisory_lock("x", using="sick").acquire()

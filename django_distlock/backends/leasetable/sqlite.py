@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import time
+from asyncio import _get_running_loop
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from django.db import connections
@@ -218,7 +219,11 @@ class SqliteStore(Store[LeaseFile]):
     ) -> Flow[Any]:
         retries = 0
         while True:
-            error, value = yield Step(self.attempt, self.aattempt, (operation, args, None if retries else until))
+            begin_by = None if retries else until
+            if _get_running_loop() is None:  # a thread needs no step: the file answers at once
+                error, value = self.attempt(operation, args, begin_by)
+            else:
+                error, value = yield Step(self.attempt, self.aattempt, (operation, args, begin_by))
             if error is None:
                 return value
             yield Step(PAUSE.sleep, PAUSE.asleep, (self._pause(error, until, retries),))

@@ -1,56 +1,85 @@
-"""One attempt to get a lock: it asks, waits to be woken, asks again when something may have gone wrong, and leaves."""
+"""One attempt to get a lock: ask, wait for the hand-over, ask again when something may have gone wrong, and leave."""
 
 from __future__ import annotations
 
+import os
+import socket
+from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING
 
+from django_distlock.concurrency.caller import asker
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Step
 from django_distlock.records import Claim, Grant, drift
 
-from .commands import LOST_CONNECTIONS, REPLY, Demoted, Refused, converse, holder_of, milliseconds
+from .commands import (
+    ACQUIRE,
+    LEAVE,
+    LOST_CONNECTIONS,
+    REPLY,
+    Demoted,
+    Refused,
+    converse,
+    holder_of,
+    keys_of,
+    milliseconds,
+)
 from .connection import Connection, ConnectionFailed
-from .scripts import ACQUIRE, LEAVE, keys_of
 
 if TYPE_CHECKING:
     from django_distlock.concurrency.flow import Flow
+    from django_distlock.keys import LockKey
 
     from .connection import Push
     from .pool import Pool
 
-# A waiter looks after a holder whose lease has ended, the next one this much later, and so on; at most. Seconds.
+# The first waiter asks again when the lease of the holder ends, each one after it this much later than the one before,
+# LATEST at most. Seconds.
 LATER, LATEST = 0.25, 1.0
 LEAST_WAIT = 0.01
-# A waiter whose time is over leaves the queue within this time, or it is done behind its back; seconds.
-FAREWELL = 0.02
-# A caller that does not wait still grants the server this long to answer; seconds.
+# The time that a waiter has to leave the queue after its timeout; else it is undone later. Seconds.
+LEAVE_TIMEOUT = 0.02
+# A caller that does not wait still gives the server this long to answer; seconds.
 LEAST_PATIENCE = 0.5
-# No semaphore has more holders, and Lua prints it in full.
-MOST = 2**31
+# The largest limit of a semaphore: Lua prints it in full.
+MAX_LIMIT = 2**31
+
+
+class HolderInfo:
+    """What the holders of this process say of themselves: JSON with the host, the process, the thread and the name."""
+
+    def __init__(self) -> None:
+        host = encode_basestring_ascii(socket.gethostname())
+        self._process = f'"host": {host}, "pid": {os.getpid()}'
+
+    def facts(self, key: LockKey) -> bytes:
+        """The JSON of a holder of ``key`` in the thread or task that calls."""
+        name, thread = encode_basestring_ascii(key.name), encode_basestring_ascii(asker())
+        return f'{{"name": {name}, {self._process}, "thread": {thread}}}'.encode("ascii")
 
 
 class Attempt:
-    """``sent``: may the server know of us? Then who gives up calls :meth:`leave`, or has it done later. ``echo``: may a
-    request whose reply was lost be done yet?"""
+    """An attempt of one claim. ``sent``: the server may know the claim; then a caller that gives up calls
+    :meth:`leave`, or has the claim undone later. ``echo``: a request whose reply was lost may still be executed."""
 
     __slots__ = (
         "_asked",
         "_claim",
         "_connection",
         "_deadline",
+        "_info",
         "_keys",
         "_pool",
         "_server",
-        "_told",
         "_who",
         "echo",
         "sent",
     )
 
-    def __init__(self, pool: Pool, claim: Claim, told: bytes, deadline: float) -> None:
+    def __init__(self, pool: Pool, claim: Claim, info: bytes, deadline: float) -> None:
         self._pool = pool
         self._claim = claim
-        self._told = told
+        self._info = info
         self._who = holder_of(claim)
         self._keys = keys_of(claim.key)
         self._deadline = deadline
@@ -60,10 +89,10 @@ class Attempt:
         self.sent = self.echo = False
 
     def ask(self, queue: bool) -> Flow[tuple[Grant | None, float]]:
-        """The grant; or None, and the monotonic time at which to ask again. ``queue``: wait for a turn meanwhile."""
+        """The grant; or None, and the monotonic time at which to ask again. ``queue``: join the queue meanwhile."""
         claim, lost = self._claim, 0
-        args = (self._who, min(claim.limit, MOST), milliseconds(claim.ttl))
-        answer_by = max(claim.answer_by, self._pool.ready_at + LEAST_PATIENCE, monotonic() + FAREWELL)
+        args = (self._who, min(claim.limit, MAX_LIMIT), milliseconds(claim.ttl))
+        answer_by = max(claim.answer_by, self._pool.ready_at + LEAST_PATIENCE, monotonic() + LEAVE_TIMEOUT)
         while True:
             try:
                 connection = self._connection = (
@@ -73,9 +102,9 @@ class Attempt:
                 self.sent = True
                 if queue and not connection.subscribed:
                     connection.subscribe()
-                told = (connection.channel if queue else b"", self._told)
+                waiting = (connection.channel if queue else b"", self._info)
                 until = min(answer_by, self._asked + REPLY)
-                reply = yield from converse(connection, ACQUIRE, self._keys, (*args, *told), until)
+                reply = yield from converse(connection, ACQUIRE, self._keys, (*args, *waiting), until)
             except Refused:
                 self.give_back()
                 raise
@@ -108,9 +137,9 @@ class Attempt:
         return Grant(claim=self._claim, fence=fence, acquired_at=start, valid_until=valid_until)
 
     def hear(self, until: float) -> Flow[Grant | None]:
-        """Wait to be handed the lock; None if there is reason to ask again, or at the deadline.
+        """Wait until the lock is handed over; None if there is reason to ask again, or at the deadline.
 
-        What is heard is believed only if the server cannot have meant anything else; asking again settles the rest.
+        A message is believed only if the server cannot have meant anything else; asking again settles the rest.
         """
         connection = self._connection
         if connection is None:
@@ -120,9 +149,9 @@ class Attempt:
                 push: Push | None = yield Step(connection.listen, connection.alisten, (min(until, self._deadline),))
                 if push is None:
                     return None
-                if (said := self._said(push)) is None:
+                if (message := self._addressed(push)) is None:
                     continue
-                grant = self._handed(*said)
+                grant = self._handed(*message)
                 if grant is None or self._worn(grant):
                     return None
                 self.give_back()
@@ -131,13 +160,13 @@ class Attempt:
             self.drop()
             return None
 
-    def _said(self, push: Push) -> tuple[int, int] | None:
+    def _addressed(self, push: Push) -> tuple[int, int] | None:
         """The fence and the server's clock (µs) of a message to this waiter; None if it is for another."""
         if push[0] != b"message":
             return None
-        who, _, told = push[2].partition(b" ")
+        who, _, rest = push[2].partition(b" ")
         try:
-            fence, clock = map(int, told.split())
+            fence, clock = map(int, rest.split())
         except ValueError:  # not from our scripts
             return None
         return (fence, clock) if who == self._who else None
@@ -145,9 +174,9 @@ class Attempt:
     def _handed(self, fence: int, clock: int) -> Grant | None:
         """The grant of a hand-over; None if the message is none, or belongs to an earlier grant.
 
-        The lease began when the lock was handed over, which the server dates by the clock that it told us when we
-        asked: it was not before ``_asked`` plus the difference of the two. A process that sleeps over the message knows
-        it. A message from before that reply says nothing of the time after it.
+        The lease began when the lock was handed over. The server dates that by the clock that it sent in its reply to
+        the request, so it was not before ``_asked`` plus the difference of the two, and a process that sleeps over the
+        message knows it. A message from before that reply says nothing of the time after it.
         """
         if not fence or clock < self._server:
             return None
@@ -155,8 +184,8 @@ class Attempt:
         return self._grant(fence, min(self._asked + waited, monotonic()), waited)
 
     def _worn(self, grant: Grant) -> bool:
-        """Has the allowance for the drift of the clocks during a long wait eaten up more than that for the lease? Then
-        it is better to ask again: the lease is ours already."""
+        """Has the allowance for the drift of the clocks during a long wait become larger than that for the lease? Then
+        it is better to ask again: the lease is granted already."""
         ttl = self._claim.ttl or 0.0
         return (grant.valid_until or 0.0) < grant.acquired_at + ttl - 2 * drift(ttl)
 
@@ -164,8 +193,8 @@ class Attempt:
         """Neither wait nor hold any more. ConnectionFailed if the server has not confirmed it by the monotonic time
         ``until``.
 
-        On the same connection commands are done in order, so what was asked before, and whose reply may still be on its
-        way, is undone too.
+        The server executes the commands of one connection in order, so a request whose reply is still on its way is
+        undone as well.
         """
         connection = self._connection
         if connection is None:
@@ -178,15 +207,17 @@ class Attempt:
 
     @property
     def connected(self) -> bool:
-        """Has it still the connection on which it asked?"""
+        """Does the attempt still have the connection on which it asked?"""
         return self._connection is not None
 
     def give_back(self) -> None:
+        """Give the connection back to the pool."""
         connection, self._connection = self._connection, None
         if connection is not None:
             self._pool.give(connection)
 
     def drop(self) -> None:
+        """Close the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             self._pool.discard(connection)

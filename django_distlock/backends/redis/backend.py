@@ -1,7 +1,7 @@
-"""Leases in Redis: each operation is one script on the server, and who waits is woken by it.
+"""Leases in Redis: each operation is one script on the server, and the script that frees a lock wakes the next waiter.
 
-An acquire that finds the lock busy joins a queue and listens; the release hands the lock to the first who still
-listens. Redis tells how many heard a message, so nobody has to send signs of life while he waits.
+An acquire that finds the lock busy joins a queue and listens on a channel. The release hands the lock to the first
+waiter that is still listening. The server knows its listeners, so waiters send no heartbeats.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from django_distlock.exceptions import BackendUnavailable, DistlockError, Unsupp
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor
-from .acquire import FAREWELL, LEAST_PATIENCE, Attempt
-from .commands import PATIENCE, evaluate, holder_of, milliseconds
+from .acquire import LEAST_PATIENCE, LEAVE_TIMEOUT, Attempt, HolderInfo
+from .commands import EXTEND, HOLDS, LEAVE, PATIENCE, RELEASE, evaluate, holder_of, keys_of, milliseconds
 from .connection import ConnectionFailed
-from .introspection import HolderInfo, broken, listed
-from .places import Places
-from .pool import Pool
-from .scripts import EXTEND, HOLDS, LEAVE, RELEASE, keys_of
+from .introspection import broken, listed
+from .pool import Places, Pool
 from .target import ClusterNode, Target
 
 if TYPE_CHECKING:
@@ -36,16 +34,16 @@ if TYPE_CHECKING:
 
     from django_distlock.keys import LockKey
 
-    from .scripts import Script
+    from .commands import Script
 
-# So long may a renewal take, for which all others wait; seconds.
+# The time that a renewal may take; all other renewals wait for it. Seconds.
 RENEWAL_PATIENCE = 1.0
-# Callers of one process that wait at the server, each on a connection; the others wait for a place, and look now and
-# then whether their lock is free. Seconds.
-WAITERS, LOOK_EVERY = 32, 0.25
+# Callers of one process that wait at the server, each on a connection. The others wait for a place, and ask at this
+# interval whether their lock is free; seconds.
+WAITERS, ASK_EVERY = 32, 0.25
 TICK = 0.5
-# A release that has no answer after this time is tried again with more patience; seconds.
-AT_ONCE = 0.25
+# A release without a reply after this time is sent again, with more time; seconds.
+RELEASE_FAST = 0.25
 
 
 class RedisBackend(Backend):
@@ -70,11 +68,13 @@ class RedisBackend(Backend):
 
     def _start(self) -> None:
         self._places = Places(WAITERS)
-        self._teller = HolderInfo()
-        # Claims that ask, and their grants until the caller surely has them: who is interrupted on the way withdraws.
+        self._holder_info = HolderInfo()
+        # Claims that are being acquired, and their grants until the caller surely has them: an interrupt withdraws them
         self._claims: dict[str, Grant | None] = {}
-        self._doubtful: set[str] = set()  # whose release may have been done, though its reply was lost
-        self._echoes: dict[str, float] = {}  # when they were granted, after a request that may come yet
+        # Claims whose release may have been executed, though its reply was lost
+        self._doubtful: set[str] = set()
+        # Claims of which a second request may still arrive, and when each was granted
+        self._echoes: dict[str, float] = {}
         self._cleanup = PendingCleanup(self._undo_claim, f"distlock-{self.alias}-undo")
 
     def load(self) -> None:
@@ -93,7 +93,7 @@ class RedisBackend(Backend):
         if self._cleanup.requests and not self._cleanup.discard(claim.token):
             return None
         deadline = monotonic() + wait
-        attempt = Attempt(self.pool, claim, self._teller.facts(claim.key), deadline)
+        attempt = Attempt(self.pool, claim, self._holder_info.facts(claim.key), deadline)
         self._claims[claim.token] = None
         try:
             grant = yield from self._queued(attempt, deadline) if wait > 0 else self._asked(attempt)
@@ -124,7 +124,7 @@ class RedisBackend(Backend):
         return grant
 
     def _queued(self, attempt: Attempt, deadline: float) -> Flow[Grant | None]:
-        """Queue at the server until the deadline; before, in this process for a place to do so."""
+        """Queue at the server until the deadline; before that, in this process for a place to do so."""
         place = self._places.new()
         try:
             taken = self._places.take(place)
@@ -133,7 +133,7 @@ class RedisBackend(Backend):
                 left = deadline - monotonic()
                 if grant is not None or left <= 0:
                     return grant
-                taken = yield from self._places.enter(place, min(left, LOOK_EVERY))
+                taken = yield from self._places.enter(place, min(left, ASK_EVERY))
             grant = yield from self._waited(attempt, deadline)
             self._places.leave(place)
         except BaseException:
@@ -151,12 +151,12 @@ class RedisBackend(Backend):
                 return grant
             now = monotonic()
             if now >= deadline:
-                with contextlib.suppress(ConnectionFailed):  # then it is left behind
-                    yield from attempt.leave(now + FAREWELL)
+                with contextlib.suppress(ConnectionFailed):  # then it is undone later
+                    yield from attempt.leave(now + LEAVE_TIMEOUT)
                 return None
 
     def _forsake(self, attempt: Attempt, claim: Claim, uncertain: bool) -> None:
-        """Undo behind its caller's back what an attempt may have done."""
+        """Have undone later what an attempt may have done."""
         attempt.drop()
         self._claims.pop(claim.token, None)
         if attempt.sent or attempt.echo:
@@ -176,7 +176,7 @@ class RedisBackend(Backend):
         await arun(self._withdraw(claim))
 
     def _withdraw(self, claim: Claim) -> Flow[None]:
-        """Give back what was granted to nobody, because the caller was interrupted. Who waited has left already."""
+        """Give back a grant that an interrupt has kept from its caller. A waiter has left the queue already."""
         if claim.token not in self._claims:
             return
         del self._claims[claim.token]
@@ -188,14 +188,14 @@ class RedisBackend(Backend):
                 raise
 
     def release_fast(self, grant: Grant) -> bool:
-        """One command on a connection at hand. It waits for no task, so it may be done on an event loop."""
+        """Release with one command on a connection at hand. It waits for no task, so an event loop may call it."""
         claim = grant.claim
         connection = None if claim.token in self._echoes else self.pool.take()
         if connection is None:
             return False
         try:
             connection.send(RELEASE.by_hash(keys_of(claim.key), holder_of(claim)))
-            given = connection.receive(monotonic() + AT_ONCE)
+            given = connection.receive(monotonic() + RELEASE_FAST)
         except ConnectionFailed as error:
             self.pool.discard(connection)
             if error.uncertain:
@@ -287,7 +287,7 @@ class RedisBackend(Backend):
         except ConnectionFailed as error:
             raise self._unavailable(error) from (error.__cause__ or error)
         finally:
-            self.wake_at(monotonic() + TICK)  # who only looks at locks leaves no connection open either
+            self.wake_at(monotonic() + TICK)  # closes the connection of a process that only lists locks
 
     def _refused(self, error: ConnectionFailed) -> DistlockError:
         """What an acquire raises."""

@@ -1,35 +1,108 @@
-"""One script on a connection, and again on another if the first one was dead."""
+"""The Lua scripts of a lock, and running one of them on the server.
+
+Each operation is one script, and therefore atomic. ``scripts/keys.lua`` describes the four keys of a lock. They share
+one hash slot (https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/).
+
+A waiter listens on a channel of its connection. PUBSUB NUMSUB tells whether it is connected to *this* server, so a
+waiter whose process or connection is gone is passed over at once, without a heartbeat. The message of a hand-over is
+published by the script that has made the grant, and by nothing else. The reply of PUBLISH decides nothing: Redis passes
+a message on to its replicas and over the bus of a cluster, and counts patterns too. So a waiter that is connected
+elsewhere is handed nothing, and hears nothing that it could take for a grant.
+
+All times are the server's. Scripts replicate their effects, so reading the clock in them is sound; SET with GET and PX
+makes Redis 6.2 the oldest that can run them. What most calls need comes first, before anything else is even defined.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+import hashlib
+import re
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
 
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Step
 
-from .connection import Connection, ConnectionFailed, reply_code
-from .scripts import keys_of, unknown_script
+from .connection import Connection, ConnectionFailed, pack, reply_code
 from .target import ClusterNode
 
 if TYPE_CHECKING:
     from django_distlock.concurrency.flow import Flow
+    from django_distlock.keys import LockKey
     from django_distlock.records import Claim
 
     from .pool import Pool
-    from .scripts import Script
 
+PREFIX: Final = b"distlock:{"
+HELD: Final = b"}:held"
+# How long the fencing token of a lock without a holder is kept, and the tickets of a queue that is not looked at; ms.
+# The clock alone keeps the fence rising afterwards.
+KEPT: Final = 86_400_000
+# A waiter that would look this much later than the lease before it ends is called; ms.
+LATE: Final = 1000
+# As many waiters are called, in the order of the queue.
+WARNED: Final = 8
 # A request that has no reply after this time is sent again on another connection; seconds.
 REPLY = 0.5
-# So long may a release or a look by an operator take; seconds.
+# The time that a release or a listing may take; seconds.
 PATIENCE = 2.0
 # A connection that was idle may be dead, and so may the one after it; a server that hangs up each time does not stop.
 LOST_CONNECTIONS = 2
-# What a node of a Redis Cluster says of the names of others, or of all while it cannot tell.
+# What a node of a Redis Cluster replies for the names of other nodes, or for all while it cannot tell.
 MOVED = {"MOVED", "ASK", "CLUSTERDOWN", "CROSSSLOT"}
 # A task that is cancelled while a reply is on its way waits for it this long; seconds.
 LAST_REPLY = 0.5
+
+
+class Script:
+    """A Lua script. It is sent by its hash, and as a whole to a server that answers NOSCRIPT: it was restarted."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    def by_hash(self, keys: tuple[bytes, ...], *args: bytes | str | int) -> bytes:
+        """EVALSHA, packed."""
+        return pack("EVALSHA", self.sha, len(keys), *keys, *args)
+
+    def whole(self, keys: tuple[bytes, ...], *args: bytes | str | int) -> bytes:
+        """EVAL, packed; the server keeps the script."""
+        return pack("EVAL", self.text, len(keys), *keys, *args)
+
+
+def unknown_script(reply: object) -> bool:
+    """Does the server not know the script of :meth:`Script.by_hash`? Then nothing was done."""
+    return reply_code(reply) == "NOSCRIPT"
+
+
+def _text(name: str) -> str:
+    """A file of ``scripts/`` with those that it includes, without the comments that are lines of their own."""
+    text = (files(__package__) / "scripts" / name).read_text("utf-8")
+    text = re.sub(r"^-- include (.+)\n", lambda match: _text(match[1]), text, flags=re.MULTILINE)
+    return re.sub(r"^--.*\n", "", text, flags=re.MULTILINE)
+
+
+def _script(name: str) -> Script:
+    constants = {"KEPT": KEPT, "LATE": LATE, "WARNED": WARNED}
+    return Script(re.sub(r"\b(KEPT|LATE|WARNED)\b", lambda match: str(constants[match[1]]), _text(f"{name}.lua")))
+
+
+ACQUIRE, RELEASE, LEAVE, EXTEND, HOLDS, BREAK, LOOK = map(
+    _script, ("acquire", "release", "leave", "extend", "holds", "break", "look")
+)
+
+
+def keys_of(key: LockKey) -> tuple[bytes, ...]:
+    """The keys of one lock, in the order in which the scripts expect them."""
+    return keys_named(key.text_bytes)
+
+
+def keys_named(text: bytes) -> tuple[bytes, ...]:
+    """:func:`keys_of` for a key as the listing shows it."""
+    start = PREFIX + text
+    return (start + HELD, start + b"}:queue", start + b"}:waiters", start + b"}:fence")
 
 
 class Refused(ConnectionFailed):

@@ -182,12 +182,9 @@ class Connection:
 
     async def areceive(self, until: float) -> Any:
         """:meth:`receive` for a task. Cancelled, the connection can be used on: the reply is still owed."""
-        value = PENDING if self._fresh else self.take()
-        self._fresh = False
-        while value is PENDING:
+        while (value := self.take()) is PENDING:  # at once: a turn of the event loop costs more than a read in vain
             if not await READY.apoll(self.fd, False, until):
                 raise self._silent()
-            value = self.take()
         return value
 
     def listen(self, until: float) -> Push | None:

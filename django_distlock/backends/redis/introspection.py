@@ -1,28 +1,23 @@
-"""Who holds and who waits, as an operator sees it, and what a holder tells of itself."""
+"""The holders and waiters of locks, as an operator sees them."""
 
 from __future__ import annotations
 
 import json
-import os
-import socket
 from datetime import UTC, datetime, timedelta
-from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any
 
-from django_distlock.concurrency.caller import asker
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Step
 from django_distlock.records import MOST_WAITING, LockInfo
 
-from .commands import Refused, converse
+from .acquire import HolderInfo as HolderInfo  # Redlock imports it from here
+from .commands import BREAK, HELD, LOOK, PREFIX, Refused, converse, keys_named, unknown_script
 from .connection import pack
-from .scripts import BREAK, HELD, LOOK, PREFIX, keys_named, unknown_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from django_distlock.concurrency.flow import Flow
-    from django_distlock.keys import LockKey
 
     from .connection import Connection
     from .pool import Pool
@@ -32,18 +27,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SCANNED = 500
 _AT_ONCE = 100
 _LOOKED_FOR = (MOST_WAITING,)
-
-
-class HolderInfo:
-    """What this process tells of its holders: JSON with host, pid, thread and the lock's name."""
-
-    def __init__(self) -> None:
-        host = encode_basestring_ascii(socket.gethostname())
-        self._process = f'"host": {host}, "pid": {os.getpid()}'
-
-    def facts(self, key: LockKey) -> bytes:
-        name, who = encode_basestring_ascii(key.name), encode_basestring_ascii(asker())
-        return f'{{"name": {name}, {self._process}, "thread": {who}}}'.encode("ascii")
 
 
 def text_of(key: bytes) -> bytes | None:

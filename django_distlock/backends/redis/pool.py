@@ -1,21 +1,16 @@
-"""Connections to Redis: redis-py opens them, with all that it knows of TLS, sockets, Sentinel and credentials, and from
-then on the socket is ours.
-
-Three reasons. redis-py retries ten times by default, and a lock command that is sent twice behind our back takes a lock
-twice; its asyncio connections belong to one event loop each, while a plain socket is at home in every thread and loop;
-and sending apart from receiving lets one caller ask several servers at once. The protocol is RESP3, whose pushes may
-come between replies (https://redis.io/docs/latest/develop/reference/protocol-spec/).
-"""
+"""The connections of this process to one server, and the callers that wait for one."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
+from bisect import insort
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django_distlock.concurrency import finalizers
-from django_distlock.concurrency.background import Stragglers
+from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import Parker
@@ -23,69 +18,18 @@ from django_distlock.concurrency.parking import Parker
 from .connection import Connection, ConnectionFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .target import Target
 
-# Connections of one process to one server at most; who comes later waits for one, in order of arrival.
+# Connections of one process to one server at most; later callers wait for one, in order of arrival.
 MAX_CONNECTIONS = 64
 # A connection without a command is closed after this time; seconds.
 IDLE = 5.0
-# One that was idle for longer than this is looked at before it is used; seconds.
+# A connection that was idle for longer than this is checked before it is used; seconds.
 FRESH = 0.5
 
 
-class Opening:
-    """A connection on its way, opened in a thread of its own: no driver keeps a deadline while it looks up a name."""
-
-    def __init__(self, connect: Callable[[float], Any], until: float) -> None:
-        self.connection: Connection | None = None
-        self.error: BaseException | None = None
-        self._parker = Parker()
-        left = max(0.01, min(until - monotonic(), IDLE))
-        self.thread = threading.Thread(target=self._open, args=(connect, left), name="distlock-redis-open", daemon=True)
-        try:
-            self.thread.start()
-        except RuntimeError:  # no thread to be had, as at the end of the interpreter
-            self._open(connect, left)
-
-    def _open(self, connect: Callable[[float], Any], left: float) -> None:
-        try:
-            self.connection = Connection(connect(left))
-        except BaseException as error:
-            self.error = error
-        if not self._parker.wake() and self.connection is not None:
-            self.connection.close()
-
-    def finish(self, until: float) -> bool:
-        """Wait until it is open or has failed; False at the monotonic time ``until``."""
-        try:
-            return self._parker.park(until - monotonic())
-        except BaseException:
-            self._leave()
-            raise
-
-    async def afinish(self, until: float) -> bool:
-        """:meth:`finish` for a task."""
-        try:
-            return await self._parker.apark(until - monotonic())
-        except BaseException:
-            self._leave()
-            raise
-
-    def _leave(self) -> None:
-        if self._parker.leave() and self.connection is not None:
-            self.connection.close()
-
-    def result(self) -> Connection:
-        """The connection, after :meth:`finish` was true. ConnectionFailed if it could not be opened."""
-        if self.connection is None:
-            raise ConnectionFailed(f"Redis cannot be reached: {self.error}") from self.error
-        return self.connection
-
-
 class Waiter:
-    """Who waits for a connection, and is given one, or a place to open one."""
+    """A caller that waits for a connection. It is handed one, or else a place to open one."""
 
     __slots__ = ("connection", "parker")
 
@@ -104,7 +48,7 @@ class Pool:
         self._connections: set[Connection] = set()
         self._opening = 0
         self._queue: deque[Waiter] = deque()
-        self._stragglers = Stragglers()
+        self._background = Background("distlock-redis-open")
 
     def take(self) -> Connection | None:
         """A connection at hand, or None. Never waits."""
@@ -116,17 +60,6 @@ class Pool:
             if monotonic() - connection.used_at < FRESH or not connection.stale():
                 return connection
             self.discard(connection)
-
-    def start(self, until: float) -> Opening:
-        """Begin to open a connection, in another thread; the caller calls :meth:`adopt` with what comes of it."""
-        return Opening(self._target.connect, until)
-
-    def adopt(self, opening: Opening) -> Connection:
-        """The connection that was opened. ConnectionFailed if that failed."""
-        connection = opening.result()
-        with self._guard:
-            self._connections.add(connection)
-        return connection
 
     def get(self, until: float) -> Flow[Connection]:
         """A connection at hand, a new one, or the next that is given back, in order of arrival. ConnectionFailed at the
@@ -148,18 +81,18 @@ class Pool:
     link = get  # Redlock still calls it so
 
     def _arrive(self) -> Waiter | None:
-        """None: a place for one more connection; else where to wait for one."""
+        """Reserve a place for a new connection, and return None; or else queue for one."""
         with self._guard:
             if not self._queue and len(self._connections) + self._opening < MAX_CONNECTIONS:
                 self._opening += 1
                 return None
             waiter = Waiter()
             self._queue.append(waiter)
-        self._serve()  # one may have been given back just before there was anybody in the queue
+        self._serve()  # a connection may have been given back just before the queue had a waiter
         return waiter
 
     def _desert(self, waiter: Waiter) -> None:
-        """Whoever waited has gone: the next one gets what it was given meanwhile."""
+        """Hand on what a waiter was given that has gone."""
         if not waiter.parker.leave():
             with self._guard, contextlib.suppress(ValueError):
                 self._queue.remove(waiter)
@@ -169,21 +102,27 @@ class Pool:
             self._unreserve()
 
     def _opened(self, until: float) -> Flow[Connection]:
+        """A new connection, in the place that the caller has reserved."""
+        left = max(0.01, min(until - monotonic(), IDLE))
         try:
-            if (reason := self._stragglers.refuse()) is not None:
-                raise ConnectionFailed(f"Redis cannot be reached: {reason}")
-            opening = self.start(until)
-            finished = False
             try:
-                finished = yield Step(opening.finish, opening.afinish, (until,))
-            finally:
-                if not finished:
-                    self._stragglers.add(opening.thread)
-            if not finished:
-                raise ConnectionFailed("Redis could not be reached in time.", timed_out=True)
-            return self.adopt(opening)
+                connection = yield from self._background.call(until, self._connect, left, dispose=Connection.close)
+            except NotStarted as error:
+                if error.__cause__ is None:  # too many attempts are under way
+                    raise
+                connection = self._connect(left)  # there is no thread, as at the end of the interpreter
+            with self._guard:
+                self._connections.add(connection)
+            return connection
+        except CallTimeout:
+            raise ConnectionFailed("Redis could not be reached in time.", timed_out=True) from None
+        except Exception as error:
+            raise ConnectionFailed(f"Redis cannot be reached: {error}") from error
         finally:
             self._unreserve()
+
+    def _connect(self, timeout: float) -> Connection:
+        return Connection(self._target.connect(timeout))
 
     def _unreserve(self) -> None:
         with self._guard:
@@ -191,7 +130,7 @@ class Pool:
         self._serve()
 
     def give(self, connection: Connection) -> None:
-        """Back into the pool, or closed if anything is still on its way."""
+        """Take a connection back, or close it if a reply is still on its way."""
         if not connection.clean or connection not in self._connections:  # closed meanwhile with all others
             self.discard(connection)
             return
@@ -232,21 +171,21 @@ class Pool:
 
     @property
     def ready_at(self) -> float:
-        """When it was known how to connect: importing the driver takes longer than a caller who does not wait has. That
-        is made up for, once."""
+        """When the driver was imported, which takes longer than a caller that does not wait has. It is made up for,
+        once."""
         if not self._target.resolved_at:
-            with contextlib.suppress(Exception):  # told when a connection is opened
+            with contextlib.suppress(Exception):  # raised again when a connection is opened
                 self._target.resolve()
         return self._target.resolved_at
 
     @property
     def is_open(self) -> bool:
-        """Is there any connection?"""
+        """Is there a connection?"""
         return bool(self._connections)
 
     @property
     def size(self) -> int:
-        """How many connections there are, those included that are being opened."""
+        """The number of connections, those included that are being opened."""
         return len(self._connections) + self._opening
 
     def close_idle(self, now: float) -> None:
@@ -262,13 +201,13 @@ class Pool:
             self.discard(connection)
 
     def discard_idle(self) -> None:
-        """Close the connections that nobody uses, because the server behind them is the wrong one."""
+        """Close the connections that are not in use, because the server behind them is the wrong one."""
         while self._idle:
             with contextlib.suppress(IndexError):
                 self.discard(self._idle.pop())
 
     def close(self) -> None:
-        """Close every connection; who waits on one gets a ConnectionFailed. The next command opens another."""
+        """Close every connection; a caller that waits on one gets ConnectionFailed. The next command opens another."""
         with self._guard:
             connections, self._connections = self._connections, set()
         idle, self._idle = self._idle, []
@@ -276,10 +215,82 @@ class Pool:
             connection.close() if connection in idle else connection.cut()
 
     def abandon(self) -> None:
-        """In the child of a fork: the connections are the parent's, who must not notice."""
+        """In the child of a fork: leave the connections to the parent, which must not notice."""
         for connection in self._connections:
             connection.close()
         self.__init__(self._target)  # type: ignore[misc]
+
+
+class Place:
+    """One of :class:`Places`, or the wish for one. The caller makes it first and leaves it last, so that an interrupt
+    cannot lose it."""
+
+    __slots__ = ("number", "parker")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.parker: Parker | None = None
+
+
+class Places:
+    """``size`` places for the waiters of this process at a server, given in the order in which the callers came. The
+    others wait here."""
+
+    def __init__(self, size: int) -> None:
+        self._guard = threading.Lock()
+        self._size = size
+        self._taken: set[Place] = set()
+        self._queue: list[Place] = []
+        self._numbers = itertools.count()
+
+    def new(self) -> Place:
+        """A place for a caller that comes now. The caller leaves it whatever happens."""
+        return Place(next(self._numbers))
+
+    def take(self, place: Place) -> bool:
+        """Take the place if there is room and no other caller waits. True if taken."""
+        with self._guard:
+            if len(self._taken) >= self._size or self._queue:
+                return False
+            self._taken.add(place)
+            return True
+
+    def enter(self, place: Place, timeout: float) -> Flow[bool]:
+        """Wait for at most ``timeout`` seconds. True if taken. After an exception the caller leaves."""
+        place.parker = parker = Parker()
+        with self._guard:
+            if len(self._taken) < self._size:
+                self._taken.add(place)
+                return True
+            insort(self._queue, place, key=lambda place: place.number)
+        if (yield Step(parker.park, parker.apark, (timeout,))):
+            return True
+        self.leave(place)
+        return False
+
+    def leave(self, place: Place) -> None:
+        """Give the place to the first waiter. Leaving twice, or without having taken it, is harmless."""
+        try:
+            self._leave(place)
+        except BaseException:  # Ctrl-C in the middle: the second time does the rest
+            self._leave(place)
+            raise
+
+    def left_behind(self, place: Place) -> None:
+        """:meth:`leave` wherever an exception came from, the garbage collector included."""
+        finalizers.now_or_later(self.leave, place)
+
+    def _leave(self, place: Place) -> None:
+        with self._guard:
+            if place in self._queue:
+                self._queue.remove(place)
+            self._taken.discard(place)
+            while self._queue and len(self._taken - {self._queue[0]}) < self._size:
+                head = self._queue[0]
+                self._taken.add(head)
+                if head.parker is None or not head.parker.wake():
+                    self._taken.discard(head)
+                self._queue.pop(0)
 
 
 # Names that Redlock still uses.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .commands import Script, unknown_script
 from .connection import PENDING, Push, pack
-from .scripts import Script, unknown_script
 
 __all__ = ["PENDING", "Push", "ReplyError", "Script", "pack", "unknown_script"]
 

@@ -91,7 +91,7 @@ class FenceTrigger:
         return [*self.drop(editor), *(statement.format(**parts) for statement in statements)]
 
     def drop(self, editor: BaseDatabaseSchemaEditor) -> list[str]:
-        """Statements that drop it, whatever its name, and triggers whose column is gone."""
+        """Statements that drop it under any name, and triggers whose column is gone."""
         quote, names = editor.quote_name, dict.fromkeys([self.name, *self._mine(editor.connection)])
         if editor.connection.vendor != "postgresql":
             return [f"DROP TRIGGER IF EXISTS {quote(name)}" for name in names]

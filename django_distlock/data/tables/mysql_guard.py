@@ -2,7 +2,7 @@
 that are not locked. https://dev.mysql.com/doc/refman/8.4/en/implicit-commit.html
 
 The text of a statement does not show that it commits: comments, procedures, prepared statements and DDL may. The server
-shows it: a savepoint ends with its transaction, whatever ended that. UNLOCK TABLES, BEGIN and LOCK TABLES, which drop
+shows it: a savepoint ends with its transaction. UNLOCK TABLES, BEGIN and LOCK TABLES, which drop
 the locks, commit first and so end it too (measured with MariaDB 10.11).
 """
 

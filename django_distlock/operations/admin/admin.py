@@ -180,7 +180,7 @@ class HeldLockAdmin(Columns, Base):
         """The page of a lock that its holder has released, or whose alias does not answer."""
         unanswered = rows.errors[0] if rows.errors else None
         context = {
-            "title": _("This lock cannot be looked at now") if unanswered else _("This lock is no longer held"),
+            "title": _("This lock cannot be shown now") if unanswered else _("This lock is no longer held"),
             "unanswered": unanswered,
             "others": [(row.label, self.address(request, "change", row.pk)) for row in rows.rows],
         }

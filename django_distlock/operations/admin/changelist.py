@@ -67,7 +67,7 @@ class WaitersFilter(RowFilter):
     parameter_name = "waiters"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("yes", _("somebody waits")), ("no", _("no waiter is seen"))]
+        return [("yes", _("with waiters")), ("no", _("no known waiters"))]
 
     def narrowed(self, rows: Rows, value: str) -> Rows:
         return rows.having(awaited=value == "yes")

@@ -13,7 +13,7 @@ from django_distlock.backends.redis.connection import Push
 from tests.backends.redis.resp import parse
 
 if TYPE_CHECKING:
-    from django_distlock.backends.redis.scripts import Script
+    from django_distlock.backends.redis.commands import Script
 
 _lua = lua51.LuaRuntime(encoding="latin-1")
 _compiled: dict[str, Any] = {}

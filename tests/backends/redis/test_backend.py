@@ -17,7 +17,7 @@ from redis.crc import key_slot
 
 from django_distlock import advisory_lock, held_locks, semaphore
 from django_distlock.backends.redis import backend as engine
-from django_distlock.backends.redis.scripts import keys_of
+from django_distlock.backends.redis.commands import keys_of
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.manager.registry import registry
@@ -265,4 +265,4 @@ def test_a_missing_driver_is_named_with_the_extra_that_installs_it(settings: Any
 
 def test_a_name_that_is_no_unicode_is_told_as_json() -> None:
     entry = registry.entry(USING)
-    assert json.loads(entry.backend._teller.facts(entry.key("\ud800 ü")))  # type: ignore[attr-defined]
+    assert json.loads(entry.backend._holder_info.facts(entry.key("\ud800 ü")))  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ import pytest
 
 from django_distlock import BackendUnavailable, UnsupportedOperation, advisory_lock, held_locks
 from django_distlock.backends.redis import target
-from django_distlock.backends.redis.scripts import keys_of
+from django_distlock.backends.redis.commands import keys_of
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.operations.doctor import diagnose
@@ -61,7 +61,7 @@ def test_the_doctor_says_so_whatever_the_name_is(cluster: Cluster, settings: Any
     settings.DISTLOCK = {"node": {"BACKEND": BACKEND, "OPTIONS": options}}
     found = [finding for finding in diagnose("node") if finding.alias]
     assert [finding.level for finding in found] == ["error"]
-    assert "No lock can be taken: The Redis server of alias 'node': A node of a Redis Cluster" in found[0].text
+    assert "No lock can be acquired: The Redis server of alias 'node': A node of a Redis Cluster" in found[0].text
 
 
 def test_the_doctor_asks_the_server_too(alias: str, monkeypatch: Any) -> None:

@@ -14,8 +14,7 @@ import pytest
 
 from django_distlock.backends.redis.acquire import Attempt
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.commands import holder_of
-from django_distlock.backends.redis.scripts import ACQUIRE, RELEASE, keys_of
+from django_distlock.backends.redis.commands import ACQUIRE, RELEASE, holder_of, keys_of
 from django_distlock.records import Claim
 from tests.backends.redis.lua_redis import World, texts_of
 from tests.manager.world import key

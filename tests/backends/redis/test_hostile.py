@@ -14,7 +14,7 @@ from django.core.checks import run_checks
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends.redis import pool
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.scripts import keys_of
+from django_distlock.backends.redis.commands import keys_of
 from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
 from tests.backends.redis.server import BACKEND, Own, claim_of, waiters

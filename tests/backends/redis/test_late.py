@@ -12,7 +12,7 @@ import pytest
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends.redis import pool as redis_connection
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.scripts import keys_of
+from django_distlock.backends.redis.commands import keys_of
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import arun
 from django_distlock.manager.registry import registry

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.scripts import LATE, keys_of
+from django_distlock.backends.redis.commands import LATE, keys_of
 from tests.backends.redis.server import claim_of, counted
 from tests.conftest import eventually
 from tests.support.timing import within

@@ -11,7 +11,7 @@ import pytest
 
 from django_distlock import advisory_lock
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.scripts import keys_of
+from django_distlock.backends.redis.commands import keys_of
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from tests.backends.redis.cluster import Cluster, Router

@@ -144,7 +144,7 @@ def test_a_backend_that_does_not_answer_is_a_red_line(
         assert [each["name"] for each in rows(page.text)] == ["still here"]
         assert 'class="error"' in page.text
         assert "ours : this backend does not answer" in text(page.text)
-        assert "This lock cannot be looked at now" in detail.text
+        assert "This lock cannot be shown now" in detail.text
         (message,) = map(str, get_messages(broken.wsgi_request))
         assert message.startswith("ours does not answer (")
         assert message.endswith("); nothing was broken there.")

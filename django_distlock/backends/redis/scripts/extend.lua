@@ -1,0 +1,16 @@
+-- Give a holder more time.
+-- ARGV: who, ttl (ms), when the holder asked (by its own clock)
+-- Returns 1, or 0 if it does not hold the lock. A request that a later one has overtaken changes nothing: it might shorten
+-- the lease that the holder counts on.
+-- include keys.lua
+-- include clock.lua
+-- include state.lua
+if not ends[ARGV[1]] then return 0 end
+local asked = tonumber(string.match(call('HGET', held, ARGV[1]), '"asked":(%d+)') or 0)
+local before, after = ends[ARGV[1]], now + tonumber(ARGV[2])
+if asked <= tonumber(ARGV[3]) then
+  extend(ARGV[1], after, ARGV[3])
+  if before > after + LATE then advance() end
+end
+call('PEXPIRE', fence, KEPT)
+return 1

@@ -1,0 +1,119 @@
+-- The live holders, and what can be done with holders and waiters. A holder or waiter ("who") is a token with its mode
+-- before it: "x" holds alone, "s" with all other "s", "n" with at most limit - 1 other "n".
+-- the live holders: until when, and how many of which mode
+local ends, count, mode = {}, 0, nil
+local flat = call('HGETALL', held)
+for index = 1, #flat, 2 do
+  local who = flat[index]
+  local at = tonumber(string.match(flat[index + 1], '^(%d+) {') or nil)
+  -- whatever somebody else wrote there holds for as long as the key lives
+  at = at or now + math.max(call('PTTL', held), 1000)
+  if at > now then
+    ends[who], count, mode = at, count + 1, string.sub(who, 1, 1)
+  else
+    call('HDEL', held, who)
+  end
+end
+
+-- the key lives as long as the longest lease
+local function keep()
+  local last = 0
+  for _, at in pairs(ends) do last = math.max(last, at) end
+  if last > 0 then call('PEXPIREAT', held, last) end
+end
+
+local function grant(who, ttl, told, drawn)
+  if not ends[who] then count = count + 1 end
+  ends[who], mode = now + ttl, string.sub(who, 1, 1)
+  call('HSET', held, who, string.format('%.0f', now + ttl) .. facts(drawn, told))
+  keep()
+end
+
+local function extend(who, at, asked)
+  ends[who] = at
+  local rest = string.match(call('HGET', held, who), '^%d+(.*)$')
+  if asked then rest = string.gsub(rest, '"asked":%d+', '"asked":' .. asked, 1) end
+  call('HSET', held, who, string.format('%.0f', at) .. rest)
+  keep()
+end
+
+-- nil if it did not hold
+local function drop(who)
+  local at = ends[who]
+  if at then
+    ends[who], count = nil, count - 1
+    call('HDEL', held, who)
+  end
+  return at
+end
+
+local function fence_of(who)
+  return tonumber(string.match(call('HGET', held, who) or '', '^%d+ {"fence":(%d+)') or nil)
+end
+
+local function admits(who, limit)
+  if count == 0 then return true end
+  local wanted = string.sub(who, 1, 1)
+  return wanted == mode and (wanted == 's' or wanted == 'n' and count < limit)
+end
+
+local function forget(waiter)
+  call('ZREM', queue, waiter)
+  call('HDEL', waiters, waiter)
+end
+
+-- when a waiter must ask again, though nothing is handed to it
+local function look_at(who)
+  local soonest, latest
+  for _, at in pairs(ends) do
+    soonest, latest = math.min(soonest or at, at), math.max(latest or at, at)
+  end
+  return string.sub(who, 1, 1) == 'n' and soonest or latest or now
+end
+
+local function note(waiter, limit, ttl, channel, look, told)
+  local text = limit .. ' ' .. ttl .. ' ' .. channel .. ' ' .. string.format('%.0f', look) .. ' ' .. told
+  call('HSET', waiters, waiter, text)
+end
+
+local function say(channel, waiter, drawn)
+  call('PUBLISH', channel, waiter .. ' ' .. drawn .. ' ' .. string.format('%.0f', us))
+end
+
+local function known(waiter)
+  return string.match(call('HGET', waiters, waiter) or '', '^(%d+) (%d+) (%S+) (%d+) (.*)$')
+end
+
+local function connected(channel) return call('PUBSUB', 'NUMSUB', channel)[2] > 0 end
+
+-- the first waiters look when that ends which is held: each of them, because those before it may die with the holder
+local function warn()
+  for _, waiter in ipairs(call('ZRANGE', queue, 0, WARNED - 1)) do
+    local limit, ttl, channel, look, told = known(waiter)
+    local sooner = limit and look_at(waiter)
+    if sooner and tonumber(look) > sooner + LATE and connected(channel) then  -- fence 0: it asks again now
+      note(waiter, limit, ttl, channel, sooner, told)
+      say(channel, waiter, '0')
+    end
+  end
+end
+
+-- hand the lock to those whose turn it is and that are connected here; "prompt": is one that must wait on connected?
+local function advance(prompt)
+  local head = call('ZRANGE', queue, 0, 0)[1]
+  while head do
+    local limit, ttl, channel, look, told = known(head)
+    local turn = limit and admits(head, tonumber(limit))
+    if limit and not turn then
+      warn()
+      if not prompt or connected(channel) then return end
+    end
+    forget(head)
+    if turn and connected(channel) then
+      local drawn = draw()
+      grant(head, tonumber(ttl), told, drawn)
+      say(channel, head, drawn)
+    end
+    head = call('ZRANGE', queue, 0, 0)[1]
+  end
+end
