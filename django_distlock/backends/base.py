@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from .query import Chosen, LockQuery, Mine
 
 
+# Seconds without a command after which a session is closed, and between two ticks of a backend that is in use.
+IDLE, TICK = 5.0, 0.5
+
+
 def _no_keepalive(when: float) -> None:
     """Stands for the keepalive thread in a backend outside the registry, which has none."""
 

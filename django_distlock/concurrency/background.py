@@ -174,21 +174,3 @@ class Call(Generic[T]):
         if not failed and dispose is not None:
             with contextlib.suppress(Exception):
                 dispose(self._value)
-
-
-class Stragglers:
-    """The bound alone, for callers that are not yet on :class:`Background`."""
-
-    def __init__(self) -> None:
-        self._threads: list[threading.Thread] = []
-
-    def add(self, thread: threading.Thread) -> None:
-        """Count an abandoned thread."""
-        self._threads.append(thread)
-
-    def refuse(self) -> str | None:
-        """Why no attempt is to be made now, if there are too many."""
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        if len(self._threads) < MAX_ABANDONED:
-            return None
-        return f"No new attempt is made: {len(self._threads)} are still under way."

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from django_distlock.backends.base import Backend
+from django_distlock.backends.base import IDLE, TICK, Backend
 from django_distlock.backends.cleanup import PendingCleanup
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.deadline import LEAST_ANSWER
+from django_distlock.concurrency.deadline import LEAST_ANSWER, LEAST_PATIENCE
 from django_distlock.concurrency.flow import Flow, arun, run
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
@@ -33,17 +33,12 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-# Seconds for the first answer to a caller that does not wait.
-LEAST_PATIENCE = 0.5
 # Seconds for a release or a listing; and for a renewal, which delays the renewals of other leases.
 PATIENCE, RENEWAL_PATIENCE = 2.0, 1.0
 # A waiter with less time than this does not look again; seconds.
 LAST_LOOK = 0.003
 # Seconds after its timeout in which a waiter leaves the queue by itself. After that the clean-up does it.
 LEAVE_TIMEOUT = 0.02
-# Seconds without a statement after which the session is closed.
-IDLE = 5.0
-TICK = 0.5
 
 
 class LeaseTableBackend(Backend):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
@@ -57,8 +58,9 @@ class Pruning:
         if now >= self._due:
             self._due = now + self._interval()
             thread = threading.Thread(target=self._run_quietly, name=self._name, daemon=True)
-            thread.start()
-            self._thread = thread
+            with contextlib.suppress(RuntimeError):  # there is no thread: the next process, or the next time
+                thread.start()
+                self._thread = thread
 
     def _run_quietly(self) -> None:
         try:

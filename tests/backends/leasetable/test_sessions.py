@@ -13,9 +13,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from django_distlock import BackendUnavailable, DistlockError, UnsupportedOperation, advisory_lock
+from django_distlock.backends.base import IDLE
 from django_distlock.backends.cleanup import UNDO_WINDOW
 from django_distlock.backends.leasetable import pruning
-from django_distlock.backends.leasetable.backend import IDLE, LeaseTableBackend
+from django_distlock.backends.leasetable.backend import LeaseTableBackend
 from django_distlock.backends.leasetable.records import KEPT, StoreError
 from django_distlock.backends.leasetable.sqlite_file import lease_path
 from django_distlock.concurrency.clock import monotonic
