@@ -19,7 +19,7 @@ class EmptyManager(models.Manager):  # type: ignore[type-arg]  # not subscriptab
         return super().get_queryset().none()
 
 
-class Rows(models.Model):
+class KeptModel(models.Model):
     """Base class of rows that have a meaning only in their database. ``rows`` reads the table."""
 
     objects = EmptyManager()
@@ -30,7 +30,7 @@ class Rows(models.Model):
         base_manager_name = "objects"  # used by `dumpdata --all`
 
 
-class SiteKey(Rows):
+class SiteKey(KeptModel):
     """One row: the key with which the lock names of this site are hashed. It is never shown."""
 
     id = models.SmallIntegerField(primary_key=True)
@@ -45,7 +45,7 @@ class SiteKey(Rows):
         return "site key"
 
 
-class LeaseRow(Rows):
+class LeaseRow(KeptModel):
     """The latest lease of a name; it is free after ``expires_at``. Times are microseconds since 1970 by the clock of
     the database, independent of time zones. Not on SQLite, where leases are in a separate file."""
 
@@ -67,7 +67,7 @@ class LeaseRow(Rows):
         return self.name
 
 
-class LeaseTicket(Rows):
+class LeaseTicket(KeptModel):
     """The place of a waiter in the queue for a lease. The queue skips it if ``seen`` is too long ago."""
 
     token = AsciiField(primary_key=True, max_length=64)
@@ -86,7 +86,7 @@ class LeaseTicket(Rows):
         return str(self.digest)
 
 
-class LockName(Rows):
+class LockName(KeptModel):
     """The name of a hashed key, on PostgreSQL and MySQL, and its latest holder that held it for over a second.
 
     ``other`` is a second name with the same key. ``session`` is the server's number of the session that held the lock
@@ -111,7 +111,7 @@ class LockName(Rows):
         return str(self.name)
 
 
-class LockEvent(Rows):
+class LockEvent(KeptModel):
     """An event in the history of a lock; recorded if ``DISTLOCK_HISTORY_DAYS`` is set.
 
     ``digest`` is a hash of the name's exact code points, because databases compare text by different rules.
@@ -140,7 +140,7 @@ class LockEvent(Rows):
         return f"{self.kind} {self.name}"
 
 
-class HeldLock(Rows):
+class HeldLock(KeptModel):
     """The model of the admin's page of held locks and of its permissions. It has no table: its rows come from
     :func:`django_distlock.held_locks`."""
 
@@ -157,7 +157,7 @@ class HeldLock(Rows):
         return str(self.key)
 
 
-class IdempotencyRecord(Rows):
+class IdempotencyRecord(KeptModel):
     """One idempotency key of one principal on one route; written by ``idempotency/storage`` only. Times are
     microseconds since 1970 by the clock of the database. A managed table, because ``flush`` also deletes the data that
     the stored responses are about."""

@@ -14,7 +14,7 @@ from django.urls import reverse
 
 from django_distlock import advisory_lock, held_locks
 from django_distlock.manager.registry import registry
-from django_distlock.operations.admin.rows import Row, Rows
+from django_distlock.operations.admin.rows import LockRow, LockRows
 from tests.faults.proxy import Proxy
 from tests.operations.canary import canary as canary
 from tests.operations.test_canary import ENGINES, HOSTILE, SERVERS, alias_for
@@ -61,7 +61,7 @@ def commands(canary: Canary, *more: list[str]) -> None:
         canary.read(" ".join(arguments), out.getvalue() + err.getvalue())
 
 
-def pages(canary: Canary, boss: Client, rows: list[Row]) -> None:
+def pages(canary: Canary, boss: Client, rows: list[LockRow]) -> None:
     for path in (LIST, f"{LIST}?using=canary", f"{LIST}canary_2Fx_2Fy/change/"):
         canary.read("page", boss.get(path).content.decode())
     for row in rows:
@@ -81,7 +81,7 @@ def test_pages_and_commands_say_nothing(
     settings.DISTLOCK = {"canary": usual}
     lease = advisory_lock(name + HOSTILE, using="canary", timeout=5).acquire()
     canary.know("token", lease._grant.claim.token or "no token is used here")
-    rows = Rows().of("canary").rows
+    rows = LockRows().of("canary").rows
     assert rows
     pages(canary, boss, [row for row in rows if row.breakable])
     canary.attempt(lease.release)

@@ -29,7 +29,7 @@ from django_distlock.operations import history
 
 from . import breaking, changelist
 from .columns import Columns, duration, moment
-from .rows import Row, Rows
+from .rows import LockRow, LockRows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +134,7 @@ class HeldLockAdmin(Columns, Base):
     # the list
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        return Rows()
+        return LockRows()
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[changelist.HeldLockChangeList]:
         return changelist.HeldLockChangeList
@@ -170,13 +170,13 @@ class HeldLockAdmin(Columns, Base):
         }
         return self._page(request, "detail", context)
 
-    def _at(self, pk: str) -> Rows:
-        return Rows().of(pk.partition("/")[0]).at([pk])
+    def _at(self, pk: str) -> LockRows:
+        return LockRows().of(pk.partition("/")[0]).at([pk])
 
-    def _find(self, rows: Rows, pk: str) -> Row | None:
+    def _find(self, rows: LockRows, pk: str) -> LockRow | None:
         return next((row for row in rows.rows if row.pk == pk), None)
 
-    def _gone(self, request: HttpRequest, rows: Rows, pk: str) -> HttpResponse:
+    def _gone(self, request: HttpRequest, rows: LockRows, pk: str) -> HttpResponse:
         """The page of a lock that its holder has released, or whose alias does not answer."""
         unanswered = rows.errors[0] if rows.errors else None
         context = {
@@ -200,7 +200,7 @@ class HeldLockAdmin(Columns, Base):
             self.message_user(request, text, messages.ERROR)
             return None
         # the selected locks or, with "select_across", all that match
-        rows = queryset.having(start=0, stop=breaking.MOST).rows if isinstance(queryset, Rows) else queryset
+        rows = queryset.having(start=0, stop=breaking.MOST).rows if isinstance(queryset, LockRows) else queryset
         return self._confirmation(request, rows)
 
     def confirm_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -211,7 +211,7 @@ class HeldLockAdmin(Columns, Base):
         row = self._find(rows := self._at(pk), pk)
         return self._gone(request, rows, pk) if row is None else self._confirmation(request, [row])
 
-    def _confirmation(self, request: HttpRequest, rows: Sequence[Row]) -> HttpResponse:
+    def _confirmation(self, request: HttpRequest, rows: Sequence[LockRow]) -> HttpResponse:
         context = {
             "title": _("Break this lock?") if len(rows) == 1 else _("Break these locks?"),
             "locks": [self._context_of(row) for row in rows if row.breakable],
@@ -221,7 +221,7 @@ class HeldLockAdmin(Columns, Base):
         }
         return self._page(request, "break_confirmation", context)
 
-    def _context_of(self, row: Row) -> dict[str, Any]:
+    def _context_of(self, row: LockRow) -> dict[str, Any]:
         """The context of a page about this lock."""
         details = row.info.details
         return {

@@ -17,14 +17,14 @@ from django_distlock import BackendUnavailable, DistlockError, UnsupportedOperat
 from django_distlock.concurrency.text import one_line
 from django_distlock.models import HeldLock
 
-from .rows import Rows, seen
+from .rows import LockRows, seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from django.http import HttpRequest
 
-    from .rows import Row
+    from .rows import LockRow
 
 # Locks that can be confirmed at once.
 MOST = 100
@@ -42,16 +42,16 @@ def reason_of(text: str) -> str:
 
 
 def break_all(request: HttpRequest, confirmed: Iterable[str], reason: str) -> None:
-    """Break the confirmed locks (:attr:`Row.seen`), each only if the holder that was shown still has it.
+    """Break the confirmed locks (:attr:`LockRow.seen`), each only if the holder that was shown still has it.
 
     Each has a message, and an entry in the admin's log if it was broken.
     """
     by_alias: dict[str, list[tuple[str, str, float]]] = {}
     for text in confirmed:
         by_alias.setdefault(text.partition("/")[0], []).append(seen(text))
-    broken: list[Row] = []
+    broken: list[LockRow] = []
     for alias, shown in by_alias.items():
-        rows = Rows().of(alias).at(pk for pk, _mark, _stamp in shown)
+        rows = LockRows().of(alias).at(pk for pk, _mark, _stamp in shown)
         if rows.errors:
             _report_error(request, alias, str(rows.errors[0].error))
             continue
@@ -71,7 +71,7 @@ def break_all(request: HttpRequest, confirmed: Iterable[str], reason: str) -> No
         messages.success(request, text % {"name": row.label, "holder": one_line(row.info.holder or _("unknown"), 200)})
 
 
-def _broken(request: HttpRequest, row: Row, reason: str) -> bool:
+def _broken(request: HttpRequest, row: LockRow, reason: str) -> bool:
     who = one_line(str(request.user.get_username()), 150)
     try:
         broken = row.take_away(f"admin {who}: {reason or '-'}")
@@ -87,11 +87,11 @@ def _broken(request: HttpRequest, row: Row, reason: str) -> bool:
     if broken:
         _write_log(request, row, reason)
     else:
-        _warn_gone(request, Rows().of(row.info.backend).at([row.pk]), row.pk, row.label)
+        _warn_gone(request, LockRows().of(row.info.backend).at([row.pk]), row.pk, row.label)
     return broken
 
 
-def _write_log(request: HttpRequest, row: Row, reason: str) -> None:
+def _write_log(request: HttpRequest, row: LockRow, reason: str) -> None:
     """Write to the admin's log who broke what."""
     facts = ", ".join(f"{fact} {one_line(value, 100)}" for fact, value in facts_of(row))
     text = _("Broke the lock on %(alias)s, held by %(holder)s (%(facts)s). Reason: %(reason)s")
@@ -111,7 +111,7 @@ def _write_log(request: HttpRequest, row: Row, reason: str) -> None:
     )
 
 
-def facts_of(row: Row) -> list[tuple[str, str]]:
+def facts_of(row: LockRow) -> list[tuple[str, str]]:
     """Further facts about the holder: fence, token, process of the server, ..."""
     details = row.info.details
     facts = [(fact.replace("_", " "), value) for fact, value in details.items() if fact not in _APART and value]
@@ -121,7 +121,7 @@ def facts_of(row: Row) -> list[tuple[str, str]]:
     return facts if row.info.fence is None else [("fence", str(row.info.fence)), *facts]
 
 
-def _warn_gone(request: HttpRequest, rows: Rows, pk: str, label: str = "") -> None:
+def _warn_gone(request: HttpRequest, rows: LockRows, pk: str, label: str = "") -> None:
     """Report that the confirmed holder no longer has the lock."""
     place = pk.rpartition("/")[0]
     now = [row for row in rows.rows if row.place == place and row.pk != pk]

@@ -17,7 +17,7 @@ from .rows import KINDS, SORTS, sorts
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
-    from .rows import Rows
+    from .rows import LockRows
 
 OLDEST_FIRST = "-lock__age"
 # Databases count up to 2^63: a higher page number in the address would be an error.
@@ -29,7 +29,7 @@ KIND_OF = {shown: kind for kind, shown in KINDS.items()} | {"named": "named"}
 class RowFilter(admin.SimpleListFilter):
     """A choice of values, each of which narrows the rows."""
 
-    def narrowed(self, rows: Rows, value: str) -> Rows:
+    def narrowed(self, rows: LockRows, value: str) -> LockRows:
         raise NotImplementedError
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
@@ -47,7 +47,7 @@ class AliasFilter(RowFilter):
         every = aliases()
         return [(alias, alias) for alias in every] if len(every) > 1 else []
 
-    def narrowed(self, rows: Rows, value: str) -> Rows:
+    def narrowed(self, rows: LockRows, value: str) -> LockRows:
         return rows.of(value)
 
 
@@ -58,7 +58,7 @@ class ModeFilter(RowFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [("exclusive", _("exclusive")), ("shared", _("shared"))]
 
-    def narrowed(self, rows: Rows, value: str) -> Rows:
+    def narrowed(self, rows: LockRows, value: str) -> LockRows:
         return rows.having(shared=value == "shared")
 
 
@@ -69,7 +69,7 @@ class WaitersFilter(RowFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [("yes", _("with waiters")), ("no", _("no known waiters"))]
 
-    def narrowed(self, rows: Rows, value: str) -> Rows:
+    def narrowed(self, rows: LockRows, value: str) -> LockRows:
         return rows.having(awaited=value == "yes")
 
 
@@ -85,7 +85,7 @@ class AgeFilter(RowFilter):
             ("3600", _("over 1 hour")),
         ]
 
-    def narrowed(self, rows: Rows, value: str) -> Rows:
+    def narrowed(self, rows: LockRows, value: str) -> LockRows:
         return rows.having(older=float(value))
 
 
@@ -96,7 +96,7 @@ class KindFilter(RowFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [("named", _("named lock")), ("table", _("table")), ("row", _("row lock"))]
 
-    def narrowed(self, rows: Rows, value: str) -> Rows:
+    def narrowed(self, rows: LockRows, value: str) -> LockRows:
         return rows.having(kind=KIND_OF[value])
 
 
@@ -119,7 +119,7 @@ class HeldLockChangeList(ChangeList):
             rows = rows.having(text=self.query)
         return self._cut(rows.having(order=sorts(self._ordering())))
 
-    def _cut(self, rows: Rows) -> Rows:
+    def _cut(self, rows: LockRows) -> LockRows:
         first = self.list_per_page * (max(1, min(self.page_num, MOST_PAGES)) - 1)
         return rows.having(start=first, stop=first + self.list_per_page)
 
@@ -163,7 +163,7 @@ class _All:
     """Stands for all rows. The query for those that match has counted them too."""
 
     def __init__(self, rows: Any) -> None:
-        self._rows: Rows = rows
+        self._rows: LockRows = rows
 
     def count(self) -> int:
         return self._rows.total

@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy
 
 from django_distlock.concurrency.text import one_line
 
-from .rows import KINDS, Row
+from .rows import KINDS, LockRow
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -26,7 +26,7 @@ class Columns:
 
     @admin.display(description=gettext_lazy("name"), ordering="lock__name")
     def name(self, obj: Any) -> SafeString:
-        row: Row = obj.row
+        row: LockRow = obj.row
         if row.info.name is None:
             title = _("The name is not known here; this is the key.")
             return format_html('<bdi class="distlock-key" title="{}">{}</bdi>', title, row.label)
@@ -50,7 +50,7 @@ class Columns:
 
     @admin.display(description=gettext_lazy("held for"), ordering="lock__age")
     def held_since(self, obj: Any) -> SafeString | None:
-        row: Row = obj.row
+        row: LockRow = obj.row
         if row.info.acquired_at is None or row.age is None:
             return None
         since = format_html(_("since {}"), moment(row.info.acquired_at))
@@ -74,7 +74,7 @@ class Columns:
 
     def action_checkbox(self, obj: Any) -> SafeString:
         """The checkbox of a lock that can be broken."""
-        row: Row = obj.row
+        row: LockRow = obj.row
         if not row.breakable:
             return format_html('<span data-row="{}"></span>', row.pk)
         label = _("Select the lock %s") % row.label
@@ -85,7 +85,7 @@ class Columns:
             label,
         )
 
-    def shown(self, row: Row) -> dict[str, Any]:
+    def shown(self, row: LockRow) -> dict[str, Any]:
         """The columns of one lock, by name."""
         obj = row.as_object()
         return {

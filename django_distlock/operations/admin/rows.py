@@ -1,4 +1,4 @@
-"""Held locks as rows of a changelist: :class:`Row` is one, :class:`Rows` stands for the queryset."""
+"""Held locks as rows of a changelist: :class:`LockRow` is one, :class:`LockRows` stands for the queryset."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KINDS = {"relation": "table", "row": "row"}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LockRow:
     """One held lock at the time ``now``."""
 
     info: LockInfo
@@ -122,7 +122,7 @@ def _digest(*parts: str) -> str:
     return hashlib.blake2b(blob, digest_size=16).hexdigest()
 
 
-class Rows:
+class LockRows:
     """Has what Django's ChangeList, its paginator and its actions need of a queryset.
 
     The engines are asked when rows or their number are first needed: once, for the rows of one page and for all counts.
@@ -135,23 +135,23 @@ class Rows:
         self._using = using
         self._places = places
 
-    def having(self, **wanted: Any) -> Rows:
+    def having(self, **wanted: Any) -> LockRows:
         """Rows that in addition match these fields of LockQuery."""
-        return Rows(replace(self._query, **wanted), self._using, self._places)
+        return LockRows(replace(self._query, **wanted), self._using, self._places)
 
-    def of(self, alias: str) -> Rows:
+    def of(self, alias: str) -> LockRows:
         """Rows of one alias."""
-        return Rows(self._query, alias, self._places)
+        return LockRows(self._query, alias, self._places)
 
-    def at(self, pks: Iterable[str]) -> Rows:
+    def at(self, pks: Iterable[str]) -> LockRows:
         """Rows of the locks that these primary keys name, whichever process holds them now."""
         places = frozenset(pk.rpartition("/")[0] for pk in pks)
         keys = frozenset(place.partition("/")[2] for place in places)
         # where the address has only a digest of a key, all locks are compared with it
         known = None if any(key.startswith("~") for key in keys) else keys
-        return Rows(replace(self._query, keys=known, start=0, stop=None), self._using, places)
+        return LockRows(replace(self._query, keys=known, start=0, stop=None), self._using, places)
 
-    def filter(self, *, pk__in: Iterable[str]) -> list[Row]:
+    def filter(self, *, pk__in: Iterable[str]) -> list[LockRow]:
         """The rows that an action was chosen for."""
         wanted = set(pk__in)
         return [row for row in self.at(wanted).rows if row.pk in wanted]
@@ -161,10 +161,10 @@ class Rows:
         return find_locks(self._query, self._using)
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[LockRow]:
         now = timezone.now()
         reports = {report.alias: report for report in self._page.reports}
-        rows = (Row(info, reports[info.backend], now) for info in self._page.locks)
+        rows = (LockRow(info, reports[info.backend], now) for info in self._page.locks)
         return [row for row in rows if not self._places or row.place in self._places]
 
     @property
@@ -220,6 +220,6 @@ def _reversed(field: str) -> str:
 
 
 def seen(text: str) -> tuple[str, str, float]:
-    """Parse :attr:`Row.seen`: primary key, mark and time."""
+    """Parse :attr:`LockRow.seen`: primary key, mark and time."""
     match = _SEEN.fullmatch(text)
     return (match["pk"], match["mark"], float(match["stamp"])) if match else (text, "?", float("inf"))

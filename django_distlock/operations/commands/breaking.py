@@ -31,7 +31,7 @@ class Break(Subcommand):
     help = "Take a lock away from its holder, which learns that it has lost it."
     description: ClassVar[str] = (
         "Shows the holder and the waiters, and asks for confirmation. Exit status: 0 if the lock was broken; 1 if it "
-        "is not held, has changed hands meanwhile, or you said no; 69 if its server does not answer."
+        "is not held, has changed hands, or you said no; 69 if its server does not answer."
     )
 
     @staticmethod

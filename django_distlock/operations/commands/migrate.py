@@ -34,7 +34,7 @@ class Migrate(Subcommand):
     description: ClassVar[str] = (
         "Takes all options of migrate. A second process waits, says for which one, and then finds nothing to do. The "
         "lock belongs to the database that is migrated and needs no table. Exit status: that of migrate; 75 after "
-        "--timeout; 69 if the lock's server does not answer for 10 s, or if the lock was lost meanwhile."
+        "--timeout; 69 if the lock's server does not answer for 10 s, or if the lock was lost."
     )
 
     @staticmethod

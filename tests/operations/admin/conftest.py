@@ -8,7 +8,7 @@ import pytest
 from django.conf import settings
 from django.test import Client, override_settings
 
-from django_distlock.operations.admin.rows import Rows
+from django_distlock.operations.admin.rows import LockRows
 from tests.operations.admin.browsing import chrome, logged_in, page, site  # noqa: F401 - fixtures
 from tests.operations.admin.people import make_people, remove_people
 from tests.operations.admin.scene import holder, made, scene, seen, whole_scene  # noqa: F401 - fixtures
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def two_aliases(databases: None) -> Iterator[None]:
     """Only those that need no server: a page asks them all. Nothing is held: tests of lost leases leave some behind."""
     with override_settings(DISTLOCK={alias: settings.DISTLOCK[alias] for alias in ("memory", "leasetable")}):
-        for row in Rows().rows:
+        for row in LockRows().rows:
             row.take_away("left behind")
         yield
 

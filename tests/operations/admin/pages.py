@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from django.contrib.admin.utils import quote
 
-from django_distlock.operations.admin.rows import Rows
+from django_distlock.operations.admin.rows import LockRows
 from tests.operations.admin.people import LIST
 
 if TYPE_CHECKING:
     from django.test import Client
 
-    from django_distlock.operations.admin.rows import Row
+    from django_distlock.operations.admin.rows import LockRow
 
 _ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
 _CELL = re.compile(r'<t[hd] class="field-(\w+)[^"]*">(.*?)</t[hd]>', re.DOTALL)
@@ -37,11 +37,11 @@ def names(client: Client, query: str = "") -> list[str]:
     return [row["name"] for row in rows(answer.text)]
 
 
-def row_of(using: str, name: str) -> Row:
+def row_of(using: str, name: str) -> LockRow:
     """The held lock with this name."""
-    (row,) = [row for row in Rows().of(using).rows if row.info.name == name]
+    (row,) = [row for row in LockRows().of(using).rows if row.info.name == name]
     return row
 
 
-def address(row: Row, what: str = "change") -> str:
+def address(row: LockRow, what: str = "change") -> str:
     return f"{LIST}{quote(row.pk)}/{what}/"

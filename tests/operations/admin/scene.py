@@ -10,7 +10,7 @@ import pytest
 
 from django_distlock import LockLost, advisory_lock
 from django_distlock.manager.registry import registry
-from django_distlock.operations.admin.rows import Rows
+from django_distlock.operations.admin.rows import LockRows
 from tests.conftest import eventually
 from tests.support.processes import Child, Servant
 
@@ -149,13 +149,13 @@ def holder(scene: Scene) -> Servant:
 
 def seen_so(using: str, name: str, who: str, waiters: int) -> bool:
     """Is it held by ``who``, while so many wait?"""
-    infos = [row.info for row in Rows().of(using).rows if row.info.name == name]
+    infos = [row.info for row in LockRows().of(using).rows if row.info.name == name]
     return [(who in (info.holder or ""), info.waiters) for info in infos] == [(True, waiters)]
 
 
 def end_leases() -> None:
     """Who waited and was killed may have become a holder just before: its lease would last for half a minute."""
     for using, _name, _waiters in SCENE[2:]:  # sessions end with their processes
-        for row in Rows().of(using).rows:
+        for row in LockRows().of(using).rows:
             if row.info.name in {name for _using, name, _waiters in SCENE}:
                 row.take_away("the scene is over")

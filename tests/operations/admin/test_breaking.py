@@ -18,7 +18,7 @@ from django_distlock import LockLost, advisory_lock, signals
 from django_distlock.backends.memory import MemoryBackend
 from django_distlock.operations.admin import breaking
 from django_distlock.operations.admin import rows as rows_module
-from django_distlock.operations.admin.rows import Row, seen
+from django_distlock.operations.admin.rows import LockRow, seen
 from django_distlock.records import BackendReport, LockInfo
 from tests.operations.admin.pages import address, row_of, text
 from tests.operations.admin.people import BREAK, LIST
@@ -176,11 +176,11 @@ def test_a_session_that_let_go_and_came_back_is_another_holding() -> None:
     """Where a lock belongs to a database session, only the time tells; it is known a moment after the start."""
     start = datetime(2026, 1, 1, tzinfo=UTC)
 
-    def held(seconds: float | None, looked: float = 100.0) -> Row:
+    def held(seconds: float | None, looked: float = 100.0) -> LockRow:
         since = None if seconds is None else start + timedelta(seconds=seconds)
         info = LockInfo(backend="a", key="1", acquired_at=since, details={"pid": "7"})
         report = BackendReport(alias="a", backend="AdvisoryBackend", breakable=True)
-        return Row(info, report, start + timedelta(seconds=looked))
+        return LockRow(info, report, start + timedelta(seconds=looked))
 
     for shown, now, same in [
         (held(50), held(50.2), True),

@@ -9,7 +9,7 @@ from django.contrib.admin.models import LogEntry
 from django.utils import timezone
 from selenium.webdriver import Keys
 
-from django_distlock.operations.admin.rows import Rows
+from django_distlock.operations.admin.rows import LockRows
 from django_distlock.operations.history import Event, plot
 from tests.operations.admin.pages import address, row_of
 from tests.operations.admin.people import LIST
@@ -18,7 +18,7 @@ from tests.operations.admin.scene import BESIDE, SCENE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from django_distlock.operations.admin.rows import Row
+    from django_distlock.operations.admin.rows import LockRow
     from tests.operations.admin.browsing import Page
     from tests.operations.admin.scene import Scene
     from tests.support.processes import Servant
@@ -104,8 +104,8 @@ def test_one_lock_and_breaking_it(page: Page, scene: Scene, holder: Servant, usi
         assert page.find("h1").text == name
 
 
-def next_holder(before: Row) -> Row | None:
-    rows = Rows().of(before.info.backend).rows
+def next_holder(before: LockRow) -> LockRow | None:
+    rows = LockRows().of(before.info.backend).rows
     return next((row for row in rows if row.place == before.place and row.pk != before.pk), None)
 
 

@@ -95,8 +95,8 @@ def test_sorting_is_told_to_screen_readers(boss: Client) -> None:
 
 def test_pages_and_the_total(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    as_object = rows_module.Row.as_object
-    monkeypatch.setattr(rows_module.Row, "as_object", lambda row: made.append(row) or as_object(row))
+    as_object = rows_module.LockRow.as_object
+    monkeypatch.setattr(rows_module.LockRow, "as_object", lambda row: made.append(row) or as_object(row))
     with ExitStack() as stack:
         for number in range(230):
             stack.enter_context(advisory_lock(f"n{number:03}", using="memory"))
