@@ -94,7 +94,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
                 continue
             if rows or session.mariadb:
                 return rows
-            break  # MySQL's table is also empty if the server was told not to fill it
+            break  # MySQL's table is also empty if it is switched off
         return (yield from self._asked_by_name(session, until))
 
     def _asked_by_name(self, session: MySQLSession, until: float) -> Flow[list[Any]]:

@@ -1,5 +1,5 @@
-"""The locks of MySQL and MariaDB as an operator sees them: who holds and who waits for user-level locks, and for tables
-and rows; the names of locks; and ending a holder."""
+"""The locks of MySQL and MariaDB as an operator sees them: holders and waiters of user-level locks, tables and rows;
+names; and ending a holder."""
 
 from __future__ import annotations
 

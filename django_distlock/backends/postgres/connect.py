@@ -124,7 +124,7 @@ def with_addresses(alias: str, parameters: dict[str, Any], until: float) -> Flow
     if a host has none.
 
     PQconnectStart would wait for the name server itself, without a deadline, and psycopg holds the interpreter
-    meanwhile: no other thread of the process would run, nor any task.
+    during that: no other thread of the process would run, nor any task.
     """
     hosts = str(parameters.get("host") or "").split(",")
     ports = str(parameters.get("port") or "").split(",")
@@ -134,7 +134,7 @@ def with_addresses(alias: str, parameters: dict[str, Any], until: float) -> Flow
         resolved = yield from _lookups(alias).call(until, _addresses, hosts)
     except CallTimeout as error:
         raise StatementTimeout from error
-    except (NotStarted, OSError, UnicodeError) as error:  # not found, or not a name at all
+    except (NotStarted, OSError, UnicodeError) as error:  # not found, or not a name
         raise SessionDead(str(error)) from error
     found = [
         (host, address, ports[number if len(ports) > 1 else 0])

@@ -1,4 +1,4 @@
-"""PostgreSQL's locks as an operator sees them: who holds and who waits; their names; and ending a holder.
+"""PostgreSQL's locks as an operator sees them: holders, waiters and names; and ending a holder.
 
 The statement that lists them filters, sorts and cuts on the server, so that neither the time on the wire nor the memory
 here grows with the number of locks.
@@ -29,10 +29,10 @@ NUMBER = "((classid::bigint << 32) | objid::bigint)"
 CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 # The holder of a lock that no session holds: https://www.postgresql.org/docs/current/sql-prepare-transaction.html
 PREPARED = "a prepared transaction"
-# The server must not go on after the operator has given up, whatever is searched for.
+# The server must stop soon after the operator has given up, even in an expensive search.
 _LIMITED = f"SET LOCAL statement_timeout = {int(STATEMENT_LIMIT * 1000) + 100};"
 
-# Each view is read once, whatever size the planner expects of it; the joins are made here.
+# Each view is read once, regardless of the size that the planner expects; the joins are made here.
 _SEEN = f"""
 WITH here AS MATERIALIZED (SELECT oid FROM pg_database WHERE datname = current_database()
 ), locks AS MATERIALIZED (
@@ -119,7 +119,7 @@ _FOUND = """, found AS MATERIALIZED (
 ), page AS MATERIALIZED (
     SELECT * FROM wanted ORDER BY {order} LIMIT {limit} OFFSET {offset}
 )"""
-# For the sessions and queues of this page only: what else is held, and who waits, oldest statement first.
+# For the sessions and queues of this page only: what else is held, and the waiters, oldest statement first.
 _DETAILS = f""", others AS (
     SELECT pid, json_build_array(pid::text, max(count),
                                  json_agg(json_build_array(key, name)) FILTER (WHERE place <= {MOST_NAMED + 1})) AS told
@@ -184,7 +184,7 @@ def literal(text: str) -> str:
 
 def listing(query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] = (), *, notes: bool = True) -> bytes:
     """The statement that lists. It returns one row: how many locks there are, how many match, the locks of the page,
-    what else their sessions hold, and who waits for them; the last three as JSON.
+    what else their sessions hold, and their waiters; the last three as JSON.
 
     ``known`` are keys of locks whose name this process knows, and whose name matches. ``notes``: with the names from
     the names' table, which may not be there.

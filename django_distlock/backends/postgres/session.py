@@ -275,7 +275,7 @@ class PostgresSession(Session):
         try:
             yield from self.execute(name, value, until + GRACE, undo)
         except ServerError as error:
-            # lock_timeout can fire after the grant (826 of 30,298 in a race with it): release whatever came first
+            # lock_timeout can fire after the grant (826 of 30,298 in a race with it): release it in any case
             yield from self.clear(max(until, monotonic()) + GRACE)
             if error.code == DEADLOCK_DETECTED:
                 raise DeadlockDetected from error

@@ -107,7 +107,7 @@ class Bounded:
         self.ended = False
 
     def __enter__(self) -> None:
-        self._outer = vars(self._raw).get("wait")  # of a lock that is acquired around this one, in a wrapper
+        self._outer = self._raw.__dict__.get("wait")  # of a lock that is acquired around this one, in a wrapper
         self._wait = self._raw.wait
         self._raw.wait = self.wait
 
@@ -125,17 +125,18 @@ class Bounded:
         return self
 
     def __next__(self) -> Any:
-        return self._in_time(next(self._generator))
+        wanted = next(self._generator)
+        return wanted if monotonic() < self.until - LAST_STRETCH else self._answered(wanted)
 
     def send(self, ready: Any) -> Any:
-        return self._in_time(self._generator.send(ready))
+        wanted = self._generator.send(ready)
+        return wanted if monotonic() < self.until - LAST_STRETCH else self._answered(wanted)
 
-    def _in_time(self, wanted: Any) -> Any:
-        """What psycopg is to wait for. Shortly before the deadline it is waited for here."""
-        if self.until - monotonic() < LAST_STRETCH:
-            fd, write = self._raw.pgconn.socket, wanted != WAIT_R
-            if not READY.poll(fd, write, self.until):
-                self._insist(fd, write)
+    def _answered(self, wanted: Any) -> Any:
+        """Wait until the socket is ready for what psycopg wants, or end the connection."""
+        fd, write = self._raw.pgconn.socket, wanted != WAIT_R
+        if not READY.poll(fd, write, self.until):
+            self._insist(fd, write)
         return wanted
 
     def _insist(self, fd: int, write: bool) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=Session)
 
-# A connection takes some seven round trips; a pooler that has no room does not answer at all. Seconds.
+# A connection takes some seven round trips; a full pooler gives no answer. Seconds.
 CONNECT_LIMIT = 5.0
 
 
@@ -71,7 +71,7 @@ def refuse(alias: str, session: Session, until: float) -> Flow[NoReturn]:
     try:
         rows = yield from session.query(b"SELECT version()", until)
         version = rows[0][0].decode() if isinstance(rows[0][0], bytes) else rows[0][0]
-    except (ServerError, SessionDead, StatementTimeout):  # it does not exclude, whatever its version is
+    except (ServerError, SessionDead, StatementTimeout):  # that it does not exclude is certain without it
         version = "of an unknown version"
     raise UnsupportedOperation(
         f"The server of alias {alias!r} ({version}) grants one lock to two sessions: its locks exclude nobody. Take "

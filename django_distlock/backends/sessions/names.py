@@ -94,7 +94,7 @@ class NotesSQL(ABC):
 
 
 class Notes(Generic[S]):
-    """The notes of one alias, written in a thread of their own, one batch at a time."""
+    """The notes of one alias, written in a separate thread, one batch at a time."""
 
     def __init__(self, alias: str, sessions: Sessions[S], sql: NotesSQL) -> None:
         self._alias = alias

@@ -118,7 +118,7 @@ class Sessions(Generic[S]):
         return session
 
     def give_back(self, session: S) -> None:
-        """Take back a session that holds nothing any more. It is closed if it is dead or retired."""
+        """Take back a session that holds no lock. It is closed if it is dead or retired."""
         session.used_at = monotonic()
         with self._mutex:
             if session in self._lent and session.dead is None:

@@ -60,14 +60,13 @@ def unavailable(alias: str, error: BaseException) -> BackendUnavailable:
 
 def locked(mutex: FairLock, timeout: float, work: Flow[T]) -> Flow[T]:
     """Run ``work`` while holding ``mutex``. StatementTimeout if it is not free within ``timeout`` seconds."""
-    entered: list[bool] = []
+    turn = mutex.turn()
     try:
-        if not (yield Step(mutex.acquire, mutex.aacquire, (max(0.0, timeout),), entered)):
+        if not (yield Step(turn.acquire, turn.aacquire, (max(0.0, timeout),))):
             raise StatementTimeout
         return (yield from work)
     finally:
-        if any(entered):
-            mutex.release()
+        turn.release()
 
 
 class Session(ABC):
