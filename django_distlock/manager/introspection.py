@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import defaultdict
 from contextlib import suppress
@@ -17,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_distlock import signals
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import DistlockError
 from django_distlock.records import MOST_WAITING, BackendReport, LockInfo
@@ -39,7 +39,7 @@ PATIENCE = 2.5
 MOST_LOOKS = 8
 
 _looking: defaultdict[str, threading.Semaphore] = defaultdict(lambda: threading.Semaphore(MOST_LOOKS))
-os.register_at_fork(after_in_child=_looking.clear)
+at_fork(Order.THREADS, child=_looking.clear)
 
 
 def held_locks(using: str | None = None) -> list[BackendReport]:

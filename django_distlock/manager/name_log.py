@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from django_distlock.concurrency import caller
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.records import Note, Noted
 
 if TYPE_CHECKING:
@@ -147,4 +148,4 @@ def this_process() -> str:
 
 
 namebook = NameBook()
-os.register_at_fork(after_in_child=namebook.__init__)  # type: ignore[misc]
+at_fork(Order.THREADS, child=namebook.__init__)  # type: ignore[misc]

@@ -8,7 +8,6 @@ as something is kept for a transaction, ``commit``, ``rollback``, ``close``, ``s
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from django.db import connections
 
 from django_distlock import signals
 from django_distlock.concurrency import finalizers
+from django_distlock.concurrency.fork import Order, at_fork
 
 from . import events
 from . import open_transactions as transactions_here
@@ -50,7 +50,7 @@ def _after_fork() -> None:
     _watching = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+at_fork(Order.PRIMITIVES, child=_after_fork)
 
 
 def choose_scope(backend: Any, opened: list[BaseDatabaseWrapper]) -> Scope:
