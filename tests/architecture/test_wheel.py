@@ -37,6 +37,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert "django_distlock/py.typed" in names
     assert "django_distlock/templates/django_distlock/busy.html" in names
     assert "django_distlock/migrations/0001_initial.py" in names
+    assert "django_distlock/backends/redis/scripts/acquire.lua" in names
     assert "django_distlock/templates/admin/django_distlock/heldlock/detail.html" in names
     assert "django_distlock/static/django_distlock/heldlocks.js" in names
     catalogs = {name.rpartition(".")[0] for name in names if name.endswith(".po")}

@@ -52,7 +52,7 @@ CLAIMS = [
     ("usage/waiting", {3: "every third of that"}[keepalive.RENEWALS_PER_TTL]),
     ("usage/waiting", {10 * 366 * 86400.0: "more than ten years"}[validation.LONGEST]),
     ("usage/waiting", {0.5: "grants the server half a second"}[session_backend.LEAST_PATIENCE]),
-    ("backends/redis", {1000: "a difference of up to a second is not told"}[LATE]),
+    ("backends/redis", {1000: "a difference of up to a second sends none"}[LATE]),
     ("usage/decorators", f"`Retry-After` is {LockBusyMiddleware.retry_after:g} seconds"),
     ("operations", f"1 for up to {LOCKS} of them"),
     ("operations", f"at most `wait_sessions` ({WAITS})"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSp
 
 from django_distlock.backends.text import readable, short
 from django_distlock.concurrency.caller import asker
+from django_distlock.concurrency.flow import run
 from django_distlock.records import MOST_WAITING, LockInfo
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Look(NamedTuple):
     place: int | None
 
 
-class Row(NamedTuple):
+class LiveLease(NamedTuple):
     """A live lease. ``digest`` in hexadecimal; times in microseconds since 1970."""
 
     digest: str
@@ -95,12 +96,12 @@ class Row(NamedTuple):
         )
 
 
-def rows_of(found: Iterable[Sequence[Any]]) -> list[Row]:
+def rows_of(found: Iterable[Sequence[Any]]) -> list[LiveLease]:
     """One row for each lease, from rows of a lease and one of its waiters, or none, in order."""
-    rows: list[Row] = []
+    rows: list[LiveLease] = []
     for lease, each in groupby(found, key=lambda row: row[:7]):
         waiting = [holder or UNKNOWN for *_, token, holder in each if token is not None]
-        rows.append(Row._make((*lease, len(waiting), tuple(waiting[:MOST_WAITING]))))
+        rows.append(LiveLease._make((*lease, len(waiting), tuple(waiting[:MOST_WAITING]))))
     return rows
 
 
@@ -144,7 +145,7 @@ class Statements(ABC, Generic[S]):
         """Does the claim hold the lease?"""
 
     @abstractmethod
-    def rows(self, session: S) -> list[Row]:
+    def rows(self, session: S) -> list[LiveLease]:
         """The live leases of this alias."""
 
     @abstractmethod
@@ -178,17 +179,17 @@ class Store(ABC, Generic[S]):
     def used_at(self) -> float:
         """The monotonic time of the last statement."""
 
-    @abstractmethod
     def watch(self, now: float) -> float | None:
-        """End a statement that has no time left; until when the present one may take."""
+        """End a statement that has no time left; the deadline of the present one."""
+        return None
 
-    @abstractmethod
     def run_watched(self, flow: Flow[Any]) -> Any:
         """Run ``flow`` for the thread that otherwise calls :meth:`watch`."""
+        return run(flow)
 
-    @abstractmethod
     def close_idle(self) -> None:
         """Close the session unless it is in use."""
+        self.close()
 
     @abstractmethod
     def close(self) -> None:

@@ -11,7 +11,7 @@ import contextlib
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django_distlock.backends.base import Backend
+from django_distlock.backends.base import TICK, Backend
 from django_distlock.backends.cleanup import UNDO_WINDOW, PendingCleanup
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency.clock import monotonic
@@ -41,7 +41,6 @@ RENEWAL_PATIENCE = 1.0
 # Callers of one process that wait at the server, each on a connection. The others wait for a place, and ask at this
 # interval whether their lock is free; seconds.
 WAITERS, ASK_EVERY = 32, 0.25
-TICK = 0.5
 # A release without a reply after this time is sent again, with more time; seconds.
 RELEASE_FAST = 0.25
 

@@ -1,4 +1,4 @@
-"""What is wrong with the settings of a Redis alias, and what `distlock doctor` asks its server."""
+"""Checks of the settings of a Redis alias, and of its server for `distlock doctor`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .target import Target
 
 PATIENCE = 2.0
-# Seconds by which two clocks may differ without a word.
+# The difference between two clocks that is not worth a warning; seconds.
 SKEW = 2.0
 
 
@@ -42,39 +42,39 @@ def check(alias: str, options: Mapping[str, Any], target: Target) -> list[CheckM
 
 
 class Facts(NamedTuple):
-    """INFO of one server, empty if it is not allowed, and how far its clock is ahead of ours in seconds."""
+    """INFO of one server, empty if the account may not call it, and by how many seconds its clock is ahead of ours."""
 
     info: dict[str, str]
     skew: float
 
 
 def facts(target: Target) -> Facts:
-    """On a connection of its own. ConnectionFailed, or what redis-py raises, if there is no answer."""
+    """The facts, over a new connection. ConnectionFailed, or what redis-py raises, if there is no answer."""
     connection = Connection(target.connect(PATIENCE))
     try:
         until, began = monotonic() + PATIENCE, time.time()
         connection.send(pack("TIME"), pack("INFO"))
-        clock, told = connection.receive(until), connection.receive(until)
+        clock, info = connection.receive(until), connection.receive(until)
         here = (began + time.time()) / 2
     finally:
         connection.close()
     skew = 0.0 if isinstance(clock, Exception) else int(clock[0]) + int(clock[1]) / 1e6 - here
-    return Facts(_parsed(told), skew)
+    return Facts(_parsed(info), skew)
 
 
-def _parsed(told: Any) -> dict[str, str]:
-    if not isinstance(told, bytes):
+def _parsed(info: Any) -> dict[str, str]:
+    if not isinstance(info, bytes):
         return {}
-    lines = (line.partition(":") for line in told.decode("utf-8", "replace").splitlines() if not line.startswith("#"))
+    lines = (line.partition(":") for line in info.decode("utf-8", "replace").splitlines() if not line.startswith("#"))
     return {name: value for name, _, value in lines}
 
 
 def findings(target: Target) -> Iterator[Finding]:
     try:
         found = facts(target)
-    except ClusterNode:  # which the lock has said already
+    except ClusterNode:  # the trial lock has reported it
         return
-    except Exception as error:  # of the socket or of redis-py; whether locks work was said already
+    except Exception as error:  # of the socket or of redis-py; the trial lock has shown whether locks work
         yield Finding("warning", f"The server did not answer to INFO: {type(error).__name__}.")
         return
     yield from of_server(found)
@@ -84,7 +84,7 @@ def findings(target: Target) -> Iterator[Finding]:
             "The server is replicated, which is asynchronous: a fail-over may forget the latest locks.",
             "Use the fencing token (lease.fence), or Redlock on independent servers.",
         )
-        if "min_slaves_good_slaves" not in found.info:  # told only where there is a limit
+        if "min_slaves_good_slaves" not in found.info:  # INFO has it only where there is a limit
             yield Finding(
                 "warning",
                 "min-replicas-to-write is 0: a primary that hangs, and wakes after a fail-over, goes on granting locks "
@@ -94,7 +94,7 @@ def findings(target: Target) -> Iterator[Finding]:
 
 
 def of_server(found: Facts, where: str = "") -> Iterator[Finding]:
-    """What is wrong with one server; ``where`` stands in front of each text."""
+    """The findings of one server; ``where`` stands in front of each text."""
     info = found.info
     if not info:
         yield Finding("info", f"{where}The account may not call INFO: nothing is known of the server.")

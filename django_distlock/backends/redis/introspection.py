@@ -30,25 +30,26 @@ _LOOKED_FOR = (MOST_WAITING,)
 
 
 def text_of(key: bytes) -> bytes | None:
-    """The middle of the key under which the holders of one lock are; None if it is something else."""
+    """The lock's part of the key of its holders; None if ``key`` is another one."""
     if key.startswith(PREFIX) and key.endswith(HELD):
         return key[len(PREFIX) : -len(HELD)]
     return None
 
 
 def infos(alias: str, text: bytes, reply: list[Any]) -> list[LockInfo]:
-    """The holders of one lock, as the script LOOK shows them."""
+    """The holders of one lock, from the reply of the script LOOK."""
     holders, waiters, waiting = reply
-    who = tuple(who_of(facts_of(told)) for told in waiting)
+    who = tuple(who_of(facts_of(said)) for said in waiting)
     return [
-        _info(alias, text, holder, end, told.partition(b" ")[2], waiters, who) for holder, end, told in sorted(holders)
+        _info(alias, text, holder, end, value.partition(b" ")[2], waiters, who)
+        for holder, end, value in sorted(holders)
     ]
 
 
 def _info(
-    alias: str, text: bytes, holder: bytes, end: int, told: bytes, waiters: int, waiting: tuple[str, ...]
+    alias: str, text: bytes, holder: bytes, end: int, said: bytes, waiters: int, waiting: tuple[str, ...]
 ) -> LockInfo:
-    facts = facts_of(told)
+    facts = facts_of(said)
     name, fence, since = facts.get("name"), facts.get("fence"), facts.get("since")
     return LockInfo(
         backend=alias,
@@ -66,22 +67,22 @@ def _info(
 
 
 def who_of(facts: dict[str, Any]) -> str:
-    """As an operator is shown it."""
+    """The thread or task that holds or waits, as an operator sees it."""
     who = [facts.get(part) for part in ("host", "pid", "thread")]
     return UNKNOWN if None in who else ":".join(map(str, who))
 
 
-def facts_of(told: bytes) -> dict[str, Any]:
-    """What :class:`HolderInfo` told; nothing if it cannot be read."""
+def facts_of(said: bytes) -> dict[str, Any]:
+    """The facts of a :class:`~.acquire.HolderInfo`; none if they cannot be read."""
     try:
-        facts = json.loads(told)
+        facts = json.loads(said)
     except (ValueError, RecursionError):
         return {}
     return facts if isinstance(facts, dict) else {}
 
 
 def moment_of(microseconds: object) -> datetime | None:
-    """None if it is none."""
+    """The time; None if ``microseconds`` is none."""
     if not isinstance(microseconds, int):
         return None
     try:
@@ -124,7 +125,7 @@ def _scanned(connection: Connection, patience: float) -> Flow[set[bytes]]:
 
 
 def _looked(alias: str, connection: Connection, texts: list[bytes], patience: float) -> Flow[list[LockInfo]]:
-    """All are asked for before the first answer is read."""
+    """Ask for all ``texts`` before the first reply is read."""
     connection.send(*(LOOK.by_hash(keys_named(text), *_LOOKED_FOR) for text in texts))
     replies = []
     for _ in texts:
@@ -136,7 +137,7 @@ def _looked(alias: str, connection: Connection, texts: list[bytes], patience: fl
                 reply = yield from converse(connection, LOOK, keys_named(text), _LOOKED_FOR, monotonic() + patience)
             if isinstance(reply, Exception):
                 raise Refused(str(reply))
-        except Refused:  # not of the type that it should be
+        except Refused:  # the key is of another type
             found.append(LockInfo(backend=alias, key=text.decode("latin-1"), holder=UNKNOWN))
         else:
             found += infos(alias, text, reply)

@@ -9,6 +9,7 @@ from bisect import insort
 from collections import deque
 from typing import TYPE_CHECKING
 
+from django_distlock.backends.base import IDLE
 from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.clock import monotonic
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 # Connections of one process to one server at most; later callers wait for one, in order of arrival.
 MAX_CONNECTIONS = 64
-# A connection without a command is closed after this time; seconds.
-IDLE = 5.0
 # A connection that was idle for longer than this is checked before it is used; seconds.
 FRESH = 0.5
 

@@ -25,9 +25,9 @@ class ClusterNode(WrongTarget):
 
 
 def _clustered(connection: Any) -> bool:
-    """What the server said in its first reply; redis-py keeps it from 5.1 on. It costs no request."""
-    told = getattr(connection, "handshake_metadata", None) or {}
-    return told.get(b"mode", told.get("mode")) in (b"cluster", "cluster")
+    """Does the server run in cluster mode? Its first reply says so, which redis-py keeps from 5.1 on: no request."""
+    hello = getattr(connection, "handshake_metadata", None) or {}
+    return hello.get(b"mode", hello.get("mode")) in (b"cluster", "cluster")
 
 
 def _parser() -> Any:
@@ -44,17 +44,17 @@ def _parser() -> Any:
 
 
 def _shown(alias: object) -> str:
-    """A cache alias for a message; not what may be a misspelt URL with a password."""
+    """A cache alias for a message, unless it may be a URL with a password in the wrong place."""
     return "(not shown, it looks like a URL)" if {":", "@"} & set(str(alias)) else repr(alias)
 
 
 def timed_out(error: BaseException | None) -> bool:
-    """Did redis-py, or a socket, wait in vain?"""
+    """Is ``error`` a timeout of redis-py or of a socket?"""
     kinds: list[type[BaseException]] = [TimeoutError]
     with contextlib.suppress(ImportError):
-        from redis.exceptions import TimeoutError as Silence
+        from redis.exceptions import TimeoutError as RedisTimeout
 
-        kinds.append(Silence)
+        kinds.append(RedisTimeout)
     return isinstance(error, tuple(kinds))
 
 
@@ -68,14 +68,14 @@ class Target:
         self.cache = cache
         self.url = url
         self._found: tuple[Any, dict[str, Any]] | None = None
-        # when it was resolved: importing the driver takes longer than a caller who does not wait has
+        # when it was resolved: importing the driver takes longer than a caller that does not wait has
         self.resolved_at = 0.0
 
     def __repr__(self) -> str:
         return f"<Target {_shown(self.cache) if self.cache else 'url'}>"  # a URL may carry a password
 
     def resolve(self) -> tuple[Any, dict[str, Any]]:
-        """redis-py's connection class and its arguments. WrongTarget, which names the cure, if that cannot be told."""
+        """redis-py's connection class and its arguments. WrongTarget, which names the cure, if there are none."""
         if self._found is None:
             pool = self._of_cache(self.cache) if self.url is None else self._of_url(self.url)
             self._found = pool.connection_class, pool.connection_kwargs
@@ -121,7 +121,7 @@ class Target:
 
         factory, kwargs = self.resolve()
         options = kwargs | {
-            # those of redis-py's pool, which would change the timeouts of its connections
+            # redis-py's pool would change the timeouts of its connections during maintenance
             **{name: None for name in kwargs if "maint" in name},
             "protocol": 3,
             "parser_class": _parser(),
@@ -138,7 +138,7 @@ class Target:
         except BaseException as error:
             clustered = isinstance(error, Exception) and _clustered(connection)
             connection.disconnect()
-            if clustered:  # it also refuses to select a database
+            if clustered:  # such a server also refuses to select a database
                 raise ClusterNode from error.__cause__
             raise
         return connection

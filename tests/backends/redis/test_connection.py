@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import threading
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from redis._parsers import _HiredisParser, _RESP3Parser
+from redis._parsers import _RESP3Parser
+from redis.connection import DefaultParser
 from redis.exceptions import ResponseError
 
 from django_distlock.backends.redis import target as target_module
@@ -28,12 +31,14 @@ if TYPE_CHECKING:
 
     from tests.backends.redis.server import Own
 
+REDIS_PY = int(version("redis").partition(".")[0])
 HELLO = b"%1\r\n$5\r\nproto\r\n:3\r\n"
 
 
-@pytest.fixture(params=[_RESP3Parser, _HiredisParser], ids=["python", "hiredis"])
+@pytest.fixture(params=["python", "installed"])
 def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_module, "_parser", lambda: request.param)
+    if request.param == "python":
+        monkeypatch.setattr(target_module, "_parser", lambda: _RESP3Parser)
 
 
 class Peer:
@@ -176,6 +181,12 @@ def test_a_connection_that_the_server_has_closed_is_stale(peer: Peer) -> None:
     peer._sock.close()
     assert peer.connection._poll.poll(5000)
     assert peer.connection.stale()
+
+
+def test_hiredis_is_used_where_it_knows_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert target_module._parser() is (DefaultParser if REDIS_PY >= 6 else _RESP3Parser)
+    monkeypatch.setitem(sys.modules, "hiredis", None)
+    assert target_module._parser() is _RESP3Parser
 
 
 def test_pack() -> None:
