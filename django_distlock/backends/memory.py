@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
+import weakref
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from django_distlock.concurrency.caller import asker
+from django_distlock.concurrency import caller
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.records import Claim, Grant, LockInfo, drift
 
@@ -29,7 +31,9 @@ class Entry:
     fence: int
     since: float
     expires: float
-    thread: str
+    # the thread or the task that asked, and what it was serving
+    asked_by: weakref.ref[Any]
+    serving: str
 
 
 class MemoryBackend(Backend):
@@ -69,6 +73,9 @@ class MemoryBackend(Backend):
                 self._live(claim.key.digest, monotonic())
             raise
 
+    def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
+        return self.try_acquire(claim)
+
     def _taken(self, claim: Claim, now: float) -> Grant | None:
         ttl = claim.ttl or 0.0
         digest = claim.key.digest
@@ -80,9 +87,11 @@ class MemoryBackend(Backend):
         if busy:
             return None
         fence = self._fence = max(self._fence + 1, time.time_ns() // 1000)
-        entry = Entry(claim.key, claim.token, claim.shared, fence, time.time(), now + ttl, asker())
+        task = None if asyncio._get_running_loop() is None else asyncio.current_task()
+        asked_by = weakref.ref(task or threading.current_thread())
+        entry = Entry(claim.key, claim.token, claim.shared, fence, time.time(), now + ttl, asked_by, caller.address())
         self._entries[digest] = [*others, entry]
-        return Grant(claim=claim, fence=fence, acquired_at=now, valid_until=now + ttl - drift(ttl))
+        return Grant(claim=claim, fence=fence, acquired_at=now, valid_until=now + ttl)
 
     def _find(self, grant: Grant, now: float) -> Entry | None:
         for entry in self._live(grant.claim.key.digest, now):
@@ -141,7 +150,7 @@ class MemoryBackend(Backend):
                     key=digest.hex(),
                     name=entry.key.name,
                     shared=entry.shared,
-                    holder=f"pid {os.getpid()}, {entry.thread}",
+                    holder=f"pid {os.getpid()}, {caller.of(entry.asked_by(), entry.serving)}",
                     acquired_at=datetime.fromtimestamp(entry.since, UTC),
                     expires_at=datetime.fromtimestamp(clock + entry.expires - now, UTC),
                     fence=entry.fence,

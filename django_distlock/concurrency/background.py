@@ -49,7 +49,7 @@ class Background:
     """
 
     def __init__(self, thread_name: str, limit: int | None = None) -> None:
-        self._thread_name = thread_name
+        self.thread_name = thread_name
         self._limit = limit
         self._abandoned: list[Call[Any]] = []
 
@@ -73,10 +73,6 @@ class Background:
         self._abandoned = [call for call in self._abandoned if not call.ended]
         if len(self._abandoned) >= (MAX_ABANDONED if self._limit is None else self._limit):
             raise NotStarted(f"No new attempt is made: {len(self._abandoned)} are still under way.")
-
-    def make_thread(self, target: Callable[[], None]) -> threading.Thread:
-        """The thread of a call."""
-        return threading.Thread(target=target, name=self._thread_name, daemon=True)
 
     def count(self, call: Call[Any]) -> None:
         """Count an abandoned call, until it ends."""
@@ -109,7 +105,7 @@ class Call(Generic[T]):
     def start(self) -> None:
         """Begin, in a thread. NotStarted."""
         self._background.check()
-        self._thread = self._background.make_thread(self._run)
+        self._thread = threading.Thread(target=self._run, name=self._background.thread_name, daemon=True)
         try:
             self._thread.start()
         except RuntimeError as error:  # a limit of the system, or the end of the interpreter

@@ -42,37 +42,44 @@ Flow = Generator[Step, Any, T]
 _flows: set[Flow[Any]] = set()
 
 
-def run(flow: Flow[T]) -> T:
-    """Run ``flow`` to its end in this thread. An exception of a step is raised in the flow.
+def run(flow: Flow[T], step: Step | None = None) -> T:
+    """Run ``flow`` to its end in this thread, from ``step`` on if it has begun. An exception of a step is raised in it.
 
-    KeyboardInterrupt wins over what goes wrong while the flow cleans up after it.
+    KeyboardInterrupt wins over what goes wrong while the flow cleans up after it. Whatever happens, the flow has ended
+    when this returns or raises.
     """
     interruption: BaseException | None = None
     error: BaseException | None = None
     result: Any = None
-    while True:
-        try:
-            while True:  # in the try: Python looks for signals at each jump back
-                step = flow.send(result) if error is None else flow.throw(error)
-                error = None
-                try:
-                    if step.results is None:
-                        result = step.method(*step.args)
-                    else:  # all in one call in C: nothing comes between the return of the method and the list
-                        step.results.extend(starmap(step.method, (step.args,)))
-                        result = step.results[-1]
-                except Exception as failure:
-                    error = failure
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-        except BaseException as failure:
-            if getattr(flow, "gi_frame", None) is not None:  # it came here, and not in the flow, which goes on
-                error, interruption = failure, _first(interruption, failure)
-                continue
-            if interruption is None or not isinstance(failure, Exception):
-                raise
-            _log(failure)
-            raise interruption from None
+    try:
+        while True:
+            try:
+                while True:  # in the try: Python looks for signals at each jump back
+                    if step is None:
+                        step = flow.send(result) if error is None else flow.throw(error)
+                        error = None
+                    try:
+                        if step.results is None:
+                            result = step.method(*step.args)
+                        else:  # all in one call in C: nothing comes between the return of the method and the list
+                            step.results.extend(starmap(step.method, (step.args,)))
+                            result = step.results[-1]
+                    except Exception as failure:
+                        error = failure
+                    step = None
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]
+            except BaseException as failure:
+                if getattr(flow, "gi_frame", None) is not None:  # it came here, and not in the flow, which goes on
+                    step, error, interruption = None, failure, _first(interruption, failure)
+                    continue
+                if interruption is None or not isinstance(failure, Exception):
+                    raise
+                _log(failure)
+                raise interruption from None
+    except BaseException:
+        flow.close()  # if an interrupt came outside of it
+        raise
 
 
 async def arun(flow: Flow[T]) -> T:
@@ -93,7 +100,7 @@ async def arun(flow: Flow[T]) -> T:
                 if step.results is not None:
                     step.results.append(result)
             except BaseException as error:
-                if isinstance(error, GeneratorExit) and finalizers.collecting():
+                if isinstance(error, GeneratorExit) and finalizers.here.collecting:
                     raise  # and the flow is closed elsewhere
                 failed = True
                 interruption = _first(interruption, error)

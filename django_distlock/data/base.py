@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from django_distlock.exceptions import LockNotHeld
 from django_distlock.locks import decorators
 from django_distlock.locks.unfinished import finished
-from django_distlock.manager.schedulers import refuse_trio
+from django_distlock.manager.owner import refuse_trio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

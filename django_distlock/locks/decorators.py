@@ -1,4 +1,4 @@
-"""The callable faces of a lock: functions, ``async def``, methods, and views with their transactions (R12)."""
+"""Locks as decorators: of functions, ``async def``, methods, and views with their transactions (R12)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.exceptions import SynchronousOnlyOperation
@@ -23,11 +23,22 @@ from django_distlock.manager import owner
 from .name_templates import Template
 from .unfinished import finished, makes_manager, refuse_unfinished
 
-if TYPE_CHECKING:
-    from .base import BaseLock
-
 F = TypeVar("F", bound=Callable[..., Any])
 OnBusy = Literal["raise", "skip"] | Callable[..., Any]
+
+
+class Recipe(Protocol):
+    """What a decorator needs of a lock, a set of locks or a semaphore."""
+
+    timeout: Any
+    cancel_on_loss: bool
+
+    def templates(self) -> tuple[str, ...]: ...
+    def formatted(self, values: Mapping[str, str]) -> Self: ...
+    def _acquire(self) -> Any: ...
+    def _try_acquire(self, timeout: Any) -> Any: ...
+    async def aacquire(self) -> Any: ...
+    async def atry_acquire(self, timeout: Any) -> Any: ...
 
 
 def validate_on_busy(on_busy: object) -> Any:
@@ -80,17 +91,17 @@ class LockedView(set[str]):
         return {*self, *self.of_class.get(kind, ())}
 
 
-def decorate(face: BaseLock[Any], function: F, on_busy: OnBusy) -> F:
-    """Wrap ``function`` so that each call holds ``face``."""
+def decorate(lock: Recipe, function: F, on_busy: OnBusy) -> F:
+    """Wrap ``function`` so that each call holds ``lock``."""
     refuse(function)
     if not (is_async(function) or _may_be_async(function)):
-        if face.cancel_on_loss:
+        if lock.cancel_on_loss:
             refuse_cancel_on_loss()
         _refuse_async_on_busy(function, on_busy)
-    template = Template(face.templates(), function)
-    face = face.formatted({})  # one that remembers the name as it is written here
+    template = Template(lock.templates(), function)
+    lock = lock.formatted({})  # one that remembers the name as it is written here
     if is_async(function):
-        return _decorate_async(face, function, template, on_busy)
+        return _decorate_async(lock, function, template, on_busy)
     inner = getattr(function, "_non_atomic_requests", ())
     innermost = not isinstance(inner, LockedView)
     dispatches = getattr(function, "__name__", "") == "dispatch"
@@ -108,11 +119,11 @@ def decorate(face: BaseLock[Any], function: F, on_busy: OnBusy) -> F:
         run = functools.partial(finished, function)
         call = functools.partial(call_view, run, request if innermost else None, excluded)
         if dispatches and request is not None and _is_async_dispatch(function, args):
-            recipe = _recipe(face, template, args, kwargs)
+            recipe = _recipe(lock, template, args, kwargs)
             return _held_async(recipe, function, call, args, kwargs, on_busy)
         if dispatches:
             _refuse_async_on_busy(function, on_busy)
-        recipe = _recipe(face, template, args, kwargs)
+        recipe = _recipe(lock, template, args, kwargs)
         if owner.on_event_loop():
             _refuse_event_loop(function)
         lease = recipe._try_acquire(recipe.timeout) if on_busy != "raise" else recipe._acquire()
@@ -227,7 +238,7 @@ class _Awaited(Coroutine[Any, Any, Any]):
 
 
 async def _held_async(
-    recipe: BaseLock[Any],
+    recipe: Recipe,
     function: Callable[..., Any],
     call: Callable[..., Any],
     args: tuple[Any, ...],
@@ -244,10 +255,10 @@ async def _held_async(
             return refuse_unfinished(function, await result if inspect.isawaitable(result) else result)
 
 
-def _decorate_async(face: BaseLock[Any], function: F, template: Template, on_busy: OnBusy) -> F:
+def _decorate_async(lock: Recipe, function: F, template: Template, on_busy: OnBusy) -> F:
     @functools.wraps(function)
     async def locked(*args: Any, **kwargs: Any) -> Any:
-        recipe = _recipe(face, template, args, kwargs)
+        recipe = _recipe(lock, template, args, kwargs)
         return await _held_async(recipe, function, function, args, kwargs, on_busy)
 
     _note_template(locked, template)
@@ -259,9 +270,9 @@ def _note_template(locked: Any, template: Template) -> None:
     locked._distlock_templates = (*getattr(locked, "_distlock_templates", ()), template)
 
 
-def _recipe(face: BaseLock[Any], template: Template, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseLock[Any]:
+def _recipe(lock: Recipe, template: Template, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recipe:
     values = template.fill(args, kwargs)
-    return face.formatted(values) if values else face
+    return lock.formatted(values) if values else lock
 
 
 def request_of(args: tuple[Any, ...]) -> HttpRequest | None:

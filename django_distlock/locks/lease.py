@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import sys
-import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from django_distlock.concurrency import finalizers
@@ -13,16 +14,16 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, Step, arun, run
 from django_distlock.exceptions import DistlockError, LockLost, LockNotHeld, UnsupportedOperation
 from django_distlock.manager import owner
-from django_distlock.manager.hold import FORKED, Hold, State
+from django_distlock.manager.abandoned import in_thread, releases
 from django_distlock.manager.keepalive import RENEWALS_PER_TTL, keepalive
-from django_distlock.manager.lock_table import lock_table
+from django_distlock.manager.lock_table import FORKED, Hold, State, lock_table
 from django_distlock.manager.open_transactions import begun_by_sql
-from django_distlock.manager.release import freed_now, give_back, lose, lose_dead
+from django_distlock.manager.release import give_back, lose_dead, notice_loss
 from django_distlock.manager.transactions import defer
 from django_distlock.validation import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -31,16 +32,50 @@ if TYPE_CHECKING:
     from .task_guard import TaskGuard
 
 
+def perform(flow: Flow[None]) -> None:
+    """Run the flow of a release, which the caller has registered in :data:`releases`.
+
+    On an event loop only what takes no waiting is done here: a task of this very loop may be in the middle of a
+    statement, which ends only if the loop goes on. A thread does the rest.
+    """
+    try:
+        if asyncio._get_running_loop() is not None:
+            step = next(flow, None)
+            if step is not None:
+                in_thread(run, flow, step)
+        else:
+            run(flow)
+    except Exception:
+        releases.pop(flow, None)
+        raise
+    releases.pop(flow, None)  # not after an interrupt: then the keepalive thread does what is left
+
+
 class BaseLease:
-    """``with lease:`` and ``async with lease:`` for whatever can be released."""
+    """Base class of what can be released: ``with lease:``, ``async with lease:`` and ``release()``."""
 
     __slots__ = ()
 
-    def _release_flow(self, raising: bool) -> Flow[None]:
+    def _release_flow(self, raising: bool | None, sync: bool = False) -> Flow[None]:
+        """Release it. ``raising``: raise what goes wrong; None: unless another exception is on its way. ``sync``: the
+        engine's fast path may be taken."""
         raise NotImplementedError
 
-    def _release(self, raising: bool) -> None:
-        run(self._release_flow(raising))
+    def leases_left(self) -> Iterable[tuple[Hold, Lease]]:
+        """What a release that was interrupted was to release."""
+        raise NotImplementedError
+
+    def _release(self, raising: bool | None) -> None:
+        flow = self._release_flow(raising, sync=True)
+        releases[flow] = self
+        self._perform(flow)
+
+    def _perform(self, flow: Flow[None]) -> None:
+        if finalizers.here.collecting:
+            flow.close()
+            finalizers.later(perform, self._release_flow(False, sync=True))
+        else:
+            perform(flow)
 
     def _aenters(self) -> None:
         """An ``async with`` block begins in this task."""
@@ -55,63 +90,61 @@ class BaseLease:
         Raises LockLost if it was lost before, unless another exception is on its way already. Inside a transaction
         the engine keeps the lock until that has ended.
         """
-        if finalizers.collecting():
-            finalizers.later(self._release, False)
-        else:
-            self._release(sys.exc_info()[0] is None)
+        flow = self._release_flow(None, sync=True)
+        releases[flow] = self  # before anything else: if an interrupt ends it, the keepalive thread cleans up
+        self._perform(flow)
 
     async def arelease(self) -> None:
         """:meth:`release` for a task."""
-        if finalizers.collecting():
-            finalizers.later(self._release, False)
-        elif not owner.on_event_loop():  # the coroutine is being closed: nothing can be awaited
+        if finalizers.here.collecting or not owner.on_event_loop():  # the coroutine is being closed, and cannot await
             self._release(False)
         else:
-            await arun(self._release_flow(sys.exc_info()[0] is None))
+            await arun(self._release_flow(None))
 
     def __enter__(self) -> Self:
         owner.refuse_event_loop("async with")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if finalizers.collecting():
-            finalizers.later(self._release, False)
-        else:
-            self._release(kind is None)
+        flow = self._release_flow(kind is None, sync=True)
+        releases[flow] = self
+        self._perform(flow)
 
     async def __aenter__(self) -> Self:
         self._aenters()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if finalizers.collecting():
-            finalizers.later(self._release, False)
-        elif not owner.on_event_loop():
+        if finalizers.here.collecting or not owner.on_event_loop():
             self._release(False)
         else:
             await self._aleave(error)
 
 
-logger = logging.getLogger("django_distlock.locks")
+logger = logging.getLogger("django_distlock.lease")
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class Lease(BaseLease):
-    """One acquire's own handle on a lock that is held; released once, by any thread or task.
+    """One acquire's handle on a lock that is held; released once, by any thread or task.
 
     A Lease that is dropped without a release keeps the lock.
     """
 
-    __slots__ = ("__weakref__", "_guard", "_hold", "_leaving", "_released")
-
-    def __init__(self, hold: Hold) -> None:
-        self._hold = hold
-        self._guard: TaskGuard | None = None
-        self._released = False
-        self._leaving = False  # is its release the one that asks the engine?
+    _hold: Hold
+    # cancels the task of an ``async with`` block if the lock is lost
+    _guard: TaskGuard | None = None
+    # has its release begun?
+    _released: bool = False
+    # is its release the one that asks the engine?
+    _last: bool = False
 
     def __repr__(self) -> str:
         state = "lost" if self.lost else "held" if self.held else "released"
         return f"<Lease {self.name!r} on {self.using!r}: {state}>"
+
+    def leases_left(self) -> Iterable[tuple[Hold, Lease]]:
+        return ((self._hold, self),)
 
     @property
     def owner(self) -> object:
@@ -165,17 +198,9 @@ class Lease(BaseLease):
     @property
     def lost(self) -> bool:
         """Was the lock lost, as far as this process can know without asking the engine?"""
-        hold = self._hold
-        if hold.lost is not None:
-            return True
-        if self._released or hold.state is State.ENDED:
+        if self._released and self._hold.lost is None:
             return False
-        grant = self._grant
-        if grant.valid_until is not None and monotonic() >= grant.valid_until:
-            return lose(hold, "expired") or hold.lost is not None
-        if not hold.backend.look(grant):
-            return lose_dead(hold, grant, "session") or hold.lost is not None
-        return False
+        return notice_loss(self._hold)
 
     @property
     def held(self) -> bool:
@@ -209,7 +234,7 @@ class Lease(BaseLease):
                 taken = pending.pop()
             except IndexError:
                 return
-            if not self._released or self._leaving:
+            if not self._released or self._last:
                 taken(self)
 
         # registered before the question: the loss may be noticed in another thread meanwhile
@@ -266,44 +291,30 @@ class Lease(BaseLease):
             raise LockLost(f"The lock {self.name!r} of alias {self.using!r} was in doubt while it was held.") from error
         raise LockLost(self._lost_message()) from error
 
-    def _release(self, raising: bool) -> None:
-        if not self._leaves(raising):
-            return
-        begun = begun_by_sql()
-        if not freed_now(self._hold):
-            if owner.on_event_loop():
-                # a task of this very loop may be in the middle of a statement, which ends only if the loop goes on
-                threading.Thread(target=self._give_back, args=(False,), name="distlock-release", daemon=True).start()
-            else:
-                self._give_back(raising)
-        if begun:
-            self._report(_uncommitted(self, begun), raising)
-
-    def _give_back(self, raising: bool) -> None:
-        error = run(give_back(self._hold))
-        if error is not None:
-            self._report(error, raising)
-
-    def _release_flow(self, raising: bool) -> Flow[None]:
-        if self._leaves(raising):
-            begun = begun_by_sql()
-            error = yield from give_back(self._hold)
-            if error is None and begun:
-                error = _uncommitted(self, begun)
-            if error is not None:
-                self._report(error, raising)
-
-    def _leaves(self, raising: bool) -> bool:
-        """Mark it as released. True if the engine is to be told now: the last one, and no transaction is open."""
+    def _release_flow(self, raising: bool | None, sync: bool = False) -> Flow[None]:
         hold = self._hold
         if self._released or hold.lost == FORKED:
-            return False
+            return
         self._released = True
+        if raising is None:
+            raising = sys.exc_info()[0] is None
         if hold.lost is not None:
             self._report(LockLost(self._lost_message()), raising)
-            return False
-        self._leaving = lock_table.leave(hold, self) and not defer(hold)
-        return self._leaving
+            return
+        if not lock_table.leave(hold, self):
+            return
+        self._last = True
+        if defer(hold):
+            self._last = False
+            return
+        begun = begun_by_sql()
+        detached = sync and asyncio._get_running_loop() is not None
+        hold.giving = give_back(hold, fast=sync)
+        error = yield from hold.giving
+        if error is None and begun:
+            error = _uncommitted(self, begun)
+        if error is not None:
+            self._report(error, raising and not detached)
 
     def _report(self, error: DistlockError, raising: bool) -> None:
         if raising:
@@ -363,7 +374,12 @@ class LeaseSet(BaseLease):
         for lease in self.leases:
             lease.ensure_held()
 
-    def _release_flow(self, raising: bool) -> Flow[None]:
+    def leases_left(self) -> Iterable[tuple[Hold, Lease]]:
+        return [(lease._hold, lease) for lease in reversed(self.leases)]
+
+    def _release_flow(self, raising: bool | None, sync: bool = False) -> Flow[None]:
+        if raising is None:
+            raising = sys.exc_info()[0] is None
         yield from release_all(self.leases, raising)
 
 

@@ -1,40 +1,264 @@
-"""The recipe of a lock: what is wanted, and how long to wait for it."""
+"""The recipe of a lock: what is wanted, and how long to wait for it.
+
+Recipes may be module-level constants that many threads and tasks use at once. Which context has entered which ``with``
+block is therefore not kept on them, but in :data:`open_blocks`.
+"""
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Self
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from django_distlock import signals
+from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.deadline import Deadline
-from django_distlock.concurrency.flow import Flow, Step
-from django_distlock.concurrency.tokens import new_token
+from django_distlock.concurrency.flow import Flow, arun, run
+from django_distlock.concurrency.fork import Order, at_fork
+from django_distlock.exceptions import LockNotAcquired, LockNotHeld, LockTimeout
 from django_distlock.keys import validate_name
-from django_distlock.manager import events
-from django_distlock.manager import owner as context
-from django_distlock.manager.acquire import acquire_flow
-from django_distlock.manager.hold import Hold, State
-from django_distlock.manager.isolation import warn_of_stale_snapshot
-from django_distlock.manager.keepalive import keepalive
-from django_distlock.manager.lock_table import lock_table
-from django_distlock.manager.open_transactions import listen_for_begin, open_transactions
-from django_distlock.manager.registry import Entry, registry
-from django_distlock.manager.release import lose
-from django_distlock.manager.site_key import site_key
-from django_distlock.manager.transactions import bind, choose_scope, on_own_connection
-from django_distlock.records import Claim, Grant
+from django_distlock.manager import owner
+from django_distlock.manager.abandoned import releases
+from django_distlock.manager.acquire import LockRequest, acquire_flow
+from django_distlock.manager.registry import registry
 from django_distlock.validation import UNSET, Timeout, flag, optional_seconds
 
 from . import decorators
-from .base import BaseLock
-from .lease import Lease
+from .lease import BaseLease, Lease, perform
 from .task_guard import TaskGuard
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
 
-    from django_distlock.records import Scope
+    from django_distlock.manager.lock_table import Hold
+
+L = TypeVar("L", bound=BaseLease)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class OpenBlocks:
+    """The ``with`` blocks that are open now: for each recipe the leases of the contexts that have entered it."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        # the recipe itself is kept beside its id, so that the id is not given to another object meanwhile
+        self._open: dict[int, tuple[object, list[Any]]] = {}
+
+    def add(self, recipe: object, lease: Any) -> None:
+        with self._guard:
+            found = self._open.get(id(recipe))
+            if found is None:
+                self._open[id(recipe)] = (recipe, [lease])
+            else:
+                found[1].append(lease)
+
+    def find(self, recipe: object, context: object = None) -> Any | None:
+        """The lease of the latest block of ``context`` (the caller), or of the only open block (R24); None without."""
+        with self._guard:
+            found = self._open.get(id(recipe))
+            if found is None:
+                return None
+            leases: list[Any] = found[1]
+            if len(leases) == 1:
+                return leases[0]
+            context = context or owner.current()
+            return next((lease for lease in reversed(leases) if lease.owner is context), None)
+
+    def remove(self, recipe: object, lease: Any) -> None:
+        """The block of ``lease`` has been left. Nothing if it is not open."""
+        with self._guard:
+            found = self._open.get(id(recipe))
+            if found is None:
+                return
+            left = [each for each in found[1] if each is not lease]
+            if left:  # in one operation, so that an interrupt leaves nothing half done
+                self._open[id(recipe)] = (recipe, left)
+            else:
+                del self._open[id(recipe)]
+
+    def leases(self, recipe: object) -> list[Any]:
+        """The leases of the open blocks of ``recipe``."""
+        with self._guard:
+            found = self._open.get(id(recipe))
+            return [] if found is None else list(found[1])
+
+    def after_fork(self) -> None:
+        """In the child: another thread of the parent may have had the mutex. The open blocks stay, so that leaving one
+        is harmless."""
+        self._guard = threading.Lock()
+
+
+open_blocks = OpenBlocks()
+at_fork(Order.PRIMITIVES, child=open_blocks.after_fork)
+
+
+class BaseLock(Generic[L]):
+    """Base class of Lock, LockSet and Semaphore. Subclasses implement ``_flow`` and the text of the "busy" error."""
+
+    using: str
+    timeout: Timeout
+    on_busy: decorators.OnBusy = "raise"
+    cancel_on_loss = False
+    #: The name as it is written in a decorator, for the labels of metrics: there are few of these.
+    template: str | None = None
+
+    def _flow(self, timeout: float | None, start: float, blocking: bool = False) -> Flow[L | None]:
+        """Acquire within ``timeout`` seconds (None: no end) of the monotonic time ``start``; None if busy.
+
+        ``blocking``: the calling thread may be blocked by one statement."""
+        raise NotImplementedError
+
+    def _described(self) -> str:
+        raise NotImplementedError
+
+    def templates(self) -> tuple[str, ...]:
+        """The names that may hold ``{fields}`` when this is used as a decorator."""
+        raise NotImplementedError
+
+    def formatted(self, values: Mapping[str, str]) -> Self:
+        """The same recipe with each name in ``values`` (template -> name) replaced."""
+        raise NotImplementedError
+
+    def _resolve(self, timeout: Timeout) -> float | None:
+        if "trio" in sys.modules:
+            owner.refuse_trio()
+        timeout = self.timeout if timeout is UNSET else optional_seconds("timeout", timeout, none=True)
+        # made before the caller's time begins: the first one may have to import a driver
+        entry = registry.entry(self.using)
+        return entry.config.timeout if timeout is UNSET else timeout
+
+    def _busy(self, timeout: float | None) -> LockNotAcquired:
+        if timeout == 0:
+            return LockNotAcquired(f"{self._described()} is held by another caller.")
+        return LockTimeout(f"{self._described()} was still held by another caller after {timeout:g} s.")
+
+    def acquire(self, timeout: Timeout = UNSET) -> L:
+        """Wait for at most ``timeout`` seconds and return the Lease.
+
+        0 does not wait, None waits for ever; unset means the timeout given to the lock, else the alias's TIMEOUT.
+        Raises LockNotAcquired (busy, timeout 0), LockTimeout, DeadlockDetected, BackendUnavailable; and
+        SynchronousOnlyOperation on the thread of an event loop, which it would block.
+        """
+        if asyncio._get_running_loop() is not None:
+            owner.refuse_event_loop("await lock.aacquire()")
+        return self._acquire(timeout)
+
+    def _acquire(self, timeout: Timeout = UNSET) -> L:
+        if self.cancel_on_loss:
+            decorators.refuse_cancel_on_loss()
+        timeout = self._resolve(timeout)
+        lease = run(self._flow(timeout, monotonic(), blocking=True))
+        if lease is None:
+            raise self._busy(timeout)
+        return lease
+
+    async def aacquire(self, timeout: Timeout = UNSET) -> L:
+        """:meth:`acquire` for a task. Cancelled, it leaves nothing held."""
+        timeout = self._resolve(timeout)
+        lease = await arun(self._flow(timeout, monotonic()))
+        if lease is None:
+            raise self._busy(timeout)
+        return lease
+
+    def try_acquire(self, timeout: Timeout = 0) -> L | None:
+        """The Lease, or None if it is busy for ``timeout`` seconds (0: do not wait). Other errors are raised."""
+        if asyncio._get_running_loop() is not None:
+            owner.refuse_event_loop("await lock.atry_acquire()")
+        return self._try_acquire(timeout)
+
+    def _try_acquire(self, timeout: Timeout) -> L | None:
+        if self.cancel_on_loss:
+            decorators.refuse_cancel_on_loss()
+        return run(self._flow(self._resolve(timeout), monotonic()))
+
+    async def atry_acquire(self, timeout: Timeout = 0) -> L | None:
+        """:meth:`try_acquire` for a task. Cancelled, it leaves nothing held."""
+        return await arun(self._flow(self._resolve(timeout), monotonic()))
+
+    def _refuse_on_busy(self) -> None:
+        raise TypeError("on_busy belongs to the decorator; in a with block use try_acquire() or catch LockNotAcquired.")
+
+    def __enter__(self) -> L:
+        if self.on_busy != "raise":
+            self._refuse_on_busy()
+        lease = self.acquire()
+        try:
+            open_blocks.add(self, lease)
+        except BaseException:  # KeyboardInterrupt: no block would ever release it
+            open_blocks.remove(self, lease)
+            lease._release(False)
+            raise
+        return lease
+
+    async def __aenter__(self) -> L:
+        if self.on_busy != "raise":
+            self._refuse_on_busy()
+        lease = await self.aacquire()
+        open_blocks.add(self, lease)
+        lease._aenters()
+        return lease
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        flow = self._exit_flow(kind is None, sync=True)
+        releases[flow] = self  # before anything else: if an interrupt ends it, the keepalive thread cleans up
+        if finalizers.here.collecting:
+            flow.close()
+            finalizers.later(self._exit, owner.current())
+        else:
+            perform(flow)
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if finalizers.here.collecting:
+            finalizers.later(self._exit, owner.current())
+        elif not owner.on_event_loop():  # the coroutine is being closed: nothing can be awaited
+            self.__exit__(kind, error, trace)
+        else:
+            lease = self._leave(kind is None)
+            if lease is not None:
+                await lease._aleave(error)
+
+    def _exit(self, context: object) -> None:
+        """Leave the block of a generator or coroutine that the garbage collector has closed."""
+        perform(self._exit_flow(False, sync=True, context=context))
+
+    def _exit_flow(self, raising: bool, sync: bool, context: object = None) -> Flow[None]:
+        """Release the lease of the caller's block."""
+        lease = open_blocks.find(self, context)
+        if lease is not None:
+            try:
+                yield from lease._release_flow(raising, sync)
+            except Exception:
+                open_blocks.remove(self, lease)
+                raise
+            open_blocks.remove(self, lease)  # not after an interrupt: see leases_left()
+        elif raising:
+            raise LockNotHeld(f"{self._described()} was not entered by this context.")
+
+    def _leave(self, raising: bool) -> L | None:
+        lease: L | None = open_blocks.find(self)
+        if lease is not None:
+            open_blocks.remove(self, lease)
+        elif raising:
+            raise LockNotHeld(f"{self._described()} was not entered by this context.")
+        return lease
+
+    def leases_left(self) -> Iterable[tuple[Hold, Lease]]:
+        """What the interrupted exit of a ``with`` block was to release.
+
+        That is the block whose release had begun, else the only open one, else the latest of the main thread, where
+        signals raise their exceptions.
+        """
+        leases = open_blocks.leases(self)
+        begun = [lease for lease in leases if any(each._released for _, each in lease.leases_left())]
+        main = [lease for lease in leases if lease.owner is threading.main_thread()]
+        for lease in begun or (leases if len(leases) == 1 else main[-1:]):
+            open_blocks.remove(self, lease)
+            yield from lease.leases_left()
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function, a method, an ``async def`` or a view: each call holds the lock while it runs."""
+        return decorators.decorate(self, function, self.on_busy)
 
 
 class Lock(BaseLock[Lease]):
@@ -63,7 +287,6 @@ class Lock(BaseLock[Lease]):
         self.shared = flag("shared", shared)
         self.on_busy = on_busy if on_busy == "raise" else decorators.validate_on_busy(on_busy)
         self.cancel_on_loss = flag("cancel_on_loss", cancel_on_loss)
-        self._special = shared or cancel_on_loss or self.ttl is not UNSET or self.max_hold is not UNSET
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r} on {self.using!r}{' shared' if self.shared else ''}>"
@@ -88,49 +311,26 @@ class Lock(BaseLock[Lease]):
         made.template = self.template or self.name
         return made
 
-    def _at_once(self, timeout: float | None) -> Lease | None:
-        if self._special or timeout == 0:
-            return None
-        entry = registry.entry(self.using)
-        if not (entry.supports_now and entry.ready):
-            return None
-        backend = entry.backend
-        opened = open_transactions()
-        if opened and not on_own_connection(backend, opened):
-            return None
-        keepalive.ensure()
-        # made before it is asked for, and ended whatever happens: KeyboardInterrupt comes between any two lines
-        hold = Hold(backend, entry.key(self.name), context.current(), False)
-        hold.template = self.template
-        grant: Grant | None = None
-        try:
-            if not lock_table.claim(hold, entry.config.max_held):
-                return None
-            lease = Lease(hold)
-            claim = Claim(key=hold.key, scope="transaction") if opened else entry.claim(hold.key)
-            grant = backend.acquire_fast(claim, math.inf if timeout is None else timeout)
-            if grant is None:
-                lock_table.end(hold)
-                return None
-            lock_table.establish(hold, grant, lease)
-            listen_for_begin(hold)
-            if opened:
-                bind(hold, opened)
-                warn_of_stale_snapshot(self.name, "transaction", getattr(grant.session, "isolation", None), opened)
-            if signals.lock_acquired.receivers:
-                events.send_held(signals.lock_acquired, hold, wait=monotonic() - grant.acquired_at)
-            return lease
-        except BaseException as error:
-            if grant is not None:
-                backend.release(grant)
-            lock_table.end(hold)
-            wait = monotonic() - hold.claimed_at
-            events.send(signals.lock_failed, backend, self.name, self.template, wait=wait, error=error)
-            raise
+    def _flow(self, timeout: float | None, start: float, blocking: bool = False) -> Flow[Lease | None]:
+        request = LockRequest(
+            self.using,
+            (self.name,),
+            timeout,
+            start,
+            self.shared,
+            self.ttl,
+            self.max_hold,
+            template=self.template,
+            blocking=blocking,
+        )
+        return acquire_flow(request, guarded_lease if self.cancel_on_loss else Lease)
 
-    def _flow(self, timeout: float | None, start: float) -> Flow[Lease | None]:
-        flow = lock_flow(self, (self.name,), timeout, start)
-        return events.told(flow, registry.entry(self.using).backend, self, start)
+
+def guarded_lease(hold: Hold) -> Lease:
+    """A Lease for ``cancel_on_loss``: its ``async with`` block is cancelled if the lock is lost."""
+    lease = Lease(hold)
+    lease._guard = TaskGuard(lease.ensure_held, lease.on_lost)
+    return lease
 
 
 def validate_alias(using: object) -> str:
@@ -138,132 +338,6 @@ def validate_alias(using: object) -> str:
     if not isinstance(using, str):
         raise TypeError(f"using must be a str, the alias in DISTLOCK, not {type(using).__name__}.")
     return using
-
-
-def lock_flow(
-    lock: Lock,
-    parts: tuple[str, ...],
-    timeout: float | None,
-    start: float,
-    *,
-    reenter: bool = True,
-    semaphore: int = 0,
-    since: float | None = None,
-) -> Flow[Lease | None]:
-    """Acquire one lock for the calling context: re-entry, the queue of this process, then the engine.
-
-    ``semaphore``: as many holders may have it at once; 0: it is a lock. ``since``: when its wait began, if not now.
-    """
-    deadline = Deadline(timeout, monotonic, start)
-    entry = registry.entry(lock.using)
-    backend = entry.backend
-    if lock._special:
-        _refuse_unsupported(lock, entry)
-    if not entry.ready:
-        yield Step(site_key.load, site_key.aload)
-    key = entry.key(*parts)
-    owner = context.current()
-    while True:
-        # made before it is asked for, and ended whatever happens: KeyboardInterrupt comes between any two lines
-        hold = Hold(backend, key, owner, lock.shared, semaphore)
-        lease = Lease(hold)
-        try:
-            mine = lock_table.arrive(hold, may_wait=timeout != 0, reenter=reenter, limit=entry.config.max_held)
-            if mine is None:
-                return None
-            if mine is not hold:
-                lease = Lease(mine)
-            if lock.cancel_on_loss:
-                lease._guard = TaskGuard(lease.ensure_held, lease.on_lost)
-            if mine is hold:
-                if not (yield from _claimed(lock, entry, hold, lease, deadline)):
-                    return None
-                events.send_held(signals.lock_acquired, hold, wait=monotonic() - (since or start))
-                return lease
-            if (yield from _entered_again(mine, lease)):
-                return lease
-        except GeneratorExit:
-            lock_table.end(hold)
-            raise
-        except BaseException:
-            yield from _undone(hold, lease)
-            raise
-
-
-def _undone(hold: Hold, lease: Lease) -> Flow[None]:
-    """Whatever was interrupted: nothing stays behind."""
-    if lease._hold is not hold:
-        yield from lease._release_flow(False)
-    try:
-        if hold.grant is not None:
-            yield Step(hold.backend.release, hold.backend.arelease, (hold.grant,))
-    finally:
-        lock_table.end(hold)
-
-
-def _refuse_unsupported(lock: Lock, entry: Entry) -> None:
-    backend = entry.backend
-    if lock.shared and not backend.supports_shared:
-        raise backend.unsupported("share a lock")
-    if not backend.supports_ttl:
-        for argument in ("ttl", "max_hold"):
-            if getattr(lock, argument) is not UNSET:
-                raise backend.unsupported(f"give a lock a {argument}: it is held for as long as its session lives")
-
-
-def _entered_again(hold: Hold, lease: Lease) -> Flow[bool]:
-    """Re-entry. Of a lock that is only kept for a transaction the engine is asked again (R11)."""
-    if hold.state is State.DEFERRED:
-        if not (yield Step(hold.backend.verify, hold.backend.averify, (hold.grant,))):
-            lose(hold, "stolen")
-            return False
-    elif lease.lost:
-        return False
-    return lock_table.enter_again(hold, lease)
-
-
-def _claimed(lock: Lock, entry: Entry, hold: Hold, lease: Lease, deadline: Deadline) -> Flow[bool]:
-    """Wait for the turn in this process, then ask the engine."""
-    backend = entry.backend
-    hold.template = lock.template
-    if hold.parker is not None and not (yield Step(hold.park, hold.apark, (deadline.left(),))):
-        lock_table.end(hold)
-        return False
-    keepalive.ensure()
-    opened = open_transactions()
-    claim = _claim(lock, entry, hold, choose_scope(backend, opened) if opened else "session", deadline)
-    grant = hold.grant = yield from acquire_flow(backend, claim, deadline, monotonic)
-    if grant is None:
-        lock_table.end(hold)
-        return False
-    lock_table.establish(hold, grant, lease)
-    listen_for_begin(hold)
-    if hold.ttl is not None:
-        keepalive.wake_at(grant.acquired_at + hold.ttl / 3)
-    if opened:
-        bind(hold, opened)
-        warn_of_stale_snapshot(lock.name, grant.claim.scope, getattr(grant.session, "isolation", None), opened)
-    return True
-
-
-def _claim(lock: Lock, entry: Entry, hold: Hold, scope: Scope, deadline: Deadline) -> Claim:
-    until = deadline.answer_by
-    if not entry.backend.supports_ttl:
-        limit = hold.semaphore
-        return Claim(key=hold.key, shared=lock.shared, scope=scope, answer_by=until, limit=limit)
-    config = entry.config
-    hold.ttl = config.ttl if lock.ttl is UNSET else lock.ttl
-    hold.max_hold = config.max_hold if lock.max_hold is UNSET else lock.max_hold
-    if hold.max_hold is not None and hold.ttl is not None:
-        hold.ttl = min(hold.ttl, hold.max_hold)
-    return Claim(
-        key=hold.key,
-        shared=lock.shared,
-        ttl=hold.ttl,
-        token=new_token(),
-        answer_by=until,
-        limit=hold.semaphore,
-    )
 
 
 def advisory_lock(

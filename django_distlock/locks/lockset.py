@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 from django.db import DatabaseError
 
+from django_distlock import signals
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import PAUSE, Deadline, backoff
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.exceptions import BackendUnavailable
-from django_distlock.manager import events
+from django_distlock.manager.acquire import LockRequest, acquire_flow, announce
 from django_distlock.manager.open_transactions import open_transactions
 from django_distlock.manager.registry import registry
 from django_distlock.manager.transactions import on_own_connection, unbind
 from django_distlock.validation import UNSET, Timeout, count, optional_seconds
 
-from .base import BaseLock
 from .lease import Lease, LeaseSet, release_all
-from .lock import Lock, lock_flow, validate_alias
+from .lock import BaseLock, Lock, validate_alias
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -113,7 +113,7 @@ class LockSet(BaseLock[LeaseSet]):
     def formatted(self, values: Mapping[str, str]) -> Self:
         return type(self)([lock.formatted(values) for lock in self.locks], using=self.using, timeout=self.timeout)
 
-    def _flow(self, timeout: float | None, start: float) -> Flow[LeaseSet | None]:
+    def _flow(self, timeout: float | None, start: float, blocking: bool = False) -> Flow[LeaseSet | None]:
         attempt = Attempt(self.locks)
         try:
             for lock in self.locks:
@@ -161,23 +161,35 @@ class Semaphore(BaseLock[Lease]):
         made.template = made._lock.template = self.template or self.name
         return made
 
-    def _flow(self, timeout: float | None, start: float) -> Flow[Lease | None]:
-        return events.told(self._slot(timeout, start), registry.entry(self.using).backend, self, start)
-
-    def _slot(self, timeout: float | None, start: float) -> Flow[Lease | None]:
+    def _flow(self, timeout: float | None, start: float, blocking: bool = False) -> Flow[Lease | None]:
+        request = LockRequest(
+            self.using,
+            (self.name, "semaphore"),
+            timeout,
+            start,
+            ttl=self._lock.ttl,
+            limit=self.limit,
+            reenter=False,
+            template=self.template,
+        )
         if registry.entry(self.using).backend.supports_semaphore:
-            parts: tuple[str, ...] = (self.name, "semaphore")
-            return (yield from lock_flow(self._lock, parts, timeout, start, reenter=False, semaphore=self.limit))
-        deadline = Deadline(timeout, monotonic, start)
+            return acquire_flow(request, Lease)
+        return self._slot_flow(request)
+
+    def _slot_flow(self, request: LockRequest) -> Flow[Lease | None]:
+        """Try the slots in random order, again and again until the deadline."""
+        deadline = Deadline(request.timeout, monotonic, request.start)
         attempt = 0
         while True:
             for slot in random.sample(range(self.limit), self.limit):
-                parts = (self.name, "semaphore", str(slot))
-                lease = yield from lock_flow(self._lock, parts, 0, monotonic(), reenter=False, since=start)
+                parts = (*request.parts, str(slot))
+                one = request._replace(parts=parts, timeout=0, start=monotonic(), limit=0, since=request.start)
+                lease = yield from acquire_flow(one, Lease)
                 if lease is not None:
                     return lease
             left = deadline.left()
             if left <= 0:
+                announce(signals.lock_timed_out, request)
                 return None
             yield Step(PAUSE.sleep, PAUSE.asleep, (min(backoff(attempt, first=0.004), left),))
             attempt += 1

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from django_distlock.concurrency.flow import Flow
 
-    from .hold import Hold
+    from .lock_table import Hold
 
 L = TypeVar("L")
 

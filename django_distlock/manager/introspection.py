@@ -22,8 +22,7 @@ from django_distlock.exceptions import DistlockError
 from django_distlock.records import MOST_WAITING, BackendReport, LockInfo
 
 from . import events
-from .hold import State
-from .lock_table import lock_table
+from .lock_table import State, lock_table
 from .name_log import this_process, told
 from .registry import Entry, registry
 

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 from typing import TYPE_CHECKING
 
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 
-from . import closed_loops, owner
+from . import abandoned, owner
 from .lock_table import lock_table
 from .name_log import namebook
 from .release import lose, lose_dead
-from .stack import whereabouts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from django_distlock.backends.base import Backend
     from django_distlock.records import Grant
 
-    from .hold import Hold
+    from .lock_table import Hold
 
 logger = logging.getLogger("django_distlock.locks")
 
@@ -37,57 +36,63 @@ RENEWALS_PER_TTL = 3
 
 
 class Keepalive:
-    """The thread. ``backends`` is asked anew at each tick."""
+    """The thread. ``backends`` is read at each tick.
+
+    ``thread`` is None if it does not run, ``next_tick`` a monotonic time; an acquire reads both without a call.
+    """
 
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.Lock())
-        self._thread: threading.Thread | None = None
-        self._next = math.inf
+        self.thread: threading.Thread | None = None
+        self.next_tick = math.inf
         self._warned: set[Hold] = set()
         self.backends: Iterable[Backend] = ()
 
     @property
     def running(self) -> bool:
-        """Is the thread there?"""
-        return self._thread is not None
+        """Does the thread run?"""
+        return self.thread is not None
 
     def ensure(self) -> None:
-        """Start the thread if it is not there."""
-        if self._thread is None:
+        """Start the thread if it does not run."""
+        if self.thread is None:
             self.wake_at(monotonic())
 
     def wake_at(self, when: float) -> None:
-        """Have the next tick at the monotonic time ``when`` at the latest; starts the thread if it is not there.
+        """Have the next tick at the monotonic time ``when`` at the latest; start the thread if it does not run.
 
-        RuntimeError if there is no thread to be had, each time: nobody would renew what is acquired.
+        Raises RuntimeError if there is no thread to be had: what is acquired would not be renewed.
         """
-        if self._thread is None or when < self._next:
+        if self.thread is None or when < self.next_tick:
             with self._condition:
-                self._next = min(self._next, when)
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="distlock-keepalive", daemon=True)
+                self.next_tick = min(self.next_tick, when)
+                if self.thread is None:
+                    self.thread = threading.Thread(target=self._run, name="distlock-keepalive", daemon=True)
                     try:
-                        self._thread.start()
+                        self.thread.start()
                     except RuntimeError:
-                        self._thread = None
+                        self.thread = None
                         raise
                 self._condition.notify()
 
     def _run(self) -> None:
         while True:
             with self._condition:
-                self._next = math.inf  # whoever asks while the tick runs may have come too late for it
+                self.next_tick = math.inf  # a wish that comes while the tick runs may be too late for it
             try:
                 due = self._tick(monotonic())
             except Exception:
                 logger.exception("The keepalive thread met an error and goes on.")
                 due = monotonic() + TICK
             with self._condition:
-                self._next = min(self._next, math.inf if due is None else due)
-                if self._next == math.inf:
-                    self._thread = None
-                    return
-                while (left := self._next - monotonic()) > 0:
+                self.next_tick = min(self.next_tick, math.inf if due is None else due)
+                if self.next_tick == math.inf:
+                    thread, self.thread = self.thread, None
+                    if lock_table.empty:
+                        return
+                    # acquired meanwhile, by a context that saw the thread running
+                    self.thread, self.next_tick = thread, monotonic() + TICK
+                while (left := self.next_tick - monotonic()) > 0:
                     self._condition.wait(left)
 
     def _tick(self, now: float) -> float | None:
@@ -102,12 +107,13 @@ class Keepalive:
             if wanted is not None:
                 due.append(wanted)
         held = lock_table.held()
-        closed_loops.look([*lock_table.unfinished(), *held])
+        if abandoned.look(now):
+            due.append(now + abandoned.GRACE)
         self._warned.intersection_update(held)
         for hold in held:
             due.append(self._look_after(hold, now))
         namebook.look(now, held)
-        return min(min(due), now + TICK) if due else None
+        return min([*due, now + TICK]) if due or not lock_table.empty or abandoned.releases else None
 
     def _look_after(self, hold: Hold, now: float) -> float:
         """Renew it if that is due, notice if it is lost; when to look again."""
@@ -155,7 +161,7 @@ class Keepalive:
         if renewed is None:
             lose_dead(hold, grant, "stolen")
         elif not lock_table.renew(hold, renewed) and hold.lost is not None:
-            # it ended while the engine was asked: what the engine has prolonged now belongs to nobody
+            # it ended while the engine was asked, which has prolonged it all the same
             try:
                 hold.backend.release(renewed)
             except Exception as error:
@@ -167,7 +173,7 @@ class Keepalive:
         if limit is None or held < limit or hold in self._warned:
             return
         self._warned.add(hold)
-        stack = whereabouts(hold.owner)
+        stack = owner.whereabouts(hold.owner)
         at = f" Its holder is at {stack}" if stack else ""
         logger.warning(
             "The lock %r of alias %r has been held for %.1f s.%s", hold.key.name, hold.backend.alias, held, at
@@ -175,4 +181,4 @@ class Keepalive:
 
 
 keepalive = Keepalive()
-os.register_at_fork(after_in_child=keepalive.__init__)  # type: ignore[misc]
+at_fork(Order.THREADS, child=keepalive.__init__)  # type: ignore[misc]

@@ -7,46 +7,231 @@ in memory; nothing blocks under it.
 
 from __future__ import annotations
 
-import os
+import sys
 import threading
+from collections import deque
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
+from django_distlock.concurrency.caller import address
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.parking import Parker
 from django_distlock.exceptions import DeadlockDetected, DistlockError
 from django_distlock.records import drift
 
-from .hold import FORKED, Hold, State, WaitQueue, closes_circle
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from django_distlock.backends.base import Backend
-    from django_distlock.records import Grant
+    from django_distlock.concurrency.flow import Flow
+    from django_distlock.keys import LockKey
+    from django_distlock.records import Claim, Grant, Scope
+
+
+# Why the child of a fork has lost what its parent holds.
+FORKED = "it belongs to the parent of this process"
+
+
+class State(Enum):
+    WAITING = auto()  # in the queue of this process
+    CLAIMING = auto()  # the engine is being asked
+    HELD = auto()
+    DEFERRED = auto()  # released by its context, kept until a transaction ends
+    RELEASING = auto()  # the engine is being given it back
+    ENDED = auto()
+
+
+class Hold:
+    """One context's hold of one lock, shared by all Leases of that context."""
+
+    __slots__ = (
+        "abandoned",
+        "acquired",
+        "address",
+        "backend",
+        "callbacks",
+        "calls",
+        "claim",
+        "claimed_at",
+        "giving",
+        "grant",
+        "held_at",
+        "kept",
+        "key",
+        "leases",
+        "listeners",
+        "lost",
+        "max_hold",
+        "owner",
+        "parker",
+        "semaphore",
+        "shared",
+        "state",
+        "template",
+        "transactions",
+        "ttl",
+    )
+
+    def __init__(self, backend: Backend, key: LockKey, owner: object, shared: bool, semaphore: int = 0) -> None:
+        self.backend = backend
+        self.key = key
+        self.owner = owner
+        # what its owner was serving when it asked
+        self.address = address()
+        self.shared = shared
+        # how many may hold the key at once; 0: it is a lock
+        self.semaphore = semaphore
+        self.state = State.CLAIMING
+        self.claimed_at = monotonic()
+        # the start of the hold; the grant counts from when the engine was asked
+        self.held_at = 0.0
+        # the name as a decorator spells it
+        self.template: str | None = None
+        self.parker: Parker | None = None
+        self.claim: Claim | None = None
+        self.grant: Grant | None = None
+        # does the caller have its Lease?
+        self.acquired = False
+        self.leases: set[Any] = set()
+        # the acquire calls that are under way, by Lease, and the release at the engine: if an interrupt ends one,
+        # manager/abandoned.py cleans up
+        self.calls: dict[Any, Flow[Any]] = {}
+        self.giving: Flow[Any] | None = None
+        self.lost: str | None = None
+        self.callbacks: list[Callable[[], object]] = []
+        # the open transactions that must end before the engine may give the lock away
+        self.transactions: set[Any] = set()
+        # on connections whose driver does not report a transaction begun by SQL
+        self.listeners: tuple[Any, ...] = ()
+        # was it ever released by its context and kept for a transaction?
+        self.kept = False
+        # taken by an attempt that failed: given back at once, transaction or not
+        self.abandoned = False
+        self.ttl: float | None = None
+        self.max_hold: float | None = None
+
+    def in_use(self) -> bool:
+        """Does other code refer to one of its Leases, so that they may still be released?"""
+        unreferenced = {object()}
+        references = [sys.getrefcount(lease) for lease in [*unreferenced, *self.leases]]
+        return max(references) > references[0]
+
+    @property
+    def scope(self) -> Scope:
+        """Where the lock lives: on a session of ours, or on the caller's connection and with its transaction."""
+        return self.grant.claim.scope if self.grant is not None else "session"
+
+    @property
+    def in_doubt(self) -> bool:
+        """Is it unknown at present whether the engine still holds it?"""
+        return self.grant is not None and self.state is not State.ENDED and self.backend.in_doubt(self.grant)
+
+    @property
+    def reason(self) -> str:
+        """Why the lock cannot be relied on."""
+        return self.lost or self.backend.doubt
+
+    def excludes(self, other: Hold) -> bool:
+        """Must ``other`` wait for this one? A context never waits for what it keeps for its own transaction."""
+        if self.owner is other.owner and self.state is State.DEFERRED:
+            return False
+        return not (self.shared and other.shared)
+
+    # The targets of the step that asks the engine. The grant is stored where the engine's method returns: Python looks
+    # for signals neither when a Python function returns to one nor at an assignment, so no interrupt can lose it.
+
+    def ask(self, claim: Claim, wait: float) -> Grant | None:
+        self.grant = self.backend.try_acquire(claim, wait)
+        return self.grant
+
+    async def aask(self, claim: Claim, wait: float) -> Grant | None:
+        self.grant = await self.backend.atry_acquire(claim, wait)
+        return self.grant
+
+
+class WaitQueue:
+    """The holders of one key, and the contexts of this process that wait for it."""
+
+    __slots__ = ("holders", "limit", "queue")
+
+    def __init__(self) -> None:
+        self.limit = 0  # MAX_HELD, once a context waits
+        self.holders: list[Hold] = []
+        self.queue: deque[Hold] = deque()
+
+    def admits(self, new: Hold) -> bool:
+        if new.semaphore:
+            return len(self.holders) < new.semaphore
+        return not any(holder.excludes(new) for holder in self.holders)
+
+    def blockers(self, waiter: Hold) -> list[Hold]:
+        """The holds that ``waiter`` waits for: the holders, and those ahead of it in the queue.
+
+        Holds that are being released are left out: they end by themselves."""
+        ahead: list[Hold] = []
+        for other in self.queue:
+            if other is waiter:
+                break
+            ahead.append(other)
+        # a reader behind a writer waits for all that the writer waits for, other readers included
+        while ahead and not ahead[-1].excludes(waiter):
+            ahead.pop()
+        holders = self.holders if ahead else [holder for holder in self.holders if holder.excludes(waiter)]
+        return [holder for holder in holders if holder.state is not State.RELEASING] + ahead
+
+
+def closes_circle(new: Hold, slot: WaitQueue, waiting: Mapping[object, Hold], slots: Mapping[bytes, WaitQueue]) -> bool:
+    """Would ``new``, at the end of the queue of ``slot``, wait for itself?
+
+    Walks from waiter to holder to what that holder waits for."""
+    seen: set[int] = set()
+    pending = [(slot, new)]
+    while pending:
+        here, waiter = pending.pop()
+        for blocker in here.blockers(waiter):
+            if blocker.owner is new.owner:
+                return True
+            beyond = waiting.get(blocker.owner)
+            if beyond is None or id(beyond) in seen:
+                continue
+            seen.add(id(beyond))
+            there = slots[beyond.key.digest]
+            if there is not here:  # in one queue, what those ahead wait for this waiter waits for as well
+                pending.append((there, beyond))
+    return False
 
 
 UNFINISHED = frozenset({State.WAITING, State.CLAIMING, State.RELEASING})
 
 
 class LockTable:
-    """All holdings of this process."""
+    """All holds of this process.
+
+    An interrupt (KeyboardInterrupt) may come inside any of its methods. Each change is done in one operation or found
+    half done and finished later: see :meth:`mend`.
+    """
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._slots: dict[bytes, WaitQueue] = {}
         self._waiting: dict[object, Hold] = {}
         self._total = 0
+        # what is being taken out of the table
+        self._ending: Hold | None = None
 
     def arrive(self, hold: Hold, *, may_wait: bool, reenter: bool, limit: int) -> Hold | None:
-        """Ask for a place for a new holding. Returned is a holding that is HELD (re-entry), DEFERRED (to be verified),
-        or the new one: CLAIMING (ask the engine) or WAITING (park first). None if busy and the caller may not wait, or
-        if it is a re-entry and that is not wanted.
+        """Ask for a place for a new hold.
 
-        Raises DeadlockDetected and, at ``limit`` holdings of the backend, DistlockError. After any exception the caller
-        ends the new one, which is harmless if it got no place.
+        Returns a hold that is HELD (re-entry) or DEFERRED (to be verified), or the new one: CLAIMING (ask the engine)
+        or WAITING (park first). Returns None if the lock is busy and the caller does not wait, or if this is a re-entry
+        and ``reenter`` is false. Raises DeadlockDetected and, at ``limit`` holds of the backend, DistlockError. After
+        any exception the caller ends the new hold, which is harmless if it got no place.
         """
         key, backend = hold.key, hold.backend
         with self._mutex:
+            if self._ending is not None:
+                self._end(self._ending)
             slot = self._slots.get(key.digest)
             if slot is not None and not hold.semaphore:
                 mine = self._own(slot, hold.owner)
@@ -64,9 +249,13 @@ class LockTable:
                     f"This process holds {limit} locks of alias {backend.alias!r}, which is its MAX_HELD. "
                     "Lock something coarser, or raise MAX_HELD in DISTLOCK."
                 )
-            if slot is None or (not slot.queue and slot.admits(hold)):
-                if slot is None:
-                    slot = self._slots[key.digest] = WaitQueue()
+            if slot is None:
+                slot = WaitQueue()
+                slot.holders = [hold]
+                self._total += 1
+                self._slots[key.digest] = slot
+                return hold
+            if not slot.queue and slot.admits(hold):
                 self._admit(slot, hold)
                 return hold
             if not may_wait:
@@ -77,23 +266,13 @@ class LockTable:
     def _enqueue(self, slot: WaitQueue, hold: Hold, limit: int) -> None:
         if not hold.semaphore:
             self._refuse_circle(slot, hold)
-            self._waiting[hold.owner] = hold
         # a circle through a semaphore may be opened by another one of its holders: the deadline ends it (R8)
         hold.state = State.WAITING
         hold.parker = Parker()
         slot.limit = limit
         slot.queue.append(hold)
-
-    def claim(self, hold: Hold, limit: int) -> bool:
-        """A place for a new holding if nobody of this process has or wants the lock. :meth:`arrive` for the most
-        frequent case."""
-        digest = hold.key.digest
-        with self._mutex:
-            if digest in self._slots or self._total >= limit:
-                return False
-            slot = self._slots[digest] = WaitQueue()
-            self._admit(slot, hold)
-            return True
+        if not hold.semaphore:
+            self._waiting[hold.owner] = hold
 
     @staticmethod
     def _own(slot: WaitQueue, owner: object) -> Hold | None:
@@ -119,7 +298,7 @@ class LockTable:
         return any(holder.owner is owner for slot in self._slots.values() for holder in slot.holders)
 
     def _refuse_circle(self, slot: WaitQueue, new: Hold) -> None:
-        """R8. Who holds nothing closes no circle, which spares a long queue the search."""
+        """R8. A context that holds nothing closes no circle, which spares a long queue the search."""
         if self._holds_something(new.owner) and closes_circle(new, slot, self._waiting, self._slots):
             raise DeadlockDetected(
                 f"Waiting for {new.key.name!r} would never end: its holder waits, directly or over others, for a "
@@ -127,21 +306,21 @@ class LockTable:
             )
 
     def establish(self, hold: Hold, grant: Grant, lease: Any) -> None:
-        """The engine granted it. Without the mutex: only the claimant itself leaves the state CLAIMING, and last."""
+        """The engine has granted it. Without the mutex: only the claimant leaves the state CLAIMING, and last."""
         hold.grant = grant
         hold.held_at = monotonic()
         hold.leases.add(lease)
         hold.state = State.HELD
 
     def listen(self, hold: Hold, listener: Any) -> None:
-        """Have ``listener`` started for this holding, and stopped when it ends."""
+        """Start ``listener`` for this hold, and stop it when the hold ends."""
         with self._mutex:
             if hold.state is not State.ENDED and listener not in hold.listeners:
                 hold.listeners = (*hold.listeners, listener)
                 listener.start(hold)
 
     def enter_again(self, hold: Hold, lease: Any) -> bool:
-        """Count one more Lease of the same context. False if the holding ended meanwhile."""
+        """Count one more Lease of the same context. False if the hold has ended meanwhile."""
         with self._mutex:
             if hold.state not in (State.HELD, State.DEFERRED) or hold.lost is not None:
                 return False
@@ -150,7 +329,7 @@ class LockTable:
             return True
 
     def leave(self, hold: Hold, lease: Any) -> bool:
-        """One Lease is released. True if it was the last one: the caller now gives the lock back, or defers that."""
+        """Stop counting a Lease. True if it was the last one: the caller gives the lock back, or defers that."""
         with self._mutex:
             hold.leases.discard(lease)
             if hold.leases or hold.state is not State.HELD:
@@ -166,7 +345,7 @@ class LockTable:
                 hold.kept = True
 
     def start_release(self, hold: Hold) -> bool:
-        """Its transactions have ended, whoever still has a Lease. False if it is not held any more."""
+        """Its transactions have ended, and with them all its Leases. False if it is not held any more."""
         with self._mutex:
             if hold.state not in (State.HELD, State.DEFERRED):
                 return False
@@ -175,17 +354,26 @@ class LockTable:
 
     def end(self, hold: Hold) -> bool:
         """The engine has it back, or never granted it: let the next one of this process ask. False if already ended."""
-        try:
-            with self._mutex:
-                return self._end(hold)
-        except BaseException:  # Ctrl-C in the midst of it: then a second time, which does what is left
-            with self._mutex:
-                self._end(hold)
-            raise
+        with self._mutex:
+            if self._ending is None:
+                self._ending = hold
+            return self._end(hold)
+
+    def mend(self) -> None:
+        """Finish what an interrupted call has left half done."""
+        with self._mutex:
+            if self._ending is not None:
+                self._end(self._ending)
 
     def _end(self, hold: Hold) -> bool:
         if hold.state is State.ENDED:
+            if self._ending is hold:
+                self._ending = None
             return False
+        unfinished = self._ending
+        if unfinished is not None and unfinished is not hold:
+            self._end(unfinished)
+        self._ending = hold
         if self._waiting.get(hold.owner) is hold:
             del self._waiting[hold.owner]
         slot = self._slots.get(hold.key.digest)
@@ -201,13 +389,14 @@ class LockTable:
         for listener in hold.listeners:
             listener.stop(hold)
         hold.state = State.ENDED
+        self._ending = None
         return True
 
     def _promote(self, slot: WaitQueue) -> None:
         while slot.queue:
             head = slot.queue[0]
-            if head.state is State.WAITING:  # else it was admitted, and Ctrl-C came
-                # readers come in together, as many as the limit allows: the others when one of these has left
+            if head.state is State.WAITING:  # else it was admitted, and an interrupt came
+                # readers come in together, as many as the limit allows: the others when one of these is released
                 if not slot.admits(head) or (
                     slot.holders and self._total >= slot.limit and self._count(head.backend) >= slot.limit
                 ):
@@ -222,16 +411,18 @@ class LockTable:
             slot.queue.popleft()
 
     def lose(self, hold: Hold, reason: str, *, releasing: bool = False) -> bool:
-        """It is not ours any more; the next one of this process may ask. False if that was known or it has ended.
+        """Mark it as lost; the next one of this process may ask. False if that was known or it has ended.
 
-        While it is RELEASING only its release can tell whether it was lost (``releasing``): to all others it looks lost
-        as soon as the engine has it back.
+        While it is RELEASING only its release knows whether it was lost (``releasing``): to others it looks lost as
+        soon as the engine has it back.
         """
         with self._mutex:
             states = (State.RELEASING,) if releasing else (State.HELD, State.DEFERRED)
             if hold.lost is not None or hold.state not in states:
                 return False
             hold.lost = reason
+            if self._ending is None:
+                self._ending = hold
             return self._end(hold)
 
     def renew(self, hold: Hold, grant: Grant) -> bool:
@@ -243,15 +434,16 @@ class LockTable:
             return True
 
     def shorten(self, hold: Hold, ttl: float) -> None:
-        """The engine is being told that ``ttl`` seconds are left. If that is less than before, it counts from now on,
-        even if nobody ever hears whether the engine has done it."""
+        """The engine is being asked to set the rest of the lease to ``ttl`` seconds.
+
+        If that is less than before, it counts from now on, even if the engine's answer never comes."""
         with self._mutex:
             grant, until = hold.grant, monotonic() + ttl - drift(ttl)
             if grant is not None and grant.valid_until is not None and until < grant.valid_until:
                 hold.grant = grant._replace(valid_until=until)
 
     def held(self, backend: Backend | None = None) -> list[Hold]:
-        """The holdings that are held or deferred now."""
+        """The holds that are HELD or DEFERRED now."""
         with self._mutex:
             return [
                 hold
@@ -261,13 +453,21 @@ class LockTable:
             ]
 
     def unfinished(self) -> list[Hold]:
-        """Those that wait, ask the engine or give the lock back: somebody is in the middle of it."""
+        """The holds that are WAITING, CLAIMING or RELEASING now."""
+        return [hold for hold in self.all() if hold.state in UNFINISHED]
+
+    def all(self) -> list[Hold]:
+        """Every hold, whatever its state."""
         with self._mutex:
-            everything = list(self.everything())
-        return [hold for hold in everything if hold.state in UNFINISHED]
+            return list(self.everything())
+
+    @property
+    def empty(self) -> bool:
+        """Is there no hold, in whatever state?"""
+        return not self._slots and self._ending is None
 
     def everything(self) -> Iterator[Hold]:
-        """Every holding, without the mutex: for the child of a fork, where another thread may have taken it."""
+        """Every hold, without the mutex: for the child of a fork, where another thread may have taken it."""
         for slot in list(self._slots.values()):
             yield from list(slot.holders)
             yield from list(slot.queue)
@@ -286,4 +486,4 @@ def _forget_parent() -> None:
     lock_table.__init__()  # type: ignore[misc]
 
 
-os.register_at_fork(after_in_child=_forget_parent)
+at_fork(Order.HOLDS, child=_forget_parent)

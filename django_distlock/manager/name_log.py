@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from django_distlock.backends.base import Backend
 
-    from .hold import Hold
+    from .lock_table import Hold
 
 logger = logging.getLogger("django_distlock.backends")
 

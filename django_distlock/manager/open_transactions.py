@@ -21,7 +21,7 @@ from .lock_table import lock_table
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-    from .hold import Hold
+    from .lock_table import Hold
 
 
 def in_transaction(connection: BaseDatabaseWrapper) -> bool:

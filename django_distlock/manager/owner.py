@@ -27,6 +27,9 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import AsyncToSync, SyncToAsync
 from django.core.exceptions import SynchronousOnlyOperation
 
+from django_distlock.concurrency.text import one_line
+from django_distlock.exceptions import UnsupportedOperation
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -202,3 +205,76 @@ def unless_ended(owner: object) -> object:
 def abandoned(owner: object) -> bool:
     """Is it a task in the middle of something whose event loop is closed, so that it will never go on?"""
     return isinstance(owner, asyncio.Task) and not owner.done() and owner.get_loop().is_closed()
+
+
+def refuse_trio() -> None:
+    """UnsupportedOperation in a task of trio: all tasks of its thread would enter each other's locks."""
+    # nobody is in a task of trio without the import
+    if "trio" in sys.modules and _in_trio(sys.modules["trio"]):
+        raise UnsupportedOperation(
+            "Locks do not work in a trio task: all tasks of the thread would count as one holder. Call a function that "
+            "takes the lock in a thread: `await trio.to_thread.run_sync(function)`."
+        )
+
+
+def _in_trio(trio: Any) -> bool:
+    try:
+        trio.lowlevel.current_task()
+    except (AttributeError, RuntimeError):  # another thread is importing it; no task of trio
+        return False
+    return True
+
+
+def refuse_patches() -> None:
+    """UnsupportedOperation if the standard library was patched in a way that locks cannot work with."""
+    eventlet: Any = sys.modules.get("eventlet.patcher")
+    if eventlet is not None and eventlet.is_monkey_patched("select"):
+        raise UnsupportedOperation(
+            "Locks do not work under eventlet, which takes select.poll() away. Use gevent, threads or asyncio."
+        )
+    gevent: Any = sys.modules.get("gevent.monkey")
+    if gevent is not None and gevent.is_module_patched("socket") and not gevent.is_module_patched("threading"):
+        raise UnsupportedOperation(
+            "Locks do not work under gevent with thread=False: all greenlets of the thread would count as one holder. "
+            "Call monkey.patch_all() without it."
+        )
+
+
+# Frames that are shown, from the innermost outwards.
+DEPTH = 12
+
+
+def whereabouts(owner: object) -> str:
+    """``file:line in function < file:line in its caller < ...``; empty if it cannot be told."""
+    frames: list[FrameType] = []
+    if isinstance(owner, threading.Thread):
+        frames = _stack(sys._current_frames().get(owner.ident or 0))
+    elif isinstance(owner, asyncio.Task):
+        frames = _frames_of(owner)
+    places = (f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" for frame in frames[:DEPTH])
+    return one_line(" < ".join(places))
+
+
+def _stack(frame: FrameType | None) -> list[FrameType]:
+    frames: list[FrameType] = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _frames_of(task: asyncio.Task[Any]) -> list[FrameType]:
+    """The coroutines that await each other, the innermost first. ``Task.get_stack()`` gives only the outermost."""
+    frames: list[FrameType] = []
+    link: Any = task.get_coro()
+    while link is not None:
+        frame = next((f for name in ("cr_frame", "gi_frame", "ag_frame") if (f := getattr(link, name, None))), None)
+        if frame is not None:
+            frames.insert(0, frame)
+        link = awaited_by(link)
+    # one that runs now awaits nothing: what it has called is on the stack of its thread
+    for top in sys._current_frames().values():
+        stack = _stack(top)
+        if frames and frames[0] in stack:
+            return stack[: stack.index(frames[0])] + frames
+    return frames

@@ -22,7 +22,7 @@ from django_distlock.records import Claim
 from .keepalive import keepalive
 from .lock_table import lock_table
 from .name_log import namebook
-from .schedulers import refuse_patches
+from .owner import refuse_patches
 from .site_key import site_key
 
 if TYPE_CHECKING:
@@ -37,15 +37,15 @@ CACHED_KEYS = 4096
 class Entry:
     """One alias: its configuration, its backend, and the keys of the names used lately."""
 
-    __slots__ = ("_claims", "_keys", "backend", "config", "supports_now")
+    __slots__ = ("_claims", "_keys", "backend", "config", "fast")
 
     def __init__(self, config: AliasConfig, backend: Backend) -> None:
         self.config = config
         self.backend = backend
         self._keys: dict[tuple[str, ...], LockKey] = {}
         self._claims: dict[bytes, Claim] = {}
-        # only engines whose claims are all alike take the short cut: a token would have to be drawn for each
-        self.supports_now = type(backend).acquire_fast is not Backend.acquire_fast
+        # does the engine declare a fast path?
+        self.fast = type(backend).acquire_fast is not Backend.acquire_fast
 
     @property
     def ready(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -11,34 +12,48 @@ from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.exceptions import DistlockError, LockLost
 
 from . import events
-from .lock_table import lock_table
+from .lock_table import State, lock_table
 
 if TYPE_CHECKING:
     from django_distlock.records import Grant
 
-    from .hold import Hold
+    from .lock_table import Hold
 
 
-logger = logging.getLogger("django_distlock.locks")
+logger = logging.getLogger("django_distlock.loss")
 
 
 def lose(hold: Hold, reason: str, *, releasing: bool = False) -> bool:
-    """Mark ``hold`` as lost and tell the callbacks, the signal and the log. False if that was known."""
+    """Mark ``hold`` as lost and notify the callbacks, the signal and the log. False if that was known."""
     if not lock_table.lose(hold, reason, releasing=releasing):
         return False
-    tell(hold, reason)
+    notify_of_loss(hold, reason)
     return True
 
 
 def lose_dead(hold: Hold, grant: Grant, reason: str, *, releasing: bool = False) -> bool:
-    """:func:`lose` for what its backend calls dead, or the engine not ours: for that ``reason``, unless the lease is
-    over by now. Some engines know that themselves, and any of them may be asked before the end and answer after it."""
+    """:func:`lose` for ``reason``, or because the lease has expired, if its time is over.
+
+    The engine may have been asked before the end of the lease and have answered after it.
+    """
     expired = grant.valid_until is not None and monotonic() >= grant.valid_until
     return lose(hold, "expired" if expired else reason, releasing=releasing)
 
 
-def tell(hold: Hold, reason: str) -> None:
-    """``hold`` has been marked as lost: tell the callbacks, the signal and the log."""
+def notice_loss(hold: Hold) -> bool:
+    """Is it lost, as far as this process can know without asking the engine?"""
+    grant = hold.grant
+    if hold.lost is not None or hold.state is State.ENDED or grant is None:
+        return hold.lost is not None
+    if grant.valid_until is not None and monotonic() >= grant.valid_until:
+        return lose(hold, "expired") or hold.lost is not None
+    if not hold.backend.look(grant):
+        return lose_dead(hold, grant, "session") or hold.lost is not None
+    return False
+
+
+def notify_of_loss(hold: Hold, reason: str) -> None:
+    """``hold`` has been marked as lost: notify the callbacks, the signal and the log."""
     logger.warning("The lock %r of alias %r was lost: %s.", hold.key.name, hold.backend.alias, reason)
     for callback in hold.callbacks:
         try:
@@ -48,30 +63,29 @@ def tell(hold: Hold, reason: str) -> None:
     events.send_held(signals.lock_lost, hold, reason=reason)
 
 
-def freed_now(hold: Hold) -> bool:
-    """:func:`give_back` by the engine's short cut, if it has one for this lock; False if nothing was done."""
-    grant = hold.grant
-    if grant is None or not hold.backend.release_fast(grant):
-        return False
-    lock_table.end(hold)
-    if signals.lock_released.receivers:
-        events.send_held(signals.lock_released, hold)
-    return True
+def give_back(hold: Hold, fast: bool = False) -> Flow[DistlockError | None]:
+    """Release at the engine, then let the next one of this process ask. Returns what went wrong with the release.
 
-
-def give_back(hold: Hold) -> Flow[DistlockError | None]:
-    """Release at the engine, then let the next one of this process ask. Returns what went wrong with the release."""
+    ``fast``: by the engine's fast path, if it has one for this lock. After an interrupt (KeyboardInterrupt) it is left
+    to the keepalive thread: see manager/abandoned.py.
+    """
     grant = hold.grant
     try:
-        released = yield Step(hold.backend.release, hold.backend.arelease, (grant,))
-        if not released and grant is not None:
-            lose_dead(hold, grant, "stolen", releasing=True)
+        released = fast and grant is not None and hold.backend.release_fast(grant)
+        if not released:
+            released = yield Step(hold.backend.release, hold.backend.arelease, (grant,))
     except DistlockError as error:
         lose(hold, "unreachable", releasing=True)
-        return error
-    finally:
         lock_table.end(hold)
+        return error
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        lock_table.end(hold)
+        raise
+    if not released and grant is not None:
+        lose_dead(hold, grant, "stolen", releasing=True)
+    lock_table.end(hold)
     if not released:
         return LockLost(f"The lock {hold.key.name!r} of alias {hold.backend.alias!r} was lost before its release.")
-    events.send_held(signals.lock_released, hold)
+    if signals.lock_released.receivers:
+        events.send_held(signals.lock_released, hold)
     return None

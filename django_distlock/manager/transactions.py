@@ -21,12 +21,10 @@ from django_distlock import signals
 from django_distlock.concurrency import finalizers
 
 from . import events
-from . import open_transactions as opentransactions
-from .hold import State
-from .lock_table import lock_table
+from . import open_transactions as transactions_here
+from .lock_table import State, lock_table
 from .open_transactions import in_testcase, in_transaction, of_thread, only_testcases, open_transactions
-from .release import lose
-from .release import tell as tell_of_loss
+from .release import lose, notify_of_loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 
     from django_distlock.records import Scope
 
-    from .hold import Hold
+    from .lock_table import Hold
 
 logger = logging.getLogger("django_distlock.locks")
 
@@ -72,14 +70,14 @@ class TransactionWatch:
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self.connection = connection
-        self.lock_table: list[Hold] = []
+        self.holds: list[Hold] = []
         # autocommit was switched off by the user, who alone switches it on again
         self.by_hand = not (connection.in_atomic_block and connection.commit_on_exit)
         self.wrappers: dict[str, Callable[..., Any]] = {}
         # what others have put in the place of the methods: test suites, tracing
         self.replaced: dict[str, Any] = {}
         # the outermost block of the tested code is a savepoint of its test
-        in_test = not opentransactions.testcases_count and in_testcase(connection)
+        in_test = not transactions_here.testcases_count and in_testcase(connection)
         for name in (*_WRAPPED, "savepoint_commit") if in_test else _WRAPPED:
             present = connection.__dict__.get(name)
             if present is not None and getattr(present, "_distlock", None) is not True:
@@ -97,7 +95,7 @@ class TransactionWatch:
             watch: TransactionWatch = getattr(connection, "_distlock_watch", None) or cls(connection)
             if watch not in hold.transactions:
                 hold.transactions.add(watch)
-                watch.lock_table.append(hold)
+                watch.holds.append(hold)
                 if hold.scope == "transaction":
                     watch.listen()
         if not in_transaction(connection):  # it is another thread's, and has ended meanwhile
@@ -169,12 +167,12 @@ class TransactionWatch:
 
     def finish(self) -> None:
         """The transaction has ended, one way or the other."""
-        if finalizers.collecting():
+        if finalizers.here.collecting:
             finalizers.later(self.finish)
             return
         with _watching:
             self._uninstall()
-            ended, self.lock_table = self.lock_table, []
+            ended, self.holds = self.holds, []
         news: News = []
         with ExitStack() as stack:  # Ctrl-C in the midst of one does not keep the others
             stack.callback(self._tell, news)
@@ -189,7 +187,7 @@ class TransactionWatch:
         if others and hold.scope == "session" and hold.state is not State.ENDED:
             bind(hold, others)  # begun under the lock, and what they have written is not committed
         elif others and lock_table.lose(hold, "transaction"):  # the server has freed it with this one
-            news.append(partial(tell_of_loss, hold, "transaction"))
+            news.append(partial(notify_of_loss, hold, "transaction"))
         else:
             _give_back(hold, news)
 
@@ -235,8 +233,8 @@ class TransactionWatch:
     def recheck(self) -> None:
         """ROLLBACK TO a savepoint freed the transaction-scoped locks taken after it (R15), a COMMIT by SQL all of them:
         ask which are left."""
-        inside = opentransactions.driver_inside(self.connection)
-        scoped = [hold for hold in self.lock_table if hold.scope == "transaction"]
+        inside = transactions_here.driver_inside(self.connection)
+        scoped = [hold for hold in self.holds if hold.scope == "transaction"]
         if not scoped:
             return
         try:
@@ -246,7 +244,7 @@ class TransactionWatch:
             left = set()
         for hold in scoped:
             if hold.key not in left:
-                self.lock_table.remove(hold)
+                self.holds.remove(hold)
                 hold.transactions.discard(self)
                 if hold.leases and inside:
                     lose(hold, "savepoint")
@@ -272,7 +270,7 @@ def _give_back(hold: Hold, news: News) -> None:
         lost = "unreachable"
     finally:
         if lost and lock_table.lose(hold, lost, releasing=True):
-            news.append(partial(tell_of_loss, hold, lost))
+            news.append(partial(notify_of_loss, hold, lost))
         lock_table.end(hold)
     if hold.lost is None and signals.lock_released.receivers:
         news.append(partial(events.send_held, signals.lock_released, hold))
@@ -288,7 +286,7 @@ def unbind(hold: Hold) -> None:
     """Keep ``hold`` for no transaction any more."""
     with _watching:
         for watch in hold.transactions:
-            watch.lock_table.remove(hold)
+            watch.holds.remove(hold)
         hold.transactions.clear()
 
 

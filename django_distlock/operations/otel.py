@@ -20,15 +20,14 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from django_distlock import signals
 from django_distlock.exceptions import DeadlockDetected
-from django_distlock.manager.hold import State
-from django_distlock.manager.lock_table import lock_table
+from django_distlock.manager.lock_table import State, lock_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from opentelemetry.metrics import CallbackOptions, Observation
 
-    from django_distlock.manager.hold import Hold
+    from django_distlock.manager.lock_table import Hold
 
 SCOPE = "django_distlock"
 # In seconds; the default buckets of the SDK are for milliseconds.

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from django_distlock.conf import configured
 from django_distlock.exceptions import DistlockError, LockNotHeld
 from django_distlock.manager import open_transactions, owner, release
-from django_distlock.manager.hold import State
 from django_distlock.manager.introspection import held_locks
-from django_distlock.manager.lock_table import lock_table
+from django_distlock.manager.lock_table import State, lock_table
 from django_distlock.manager.registry import registry
 
 from .lookup import listed_as

@@ -42,7 +42,6 @@ STILL_UPWARDS: set[tuple[str, str]] = set()
 STILL_CIRCLES = {
     frozenset(circle.split())
     for circle in (
-        "locks.base locks.decorators",
         "backends.redlock.debts backends.redlock.inquiry backends.redlock.lanes backends.redlock.lines"
         " backends.redlock.nodes",
     )

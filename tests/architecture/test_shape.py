@@ -70,7 +70,7 @@ def test_no_file_and_no_function_is_too_long() -> None:
 # Modules beside __init__: in a package, and at the root.
 FULL, FULL_ROOT = 15, 13
 # Rooms that are too full still: halves are to be merged there. None may grow.
-STILL_TOO_FULL = {"manager": 17}
+STILL_TOO_FULL: dict[str, int] = {}
 
 
 def test_no_room_is_too_full() -> None:

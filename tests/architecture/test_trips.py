@@ -23,15 +23,15 @@ class Trip(NamedTuple):
 
 
 TRIPS = {
-    "memory": Trip(acquire=18, release=7),
-    "leasetable": Trip(acquire=21, release=9),
-    "leasetable_postgres": Trip(acquire=23, release=14),
-    "leasetable_mariadb": Trip(acquire=24, release=15),
-    "postgres": Trip(acquire=14, release=9),
-    "mysql": Trip(acquire=15, release=9),
-    "redis": Trip(acquire=22, release=10),
-    "redlock": Trip(acquire=33, release=24),
-    "zookeeper": Trip(acquire=23, release=15),
+    "memory": Trip(acquire=9, release=7),
+    "leasetable": Trip(acquire=15, release=9),
+    "leasetable_postgres": Trip(acquire=18, release=11),
+    "leasetable_mariadb": Trip(acquire=19, release=12),
+    "postgres": Trip(acquire=11, release=9),
+    "mysql": Trip(acquire=12, release=9),
+    "redis": Trip(acquire=16, release=10),
+    "redlock": Trip(acquire=27, release=21),
+    "zookeeper": Trip(acquire=17, release=12),
 }
 
 

@@ -42,7 +42,7 @@ def test_one_that_is_busy_leaves_none_held(me: Actor, rival: Any, using: str, na
     for busy in names:
         held = rival.acquire(using, busy)
         assert me.try_acquire(lock_all(names, using=using)) is None
-        with pytest.raises(LockNotAcquired, match=r"^One of the locks .* is held by somebody else") as error:
+        with pytest.raises(LockNotAcquired, match=r"^One of the locks .* is held by another caller") as error:
             me.acquire(lock_all(names, using=using), timeout=0)
         assert type(error.value) is LockNotAcquired
         for each in set(names) - {busy}:

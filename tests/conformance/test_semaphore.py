@@ -24,7 +24,7 @@ def test_as_many_as_the_limit(me: Actor, other: Actor, rival: Any, using: str, n
     leases = [me.acquire(pool), me.acquire(pool), other.acquire(pool, timeout=1)]
     assert {lease.name for lease in leases} == {name}
     assert other.try_acquire(pool) is None
-    with pytest.raises(LockNotAcquired, match=r"^Each of the 3 slots of the semaphore .* is held by somebody else"):
+    with pytest.raises(LockNotAcquired, match=r"^Each of the 3 slots of the semaphore .* is held by another caller"):
         me.acquire(pool, timeout=0)
     me.release(leases.pop(0))
     leases.append(other.acquire(pool, timeout=1))

@@ -98,7 +98,7 @@ def test_r5_zero_does_not_wait(me: Actor, rival: Any, using: str, name: str) -> 
         with pytest.raises(LockNotAcquired) as busy:
             me.acquire(lock, timeout=0)
         assert type(busy.value) is LockNotAcquired
-        assert str(busy.value) == f"The lock {name!r} of alias {using!r} is held by somebody else."
+        assert str(busy.value) == f"The lock {name!r} of alias {using!r} is held by another caller."
     within(time.monotonic() - began, 0.5)
     rival.release(held)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from django_distlock import break_lock, held_locks
-from django_distlock.manager.hold import State
-from django_distlock.manager.lock_table import lock_table
+from django_distlock.manager.lock_table import State, lock_table
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 

@@ -16,8 +16,9 @@ import pytest
 
 from django_distlock import advisory_lock
 from django_distlock.concurrency import finalizers
-from django_distlock.locks import base
+from django_distlock.locks import lock as locks
 from django_distlock.manager import keepalive
+from django_distlock.manager import lock_table as lock_table_module
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
@@ -99,13 +100,13 @@ def collect_in_entries() -> Collecting:
     class Open(OrderedDict[Any, Any]):
         pass
 
-    kept = Open(base.entries._open)
-    base.entries._open = kept
+    kept = Open(locks.open_blocks._open)
+    locks.open_blocks._open = kept
     return Collecting(kept, "get")
 
 
 PLACES: dict[str, Callable[[], Collecting]] = {
-    "holdings": lambda: Collecting(lock_table, "_admit"),
+    "holdings": lambda: Collecting(lock_table_module, "WaitQueue"),
     "holdings, ending": lambda: Collecting(lock_table, "_end"),
     "entries": collect_in_entries,
     "keepalive": lambda: Collecting(keepalive.keepalive._condition, "notify"),
@@ -220,8 +221,8 @@ def test_a_collection_is_seen_in_its_own_thread_only() -> None:
 
     class Looks:
         def __del__(self) -> None:
-            thread = threading.Thread(target=lambda: seen.append(finalizers.collecting()))
-            seen.append(finalizers.collecting())
+            thread = threading.Thread(target=lambda: seen.append(finalizers.here.collecting))
+            seen.append(finalizers.here.collecting)
             thread.start()
             thread.join()
 
@@ -230,7 +231,7 @@ def test_a_collection_is_seen_in_its_own_thread_only() -> None:
     del looks
     gc.collect()
     assert seen == [True, False]
-    assert not finalizers.collecting()
+    assert not finalizers.here.collecting
 
 
 def test_what_is_left_for_later_is_done_in_order_and_failures_are_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -64,7 +64,7 @@ def ledger(request: pytest.FixtureRequest) -> Ledger:
 
 def test_raise_is_the_default_and_without_waiting_it_is_lock_not_acquired(ledger: Ledger, name: str) -> None:
     locked = ledger.lock(advisory_lock(name, using="memory", timeout=0))
-    with held_elsewhere(name), pytest.raises(LockNotAcquired, match="is held by somebody else") as refused:
+    with held_elsewhere(name), pytest.raises(LockNotAcquired, match="is held by another caller") as refused:
         locked()
     assert type(refused.value) is LockNotAcquired
     assert ledger.calls == []
@@ -76,7 +76,7 @@ def test_r5_raise_after_waiting_is_lock_timeout(ledger: Ledger, name: str) -> No
     locked = ledger.lock(advisory_lock(name, using="memory", timeout=0.2))
     with held_elsewhere(name):
         start = time.monotonic()
-        with pytest.raises(LockTimeout, match=r"was still held by somebody else after 0\.2 s"):
+        with pytest.raises(LockTimeout, match=r"was still held by another caller after 0\.2 s"):
             locked()
         within(time.monotonic() - start, 0.25, least=0.2)
     assert ledger.calls == []

@@ -30,7 +30,7 @@ def check(locked: Any, name: str, *args: Any, **kwargs: Any) -> None:
     """The call takes exactly ``name``."""
     with held_elsewhere(name), pytest.raises(LockNotAcquired) as refused:
         locked(*args, **kwargs)
-    assert str(refused.value) == f"The lock {name!r} of alias 'memory' is held by somebody else."
+    assert str(refused.value) == f"The lock {name!r} of alias 'memory' is held by another caller."
     locked(*args, **kwargs)
     assert is_free(name)
 

@@ -90,7 +90,7 @@ def test_function_is_pickled_by_name(function: Any, protocol: int) -> None:
 
 def test_bound_method_is_pickled() -> None:
     again = through_pickle(Account().pay)
-    with held_elsewhere(NAME), pytest.raises(Exception, match="is held by somebody else"):
+    with held_elsewhere(NAME), pytest.raises(Exception, match="is held by another caller"):
         again(7)
     assert again(7) == 7
 
@@ -131,7 +131,7 @@ def test_recipe_can_be_copied_and_pickled(lock: Lock, again: Any) -> None:
 
 
 def test_partial_of_a_decorated_function() -> None:
-    with held_elsewhere(NAME), pytest.raises(Exception, match="is held by somebody else"):
+    with held_elsewhere(NAME), pytest.raises(Exception, match="is held by another caller"):
         functools.partial(settle, 7)(note="x")
     assert functools.partial(settle, 7)(note="x") == "7 x False"
 

@@ -1,6 +1,6 @@
 """Several contexts in one thread: their flows are stepped by hand, on a clock of the test's own.
 
-What is stepped is the real thing: ``lock_flow``, the registry of the process and the memory backend. What is kept here
+What is stepped is the real thing: ``acquire_flow``, the lock table of the process and the memory backend. What is kept
 is what a holder may rely on: who was granted what, and until when.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from django_distlock.locks.lock import Lock, lock_flow
+from django_distlock.locks.lock import Lock
 from django_distlock.manager.lock_table import LockTable, lock_table
 from django_distlock.manager.registry import registry
 from django_distlock.records import Claim, Grant
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from django_distlock.locks.lease import Lease
 
 TTL = 10.0
-TIMED = ("locks.lock", "locks.lease", "manager.release", "manager.hold", "backends.memory")
+TIMED = ("locks.lease", "manager.acquire", "manager.release", "manager.lock_table", "backends.memory")
 DATED = ("backends.memory",)
 
 
@@ -44,6 +44,9 @@ class Clock:
 
 
 class NoKeepalive:
+    thread = "none is needed"
+    next_tick = 0.0
+
     def ensure(self) -> None:
         pass
 
@@ -84,8 +87,10 @@ class World:
         self.steps = 0
         targets = {f"django_distlock.{module}.monotonic": self.clock.monotonic for module in TIMED}
         targets |= {f"django_distlock.{module}.time": self.clock for module in DATED}
-        targets |= {f"django_distlock.{module}.keepalive": NoKeepalive() for module in ("locks.lock", "locks.lease")}
-        targets["django_distlock.manager.owner.current"] = lambda: self.current
+        targets |= {
+            f"django_distlock.{module}.keepalive": NoKeepalive() for module in ("manager.acquire", "locks.lease")
+        }
+        targets["django_distlock.manager.acquire.current"] = lambda: self.current
         # the thread that other tests have left running goes by another clock
         targets["django_distlock.manager.keepalive.lock_table"] = LockTable()
         self._patches = [patch(target, new) for target, new in targets.items()]
@@ -108,7 +113,7 @@ class World:
     def begin(self, actor: Actor, name: str, shared: bool, timeout: float | None) -> Any:
         """The Lease or None; ``actor.step`` is set if the flow has not come to its end."""
         lock = Lock(name, using="memory", ttl=TTL, shared=shared)
-        actor.flow = lock_flow(lock, (name,), timeout, self.clock.now)
+        actor.flow = lock._flow(timeout, self.clock.now)
         return self._resume(actor, lambda flow: flow.send(None))
 
     def advance(self, actor: Actor, out_of_time: bool = False) -> Any:
@@ -116,7 +121,7 @@ class World:
         step = actor.step
         assert step is not None
         if step.method.__name__ == "park":
-            if not step.method.__self__.parker.woken:
+            if not step.method.__self__.woken:
                 if not out_of_time or math.isinf(step.args[0]):
                     return None
                 self.clock.now += step.args[0]
@@ -157,7 +162,7 @@ class World:
     # what was granted
 
     def _observe(self, step: Step, result: Any) -> None:
-        if step.method.__name__ == "try_acquire" and result is not None:
+        if step.method.__name__ == "ask" and result is not None:
             self.granted(result)
         elif step.method.__name__ == "release":
             self.rights.pop(step.args[0].claim.token, None)

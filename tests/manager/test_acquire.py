@@ -1,4 +1,4 @@
-"""acquire_flow, Deadline and backoff on a clock of the test's own."""
+"""ask_engine, Deadline and backoff on a clock of the test's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from django_distlock.concurrency.deadline import PAUSE, Deadline, backoff
 from django_distlock.concurrency.flow import run
 from django_distlock.keys import LockKey
-from django_distlock.manager.acquire import acquire_flow
+from django_distlock.manager.acquire import ask_engine
+from django_distlock.manager.lock_table import Hold
 from django_distlock.records import Claim, Grant
 
 if TYPE_CHECKING:
@@ -84,7 +85,9 @@ class Engine:
 
 
 def _acquire(engine: Engine, timeout: float | None) -> Any:
-    return run(acquire_flow(engine, CLAIM, Deadline(timeout, engine.clock), engine.clock))
+    hold = Hold(engine, CLAIM.key, "owner", False)  # type: ignore[arg-type]
+    run(ask_engine(hold, CLAIM, Deadline(timeout, engine.clock), engine.clock))
+    return hold.grant
 
 
 def test_r5_busy_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +143,9 @@ def test_r7_whatever_ends_it_the_waiter_leaves_the_queue(monkeypatch: pytest.Mon
 
 def test_a_flow_is_a_plain_generator() -> None:
     """No event loop, no thread, no clock of its own is behind it: a test may drive it by hand."""
-    flow = acquire_flow(Engine.__new__(Engine), CLAIM, Deadline(1, lambda: 0.0), lambda: 0.0)
+    hold = Hold(Engine.__new__(Engine), CLAIM.key, "owner", False)  # type: ignore[arg-type]
+    flow = ask_engine(hold, CLAIM, Deadline(1, lambda: 0.0), lambda: 0.0)
     assert inspect.isgenerator(flow)
     call = flow.send(None)
-    assert (call.method.__name__, call.args) == ("try_acquire", (CLAIM, 1.0))
+    assert (call.method.__name__, call.args) == ("ask", (CLAIM, 1.0))
     flow.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_distlock.exceptions import DeadlockDetected
-from django_distlock.manager.hold import State
+from django_distlock.manager.lock_table import State
 from tests.manager.world import World
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_distlock.exceptions import DeadlockDetected, DistlockError
-from django_distlock.manager.hold import Hold, State
+from django_distlock.manager.lock_table import Hold, State
 from django_distlock.records import Claim, Grant
 from tests.manager.world import ENGINE, Engine, World, key
 
@@ -112,17 +112,6 @@ def test_a_waiter_that_leaves_from_the_head_lets_the_next_one_through(world: Wor
     assert behind.state is State.CLAIMING
     world.lock_table.end(behind)
     world.give(reader)
-    assert world.empty
-
-
-def test_claim_is_arrive_for_a_free_lock(world: World) -> None:
-    owner = world.owners.setdefault("a", "owner a")
-    hold = Hold(ENGINE, key("x"), owner, False)
-    assert world.lock_table.claim(hold, 1000)
-    assert hold.state is State.CLAIMING
-    for name, limit in (("x", 1000), ("y", 1)):
-        assert not world.lock_table.claim(Hold(ENGINE, key(name), owner, False), limit)
-    world.lock_table.end(hold)
     assert world.empty
 
 

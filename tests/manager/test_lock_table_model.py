@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from django_distlock.exceptions import DeadlockDetected, LockLost, LockNotHeld
-from django_distlock.manager.hold import State
-from django_distlock.manager.lock_table import lock_table
+from django_distlock.manager.lock_table import State, lock_table
 from tests.manager.interleaving import TTL, Actor, World
 
 if TYPE_CHECKING:
     from django_distlock.locks.lease import Lease
-    from django_distlock.manager.hold import Hold
+    from django_distlock.manager.lock_table import Hold
     from django_distlock.records import Grant
 
 WHO = st.integers(0, 2)
@@ -69,7 +68,7 @@ class Contexts(RuleBasedStateMachine):
             assert lease.fence == fence
             assert lease._hold is mine[0]._hold
         if timeout == 0 and actor.step is not None:
-            assert actor.step.method.__name__ == "try_acquire", "R5: who does not wait asks the engine once, or nobody"
+            assert actor.step.method.__name__ == "ask", "R5: who does not wait asks the engine once, or nobody"
 
     @rule(who=WHO, name=NAME, shared=SHARED, timeout=st.sampled_from([5, None, None]))
     def take(self, who: int, name: str, shared: bool, timeout: float | None) -> None:
@@ -78,7 +77,7 @@ class Contexts(RuleBasedStateMachine):
         if actor.step is not None:
             return
         self.begin(who, name, shared, timeout)
-        while actor.step is not None and actor.step.method.__name__ in ("try_acquire", "release"):
+        while actor.step is not None and actor.step.method.__name__ in ("ask", "release"):
             self.world.advance(actor)
 
     @rule(who=WHO, first=NAME, second=NAME)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django_distlock.keys import LockKey, derive_key
-from django_distlock.manager.hold import Hold, State
-from django_distlock.manager.lock_table import LockTable
+from django_distlock.manager.lock_table import Hold, LockTable, State
 from django_distlock.records import Claim, Grant
 
 

@@ -14,8 +14,8 @@ from asgiref.sync import sync_to_async
 
 from django_distlock import advisory_lock
 from django_distlock.manager.keepalive import keepalive
+from django_distlock.manager.owner import whereabouts
 from django_distlock.manager.registry import registry
-from django_distlock.manager.stack import whereabouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

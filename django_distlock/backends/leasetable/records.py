@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSp
 
 from django_distlock.backends.text import readable, short
 from django_distlock.concurrency.caller import asker
+from django_distlock.concurrency.flow import run
 from django_distlock.records import MOST_WAITING, LockInfo
 
 if TYPE_CHECKING:
@@ -178,17 +179,17 @@ class Store(ABC, Generic[S]):
     def used_at(self) -> float:
         """The monotonic time of the last statement."""
 
-    @abstractmethod
     def watch(self, now: float) -> float | None:
-        """End a statement that has no time left; until when the present one may take."""
+        """End a statement that has no time left; the deadline of the present one."""
+        return None
 
-    @abstractmethod
     def run_watched(self, flow: Flow[Any]) -> Any:
         """Run ``flow`` for the thread that otherwise calls :meth:`watch`."""
+        return run(flow)
 
-    @abstractmethod
     def close_idle(self) -> None:
         """Close the session unless it is in use."""
+        self.close()
 
     @abstractmethod
     def close(self) -> None:

@@ -20,7 +20,7 @@ from django.db import connections
 from django_distlock.backends.text import printable, short
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import PAUSE
-from django_distlock.concurrency.flow import Flow, Step, run
+from django_distlock.concurrency.flow import Flow, Step
 
 from .records import (
     DEAD,
@@ -205,7 +205,7 @@ class SqliteStatements(Statements[LeaseFile]):
 
 
 class SqliteStore(Store[LeaseFile]):
-    """The file of one alias. A statement is repeated while another process writes."""
+    """The file of one alias, which does not hang. A statement is repeated while another process writes."""
 
     def __init__(self, alias: str, database: str, threads: Callable[[], Threads]) -> None:
         self._threads = threads
@@ -278,15 +278,6 @@ class SqliteStore(Store[LeaseFile]):
     @property
     def used_at(self) -> float:
         return self._file.used_at if self._file is not None else 0.0
-
-    def watch(self, now: float) -> float | None:
-        return None  # a file does not hang
-
-    def run_watched(self, flow: Flow[Any]) -> Any:
-        return run(flow)
-
-    def close_idle(self) -> None:
-        self.close()
 
     def close(self) -> None:
         if self._file is not None:

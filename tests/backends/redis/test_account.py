@@ -13,7 +13,8 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import Deadline
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.tokens import new_token
-from django_distlock.manager.acquire import acquire_flow
+from django_distlock.manager.acquire import ask_engine
+from django_distlock.manager.lock_table import Hold
 from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
 from django_distlock.records import Claim
@@ -86,14 +87,16 @@ def test_wait_and_hand_over(account: str, name: str) -> None:
     entry = registry.entry(account)
     other = type(entry.backend)(account, entry.backend.options)
     claim = Claim(key=entry.key(name), ttl=30.0, token=new_token(), answer_by=monotonic() + 10)
-    flow = acquire_flow(other, claim, Deadline(10, monotonic), monotonic)
+    hold = Hold(other, claim.key, "another process", False)
+    flow = ask_engine(hold, claim, Deadline(10, monotonic), monotonic)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(run, flow)
         eventually(
             lambda: any(info.waiters for info in held_locks(account)[0].locks if info.name == name), "none waits"
         )
         lease.release()
-        grant = waiting.result(10)
+        waiting.result(10)
+        grant = hold.grant
     assert grant is not None
     assert other.release(grant)
     other.close()

@@ -13,8 +13,7 @@ import pytest
 
 from django_distlock import Leader, LockLost, UnsupportedOperation, advisory_lock
 from django_distlock.locks.leader import Term
-from django_distlock.manager.hold import State
-from django_distlock.manager.lock_table import lock_table
+from django_distlock.manager.lock_table import State, lock_table
 from tests.conftest import eventually
 
 PATIENCE = 10.0

@@ -11,7 +11,7 @@ import pytest
 from django.db import connections, transaction
 
 from django_distlock import LockNotHeld, advisory_lock, lock_all, semaphore, signals
-from django_distlock.manager.hold import State
+from django_distlock.manager.lock_table import State
 from django_distlock.manager.registry import registry
 from tests.manager.transactions import rows
 from tests.manager.transactions.rival import is_out

@@ -10,8 +10,7 @@ import pytest
 from django.db import DatabaseError, connections, transaction
 
 from django_distlock import LockNotHeld, advisory_lock
-from django_distlock.manager.hold import State
-from django_distlock.manager.lock_table import lock_table
+from django_distlock.manager.lock_table import State, lock_table
 from tests.manager.transactions import rows
 from tests.manager.transactions.rival import is_out
 from tests.manager.transactions.world import WRAPPED, World, swallow
@@ -198,7 +197,7 @@ def test_r11_hundred_locks_of_one_transaction(one_world: World) -> None:
             with advisory_lock(name, using=world.using):
                 pass
         watch = world.connection._distlock_watch
-        assert len(watch.lock_table) == 100
+        assert len(watch.holds) == 100
         assert is_out(world.rival, world.using, names[0])
         assert is_out(world.rival, world.using, names[99])
     assert not lock_table.held()

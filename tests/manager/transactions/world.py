@@ -12,7 +12,7 @@ from django.db import connections
 from django_distlock import Lock, advisory_lock
 from django_distlock.backends.begin_listener import BeginListener
 from django_distlock.manager import transactions
-from django_distlock.manager.hold import Hold, State
+from django_distlock.manager.lock_table import Hold, State
 from django_distlock.manager.registry import registry
 from tests.manager.transactions import rows
 from tests.manager.transactions.rival import Rival, is_out, release, start_waiting

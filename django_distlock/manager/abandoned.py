@@ -1,0 +1,241 @@
+"""Give back what belongs to a caller that is gone.
+
+* An acquire or a release that an interrupt (KeyboardInterrupt, a task's soft time limit) has ended half way: its flow
+  is over, and still registered as under way.
+* A task whose event loop was closed while it held a lock: it never goes on to its release.
+
+The keepalive thread looks for both at each tick. The work is done in threads, because engines may take their time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import logging
+import sys
+import threading
+import time
+import weakref
+from types import AsyncGeneratorType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from django_distlock import signals
+from django_distlock.concurrency.text import one_line
+
+from . import events, owner
+from .lock_table import State, lock_table
+from .transactions import defer, unbind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from django_distlock.concurrency.flow import Flow
+
+    from .lock_table import Hold
+
+
+class Releasable(Protocol):
+    """What a release call releases: a Lease, a set of them, or the lock object of a ``with`` block."""
+
+    def leases_left(self) -> Iterable[tuple[Hold, Any]]:
+        """The holds and their Leases that the interrupted call was to release."""
+
+
+logger = logging.getLogger("django_distlock.abandoned")
+
+# Seconds after which a flow that was made and has not begun is given up: the caller was interrupted before it ran it.
+GRACE = 0.25
+
+# The release calls that are under way, and what each releases.
+releases: dict[Flow[Any], Releasable] = {}
+
+# When flows were first seen that had not begun.
+_unbegun: weakref.WeakKeyDictionary[Flow[Any], float] = weakref.WeakKeyDictionary()
+
+# What a task of a closed event loop may want to await on its way out.
+_AWAITS = 100
+
+# The wait for a generator's next item. Before Python 3.13 its close() does not reach the generator.
+_STEPS = frozenset({"async_generator_asend", "async_generator_athrow"})
+
+# The tasks that were ended, each once. A loop that is closed never runs again.
+_ended: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def look(now: float) -> bool:
+    """Clean up after callers that are gone. True: look again after :data:`GRACE`."""
+    lock_table.mend()
+    holds = lock_table.all()
+    for hold in holds:
+        for lease, flow in list(hold.calls.items()):
+            if is_over(flow, now) and in_thread(_give_up, hold, lease):
+                hold.calls.pop(lease, None)
+        giving = hold.giving
+        if giving is not None and hold.state is State.RELEASING and is_over(giving, now):
+            in_thread(_give_back, hold)
+    for flow, target in list(releases.items()):
+        if is_over(flow, now) and in_thread(_release_again, target):
+            releases.pop(flow, None)
+    _look_for_closed_loops(holds)
+    return bool(_unbegun)
+
+
+def is_over(flow: Flow[Any], now: float) -> bool:
+    """Has ``flow`` ended, or will nothing ever begin it? One that has not begun is closed after :data:`GRACE`."""
+    state = inspect.getgeneratorstate(flow)
+    if state == inspect.GEN_CREATED:
+        if now - _unbegun.setdefault(flow, now) < GRACE:
+            return False
+        flow.close()  # should its caller run it after all, it does nothing
+    else:
+        _unbegun.pop(flow, None)
+    return state in (inspect.GEN_CREATED, inspect.GEN_CLOSED)
+
+
+def in_thread(function: Callable[..., object], *args: Any) -> bool:
+    """Run ``function`` in a thread. False if there is no thread to be had: then the next look tries again."""
+    thread = threading.Thread(target=function, args=args, name="distlock-release", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _give_up(hold: Hold, lease: Any) -> None:
+    """An acquire was interrupted."""
+    if hold.state in (State.WAITING, State.CLAIMING):
+        _give_back(hold)
+        return
+    if not hold.acquired and hold.scope == "session":
+        hold.abandoned = True
+        unbind(hold)
+    _release(hold, lease)
+
+
+def _release_again(target: Releasable) -> None:
+    """A release was interrupted."""
+    for hold, lease in target.leases_left():
+        _release(hold, lease)
+
+
+def _release(hold: Hold, lease: Any) -> None:
+    last = lock_table.leave(hold, lease)
+    if not last and hold.state is State.RELEASING and hold.giving is None:
+        time.sleep(GRACE)  # unless another caller is just about to give it back
+        last = hold.state is State.RELEASING and hold.giving is None
+    if last and not defer(hold):
+        _give_back(hold)
+
+
+def _give_back(hold: Hold) -> None:
+    """Give the engine back what it has granted, if it has. Its answer says nothing: the interrupted call may have done
+    that."""
+    try:
+        if hold.grant is not None:
+            hold.backend.release(hold.grant)
+            if hold.held_at:
+                events.send_held(signals.lock_released, hold)
+        elif hold.claim is not None and hold.backend.queues_waiters:
+            hold.backend.withdraw(hold.claim)
+    except Exception as error:
+        logger.warning("The lock %r of an interrupted call could not be given back: %s", hold.key.name, one_line(error))
+    finally:
+        lock_table.end(hold)
+
+
+def _look_for_closed_loops(found: Iterable[Hold]) -> None:
+    """End the owners of these holds whose event loop is closed."""
+    for task in {hold.owner for hold in found if owner.abandoned(hold.owner)} - set(_ended):
+        if in_thread(_end, task):
+            _ended.add(task)
+
+
+def _end(task: object) -> None:
+    """Have the task clean up where it was stopped, then release what it leaves."""
+    held = [hold for hold in lock_table.held() if hold.owner is task]
+    unfinished = [hold for hold in lock_table.unfinished() if hold.owner is task]
+    for hold in held:  # so that the task's own blocks, which are left here, are seen to be the holder's
+        hold.owner = threading.current_thread()
+    _unwind(task)
+    for hold in unfinished:
+        lock_table.end(hold)
+    for hold in held:
+        if hold.in_use():  # handed on, or in use by a thread that the task waited for
+            hold.owner = task
+            continue
+        for lease in tuple(hold.leases):
+            try:
+                lease._release(False)
+            except Exception as error:
+                logger.warning("The lock %r of a closed event loop: %s", hold.key.name, one_line(error))
+
+
+def _unwind(task: object) -> None:
+    """Have the task clean up where it was stopped, as the garbage collector would some day.
+
+    To close its coroutine is not enough. A generator that it reads is only dropped by that, and asyncio, which closes
+    dropped generators, does nothing once the event loop is closed.
+    """
+    coroutine: Any = task.get_coro() if isinstance(task, asyncio.Task) else None
+    if coroutine is None:
+        return
+    generators = _end_awaited(coroutine)
+    for _ in range(_AWAITS):
+        try:
+            coroutine.close()
+            break
+        except Exception as error:  # the task's own, or it wanted to await something: then it goes on from there
+            _warn(error)
+    _close_unused(generators)
+
+
+def _end_awaited(coroutine: Any) -> list[AsyncGeneratorType[Any, Any]]:
+    """End the generators that the coroutine waits for, the innermost first. Return all generators it refers to."""
+    generators: list[AsyncGeneratorType[Any, Any]] = []
+    steps = []
+    link = coroutine
+    while link is not None:
+        if type(link).__name__ in _STEPS:
+            steps.append(link)
+        _collect(link, generators)
+        link = owner.awaited_by(link)
+    for step in reversed(steps):
+        _stop(step)
+    return generators
+
+
+def _collect(link: Any, generators: list[AsyncGeneratorType[Any, Any]]) -> None:
+    """Add the generators that ``link`` has in a variable or reads, and theirs."""
+    for found in gc.get_referents(link):
+        # not isinstance(): it asks the object for its class, and a lazy one, like request.user, asks the database
+        if type(found) is AsyncGeneratorType and not any(found is known for known in generators):
+            generators.append(found)
+            _collect(found, generators)
+
+
+def _close_unused(generators: list[AsyncGeneratorType[Any, Any]]) -> None:
+    """Close those that only this list still refers to. Other code that refers to one may go on with it."""
+    unreferenced = [object()]
+    while generators:
+        own, *references = [sys.getrefcount(one) for one in [*unreferenced, *generators]]
+        if own not in references:
+            return
+        _stop(generators.pop(references.index(own)).aclose())
+
+
+def _stop(step: Any) -> None:
+    """Raise GeneratorExit in the generator, and again wherever it wants to await something."""
+    for _ in range(_AWAITS):
+        try:
+            step.throw(GeneratorExit)
+        except (GeneratorExit, StopIteration, StopAsyncIteration):
+            return
+        except Exception as error:
+            _warn(error)
+            return
+
+
+def _warn(error: Exception) -> None:
+    logger.warning("A task of a closed event loop could not clean up: %s", one_line(error))
