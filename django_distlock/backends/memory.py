@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Entry:
+class MemoryLease:
     key: LockKey
     token: str
     shared: bool
@@ -49,11 +49,11 @@ class MemoryBackend(Backend):
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         super().__init__(alias, options)
         self._mutex = threading.Lock()
-        self._entries: dict[bytes, list[Entry]] = {}
+        self._entries: dict[bytes, list[MemoryLease]] = {}
         # The highest fence of all names: so that nothing has to be kept of names that are free.
         self._fence = 0
 
-    def _live(self, digest: bytes, now: float) -> list[Entry]:
+    def _live(self, digest: bytes, now: float) -> list[MemoryLease]:
         live = [entry for entry in self._entries.get(digest, ()) if entry.expires > now]
         if live:
             self._entries[digest] = live
@@ -89,11 +89,13 @@ class MemoryBackend(Backend):
         fence = self._fence = max(self._fence + 1, time.time_ns() // 1000)
         task = None if asyncio._get_running_loop() is None else asyncio.current_task()
         asked_by = weakref.ref(task or threading.current_thread())
-        entry = Entry(claim.key, claim.token, claim.shared, fence, time.time(), now + ttl, asked_by, caller.address())
+        entry = MemoryLease(
+            claim.key, claim.token, claim.shared, fence, time.time(), now + ttl, asked_by, caller.address()
+        )
         self._entries[digest] = [*others, entry]
         return Grant(claim=claim, fence=fence, acquired_at=now, valid_until=now + ttl)
 
-    def _find(self, grant: Grant, now: float) -> Entry | None:
+    def _find(self, grant: Grant, now: float) -> MemoryLease | None:
         for entry in self._live(grant.claim.key.digest, now):
             if entry.token == grant.claim.token:
                 return entry

@@ -19,7 +19,7 @@ from .http import responses
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .handle import Attempt, Idempotency
+    from .handle import Idempotency, KeyedRequest
 
 
 def in_transaction(alias: str) -> bool:
@@ -27,7 +27,7 @@ def in_transaction(alias: str) -> bool:
     return any(not getattr(block, "_from_testcase", False) for block in connections[alias].atomic_blocks)
 
 
-def exactly_once(attempt: Attempt, state: Idempotency, call: Callable[[], Any]) -> Any:
+def exactly_once(attempt: KeyedRequest, state: Idempotency, call: Callable[[], Any]) -> Any:
     """Run claim, view and stored answer in one transaction: all three are committed, or none."""
     assert attempt.alias is not None  # noqa: S101 - for the type checker
     try:
@@ -53,7 +53,7 @@ def exactly_once(attempt: Attempt, state: Idempotency, call: Callable[[], Any]) 
         end(attempt)
 
 
-def _claim_inside(attempt: Attempt) -> Any:
+def _claim_inside(attempt: KeyedRequest) -> Any:
     # only a view that runs although the claim has failed needs a savepoint
     optional = attempt.on_store_error == "open"
     with transaction.atomic(using=attempt.alias) if optional else nullcontext():
@@ -67,7 +67,7 @@ class AnswerNotStored(Exception):
     """The answer could not be stored: the transaction must not be committed."""
 
 
-def _finish_inside(attempt: Attempt, response: Any) -> Any:
+def _finish_inside(attempt: KeyedRequest, response: Any) -> Any:
     if inspect.isawaitable(response):
         if inspect.iscoroutine(response):
             response.close()

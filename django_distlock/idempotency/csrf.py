@@ -97,7 +97,7 @@ def _sent_before(request: HttpRequest, key: str, text: str) -> HttpResponse | No
     number = key.partition(".")[0]
     scope = decisions.scope_of(secret, tenant_of(request, options), text, "POST", route_of(request), number)
     record = storage_of(alias).read(scope)
-    if record is None or decisions.judge(record, record.fingerprint) is decisions.Verdict.TAKE_OVER:
+    if record is None or decisions.judge(record, record.fingerprint) is decisions.Decision.TAKE_OVER:
         return None
     return responses.sent_before(
         request, record, changed=record.fingerprint != fingerprint_of(request, secret, options)

@@ -14,7 +14,7 @@ from decimal import Decimal
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from .records import CLAIMED, COMPLETED, FAILED, UNKNOWN, Answer, Record
+from .records import CLAIMED, COMPLETED, FAILED, UNKNOWN, Record, StoredResponse
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -175,7 +175,7 @@ def file_part(field: str, name: str, kind: str, size: int, digest: str) -> bytes
     return canonical_json([field, name, kind, size, digest]).encode("utf-8", "surrogatepass")
 
 
-class Verdict(Enum):
+class Decision(Enum):
     """What to do with a request whose key has a record."""
 
     TAKE_OVER = "take over"  # the key is free: the request may run again
@@ -187,21 +187,21 @@ class Verdict(Enum):
     HELD = "held"  # the claim expired, and an operator has to release the key
 
 
-def judge(record: Record, fingerprint: str) -> Verdict:
+def judge(record: Record, fingerprint: str) -> Decision:
     """Judge what ``record`` means for a request with this fingerprint."""
     if record.state == FAILED or (record.expired and record.state != CLAIMED):
-        return Verdict.TAKE_OVER
+        return Decision.TAKE_OVER
     if not record.fingerprint:  # it cannot be read
-        return Verdict.HELD
+        return Decision.HELD
     if not hmac.compare_digest(record.fingerprint, fingerprint):
         # after a crash there is no answer that other data could get by mistake
-        return Verdict.CRASHED if record.expired else Verdict.MISMATCH
+        return Decision.CRASHED if record.expired else Decision.MISMATCH
     if record.state == COMPLETED:
         answer = record.answer
-        return Verdict.TOMBSTONE if answer is None or answer.body is None else Verdict.REPLAY
+        return Decision.TOMBSTONE if answer is None or answer.body is None else Decision.REPLAY
     if record.state == UNKNOWN:
-        return Verdict.HELD
-    return Verdict.CRASHED if record.expired else Verdict.IN_FLIGHT
+        return Decision.HELD
+    return Decision.CRASHED if record.expired else Decision.IN_FLIGHT
 
 
 class Ending(Enum):
@@ -246,7 +246,7 @@ def answer_of(
     messages: Iterable[tuple[int, str, str, bool]] = (),
     max_body: int = 256 * 1024,
     marks: Mapping[str, Any] | None = None,
-) -> Answer:
+) -> StoredResponse:
     """The stored part of a response. A body that is streamed (None) or too large becomes a tombstone.
 
     ``marks`` are other facts that a replay needs. If JSON cannot carry them, a tombstone is stored: a replay without
@@ -258,7 +258,9 @@ def answer_of(
         carried = json.loads(json.dumps(marks or {}, default=_listed))
     except (TypeError, ValueError):
         carried, body = {}, None
-    return Answer(status=status, headers=kept_headers(headers), body=body, messages=tuple(messages), marks=carried)
+    return StoredResponse(
+        status=status, headers=kept_headers(headers), body=body, messages=tuple(messages), marks=carried
+    )
 
 
 def _listed(value: Any) -> list[Any]:

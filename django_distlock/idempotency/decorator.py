@@ -19,7 +19,7 @@ from .atomic import exactly_once, in_transaction
 from .conf import atomic_requests, config
 from .decisions import SAFE_METHODS
 from .execution import end, enter, finish, free, start, state_of
-from .handle import Attempt, Idempotency
+from .handle import Idempotency, KeyedRequest
 from .http.disconnect import finish_despite_disconnect
 from .http.waiting_page import is_outcome_request, outcome
 from .options import ATTRIBUTE, EXEMPT, NAMES, PLAIN, OnCrash, OnStoreError, Options
@@ -200,7 +200,7 @@ def _outcome(request: HttpRequest, view: Any, args: tuple[Any, ...], kwargs: dic
 
 
 @contextmanager
-def freeing(attempt: Attempt) -> Iterator[None]:
+def freeing(attempt: KeyedRequest) -> Iterator[None]:
     """Free the key if the view raises: otherwise the claim would be renewed as long as the process lives."""
     try:
         yield
@@ -212,7 +212,7 @@ def freeing(attempt: Attempt) -> Iterator[None]:
         raise
 
 
-async def _afinish(attempt: Attempt, awaitable: Any) -> Any:
+async def _afinish(attempt: KeyedRequest, awaitable: Any) -> Any:
     try:
         response = await awaitable
     except Exception:
@@ -288,7 +288,7 @@ def _atomic_wrapper(options: Options, view: Any) -> Any:
         attempt = run(enter(request, options, view))
         if attempt is None:
             return view(*args, **kwargs)
-        if not isinstance(attempt, Attempt):
+        if not isinstance(attempt, KeyedRequest):
             return attempt
         return exactly_once(attempt, state, functools.partial(view, *args, **kwargs))
 

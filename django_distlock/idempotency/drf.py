@@ -15,7 +15,7 @@ from .conf import config
 from .decisions import SAFE_METHODS
 from .decorator import atomic_aliases, freeing
 from .execution import claim, enter, finish
-from .handle import Attempt, Idempotency
+from .handle import Idempotency, KeyedRequest
 from .http.requests import HEADER, may_be_read
 from .http.waiting_page import is_outcome_request, outcome
 from .options import EXEMPT, Options
@@ -76,7 +76,7 @@ class IdempotentMixin:
         if state is None:
             state = plain.idempotency = Idempotency()  # type: ignore[attr-defined]
         attempt = run(enter(plain, self._options(), self))
-        if not isinstance(attempt, Attempt):
+        if not isinstance(attempt, KeyedRequest):
             return handler(request, *args, **kwargs) if attempt is None else attempt
         call = partial(self._answered, handler, attempt, request, *args, **kwargs)
         attempt.vouched = request.successful_authenticator is not None
@@ -90,7 +90,9 @@ class IdempotentMixin:
         run(finish(attempt, response))
         return response
 
-    def _answered(self, handler: Callable[..., Any], attempt: Attempt, request: Any, *args: Any, **kwargs: Any) -> Any:
+    def _answered(
+        self, handler: Callable[..., Any], attempt: KeyedRequest, request: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """The answer of the handler, or that of the framework to its exception."""
         try:
             return handler(request, *args, **kwargs)

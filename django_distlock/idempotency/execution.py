@@ -27,8 +27,8 @@ from django_distlock.manager.site_key import site_key
 
 from . import decisions, signals
 from .conf import config, login_url
-from .decisions import BadKey, Ending, Verdict
-from .handle import Answering, Attempt, Idempotency
+from .decisions import BadKey, Decision, Ending
+from .handle import Answering, Idempotency, KeyedRequest
 from .http import forms, responses
 from .http.requests import (
     Principal,
@@ -40,7 +40,7 @@ from .http.requests import (
     tenant_of,
     wants_page,
 )
-from .records import CLAIMED, COMPLETED, Answer, Claim, Record
+from .records import CLAIMED, COMPLETED, KeyClaim, Record, StoredResponse
 from .storage import TooManyKeys, storage_of
 from .upkeep import renewal, sweeper
 
@@ -91,7 +91,7 @@ def start(request: HttpRequest, options: Options, view: Any = None) -> Flow[Http
 def begin(request: HttpRequest, options: Options, view: Any = None) -> Flow[HttpResponse | Answering | None]:
     """Claim the key. None: run the view. Else the answer; for an earlier request, the function that makes it."""
     found = yield from enter(request, options, view)
-    if not isinstance(found, Attempt):
+    if not isinstance(found, KeyedRequest):
         return found
     state = state_of(request)
     state.begun = True
@@ -101,7 +101,7 @@ def begin(request: HttpRequest, options: Options, view: Any = None) -> Flow[Http
     return answering
 
 
-def enter(request: HttpRequest, options: Options, view: Any = None) -> Flow[Attempt | HttpResponse | None]:
+def enter(request: HttpRequest, options: Options, view: Any = None) -> Flow[KeyedRequest | HttpResponse | None]:
     """The attempt that a request is; an answer if its key is refused; None if it has no key and needs none."""
     try:
         found = find_key(request, options, view)
@@ -138,12 +138,12 @@ def enter(request: HttpRequest, options: Options, view: Any = None) -> Flow[Atte
 
 def _attempt(
     request: HttpRequest, options: Options, source: Source, key: str, principal: Principal, secret: str, html: bool
-) -> Attempt:
+) -> KeyedRequest:
     settings = config()
     alias = None if options.atomic is False else settings.database if options.atomic is True else options.atomic
     wait = settings.form_wait if html else settings.wait
     replays, mark = options.replay_to_credentials, mark_of(request, secret, principal)
-    return Attempt(
+    return KeyedRequest(
         request=request,
         source=source,
         key=key,
@@ -164,12 +164,12 @@ def _attempt(
 
 def _claim_of(
     request: HttpRequest, options: Options, source: Source, key: str, principal: Principal, secret: str, mark: str
-) -> Claim:
+) -> KeyClaim:
     settings, route, method = config(), route_of(request), request.method or ""
     tenant = tenant_of(request, options)
     # webhooks share one sender, and unknown clients one name: a quota would let them use up each other's keys
     has_quota = source != "callable" and principal.kind != "anonymous"
-    return Claim(
+    return KeyClaim(
         scope=decisions.scope_of(secret, tenant, principal.text, method, route, key),
         owner=secrets.token_hex(16),
         fingerprint=fingerprint_of(request, secret, options),
@@ -207,7 +207,7 @@ def _without_store(request: HttpRequest, options: Options, html: bool) -> HttpRe
     return responses.store_down(request, html=html)
 
 
-def claim(attempt: Attempt) -> Flow[Answering | None]:
+def claim(attempt: KeyedRequest) -> Flow[Answering | None]:
     """Claim the key. None: it is ours, run the view. Else the function that makes the answer.
 
     In the exactly-once mode, called inside the transaction.
@@ -245,41 +245,41 @@ def claim(attempt: Attempt) -> Flow[Answering | None]:
     return None
 
 
-def _ask(attempt: Attempt, *, last: bool) -> Record | None:
+def _ask(attempt: KeyedRequest, *, last: bool) -> Record | None:
     if attempt.alias is None:
         return attempt.storage.claim(attempt.claim)
     return attempt.storage.claim_inside(attempt.claim, last=last)  # type: ignore[attr-defined, no-any-return]
 
 
-def _in_flight(attempt: Attempt) -> HttpResponse:
+def _in_flight(attempt: KeyedRequest) -> HttpResponse:
     _send(signals.key_conflict, attempt)
     return responses.in_flight(attempt)
 
 
-def _run(attempt: Attempt) -> None:
+def _run(attempt: KeyedRequest) -> None:
     attempt.running = True
     if attempt.alias is None:
         renewal.add(attempt)
     _send(signals.key_claimed, attempt)
 
 
-def _settle(attempt: Attempt, record: Record, *, late: bool) -> Flow[Answering | None]:
+def _settle(attempt: KeyedRequest, record: Record, *, late: bool) -> Flow[Answering | None]:
     """The answer for a key that has a record. None: it is ours now (``attempt.running``), or wait and look again."""
     verdict = decisions.judge(record, attempt.claim.fingerprint)
-    if verdict in (Verdict.REPLAY, Verdict.TOMBSTONE):
+    if verdict in (Decision.REPLAY, Decision.TOMBSTONE):
         return partial(_again, attempt, record)
-    if verdict is Verdict.MISMATCH and (record.state != CLAIMED or not attempt.html or late):
+    if verdict is Decision.MISMATCH and (record.state != CLAIMED or not attempt.html or late):
         return partial(_other_data, attempt, record)
-    if verdict is Verdict.HELD:
+    if verdict is Decision.HELD:
         return partial(responses.held, attempt)
-    if verdict is Verdict.CRASHED:
+    if verdict is Decision.CRASHED:
         return (yield from _crashed(attempt, record))
-    if verdict is Verdict.TAKE_OVER:
+    if verdict is Decision.TAKE_OVER:
         yield from _take_over(attempt, record)
     return None
 
 
-def _again(attempt: Attempt, record: Record) -> HttpResponse:
+def _again(attempt: KeyedRequest, record: Record) -> HttpResponse:
     """The stored answer, or a notice that there was one."""
     answer = record.answer if _may_see(attempt) else None
     if answer is not None and answer.body is not None:
@@ -291,13 +291,13 @@ def _again(attempt: Attempt, record: Record) -> HttpResponse:
     return responses.tombstone(attempt, answer, withheld=record.answer is not None and answer is None)
 
 
-def _other_data(attempt: Attempt, record: Record) -> HttpResponse:
+def _other_data(attempt: KeyedRequest, record: Record) -> HttpResponse:
     _send(signals.key_mismatch, attempt)
     answer = record.answer if _may_see(attempt) else None
     return responses.mismatch(attempt, answer, running=record.state == CLAIMED)
 
 
-def _may_see(attempt: Attempt) -> bool:
+def _may_see(attempt: KeyedRequest) -> bool:
     """May this client see a stored answer? A credential that only the view checks may not: it may be revoked by now."""
     if attempt.principal.kind != "credential" or attempt.replays or _is_trusted(attempt):
         return True
@@ -309,7 +309,7 @@ def _may_see(attempt: Attempt) -> bool:
     return False
 
 
-def _crashed(attempt: Attempt, record: Record) -> Flow[Answering | None]:
+def _crashed(attempt: KeyedRequest, record: Record) -> Flow[Answering | None]:
     _send(signals.key_expired, attempt)
     policy: Any = attempt.on_crash
     if callable(policy):
@@ -326,7 +326,7 @@ def _crashed(attempt: Attempt, record: Record) -> Flow[Answering | None]:
     return None
 
 
-def _take_over(attempt: Attempt, record: Record) -> Flow[None]:
+def _take_over(attempt: KeyedRequest, record: Record) -> Flow[None]:
     if (yield from blocking(attempt.storage.take_over, record, attempt.claim)):
         # the results of other data, or of a request that was answered, do not count for this one
         if record.state != COMPLETED and record.fingerprint == attempt.claim.fingerprint:
@@ -334,7 +334,7 @@ def _take_over(attempt: Attempt, record: Record) -> Flow[None]:
         _run(attempt)
 
 
-def ending_of(attempt: Attempt, response: HttpResponseBase) -> Ending:
+def ending_of(attempt: KeyedRequest, response: HttpResponseBase) -> Ending:
     """What happens to the key after this answer."""
     if attempt.kept and response.status_code < 500:
         return Ending.KEEP
@@ -345,14 +345,14 @@ def ending_of(attempt: Attempt, response: HttpResponseBase) -> Ending:
     return decisions.ending_of(status, form=form, moves_on=moves_on, trusted=trusted, to_login=to_login)
 
 
-def _is_trusted(attempt: Attempt) -> bool:
+def _is_trusted(attempt: KeyedRequest) -> bool:
     """Was the principal authenticated, before the view or by it? A view may have found the user of a token."""
     if attempt.principal.kind == "user" or attempt.vouched or is_authenticated(getattr(attempt.request, "user", None)):
         return True
     return bool(getattr(attempt.request, "auth", None))  # django-ninja: what its authentication has found
 
 
-def finish(attempt: Attempt, response: HttpResponseBase) -> Flow[None]:
+def finish(attempt: KeyedRequest, response: HttpResponseBase) -> Flow[None]:
     """Store the answer, or free the key. An error of the storage is only logged: the view has acted."""
     if not attempt.running:
         return
@@ -376,7 +376,7 @@ def finish(attempt: Attempt, response: HttpResponseBase) -> Flow[None]:
         logger.exception("The answer of %s could not be kept.", route)
 
 
-def free(attempt: Attempt) -> Flow[None]:
+def free(attempt: KeyedRequest) -> Flow[None]:
     """Free the key after an exception of the view. An error of the storage is only logged: the view's is raised."""
     if not attempt.running:
         return
@@ -384,21 +384,21 @@ def free(attempt: Attempt) -> Flow[None]:
     yield from _release(attempt)
 
 
-def _release(attempt: Attempt) -> Flow[None]:
+def _release(attempt: KeyedRequest) -> Flow[None]:
     try:
         yield from blocking(attempt.storage.release, attempt.claim, failed=bool(attempt.phases))
     except (BackendUnavailable, LockNotAcquired):
         logger.exception("The key of %s could not be freed.", ascii(attempt.claim.route))
 
 
-def end(attempt: Attempt) -> None:
+def end(attempt: KeyedRequest) -> None:
     """End the renewal of the claim: the view has ended, well or not."""
     attempt.running = False
     renewal.remove(attempt)
     sweeper.sweep_if_due(attempt.storage)
 
 
-def answer_of(attempt: Attempt, response: HttpResponseBase) -> Answer:
+def answer_of(attempt: KeyedRequest, response: HttpResponseBase) -> StoredResponse:
     """The stored part of a response: without its body if that is not rendered yet, is streamed, or is too large."""
     request = attempt.request
     whole = not response.streaming and getattr(response, "is_rendered", True)
@@ -419,7 +419,7 @@ def _messages_of(request: HttpRequest) -> list[tuple[int, str, str, bool]]:
     return [(m.level, str(m.message), str(m.extra_tags or ""), isinstance(m.message, SafeData)) for m in queued]
 
 
-def keep_body_when_rendered(attempt: Attempt, response: Any) -> None:
+def keep_body_when_rendered(attempt: KeyedRequest, response: Any) -> None:
     """Store the body of a TemplateResponse when it is rendered, which is after the view."""
     if getattr(response, "is_rendered", True):
         return
@@ -433,7 +433,7 @@ def keep_body_when_rendered(attempt: Attempt, response: Any) -> None:
     response.add_post_render_callback(add_body)
 
 
-def _send(signal: Signal, attempt: Attempt) -> None:
+def _send(signal: Signal, attempt: KeyedRequest) -> None:
     if signal.receivers:
         claim = attempt.claim
         signal.send_robust(sender=Idempotency, request=attempt.request, scope=claim.scope, route=claim.route)

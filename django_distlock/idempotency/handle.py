@@ -18,7 +18,7 @@ from . import decisions
 if TYPE_CHECKING:
     from .http.requests import Principal, Source
     from .options import OnCrash, Options
-    from .records import Claim
+    from .records import KeyClaim
     from .storage import Storage
 
 # Makes the answer that replaces the view's. It blocks, and is called once the decorators above have been passed.
@@ -26,7 +26,7 @@ Answering = Callable[[], HttpResponse]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Attempt:
+class KeyedRequest:
     """One request with a key, from the claim to the stored answer.
 
     ``alias`` is the database of the exactly-once mode, else None. ``mark`` is a hash of the principal: it says who may
@@ -37,7 +37,7 @@ class Attempt:
     source: Source
     key: str
     principal: Principal
-    claim: Claim
+    claim: KeyClaim
     mark: str
     html: bool
     site_key: str
@@ -65,7 +65,7 @@ class Idempotency:
     Without a key it is false, remembers nothing, and derives another key each time: the view needs no branches.
     """
 
-    attempt: Attempt | None = None
+    attempt: KeyedRequest | None = None
     options: Options | None = None  # those that the middleware has acted upon
     begun: bool = False  # a claim has been asked for
     answering: Answering | None = None  # found by the middleware, given by the decorator

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from django.http import HttpRequest, HttpResponseBase
 
-    from .handle import Attempt
+    from .handle import KeyedRequest
 
 
 class IdempotencyMiddleware:
@@ -167,7 +167,7 @@ def _note_failure(*, request: HttpRequest | None = None, **facts: Any) -> None:
 got_request_exception.connect(_note_failure, dispatch_uid="django_distlock.idempotency")
 
 
-def _attempt_of(request: HttpRequest) -> Attempt | None:
+def _attempt_of(request: HttpRequest) -> KeyedRequest | None:
     """The attempt that the middleware has to finish."""
     attempt = state_of(request).attempt
     return attempt if attempt is not None and attempt.running and attempt.alias is None else None

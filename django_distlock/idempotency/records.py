@@ -10,7 +10,7 @@ STATES = (CLAIMED, COMPLETED, FAILED, UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class StoredResponse:
     """The stored part of a response: the listed headers only, and never a cookie.
 
     ``body`` None is a tombstone: the request was answered, and the body is not kept.
@@ -43,12 +43,12 @@ class Record:
     owner: str
     fingerprint: str
     expired: bool = False
-    answer: Answer | None = None
+    answer: StoredResponse | None = None
     phases: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class KeyClaim:
     """The right to run ``scope``, as it is asked of a storage.
 
     The claim lasts for ``claim_ttl`` seconds unless it is renewed, and the answer for ``ttl`` seconds. ``owner`` is the

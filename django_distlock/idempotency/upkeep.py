@@ -22,7 +22,7 @@ from .conf import config
 from .storage.database import DatabaseStorage
 
 if TYPE_CHECKING:
-    from .handle import Attempt
+    from .handle import KeyedRequest
     from .storage import Storage
 
 logger = logging.getLogger("django_distlock.idempotency")
@@ -43,11 +43,11 @@ class Renewal:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._due: dict[str, tuple[float, Attempt]] = {}
+        self._due: dict[str, tuple[float, KeyedRequest]] = {}
         self._thread: threading.Thread | None = None
         self._begun: dict[Storage, list[float]] = {}  # when the unfinished rounds of a storage began
 
-    def add(self, attempt: Attempt) -> None:
+    def add(self, attempt: KeyedRequest) -> None:
         with self._changed:
             due = monotonic() + attempt.claim.claim_ttl / 3
             first = min((at for at, _attempt in self._due.values()), default=None)
@@ -61,7 +61,7 @@ class Renewal:
             elif first is None or due < first:
                 self._changed.notify()
 
-    def remove(self, attempt: Attempt) -> None:
+    def remove(self, attempt: KeyedRequest) -> None:
         with self._changed:
             self._due.pop(attempt.claim.owner, None)
 
@@ -84,14 +84,14 @@ class Renewal:
                 for storage in {attempt.storage for attempt in due}:
                     self._begin(storage, [attempt for attempt in due if attempt.storage is storage], now)
 
-    def _time_of(self, due: float, attempt: Attempt) -> float:
+    def _time_of(self, due: float, attempt: KeyedRequest) -> float:
         """When a claim is renewed: not while a round of its storage runs that may still end in time."""
         begun = self._begun.get(attempt.storage)
         if not begun:
             return due
         return math.inf if len(begun) >= MOST_ROUNDS else max(due, begun[-1] + attempt.claim.claim_ttl / 3)
 
-    def _begin(self, storage: Storage, attempts: list[Attempt], now: float) -> None:
+    def _begin(self, storage: Storage, attempts: list[KeyedRequest], now: float) -> None:
         name = "idempotency-renewal-round"
         try:
             threading.Thread(target=self._renew, args=(storage, attempts, now), name=name, daemon=True).start()
@@ -100,7 +100,7 @@ class Renewal:
             return
         self._begun.setdefault(storage, []).append(now)
 
-    def _renew(self, storage: Storage, attempts: list[Attempt], began: float) -> None:
+    def _renew(self, storage: Storage, attempts: list[KeyedRequest], began: float) -> None:
         try:
             for attempt in attempts:
                 try:

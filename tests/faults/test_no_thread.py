@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import Leader, advisory_lock
-from django_distlock.idempotency.records import Claim
+from django_distlock.idempotency.records import KeyClaim
 from django_distlock.idempotency.upkeep import Renewal
 from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.registry import registry
@@ -81,14 +81,14 @@ def test_claims_are_renewed_with_the_next_one() -> None:
     renewed: list[str] = []
 
     class Store:
-        def renew(self, claim: Claim) -> bool:
+        def renew(self, claim: KeyClaim) -> bool:
             renewed.append(claim.owner)
             return True
 
         def close(self) -> None: ...
 
     storage = Store()
-    claims = [Claim(scope="", owner=each, fingerprint="", claim_ttl=0.05, ttl=1) for each in "ab"]
+    claims = [KeyClaim(scope="", owner=each, fingerprint="", claim_ttl=0.05, ttl=1) for each in "ab"]
     attempts: list[Any] = [SimpleNamespace(claim=claim, storage=storage) for claim in claims]
     renewal = Renewal()
     with without("idempotency-renewal"):

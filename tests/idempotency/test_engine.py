@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_distlock.idempotency import decisions
-from django_distlock.idempotency.decisions import BadKey, Ending, Verdict
-from django_distlock.idempotency.records import STATES, Answer, Record
+from django_distlock.idempotency.decisions import BadKey, Decision, Ending
+from django_distlock.idempotency.records import STATES, Record, StoredResponse
 from django_distlock.idempotency.storage.cache import of_text, to_text
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ json_values = st.recursive(
     max_leaves=10,
 )
 answers = st.builds(
-    Answer,
+    StoredResponse,
     status=st.integers(100, 599),
     headers=st.lists(st.tuples(st.text(), st.text()), max_size=3).map(tuple),
     body=st.none() | st.binary(max_size=50),
@@ -110,16 +110,16 @@ def test_verdicts(record: Record, fingerprint: str) -> None:
     verdict = decisions.judge(record, fingerprint)
     if record.state == "completed" and not record.expired:
         # never a second run
-        assert verdict in (Verdict.REPLAY, Verdict.TOMBSTONE, Verdict.MISMATCH)
+        assert verdict in (Decision.REPLAY, Decision.TOMBSTONE, Decision.MISMATCH)
     if record.state == "claimed" and not record.expired:
-        assert verdict in (Verdict.IN_FLIGHT, Verdict.MISMATCH)
+        assert verdict in (Decision.IN_FLIGHT, Decision.MISMATCH)
     if record.state == "unknown" and not record.expired:
-        assert verdict in (Verdict.HELD, Verdict.MISMATCH)
-    if verdict is Verdict.REPLAY:
+        assert verdict in (Decision.HELD, Decision.MISMATCH)
+    if verdict is Decision.REPLAY:
         assert record.fingerprint == fingerprint
         assert record.answer is not None
         assert record.answer.body is not None
-    if verdict is Verdict.TAKE_OVER:
+    if verdict is Decision.TAKE_OVER:
         assert record.expired or record.state == "failed"
 
 

@@ -12,7 +12,7 @@ import pytest
 from django.db import connections
 
 from django_distlock import LockNotAcquired
-from django_distlock.idempotency.records import Claim
+from django_distlock.idempotency.records import KeyClaim
 from django_distlock.idempotency.storage import storage_of
 from tests.idempotency.conftest import Sender, every_database
 from tests.manager.transactions import rows
@@ -125,7 +125,7 @@ def test_in_flight_is_answered_at_once(site: Stage, sender: Sender, key: str, sh
 def test_on_conflict_do_nothing_alone_would_wait(site: Stage, key: str) -> None:
     """What the lock in front is for."""
     limit = {"postgres": "SET lock_timeout = '100ms'", "mariadb": "SET innodb_lock_wait_timeout = 1"}[site.alias]
-    claim = Claim(scope=scope_of(key), owner="o", fingerprint="f", claim_ttl=1, ttl=1)
+    claim = KeyClaim(scope=scope_of(key), owner="o", fingerprint="f", claim_ttl=1, ttl=1)
     with Running(site, key, "atomic"), connections[site.alias].cursor() as cursor:
         cursor.execute(limit)
         with pytest.raises(LockNotAcquired) as caught:

@@ -18,7 +18,7 @@ from tests.manager.transactions import rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from django_distlock.idempotency.records import Claim
+    from django_distlock.idempotency.records import KeyClaim
 
 DB = "mariadb"
 STRICT = ("SET SESSION innodb_snapshot_isolation = ON", "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -50,7 +50,7 @@ def elsewhere(work: Callable[[DatabaseStorage], object]) -> None:
         other.close()
 
 
-def changed(claim: Claim) -> None:
+def changed(claim: KeyClaim) -> None:
     """What the thread that renews claims does while a view runs."""
     elsewhere(lambda storage: storage.renew(claim))
 
@@ -78,7 +78,7 @@ def test_fault_error_1020_ends_the_transaction(key: str) -> None:
     assert rows.count(DB, key) == 0
 
 
-WRITES: dict[str, Callable[[Claim], object]] = {
+WRITES: dict[str, Callable[[KeyClaim], object]] = {
     "save_phases": lambda claim: STORAGE.save_phases(claim, '{"charge": 7}'),
     "complete": lambda claim: STORAGE.complete(claim, ANSWER),
     "release": STORAGE.release,

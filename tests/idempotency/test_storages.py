@@ -12,7 +12,7 @@ from django.core.cache import caches
 from django.db import connections, transaction
 
 from django_distlock import BackendUnavailable
-from django_distlock.idempotency.records import Answer, Claim, Record
+from django_distlock.idempotency.records import KeyClaim, Record, StoredResponse
 from django_distlock.idempotency.storage import purge
 from django_distlock.idempotency.storage.cache import CacheStorage
 from django_distlock.idempotency.storage.database import DatabaseStorage
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from django_distlock.idempotency.storage import Storage
     from tests.idempotency.views import Stage
 
-ANSWER = Answer(status=201, headers=(("Location", "/é/"),), body=b"\x00\xff", messages=((20, "Säved", "x", True),))
+ANSWER = StoredResponse(
+    status=201, headers=(("Location", "/é/"),), body=b"\x00\xff", messages=((20, "Säved", "x", True),)
+)
 STORAGES = {
     "default": DatabaseStorage,
     "postgres": DatabaseStorage,
@@ -50,12 +52,14 @@ def storage(request: pytest.FixtureRequest, databases: None, tables: None) -> It
         caches[alias].clear()
 
 
-def claim_of(key: str, owner: str = "me", claim_ttl: float = 30, ttl: float = 60) -> Claim:
+def claim_of(key: str, owner: str = "me", claim_ttl: float = 30, ttl: float = 60) -> KeyClaim:
     scope = key.ljust(64, "0")
-    return Claim(scope=scope, owner=owner, fingerprint="f" * 64, claim_ttl=claim_ttl, ttl=ttl, method="POST", route="r")
+    return KeyClaim(
+        scope=scope, owner=owner, fingerprint="f" * 64, claim_ttl=claim_ttl, ttl=ttl, method="POST", route="r"
+    )
 
 
-def read(storage: Storage, claim: Claim) -> Record:
+def read(storage: Storage, claim: KeyClaim) -> Record:
     found = storage.read(claim.scope)
     assert found is not None
     return found

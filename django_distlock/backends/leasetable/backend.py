@@ -24,7 +24,7 @@ from .pruning import Pruning
 from .records import Crowded, Holder, Store, StoreError, Ticket
 from .server import ServerStore
 from .sqlite import SqliteStore
-from .waiter import ASKING, Waiter
+from .waiter import ASKING, TicketHolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -72,7 +72,7 @@ class LeaseTableBackend(Backend):
         self._holder = Holder()
         # Claims that are asked for, with their ticket once they wait, and with their grant until the caller has it for
         # certain: an interrupted caller withdraws the claim, and its lease is freed.
-        self._claims: dict[str, Waiter | Grant | None] = {}
+        self._claims: dict[str, TicketHolder | Grant | None] = {}
         self._cleanup = PendingCleanup(self._undo_claim, f"distlock-{alias}-undo")
         self._pruning = Pruning(self.store, alias)
 
@@ -98,7 +98,7 @@ class LeaseTableBackend(Backend):
         asked = monotonic()
         waiter = self._claims.get(claim.token)
         try:
-            if not isinstance(waiter, Waiter):
+            if not isinstance(waiter, TicketHolder):
                 if self._cleanup.requests and not self._cleanup.discard(claim.token):
                     return None
                 self._claims[claim.token] = ASKING
@@ -110,7 +110,7 @@ class LeaseTableBackend(Backend):
             fence = yield from waiter.look(self.store, claim, self._holder.text())
             return None if fence is None else self._granted(claim, fence, asked)
         except StoreError as error:
-            if isinstance(waiter, Waiter) or error.uncertain:
+            if isinstance(waiter, TicketHolder) or error.uncertain:
                 self._leave_behind(claim, error.uncertain)
             self._claims.pop(claim.token, None)
             if isinstance(error, Crowded) and wait > 0:
@@ -130,7 +130,7 @@ class LeaseTableBackend(Backend):
         if fence is not None:
             return self._granted(claim, fence, asked)
         if ticket is not None:
-            self._claims[claim.token] = Waiter(ticket, asked + wait, asked + self._patience(wait))
+            self._claims[claim.token] = TicketHolder(ticket, asked + wait, asked + self._patience(wait))
         else:
             del self._claims[claim.token]
         return None
@@ -148,7 +148,7 @@ class LeaseTableBackend(Backend):
 
     def pause(self, claim: Claim, attempt: int) -> float:
         waiter = self._claims.get(claim.token)
-        return waiter.pause() if isinstance(waiter, Waiter) else super().pause(claim, attempt)
+        return waiter.pause() if isinstance(waiter, TicketHolder) else super().pause(claim, attempt)
 
     def withdraw(self, claim: Claim) -> None:
         run(self._withdraw(claim))
@@ -162,13 +162,13 @@ class LeaseTableBackend(Backend):
             return
         waiter, now = self._claims.pop(claim.token), monotonic()
         until = now + LEAST_PATIENCE
-        if isinstance(waiter, Waiter):
+        if isinstance(waiter, TicketHolder):
             if self._embedded is None and now > waiter.deadline - LAST_LOOK:
                 self._leave_behind(claim, waiter.asking)  # the caller has no time for a reply
                 return
             until = min(until, waiter.until + LEAVE_TIMEOUT)
         try:
-            if not isinstance(waiter, Waiter) or waiter.asking:
+            if not isinstance(waiter, TicketHolder) or waiter.asking:
                 yield from self.store.run(until, self._sql.give, claim)
             yield from self.store.run(until, self._sql.leave, claim)
         except StoreError as error:

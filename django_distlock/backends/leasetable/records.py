@@ -68,7 +68,7 @@ class Look(NamedTuple):
     place: int | None
 
 
-class Row(NamedTuple):
+class LiveLease(NamedTuple):
     """A live lease. ``digest`` in hexadecimal; times in microseconds since 1970."""
 
     digest: str
@@ -96,12 +96,12 @@ class Row(NamedTuple):
         )
 
 
-def rows_of(found: Iterable[Sequence[Any]]) -> list[Row]:
+def rows_of(found: Iterable[Sequence[Any]]) -> list[LiveLease]:
     """One row for each lease, from rows of a lease and one of its waiters, or none, in order."""
-    rows: list[Row] = []
+    rows: list[LiveLease] = []
     for lease, each in groupby(found, key=lambda row: row[:7]):
         waiting = [holder or UNKNOWN for *_, token, holder in each if token is not None]
-        rows.append(Row._make((*lease, len(waiting), tuple(waiting[:MOST_WAITING]))))
+        rows.append(LiveLease._make((*lease, len(waiting), tuple(waiting[:MOST_WAITING]))))
     return rows
 
 
@@ -145,7 +145,7 @@ class Statements(ABC, Generic[S]):
         """Does the claim hold the lease?"""
 
     @abstractmethod
-    def rows(self, session: S) -> list[Row]:
+    def rows(self, session: S) -> list[LiveLease]:
         """The live leases of this alias."""
 
     @abstractmethod

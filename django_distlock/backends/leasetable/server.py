@@ -19,7 +19,7 @@ from django_distlock.concurrency.flow import Flow, Step, run
 from django_distlock.concurrency.parking import FairLock
 
 from .records import Crowded, Store, StoreError
-from .server_sql import Session, dialect_of
+from .server_sql import LeaseSession, dialect_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ def code(error: Exception) -> object:
     return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or (cause.args or (None,))[0]
 
 
-class ServerStore(Store[Session]):
+class ServerStore(Store[LeaseSession]):
     """The session of one alias, and the watch over it."""
 
     def __init__(
@@ -65,7 +65,7 @@ class ServerStore(Store[Session]):
         self._opening = Background(f"distlock-{alias}-open")
         self._renewals = Background(f"distlock-{alias}-renew")
         self._turn = FairLock()
-        self._session: Session | None = None
+        self._session: LeaseSession | None = None
         # the deadline of the statement that runs now
         self._limit: float | None = None
         # when the server last answered
@@ -73,7 +73,7 @@ class ServerStore(Store[Session]):
         self._wake_at = wake_at
 
     def run(
-        self, until: float, operation: Callable[Concatenate[Session, P], object], *args: P.args, **kwargs: P.kwargs
+        self, until: float, operation: Callable[Concatenate[LeaseSession, P], object], *args: P.args, **kwargs: P.kwargs
     ) -> Flow[Any]:
         """Repeats a statement whose session turns out to be dead. If the repetition returns False, the result is None:
         the first one may have done it."""
@@ -97,7 +97,7 @@ class ServerStore(Store[Session]):
                 yield Step(PAUSE.sleep, PAUSE.asleep, (retry,))
 
     def attempt(
-        self, session: Session, operation: Callable[..., Any], args: tuple[Any, ...], until: float
+        self, session: LeaseSession, operation: Callable[..., Any], args: tuple[Any, ...], until: float
     ) -> tuple[Exception | None, Any]:
         """The error or None, and the result. An error is not raised, since after that a task ignores cancellation."""
         now = monotonic()
@@ -120,12 +120,12 @@ class ServerStore(Store[Session]):
             session.used_at = monotonic()
 
     async def aattempt(
-        self, session: Session, operation: Callable[..., Any], args: tuple[Any, ...], until: float
+        self, session: LeaseSession, operation: Callable[..., Any], args: tuple[Any, ...], until: float
     ) -> tuple[Exception | None, Any]:
         """:meth:`attempt` for a task, in a thread."""
         return await self._threads().short(self.attempt, session, operation, args, until)
 
-    def _usable(self) -> Session | None:
+    def _usable(self) -> LeaseSession | None:
         """The session, unless the alias has another database by now: test runners change its NAME."""
         session = self._session
         if session is not None and session.name != connections.settings[self._database]["NAME"]:
@@ -133,16 +133,18 @@ class ServerStore(Store[Session]):
             return None
         return session
 
-    def _open(self, until: float, uncertain: bool) -> Flow[Session]:
+    def _open(self, until: float, uncertain: bool) -> Flow[LeaseSession]:
         try:
-            self._session = yield from self._opening.call(until, Session.connect, self._database, dispose=Session.close)
+            self._session = yield from self._opening.call(
+                until, LeaseSession.connect, self._database, dispose=LeaseSession.close
+            )
         except CallTimeout:
             raise self._no_time(uncertain) from None
         except Exception as error:
             raise StoreError(self._failed(error), uncertain=uncertain) from error
         return self._session
 
-    def _judge(self, error: Exception, session: Session, lost: int) -> float:
+    def _judge(self, error: Exception, session: LeaseSession, lost: int) -> float:
         """The pause before the statement is repeated; StoreError if it is not. A dead session is dropped."""
         if code(error) in CONFLICTS:
             return CONFLICT_PAUSE

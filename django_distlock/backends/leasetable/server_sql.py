@@ -19,7 +19,7 @@ from django_distlock.backends.text import printable, short
 from django_distlock.concurrency import sockets
 from django_distlock.concurrency.clock import monotonic
 
-from .records import DEAD, GRACE, KEPT, NOWHERE, Look, Row, Statements, Ticket, microseconds, rows_of
+from .records import DEAD, GRACE, KEPT, NOWHERE, LiveLease, Look, Statements, Ticket, microseconds, rows_of
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -92,7 +92,7 @@ def _place(claim: Claim, place: int) -> tuple[Any, ...]:
     return claim.key.path, place, place, "" if place == NOWHERE else claim.token
 
 
-class Session(SideConnection):
+class LeaseSession(SideConnection):
     """A session of this package. Its statements go to the driver's cursor, so that Django does not log them."""
 
     def __init__(self, database: str) -> None:
@@ -105,7 +105,7 @@ class Session(SideConnection):
         self.cursor: Any = None
 
     @classmethod
-    def connect(cls, database: str) -> Session:
+    def connect(cls, database: str) -> LeaseSession:
         """A session that is open. Slow, and deaf to deadlines. Errors are Django's."""
         session = cls(database)
         try:
@@ -132,10 +132,10 @@ class Session(SideConnection):
         _inherited.append(self)
 
 
-_inherited: list[Session] = []
+_inherited: list[LeaseSession] = []
 
 
-class Dialect(Statements[Session]):
+class Dialect(Statements[LeaseSession]):
     """Common SQL: up to three statements take a lease, and one before each asks for the clock, as Django spells it."""
 
     clock: str | None = None
@@ -144,7 +144,7 @@ class Dialect(Statements[Session]):
         self._alias = short(alias)
         self._texts: dict[str, str] = {}
 
-    def _text(self, session: Session, statement: str) -> str:
+    def _text(self, session: LeaseSession, statement: str) -> str:
         if self.clock is None:
             return self._fill(session, statement, str(self._ask_clock(session)))
         text = self._texts.get(statement)
@@ -152,7 +152,7 @@ class Dialect(Statements[Session]):
             text = self._texts[statement] = self._fill(session, statement, self.clock)
         return text
 
-    def _fill(self, session: Session, statement: str, now: str) -> str:
+    def _fill(self, session: LeaseSession, statement: str, now: str) -> str:
         """Insert the fragments of this module and its numbers; values are parameters."""
         parts = {
             "now": now,
@@ -165,24 +165,24 @@ class Dialect(Statements[Session]):
         mine = MINE.format(now=now)
         return statement.format(**parts, mine=mine, first=FIRST.format(**parts), ours=OURS.format(**parts))
 
-    def _ask_clock(self, session: Session) -> int:
+    def _ask_clock(self, session: LeaseSession) -> int:
         query = Query(None)
         query.add_annotation(Now(), "now", select=True)
         session.cursor.execute(*query.get_compiler(connection=session.wrapper).as_sql())
         now: datetime = session.cursor.fetchone()[0]
         return ((now if now.tzinfo else now.replace(tzinfo=UTC)) - EPOCH) // timedelta(microseconds=1)
 
-    def change(self, session: Session, statement: str, *params: Any) -> int:
+    def change(self, session: LeaseSession, statement: str, *params: Any) -> int:
         """Execute a write; how many rows it changed."""
         session.cursor.execute(self._text(session, statement), params)
         return int(session.cursor.rowcount)
 
-    def ask(self, session: Session, statement: str, *params: Any) -> list[Any]:
+    def ask(self, session: LeaseSession, statement: str, *params: Any) -> list[Any]:
         """Execute a read; its rows."""
         session.cursor.execute(self._text(session, statement), params)
         return list(session.cursor.fetchall())
 
-    def take(self, session: Session, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
+    def take(self, session: LeaseSession, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
         """Take the lease if it is free, expired or ours, and no live waiter is before ``place``; the fence, or None."""
         digest, token = claim.key.path, claim.token
         known = (microseconds(claim.ttl or 0.0), holder, self._alias, digest, token, *_place(claim, place))
@@ -206,26 +206,26 @@ class Dialect(Statements[Session]):
             holder,
         )
 
-    def enter(self, session: Session, claim: Claim, holder: str, queue: bool) -> tuple[int | None, Ticket | None]:
+    def enter(self, session: LeaseSession, claim: Claim, holder: str, queue: bool) -> tuple[int | None, Ticket | None]:
         fence = self.take(session, claim, holder)
         return fence, self.join(session, claim, holder) if fence is None and queue else None
 
-    def take_turn(self, session: Session, claim: Claim, holder: str, place: int) -> int | None:
+    def take_turn(self, session: LeaseSession, claim: Claim, holder: str, place: int) -> int | None:
         fence = self.take(session, claim, holder, place)
         if fence is not None:
             self.leave(session, claim)
         return fence
 
-    def give(self, session: Session, claim: Claim) -> bool:
+    def give(self, session: LeaseSession, claim: Claim) -> bool:
         return self.change(session, GIVE, claim.key.path, claim.token) > 0
 
-    def extend(self, session: Session, claim: Claim, ttl: float) -> bool:
+    def extend(self, session: LeaseSession, claim: Claim, ttl: float) -> bool:
         return self.change(session, EXTEND, microseconds(ttl), claim.key.path, claim.token) > 0
 
-    def holds(self, session: Session, claim: Claim) -> bool:
+    def holds(self, session: LeaseSession, claim: Claim) -> bool:
         return bool(self.ask(session, FENCE, claim.key.path, claim.token))
 
-    def join(self, session: Session, claim: Claim, holder: str) -> Ticket:
+    def join(self, session: LeaseSession, claim: Claim, holder: str) -> Ticket:
         """Draw a ticket. Harmless if repeated."""
         with contextlib.suppress(IntegrityError):
             self.change(session, JOIN, claim.token, claim.key.path, holder)
@@ -233,23 +233,23 @@ class Dialect(Statements[Session]):
         assert seen.place is not None  # noqa: S101 - it was just written
         return Ticket(seen.place, seen.ahead)
 
-    def look(self, session: Session, claim: Claim, place: int) -> Look:
+    def look(self, session: LeaseSession, claim: Claim, place: int) -> Look:
         row = self.ask(session, LOOK, claim.token, claim.key.path, claim.token, claim.key.path)[0]
         return Look(row[0], row[1], int(row[2]), row[3])
 
-    def refresh(self, session: Session, claim: Claim, place: int) -> None:
+    def refresh(self, session: LeaseSession, claim: Claim, place: int) -> None:
         self.change(session, REFRESH, claim.token)
 
-    def leave(self, session: Session, claim: Claim) -> None:
+    def leave(self, session: LeaseSession, claim: Claim) -> None:
         self.change(session, LEAVE, claim.token, claim.key.path)
 
-    def rows(self, session: Session) -> list[Row]:
+    def rows(self, session: LeaseSession) -> list[LiveLease]:
         return rows_of(self.ask(session, ROWS, self._alias))
 
-    def break_lease(self, session: Session, digest: str, fence: int) -> bool:
+    def break_lease(self, session: LeaseSession, digest: str, fence: int) -> bool:
         return self.change(session, BREAK, digest, fence) > 0
 
-    def prune(self, session: Session, after: str | None, limit: int) -> tuple[int, str | None]:
+    def prune(self, session: LeaseSession, after: str | None, limit: int) -> tuple[int, str | None]:
         after = after or ""
         batch = LAST_OF_BATCH.replace("{limit}", session.wrapper.ops.limit_offset_sql(0, limit) or "")
         last = self.ask(session, batch, after)[0][0]
@@ -273,7 +273,7 @@ class PostgresDialect(Dialect):
     RETURNING fence
     """
 
-    def take(self, session: Session, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
+    def take(self, session: LeaseSession, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
         params = (*self._values(claim, holder), *_place(claim, place), claim.key.path, claim.token)
         found = self.ask(session, self.TAKE, *params)
         return int(found[0][0]) if found else None
@@ -303,7 +303,7 @@ class MySQLDialect(Dialect):
         expires_at = IF({mine}, {now} + %s, expires_at)
     """
 
-    def take(self, session: Session, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
+    def take(self, session: LeaseSession, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
         token = claim.token
         update = (token, token, token, holder, token, self._alias, token, token, token, microseconds(claim.ttl or 0.0))
         params = (*self._values(claim, holder), *_place(claim, place), claim.key.path, token, *update)

@@ -28,8 +28,8 @@ from .records import (
     KEPT,
     NOWHERE,
     Crowded,
+    LiveLease,
     Look,
-    Row,
     Statements,
     Store,
     StoreError,
@@ -187,7 +187,7 @@ class SqliteStatements(Statements[LeaseFile]):
     def leave(self, file: LeaseFile, claim: Claim) -> None:
         file.change(LEAVE, (claim.key.digest, claim.token, clock() - _DEAD))
 
-    def rows(self, file: LeaseFile) -> list[Row]:
+    def rows(self, file: LeaseFile) -> list[LiveLease]:
         now = clock()
         return rows_of(file.ask(ROWS, (self._alias, now - _GRACE, now)))
 

@@ -23,7 +23,7 @@ STATEMENTS_PER_TURN = 4
 SHARE_OF_HOLD, LONGEST_OF_NEXT = 0.05, 0.02
 
 
-class Waiter:
+class TicketHolder:
     """One claim with a ticket. ``deadline`` is the caller's; statements may take ``until`` then or a little longer."""
 
     __slots__ = ("_ahead", "_place", "_scene", "_seen_at", "_since", "_took", "asking", "deadline", "until")

@@ -22,7 +22,7 @@ from .introspection import delete_holder, listed
 from .nodes import NodeData
 from .options import NAMES, Settings
 from .queue import Contender
-from .session import ConnectionBroken, NoAnswer, Session, SessionEnded
+from .session import ConnectionBroken, NoAnswer, SessionEnded, ZooKeeperSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -70,12 +70,12 @@ class ZooKeeperBackend(Backend):
 
     def _after_fork(self) -> None:
         self._guard = threading.Lock()
-        self._session: Session | None = None
+        self._session: ZooKeeperSession | None = None
         self._node_data = NodeData()
         # the nodes above the locks, with the time of their last use: unused ones are deleted
         self._parents: dict[str, float] = {}
 
-    def _enter(self, work: object) -> Session:
+    def _enter(self, work: object) -> ZooKeeperSession:
         """Return the session, which stays open until :meth:`_leave`."""
         with self._guard:
             session = self._session
@@ -83,7 +83,7 @@ class ZooKeeperBackend(Backend):
                 if session is not None:
                     session.client.close(wait=False)
                 name = f"distlock-{self.alias}-zookeeper"
-                session = self._session = Session(
+                session = self._session = ZooKeeperSession(
                     name, self._settings.kazoo, self._settings.path, lambda when: self.wake_at(when)
                 )
                 session.client.start()
@@ -91,7 +91,7 @@ class ZooKeeperBackend(Backend):
             session.used_at = monotonic()
         return session
 
-    def _leave(self, session: Session, work: object) -> None:
+    def _leave(self, session: ZooKeeperSession, work: object) -> None:
         with self._guard:
             session.used_by.discard(work)
             session.used_at = monotonic()
@@ -110,7 +110,7 @@ class ZooKeeperBackend(Backend):
         answer_by = max(until, claim.answer_by or asked + MIN_ANSWER_TIMEOUT)
         contender: Contender | None = None
 
-        def contend(session: Session) -> Flow[Grant | None]:
+        def contend(session: ZooKeeperSession) -> Flow[Grant | None]:
             nonlocal contender
             contender = Contender(session, claim, self._node_data.of(claim, time.time()), self._settings.acl)
             try:
@@ -130,7 +130,7 @@ class ZooKeeperBackend(Backend):
                 contender.abandon()
             raise
 
-    def _on_session(self, work: Callable[[Session], Flow[T]], until: float) -> Flow[T]:
+    def _on_session(self, work: Callable[[ZooKeeperSession], Flow[T]], until: float) -> Flow[T]:
         """Run ``work`` on the session. On a new one, until ``until``, if the session ends meanwhile: by an idle time, a
         pause of this process or a restart of the server."""
         while True:
@@ -194,7 +194,7 @@ class ZooKeeperBackend(Backend):
         return not contender.broken and contender.session.lives()
 
     def in_doubt(self, grant: Grant) -> bool:
-        session: Session = grant.session.session
+        session: ZooKeeperSession = grant.session.session
         return session.in_doubt()
 
     def verify(self, grant: Grant) -> bool:
@@ -237,7 +237,7 @@ class ZooKeeperBackend(Backend):
     def break_lock(self, info: LockInfo) -> bool:
         return self._look(lambda session, until: delete_holder(session, until, info.key, info.fence))
 
-    def _look(self, work: Callable[[Session, float], Flow[T]]) -> T:
+    def _look(self, work: Callable[[ZooKeeperSession, float], Flow[T]]) -> T:
         until = monotonic() + REQUEST_TIMEOUT
         return run(self._on_session(lambda session: work(session, until), until))
 
@@ -250,7 +250,7 @@ class ZooKeeperBackend(Backend):
         if session.lives() and not self._retire(session, now):
             self._watch_held(session)
             self._delete_parents(session, now - IDLE_TIMEOUT)
-            return session.lost_at if session.state is not Session.CONNECTING else now + IDLE_TIMEOUT
+            return session.lost_at if session.state is not ZooKeeperSession.CONNECTING else now + IDLE_TIMEOUT
         with self._guard:
             if self._session is session:
                 self._session = None
@@ -258,7 +258,7 @@ class ZooKeeperBackend(Backend):
         session.client.close(wait=False)
         return None
 
-    def _retire(self, session: Session, now: float) -> bool:
+    def _retire(self, session: ZooKeeperSession, now: float) -> bool:
         """Retire the session after IDLE_TIMEOUT without use."""
         with self._guard:
             if self._session is not session or not session.idle or now - session.used_at < IDLE_TIMEOUT:
@@ -267,20 +267,20 @@ class ZooKeeperBackend(Backend):
         self._delete_parents(session, now)
         return True
 
-    def _watch_held(self, session: Session) -> None:
-        if session.state is not Session.CONNECTED:
+    def _watch_held(self, session: ZooKeeperSession) -> None:
+        if session.state is not ZooKeeperSession.CONNECTED:
             return
         long_ago = monotonic() - WATCH_AFTER
         for contender in list(session.held):
             if not contender.watched and contender.since < long_ago:
                 contender.watch()
 
-    def _delete_parents(self, session: Session, unused_since: float) -> None:
+    def _delete_parents(self, session: ZooKeeperSession, unused_since: float) -> None:
         """Delete the empty nodes above locks: the server refuses to delete the others.
 
         The server would delete these containers by itself within a minute.
         """
-        if session.state is not Session.CONNECTED:
+        if session.state is not ZooKeeperSession.CONNECTED:
             return
         used = {contender.parent for contender in list(session.held)}
         for path, used_at in list(self._parents.items()):

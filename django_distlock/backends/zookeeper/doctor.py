@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .options import Settings
-    from .session import Session
+    from .session import ZooKeeperSession
 
 ANSWER_TIMEOUT = 1.0
 # The only command that servers answer without configuration:
@@ -24,7 +24,7 @@ COMMAND = b"srvr"
 MIN_VERSION = (3, 5, 3)
 
 
-def findings(alias: str, settings: Settings, session: Session | None) -> Iterator[Finding]:
+def findings(alias: str, settings: Settings, session: ZooKeeperSession | None) -> Iterator[Finding]:
     if session is not None:
         wanted = settings.kazoo["timeout"]
         yield Finding("info", f"Session timeout {session.timeout:g} s.")

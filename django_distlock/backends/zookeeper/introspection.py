@@ -8,7 +8,7 @@ from kazoo.exceptions import NoNodeError, ZookeeperError
 
 from django_distlock.records import MOST_WAITING
 
-from .nodes import Node, described, holder_of, holders, queue
+from .nodes import LockNode, described, holder_of, holders, queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from django_distlock.concurrency.flow import Flow
     from django_distlock.records import LockInfo
 
-    from .session import Session
+    from .session import ZooKeeperSession
 
 # Requests that are sent together.
 BATCH = 500
 
 
-def listed(session: Session, until: float, alias: str, wanted: Collection[str] | None = None) -> Flow[list[LockInfo]]:
+def listed(
+    session: ZooKeeperSession, until: float, alias: str, wanted: Collection[str] | None = None
+) -> Flow[list[LockInfo]]:
     """Every holder, or those of the ``wanted`` keys.
 
     Takes three round trips, or two, for up to BATCH locks.
@@ -33,7 +35,7 @@ def listed(session: Session, until: float, alias: str, wanted: Collection[str] |
     else:
         keys = sorted(filter(str.isalnum, wanted))  # other text must not become part of a path
     queues = yield from _answers(session, until, [_children(f"{session.path}/{key}") for key in keys])
-    held: list[tuple[str, Node, int]] = []
+    held: list[tuple[str, LockNode, int]] = []
     shown: list[str] = []
     for key, names in zip(keys, queues, strict=True):
         nodes = queue(names or ())
@@ -54,7 +56,7 @@ def listed(session: Session, until: float, alias: str, wanted: Collection[str] |
     ]
 
 
-def delete_holder(session: Session, until: float, key: str, fence: int | None) -> Flow[bool]:
+def delete_holder(session: ZooKeeperSession, until: float, key: str, fence: int | None) -> Flow[bool]:
     """Delete the node with this fence. Returns False if it does not exist any more."""
     if not key.isalnum():
         return False
@@ -82,7 +84,7 @@ def _deletion(path: str) -> Callable[[Any], Any]:
     return lambda kazoo: kazoo.delete_async(path)
 
 
-def _answers(session: Session, until: float, requests: Sequence[Callable[[Any], Any]]) -> Flow[list[Any]]:
+def _answers(session: ZooKeeperSession, until: float, requests: Sequence[Callable[[Any], Any]]) -> Flow[list[Any]]:
     """The answers, with None for a node that does not exist."""
     found: list[Any] = []
     for start in range(0, len(requests), BATCH):

@@ -26,7 +26,7 @@ _WRAP, _HALF = 2**32, 2**31
 _TEXT = 255  # characters of a holder's text that are shown, whatever wrote it
 
 
-class Node(NamedTuple):
+class LockNode(NamedTuple):
     """One contender. ``limit`` is 0 except for a semaphore."""
 
     name: str
@@ -41,16 +41,16 @@ def mode_of(claim: Claim) -> str:
     return f"n{claim.limit}" if claim.limit else "s" if claim.shared else "x"
 
 
-def parse(name: str) -> Node | None:
+def parse(name: str) -> LockNode | None:
     """The contender of that name; None for a node of another program."""
     found = _NODE.fullmatch(name)
     if found is None:
         return None
     token, mode, sequence = found.groups()
-    return Node(name, token, mode == "s", int(mode[1:] or 0), int(sequence))
+    return LockNode(name, token, mode == "s", int(mode[1:] or 0), int(sequence))
 
 
-def queue(names: Iterable[str]) -> list[Node]:
+def queue(names: Iterable[str]) -> list[LockNode]:
     """The contenders in order of arrival. Nodes of other programs are left out.
 
     No two are half the range of the counter apart, so that the order holds where the counter wraps.
@@ -62,19 +62,19 @@ def queue(names: Iterable[str]) -> list[Node]:
     return sorted(nodes, key=lambda node: (node.sequence - origin) % _WRAP)
 
 
-def place_of(nodes: Sequence[Node], token: str) -> int | None:
+def place_of(nodes: Sequence[LockNode], token: str) -> int | None:
     """How many are ahead of the contender with this token; None if it is not in the queue."""
     return next((index for index, node in enumerate(nodes) if node.token == token), None)
 
 
-class Turn(NamedTuple):
+class Standing(NamedTuple):
     """Whether a contender holds the lock. If not: the node that it watches, or None for the whole queue."""
 
     granted: bool
     behind: str | None = None
 
 
-def turn(nodes: Sequence[Node], place: int) -> Turn:
+def turn(nodes: Sequence[LockNode], place: int) -> Standing:
     """The turn of the contender at ``place``. The end of a hold wakes only those that can be granted the lock then.
 
     An exclusive contender watches the one ahead of it, a shared one the last exclusive one ahead of it. Of a
@@ -84,13 +84,13 @@ def turn(nodes: Sequence[Node], place: int) -> Turn:
     mine = nodes[place]
     if mine.limit:
         if place < mine.limit:
-            return Turn(True)
-        return Turn(False, nodes[place - 1].name if place > mine.limit else None)
+            return Standing(True)
+        return Standing(False, nodes[place - 1].name if place > mine.limit else None)
     ahead = [node for node in nodes[:place] if not (mine.shared and node.shared)]
-    return Turn(False, ahead[-1].name) if ahead else Turn(True)
+    return Standing(False, ahead[-1].name) if ahead else Standing(True)
 
 
-def holders(nodes: Sequence[Node]) -> int:
+def holders(nodes: Sequence[LockNode]) -> int:
     """How many contenders at the head of the queue hold the lock."""
     return next((place for place in range(len(nodes)) if not turn(nodes, place).granted), len(nodes))
 
@@ -123,7 +123,7 @@ def holder_of(data: bytes) -> str | None:
 
 
 def described(
-    backend: str, key: str, node: Node, data: bytes, fence: int, waiters: int, waiting: Iterable[str] = ()
+    backend: str, key: str, node: LockNode, data: bytes, fence: int, waiters: int, waiting: Iterable[str] = ()
 ) -> LockInfo:
     """A holder as an operator sees it, without its name if another program wrote the data."""
     facts = _parsed(data)

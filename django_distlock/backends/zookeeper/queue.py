@@ -17,8 +17,8 @@ from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import Parker
 from django_distlock.concurrency.tokens import new_token
 
-from .nodes import Node, mode_of, place_of, queue, turn
-from .session import ConnectionBroken, NoAnswer, Session, SessionEnded
+from .nodes import LockNode, mode_of, place_of, queue, turn
+from .session import ConnectionBroken, NoAnswer, SessionEnded, ZooKeeperSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ INTERRUPTED_LEAVE_TIMEOUT = 0.3
 class Contender:
     """One node of this process, from before its creation until its certain deletion."""
 
-    def __init__(self, session: Session, claim: Claim, data: bytes, acl: Any) -> None:
+    def __init__(self, session: ZooKeeperSession, claim: Claim, data: bytes, acl: Any) -> None:
         self.session = session
         self.parent = f"{session.path}/{claim.key.path}"
         self.path: str | None = None
@@ -81,7 +81,7 @@ class Contender:
             raise
         return True
 
-    def _in_turn(self, nodes: list[Node], until: float) -> Flow[bool]:
+    def _in_turn(self, nodes: list[LockNode], until: float) -> Flow[bool]:
         """Return True if it is this contender's turn, else False after a change of the node ahead."""
         place = place_of(nodes, self._token)
         if place is None:  # another client has deleted the node
@@ -132,7 +132,7 @@ class Contender:
 
     # creation
 
-    def _join(self, until: float) -> Flow[list[Node]]:
+    def _join(self, until: float) -> Flow[list[LockNode]]:
         """Return the queue with this contender's node in it, which is created if it does not exist."""
         while True:
             try:

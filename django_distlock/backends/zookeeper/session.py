@@ -91,7 +91,7 @@ class NodeWatch(Waiters):
         self.wake_all()
 
 
-class Session:
+class ZooKeeperSession:
     """``wake_at`` asks for a tick of the keepalive thread. All methods may be called from any thread; callbacks come
     in kazoo's."""
 

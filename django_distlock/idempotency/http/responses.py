@@ -20,14 +20,14 @@ from django.utils.safestring import mark_safe
 from django.utils.translation import gettext as _
 
 from django_distlock.idempotency import decisions
-from django_distlock.idempotency.records import CLAIMED, COMPLETED, Answer, Record
+from django_distlock.idempotency.records import CLAIMED, COMPLETED, Record, StoredResponse
 from django_distlock.middleware import language_of_texts, text_language
 
 from . import forms
 from .requests import FIELD, address_of
 
 if TYPE_CHECKING:
-    from django_distlock.idempotency.handle import Attempt
+    from django_distlock.idempotency.handle import KeyedRequest
 
 # RFC 9457: a URI reference that names the problem. The codes are listed in docs/idempotency/apis.md.
 PROBLEM = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/#{}"
@@ -123,7 +123,7 @@ def sent_before(request: HttpRequest, record: Record, *, changed: bool) -> HttpR
     return response
 
 
-def in_flight(attempt: Attempt) -> HttpResponse:
+def in_flight(attempt: KeyedRequest) -> HttpResponse:
     if not attempt.html:
         detail = _("A request with this idempotency key is still being worked on. Ask again in a moment.")
         return problem(409, "in_flight", _("Still working"), detail, retry_after=1)
@@ -142,7 +142,7 @@ def wait_salt(request: HttpRequest) -> str:
     return f"{WAIT_SALT}:{request.path}"
 
 
-def waiting_url(attempt: Attempt) -> str:
+def waiting_url(attempt: KeyedRequest) -> str:
     """The address that shows the outcome, to the same principal only."""
     claim, method = attempt.claim, attempt.request.method or ""
     facts = {"scope": claim.scope, "mark": attempt.mark, "alias": attempt.alias or "", "method": method}
@@ -151,7 +151,7 @@ def waiting_url(attempt: Attempt) -> str:
     return address_of(attempt.request, urlencode({WAIT_PARAMETER: token}))
 
 
-def mismatch(attempt: Attempt, answer: Answer | None, *, running: bool = False) -> HttpResponse:
+def mismatch(attempt: KeyedRequest, answer: StoredResponse | None, *, running: bool = False) -> HttpResponse:
     """The answer to other data with the same key. ``running``: the first request has not ended, and may fail."""
     if not attempt.html:
         detail = _("This idempotency key belongs to an earlier request with other data. Take a new key.")
@@ -161,10 +161,12 @@ def mismatch(attempt: Attempt, answer: Answer | None, *, running: bool = False) 
     return page(attempt.request, "saved", 422, location=location, changed=True, running=running, **again)
 
 
-def tombstone(attempt: Attempt, answer: Answer | None, *, withheld: bool = False) -> HttpResponse:
+def tombstone(attempt: KeyedRequest, answer: StoredResponse | None, *, withheld: bool = False) -> HttpResponse:
     """The answer if the request was carried out and its answer is not stored, or not for this client."""
     if answer is not None and answer.location:
-        return _again(attempt.request, Answer(status=303, headers=answer.headers, body=b"", messages=answer.messages))
+        return _again(
+            attempt.request, StoredResponse(status=303, headers=answer.headers, body=b"", messages=answer.messages)
+        )
     if not attempt.html:
         detail = _("This request has been carried out. Its answer was not kept.")
         if withheld:
@@ -173,7 +175,7 @@ def tombstone(attempt: Attempt, answer: Answer | None, *, withheld: bool = False
     return page(attempt.request, "saved", 409, changed=False, **_resubmission(attempt.request))
 
 
-def held(attempt: Attempt) -> HttpResponse:
+def held(attempt: KeyedRequest) -> HttpResponse:
     """The answer if the first request broke off and its effect is unknown."""
     detail = _("The first request with this idempotency key broke off. Whether it has acted is not known.")
     if not attempt.html:
@@ -181,7 +183,7 @@ def held(attempt: Attempt) -> HttpResponse:
     return page(attempt.request, "saved", 409, unknown=True, **_resubmission(attempt.request))
 
 
-def too_many_keys(attempt: Attempt, seconds: float) -> HttpResponse:
+def too_many_keys(attempt: KeyedRequest, seconds: float) -> HttpResponse:
     """The answer to a key beyond the quota; ``seconds`` until the next key of the principal ends."""
     title = _("Too many requests")
     detail = _("There are too many idempotency keys of this client that still live. Nothing was done.")
@@ -230,7 +232,7 @@ def is_secret(name: str) -> bool:
     return _SECRET.search(f"_{_BOUNDARY.sub('_', plain).strip('_').lower()}_".replace("__", "_")) is not None
 
 
-def replay(request: HttpRequest, answer: Answer) -> HttpResponse | None:
+def replay(request: HttpRequest, answer: StoredResponse) -> HttpResponse | None:
     """The stored answer with the same status, headers and body; None if this client does not accept its encoding."""
     encoding = _header(answer, "content-encoding")
     if encoding is None or decisions.accepts(request.headers.get("Accept-Encoding", ""), encoding):
@@ -245,11 +247,11 @@ def replay(request: HttpRequest, answer: Answer) -> HttpResponse | None:
     return _again(request, replace(answer, headers=headers, body=body))
 
 
-def _header(answer: Answer, wanted: str) -> str | None:
+def _header(answer: StoredResponse, wanted: str) -> str | None:
     return next((value for name, value in answer.headers if name.lower() == wanted), None)
 
 
-def _again(request: HttpRequest, answer: Answer) -> HttpResponse:
+def _again(request: HttpRequest, answer: StoredResponse) -> HttpResponse:
     response = HttpResponse(answer.body or b"", status=answer.status)
     del response["Content-Type"]
     for name, value in answer.headers:
@@ -266,7 +268,7 @@ def _again(request: HttpRequest, answer: Answer) -> HttpResponse:
     return _never_stored(response)
 
 
-def show_again(request: HttpRequest, answer: Answer) -> None:
+def show_again(request: HttpRequest, answer: StoredResponse) -> None:
     """Add the messages of the first answer again, except those that are still queued."""
     storage: Any = get_messages(request)
     if not answer.messages or not hasattr(storage, "add"):

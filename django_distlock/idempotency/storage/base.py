@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from django_distlock.idempotency.records import Answer, Claim, Record
+    from django_distlock.idempotency.records import KeyClaim, Record, StoredResponse
 
 
 class TooManyKeys(Exception):
@@ -32,7 +32,7 @@ class Storage(ABC):
         self.alias = alias
 
     @abstractmethod
-    def claim(self, claim: Claim) -> Record | None:
+    def claim(self, claim: KeyClaim) -> Record | None:
         """Claim the key. None: it was free and is claimed now. Else the record that is there. :exc:`TooManyKeys`."""
 
     @abstractmethod
@@ -40,7 +40,7 @@ class Storage(ABC):
         """The record, if there is one."""
 
     @abstractmethod
-    def take_over(self, record: Record, claim: Claim) -> bool:
+    def take_over(self, record: Record, claim: KeyClaim) -> bool:
         """Replace the claim of ``record`` by ``claim``, unless the record has changed since it was read.
 
         Its phases stay, unless they belong to other data or to a request that was answered.
@@ -51,23 +51,23 @@ class Storage(ABC):
         """Set the state "unknown" for an expired claim, unless the record has changed since it was read."""
 
     @abstractmethod
-    def complete(self, claim: Claim, answer: Answer) -> bool:
+    def complete(self, claim: KeyClaim, answer: StoredResponse) -> bool:
         """Store the answer, for ``claim.ttl`` seconds from now."""
 
     @abstractmethod
-    def add_body(self, claim: Claim, answer: Answer) -> bool:
+    def add_body(self, claim: KeyClaim, answer: StoredResponse) -> bool:
         """Store the body of an answer that was rendered after :meth:`complete`."""
 
     @abstractmethod
-    def release(self, claim: Claim, *, failed: bool = False) -> bool:
+    def release(self, claim: KeyClaim, *, failed: bool = False) -> bool:
         """Free the key. ``failed``: keep the finished phases for the next attempt."""
 
     @abstractmethod
-    def renew(self, claim: Claim) -> bool:
+    def renew(self, claim: KeyClaim) -> bool:
         """Extend the claim to ``claim.claim_ttl`` seconds from now."""
 
     @abstractmethod
-    def save_phases(self, claim: Claim, phases: str) -> bool:
+    def save_phases(self, claim: KeyClaim, phases: str) -> bool:
         """Store the results of the finished phases, given as JSON."""
 
     def close(self) -> None:  # noqa: B027 - a storage may have nothing to close

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django.core.cache import caches
 
 from django_distlock import BackendUnavailable
-from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, UNKNOWN, Answer, Claim, Record
+from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, UNKNOWN, KeyClaim, Record, StoredResponse
 
 from .base import Storage
 from .encoding import decode_record, encode_answer, encode_phases
@@ -35,7 +35,7 @@ T = TypeVar("T")
 class CacheStorage(Storage):
     """One entry for each key. Times are by the clock of this machine."""
 
-    def claim(self, claim: Claim) -> Record | None:
+    def claim(self, claim: KeyClaim) -> Record | None:
         fresh = Record(scope=claim.scope, state=CLAIMED, owner=claim.owner, fingerprint=claim.fingerprint)
         for _ in range(ATTEMPTS):
             now = time.time()
@@ -50,7 +50,7 @@ class CacheStorage(Storage):
         found = self._read(scope)
         return None if found is None else found[0]
 
-    def take_over(self, record: Record, claim: Claim) -> bool:
+    def take_over(self, record: Record, claim: KeyClaim) -> bool:
         # only the first request to ask for this claim wins
         if not self._call(lambda: self._cache.add(f"{_key(record.scope)}:{record.owner}", "", claim.claim_ttl)):
             return False
@@ -69,16 +69,16 @@ class CacheStorage(Storage):
             return False
         return self._write(replace(found[0], state=UNKNOWN), ttl, ttl)
 
-    def complete(self, claim: Claim, answer: Answer) -> bool:
+    def complete(self, claim: KeyClaim, answer: StoredResponse) -> bool:
         return self._change(claim, claim.ttl, state=COMPLETED, answer=answer)
 
-    def add_body(self, claim: Claim, answer: Answer) -> bool:
+    def add_body(self, claim: KeyClaim, answer: StoredResponse) -> bool:
         found = self.read(claim.scope)
         if found is None or found.owner != claim.owner or found.state != COMPLETED:
             return False
         return self._write(replace(found, answer=answer), claim.ttl, claim.ttl)
 
-    def release(self, claim: Claim, *, failed: bool = False) -> bool:
+    def release(self, claim: KeyClaim, *, failed: bool = False) -> bool:
         if failed:
             return self._change(claim, claim.claim_ttl, state=FAILED)
         found = self.read(claim.scope)
@@ -86,11 +86,11 @@ class CacheStorage(Storage):
             return False
         return bool(self._call(lambda: self._cache.delete(_key(claim.scope))))
 
-    def renew(self, claim: Claim) -> bool:
+    def renew(self, claim: KeyClaim) -> bool:
         found = self.read(claim.scope)
         return found is not None and found.state == CLAIMED and self._change(claim, claim.claim_ttl)
 
-    def save_phases(self, claim: Claim, phases: str) -> bool:
+    def save_phases(self, claim: KeyClaim, phases: str) -> bool:
         return self._change(claim, claim.claim_ttl, phases=json.loads(phases))
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class CacheStorage(Storage):
         torn = Record(scope=scope, state=UNKNOWN, owner="", fingerprint="")
         return of_text(text, time.time()) or (torn, time.time())
 
-    def _change(self, claim: Claim, seconds: float, **changes: Any) -> bool:
+    def _change(self, claim: KeyClaim, seconds: float, **changes: Any) -> bool:
         found = self.read(claim.scope)
         if found is None or found.owner != claim.owner or found.state == COMPLETED:
             return False

@@ -10,7 +10,7 @@ from django.db import Error, OperationalError, connections
 
 from django_distlock import BackendUnavailable, Lock, LockNotAcquired, advisory_lock
 from django_distlock.idempotency.conf import config
-from django_distlock.idempotency.records import CLAIMED, FAILED, Answer, Claim, Record
+from django_distlock.idempotency.records import CLAIMED, FAILED, KeyClaim, Record, StoredResponse
 
 from .base import Storage, TooManyKeys
 from .encoding import decode_record, encode_answer, encode_phases
@@ -80,7 +80,7 @@ class DatabaseStorage(Storage):
     def connection(self) -> BaseDatabaseWrapper:
         return connections[self.alias]
 
-    def claim(self, claim: Claim) -> Record | None:
+    def claim(self, claim: KeyClaim) -> Record | None:
         for _ in range(ATTEMPTS):
             if self._insert(claim):
                 return None
@@ -89,14 +89,14 @@ class DatabaseStorage(Storage):
             self._check_quota(claim)
         raise LockNotAcquired("The key exists, but this transaction does not see it.")
 
-    def _insert(self, claim: Claim) -> bool:
+    def _insert(self, claim: KeyClaim) -> bool:
         if claim.quota is None:
             return self._write(INSERT[self.connection.vendor], *_values(claim))
         return self._write(
             INSERT_IF_ROOM[self.connection.vendor], *_values(claim), *_quota_parameters(claim), quota=claim.quota
         )
 
-    def _check_quota(self, claim: Claim) -> None:
+    def _check_quota(self, claim: KeyClaim) -> None:
         """Raise TooManyKeys if the quota is the reason that nothing was inserted."""
         if claim.quota is None:
             return
@@ -106,7 +106,7 @@ class DatabaseStorage(Storage):
         if live >= claim.quota:
             raise TooManyKeys(left / 1_000_000)
 
-    def claim_inside(self, claim: Claim, *, last: bool = True) -> Record | None:
+    def claim_inside(self, claim: KeyClaim, *, last: bool = True) -> Record | None:
         """Claim within the caller's transaction, without a wait for another transaction that has the key.
 
         In that case return the committed record, or a record that only says "in flight". ``last``: the caller does not
@@ -133,7 +133,7 @@ class DatabaseStorage(Storage):
             self._check_quota(claim)
         raise LockNotAcquired("The key exists, but this transaction does not see it.")
 
-    def _committed_record(self, claim: Claim) -> Record:
+    def _committed_record(self, claim: KeyClaim) -> Record:
         """The committed record, while another transaction has the key; it may be a copy that is being answered.
 
         Read without a lock, which would wait. On MySQL the read takes the snapshot of this transaction, which then must
@@ -161,7 +161,7 @@ class DatabaseStorage(Storage):
         lease.release()
         return False
 
-    def take_over(self, record: Record, claim: Claim) -> bool:
+    def take_over(self, record: Record, claim: KeyClaim) -> bool:
         return self._write(
             # phases first: they depend on the old values, and MySQL assigns from left to right
             f"UPDATE {TABLE} SET phases = CASE WHEN state = 'completed' OR fingerprint <> %s "  # noqa: S608
@@ -188,7 +188,7 @@ class DatabaseStorage(Storage):
             record.owner,
         )
 
-    def complete(self, claim: Claim, answer: Answer) -> bool:
+    def complete(self, claim: KeyClaim, answer: StoredResponse) -> bool:
         return self._write(
             f"UPDATE {TABLE} SET state = 'completed', status = %s, facts = %s, body = %s, expires_at = {{now}} + %s, "  # noqa: S608
             "lives_until = {now} + %s WHERE scope = %s AND owner = %s AND state <> 'completed'",
@@ -200,7 +200,7 @@ class DatabaseStorage(Storage):
             claim.owner,
         )
 
-    def add_body(self, claim: Claim, answer: Answer) -> bool:
+    def add_body(self, claim: KeyClaim, answer: StoredResponse) -> bool:
         return self._write(
             f"UPDATE {TABLE} SET facts = %s, body = %s WHERE scope = %s AND owner = %s AND state = 'completed'",  # noqa: S608
             *encode_answer(claim.scope, answer),
@@ -208,11 +208,11 @@ class DatabaseStorage(Storage):
             claim.owner,
         )
 
-    def release(self, claim: Claim, *, failed: bool = False) -> bool:
+    def release(self, claim: KeyClaim, *, failed: bool = False) -> bool:
         what = f"UPDATE {TABLE} SET state = 'failed'" if failed else f"DELETE FROM {TABLE}"  # noqa: S608
         return self._write(f"{what} WHERE scope = %s AND owner = %s AND state <> 'completed'", claim.scope, claim.owner)
 
-    def renew(self, claim: Claim) -> bool:
+    def renew(self, claim: KeyClaim) -> bool:
         if self._is_locked(claim.scope):
             found = self.read(claim.scope)
             return found is not None and (found.owner, found.state) == (claim.owner, CLAIMED)
@@ -235,7 +235,7 @@ class DatabaseStorage(Storage):
             cursor.execute(f"SELECT 1 FROM {TABLE} WHERE scope = %s FOR UPDATE SKIP LOCKED", [scope])  # noqa: S608
             return cursor.fetchone() is None
 
-    def save_phases(self, claim: Claim, phases: str) -> bool:
+    def save_phases(self, claim: KeyClaim, phases: str) -> bool:
         return self._write(
             f"UPDATE {TABLE} SET phases = %s WHERE scope = %s AND owner = %s",  # noqa: S608
             encode_phases(claim.scope, phases),
@@ -345,19 +345,19 @@ def _locked(scope: str) -> bool:
         return True
 
 
-def _values(claim: Claim) -> Iterable[Any]:
+def _values(claim: KeyClaim) -> Iterable[Any]:
     return (
         *(claim.scope, claim.owner, claim.fingerprint, claim.principal[:255], claim.method[:10], claim.route[:255]),
         *(micros(claim.claim_ttl), micros(claim.ttl)),
     )
 
 
-def _quota_parameters(claim: Claim) -> list[str]:
+def _quota_parameters(claim: KeyClaim) -> list[str]:
     """The parameters of ROOM; none without a quota."""
     return [] if claim.quota is None else [claim.principal[:255]]
 
 
-def _in_flight_record(claim: Claim) -> Record:
+def _in_flight_record(claim: KeyClaim) -> Record:
     """A record for a key that another transaction has, whose data cannot be read yet: it says "in flight"."""
     return Record(scope=claim.scope, state=CLAIMED, owner="", fingerprint=claim.fingerprint)
 

@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.encoding import force_bytes
 
 from django_distlock.idempotency.conf import config, secret_keys
-from django_distlock.idempotency.records import COMPLETED, STATES, UNKNOWN, Answer, Record
+from django_distlock.idempotency.records import COMPLETED, STATES, UNKNOWN, Record, StoredResponse
 
 MARK = "sealed:"  # no JSON begins with it
 NONCE = 12  # bytes
@@ -44,7 +44,7 @@ def require_cryptography() -> None:
         ) from error
 
 
-def encode_answer(scope: str, answer: Answer) -> tuple[str, bytes | None]:
+def encode_answer(scope: str, answer: StoredResponse) -> tuple[str, bytes | None]:
     """The stored form of an answer: everything but the body as text, and the body."""
     marks = {"marks": answer.marks} if answer.marks else {}
     facts = json.dumps({"status": answer.status, "headers": answer.headers, "messages": answer.messages, **marks})
@@ -54,14 +54,14 @@ def encode_answer(scope: str, answer: Answer) -> tuple[str, bytes | None]:
     return _text(_encrypt(scope, "facts", facts.encode())), body
 
 
-def decode_answer(scope: str, facts: str, body: bytes | None) -> Answer:
+def decode_answer(scope: str, facts: str, body: bytes | None) -> StoredResponse:
     """The stored answer, encrypted or not. ValueError if it cannot be read."""
     if facts.startswith(MARK):
         facts = _decrypt(scope, "facts", _bytes(facts)).decode()
         body = None if body is None else _decrypt(scope, "body", body)
     try:
         found = json.loads(facts)
-        return Answer(
+        return StoredResponse(
             status=int(found["status"]),
             headers=tuple((str(name), str(value)) for name, value in found["headers"]),
             body=body,

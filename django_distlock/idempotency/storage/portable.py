@@ -15,7 +15,7 @@ from django.db.models import Case, F, Q, TextField, Value, When
 from django.db.models.functions import Now
 from django.db.models.sql import Query
 
-from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, UNKNOWN, Answer, Claim, Record
+from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, UNKNOWN, KeyClaim, Record, StoredResponse
 from django_distlock.models import IdempotencyRecord
 
 from .base import TooManyKeys
@@ -34,11 +34,11 @@ READ = ("scope", "state", "owner", "fingerprint", "expires_at", "facts", "body",
 class PortableStorage(DatabaseStorage):
     """The table by portable queries: twice the statements, since each first reads the time of the server."""
 
-    def claim_inside(self, claim: Claim, *, last: bool = True) -> Record | None:
+    def claim_inside(self, claim: KeyClaim, *, last: bool = True) -> Record | None:
         """Claim within a transaction. The INSERT waits until another transaction with the key ends, as on SQLite."""
         return self.claim(claim)
 
-    def _insert(self, claim: Claim) -> bool:
+    def _insert(self, claim: KeyClaim) -> bool:
         with self._server_time() as now:
             if claim.quota is not None and len(self._ends(claim, now)) >= claim.quota:
                 return False
@@ -62,14 +62,14 @@ class PortableStorage(DatabaseStorage):
                 return False
         return True
 
-    def _check_quota(self, claim: Claim) -> None:
+    def _check_quota(self, claim: KeyClaim) -> None:
         if claim.quota is not None:
             with self._server_time() as now:
                 ends = self._ends(claim, now)
             if len(ends) >= claim.quota:
                 raise TooManyKeys((ends[0] - now) / 1_000_000)
 
-    def _ends(self, claim: Claim, now: int) -> list[int]:
+    def _ends(self, claim: KeyClaim, now: int) -> list[int]:
         """When the unexpired keys of this principal end: the first ones, at most as many as its quota."""
         live = self._rows.filter(principal=claim.principal[:255], lives_until__gt=now).order_by("lives_until")
         return list(live.values_list("lives_until", flat=True)[: claim.quota])
@@ -86,7 +86,7 @@ class PortableStorage(DatabaseStorage):
         """False: a copy waits for the transaction that has the key, and needs no waiting page."""
         return False
 
-    def take_over(self, record: Record, claim: Claim) -> bool:
+    def take_over(self, record: Record, claim: KeyClaim) -> bool:
         with self._server_time() as now:
             free = Q(expires_at__lte=now) | Q(state=FAILED)
             kept = When(~Q(state=COMPLETED) & Q(fingerprint=claim.fingerprint), then=F("phases"))
@@ -110,7 +110,7 @@ class PortableStorage(DatabaseStorage):
             rows = self._rows.filter(scope=record.scope, owner=record.owner, state=CLAIMED, expires_at__lte=now)
             return bool(rows.update(state=UNKNOWN, expires_at=now + micros(ttl), lives_until=now + micros(ttl)))
 
-    def complete(self, claim: Claim, answer: Answer) -> bool:
+    def complete(self, claim: KeyClaim, answer: StoredResponse) -> bool:
         with self._server_time() as now:
             until = now + micros(claim.ttl)
             facts, body = encode_answer(claim.scope, answer)
@@ -127,18 +127,18 @@ class PortableStorage(DatabaseStorage):
                 )
             )
 
-    def add_body(self, claim: Claim, answer: Answer) -> bool:
+    def add_body(self, claim: KeyClaim, answer: StoredResponse) -> bool:
         with self._translated_errors():
             rows = self._mine(claim).filter(state=COMPLETED)
             facts, body = encode_answer(claim.scope, answer)
             return bool(rows.update(facts=facts, body=body))
 
-    def release(self, claim: Claim, *, failed: bool = False) -> bool:
+    def release(self, claim: KeyClaim, *, failed: bool = False) -> bool:
         with self._translated_errors():
             rows = self._mine(claim).exclude(state=COMPLETED)
             return bool(rows.update(state=FAILED) if failed else rows.delete()[0])
 
-    def renew(self, claim: Claim) -> bool:
+    def renew(self, claim: KeyClaim) -> bool:
         mine = self._mine(claim).filter(state=CLAIMED)
         # a request that has saved a phase in its transaction locks the row until that ends
         may_be_locked = self.connection.features.has_select_for_update_skip_locked
@@ -147,7 +147,7 @@ class PortableStorage(DatabaseStorage):
                 return mine.exists()
             return bool(mine.update(expires_at=now + micros(claim.claim_ttl)))
 
-    def save_phases(self, claim: Claim, phases: str) -> bool:
+    def save_phases(self, claim: KeyClaim, phases: str) -> bool:
         with self._translated_errors():
             return bool(self._mine(claim).update(phases=encode_phases(claim.scope, phases)))
 
@@ -169,7 +169,7 @@ class PortableStorage(DatabaseStorage):
     def _rows(self) -> QuerySet[IdempotencyRecord]:
         return IdempotencyRecord.rows.using(self.alias)
 
-    def _mine(self, claim: Claim) -> QuerySet[IdempotencyRecord]:
+    def _mine(self, claim: KeyClaim) -> QuerySet[IdempotencyRecord]:
         return self._rows.filter(scope=claim.scope, owner=claim.owner)
 
     @contextmanager

@@ -6,7 +6,7 @@ import pytest
 
 from django_distlock.backends.zookeeper.nodes import (
     NodeData,
-    Turn,
+    Standing,
     described,
     holders,
     mode_of,
@@ -66,18 +66,18 @@ def test_the_order_goes_on_where_the_counter_of_32_bits_begins_again(first: int)
 def test_who_waits_for_whom(modes: str, turns: list[int | None]) -> None:
     """A reader waits for the last writer ahead of it; a writer for the contender ahead of it."""
     nodes = queue(line(*modes))
-    expected = [Turn(True) if each is None else Turn(False, nodes[each].name) for each in turns]
+    expected = [Standing(True) if each is None else Standing(False, nodes[each].name) for each in turns]
     assert [turn(nodes, place) for place in range(len(nodes))] == expected
 
 
 def test_of_a_semaphores_waiters_only_the_first_looks_at_all() -> None:
     nodes = queue(line(*["n2"] * 5))
     assert [turn(nodes, place) for place in range(5)] == [
-        Turn(True),
-        Turn(True),
-        Turn(False),
-        Turn(False, nodes[2].name),
-        Turn(False, nodes[3].name),
+        Standing(True),
+        Standing(True),
+        Standing(False),
+        Standing(False, nodes[2].name),
+        Standing(False, nodes[3].name),
     ]
 
 
