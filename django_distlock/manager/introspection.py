@@ -23,7 +23,7 @@ from django_distlock.records import MOST_WAITING, BackendReport, LockInfo
 
 from . import events
 from .lock_table import State, lock_table
-from .name_log import this_process, told
+from .name_log import describe_holder, this_process
 from .registry import Entry, registry
 
 if TYPE_CHECKING:
@@ -189,7 +189,9 @@ def _mine(backend: Backend) -> list[Mine]:
     for hold in sorted(lock_table.held(backend), key=lambda hold: hold.held_at):
         if (grant := hold.grant) is not None:
             key, session = backend.listed_as(hold.key), str(backend.server_session(grant))
-            mine = Mine(key=key, session=session, name=hold.key.name, held_at=hold.held_at, holder=told(hold))
+            mine = Mine(
+                key=key, session=session, name=hold.key.name, held_at=hold.held_at, holder=describe_holder(hold)
+            )
             found.setdefault((key, session), mine)
     return list(found.values())
 
@@ -213,7 +215,7 @@ def _waiting_here(backend: Backend) -> dict[str, list[str]]:
     queues = defaultdict(list)
     for hold in lock_table.unfinished():
         if hold.state is State.WAITING and hold.backend is backend:
-            queues[backend.listed_as(hold.key)].append(told(hold))
+            queues[backend.listed_as(hold.key)].append(describe_holder(hold))
     return queues
 
 
