@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Generator
-from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from . import finalizers
@@ -27,13 +26,13 @@ T = TypeVar("T")
 class Step(NamedTuple):
     """One call that may block, as a sync and an async method with the same arguments.
 
-    The result is also appended to ``results``, if given, so that a KeyboardInterrupt on the way back cannot lose it.
+    An interrupt (KeyboardInterrupt) on the way back can lose the result. What must not be lost, like a grant, the
+    method stores by itself.
     """
 
     method: Callable[..., Any]
     amethod: Callable[..., Awaitable[Any]]
     args: tuple[Any, ...] = ()
-    results: list[Any] | None = None
 
 
 Flow = Generator[Step, Any, T]
@@ -59,11 +58,7 @@ def run(flow: Flow[T], step: Step | None = None) -> T:
                         step = flow.send(result) if error is None else flow.throw(error)
                         error = None
                     try:
-                        if step.results is None:
-                            result = step.method(*step.args)
-                        else:  # all in one call in C: nothing comes between the return of the method and the list
-                            step.results.extend(starmap(step.method, (step.args,)))
-                            result = step.results[-1]
+                        result = step.method(*step.args)
                     except Exception as failure:
                         error = failure
                     step = None
@@ -97,8 +92,6 @@ async def arun(flow: Flow[T]) -> T:
             try:
                 call = step.amethod(*step.args)
                 result = await (uninterrupted(call) if failed else call)
-                if step.results is not None:
-                    step.results.append(result)
             except BaseException as error:
                 if isinstance(error, GeneratorExit) and finalizers.here.collecting:
                     raise  # and the flow is closed elsewhere

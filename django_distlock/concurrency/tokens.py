@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
+
+from .fork import Order, at_fork
 
 # The system is asked for this many tokens at a time: each call costs as much as a whole acquire in memory.
 BATCH = 64
@@ -30,4 +31,4 @@ def _forget() -> None:
     _stock.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+at_fork(Order.PRIMITIVES, child=_forget)

@@ -21,6 +21,7 @@ from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any
 
 from django_distlock import signals
+from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 
 from . import events, owner
@@ -45,6 +46,8 @@ releases: dict[Flow[Any], Callable[[], Iterable[tuple[Hold, Any]]]] = {}
 
 # When flows were first seen that had not begun.
 _unbegun: weakref.WeakKeyDictionary[Flow[Any], float] = weakref.WeakKeyDictionary()
+
+at_fork(Order.HOLDS, child=releases.clear)
 
 # What a task of a closed event loop may want to await on its way out.
 _AWAITS = 100

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import defaultdict
 from contextlib import suppress
@@ -17,13 +16,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django_distlock import signals
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import DistlockError
 from django_distlock.records import MOST_WAITING, BackendReport, LockInfo
 
 from . import events
 from .lock_table import State, lock_table
-from .name_log import this_process, told
+from .name_log import describe_holder, this_process
 from .registry import Entry, registry
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ PATIENCE = 2.5
 MOST_LOOKS = 8
 
 _looking: defaultdict[str, threading.Semaphore] = defaultdict(lambda: threading.Semaphore(MOST_LOOKS))
-os.register_at_fork(after_in_child=_looking.clear)
+at_fork(Order.THREADS, child=_looking.clear)
 
 
 def held_locks(using: str | None = None) -> list[BackendReport]:
@@ -189,7 +189,9 @@ def _mine(backend: Backend) -> list[Mine]:
     for hold in sorted(lock_table.held(backend), key=lambda hold: hold.held_at):
         if (grant := hold.grant) is not None:
             key, session = backend.listed_as(hold.key), str(backend.server_session(grant))
-            mine = Mine(key=key, session=session, name=hold.key.name, held_at=hold.held_at, holder=told(hold))
+            mine = Mine(
+                key=key, session=session, name=hold.key.name, held_at=hold.held_at, holder=describe_holder(hold)
+            )
             found.setdefault((key, session), mine)
     return list(found.values())
 
@@ -213,7 +215,7 @@ def _waiting_here(backend: Backend) -> dict[str, list[str]]:
     queues = defaultdict(list)
     for hold in lock_table.unfinished():
         if hold.state is State.WAITING and hold.backend is backend:
-            queues[backend.listed_as(hold.key)].append(told(hold))
+            queues[backend.listed_as(hold.key)].append(describe_holder(hold))
     return queues
 
 

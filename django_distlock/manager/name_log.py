@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from django_distlock.concurrency import caller
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.records import Note, Noted
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class NameBook:
         """Do not wait for two looks: it is known that this hold will last."""
         backend, grant = hold.backend, hold.grant
         if backend.keeps_notes and grant is not None:
-            noted = [(hold, Note(hold.key, backend.server_session(grant), hold.held_at, told(hold)))]
+            noted = [(hold, Note(hold.key, backend.server_session(grant), hold.held_at, describe_holder(hold)))]
             done = functools.partial(self._done, backend, noted, monotonic())
             backend.write_notes([note for _, note in noted], done)
 
@@ -102,7 +103,7 @@ class NameBook:
             _, written = self._noted.get(hold, (None, None))
             if written is not None and now - written < HELD_AGAIN:
                 return None
-            return Note(key, backend.server_session(grant), hold.held_at, told(hold))
+            return Note(key, backend.server_session(grant), hold.held_at, describe_holder(hold))
         met = (backend.alias, key.digest)
         if met not in self._met:
             if len(self._met) >= REMEMBERED:
@@ -136,15 +137,15 @@ class NameBook:
                 )
 
 
-def told(hold: Hold) -> str:
-    """Who holds it: host:pid:thread or task, and the address that it served when it asked."""
+def describe_holder(hold: Hold) -> str:
+    """The holder as host:pid:thread or task, and the address that it was serving when it asked."""
     return f"{this_process()}:{caller.of(hold.owner, hold.address)}"
 
 
 def this_process() -> str:
-    """As the lock sessions are called, too."""
+    """host:pid, which is also part of the name of each lock session."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 namebook = NameBook()
-os.register_at_fork(after_in_child=namebook.__init__)  # type: ignore[misc]
+at_fork(Order.THREADS, child=namebook.__init__)  # type: ignore[misc]

@@ -14,6 +14,7 @@ from django.db import connections
 from django.db.backends.signals import connection_created
 
 from django_distlock.backends.begin_listener import BeginListener, server_inside
+from django_distlock.concurrency.fork import Order, at_fork
 
 from . import owner
 from .lock_table import lock_table
@@ -75,7 +76,7 @@ def _after_fork() -> None:
 
 
 connection_created.connect(_note_connection, dispatch_uid="django_distlock.manager.open_transactions")
-os.register_at_fork(after_in_child=_after_fork)
+at_fork(Order.PRIMITIVES, child=_after_fork)
 
 
 def open_transactions() -> list[BaseDatabaseWrapper]:

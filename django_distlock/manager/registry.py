@@ -6,7 +6,6 @@ Django's ``BaseConnectionHandler`` keeps an object per thread; a set of lock ses
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from django_distlock.backends.base import Backend
+from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.conf import AliasConfig, configured, read_alias
 from django_distlock.keys import LockKey, derive_key
 from django_distlock.records import Claim
@@ -172,5 +172,5 @@ def _settings_changed(*, setting: str, **kwargs: Any) -> None:
         site_key.forget()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+at_fork(Order.SESSIONS, child=_after_fork)
 setting_changed.connect(_settings_changed, dispatch_uid="django_distlock.registry")

@@ -7,7 +7,6 @@ processes would end exclusion between them without a word.
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, router
 
 from django_distlock.backends.side_connection import ask
+from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.conf import site_key_setting
 from django_distlock.exceptions import BackendUnavailable
 
@@ -92,4 +92,4 @@ def _after_fork() -> None:
 
 
 site_key = SiteKey()
-os.register_at_fork(after_in_child=_after_fork)
+at_fork(Order.PRIMITIVES, child=_after_fork)

@@ -8,7 +8,6 @@ as something is kept for a transaction, ``commit``, ``rollback``, ``close``, ``s
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from django.db import connections
 
 from django_distlock import signals
 from django_distlock.concurrency import finalizers
+from django_distlock.concurrency.fork import Order, at_fork
 
 from . import events
 from . import open_transactions as transactions_here
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_distlock.locks")
 
-# What is to be told once the transaction is quite over.
+# Notifications that are sent once the transaction is over.
 News = list[Callable[[], object]]
 _WRAPPED = ("commit", "rollback", "close", "set_autocommit", "savepoint_rollback")
 
@@ -50,7 +50,7 @@ def _after_fork() -> None:
     _watching = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+at_fork(Order.PRIMITIVES, child=_after_fork)
 
 
 def choose_scope(backend: Any, opened: list[BaseDatabaseWrapper]) -> Scope:
@@ -66,7 +66,7 @@ def on_own_connection(backend: Any, opened: list[BaseDatabaseWrapper]) -> bool:
 
 
 class TransactionWatch:
-    """Tells holdings when the transaction of one connection has ended."""
+    """Notifies holds when the transaction of one connection has ended."""
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self.connection = connection
@@ -175,7 +175,7 @@ class TransactionWatch:
             ended, self.holds = self.holds, []
         news: News = []
         with ExitStack() as stack:  # Ctrl-C in the midst of one does not keep the others
-            stack.callback(self._tell, news)
+            stack.callback(self._notify, news)
             for hold in reversed(ended):
                 stack.callback(self._let_go, hold, news)
 
@@ -191,14 +191,14 @@ class TransactionWatch:
         else:
             _give_back(hold, news)
 
-    def _tell(self, news: News) -> None:
-        """Tell receivers, who may use this connection: not before it is back in autocommit, else their first query
+    def _notify(self, news: News) -> None:
+        """Notify receivers, which may use this connection: not before it is back in autocommit, else their first query
         begins a transaction in the midst of Django's end of the last one."""
         connection = self.connection
         over = not news or self.by_hand or connection.autocommit
         if over or not in_transaction(connection) or in_testcase(connection):
-            for tell in news:
-                tell()
+            for notify in news:
+                notify()
             return
         original, present = connection.set_autocommit, connection.__dict__.get("set_autocommit")
 
@@ -210,8 +210,8 @@ class TransactionWatch:
             try:
                 original(*args, **kwargs)
             finally:
-                for tell in news:
-                    tell()
+                for notify in news:
+                    notify()
 
         set_autocommit._distlock = True  # type: ignore[attr-defined]
         connection.__dict__["set_autocommit"] = set_autocommit
@@ -223,7 +223,7 @@ class TransactionWatch:
         if attributes.get("_distlock_watch") is self:
             del attributes["_distlock_watch"]
         for name, wrapper in self.wrappers.items():
-            # somebody may have wrapped our wrapper; it then stays, and finds nothing to do
+            # other code may have wrapped our wrapper, which then stays and finds nothing to do
             if attributes.get(name) is wrapper:
                 if name in self.replaced:
                     attributes[name] = self.replaced[name]
@@ -250,7 +250,7 @@ class TransactionWatch:
                     lose(hold, "savepoint")
                 elif hold.leases:
                     lose(hold, "transaction")
-                else:  # everybody has released it: nothing is lost by its end
+                else:  # all its leases are released: nothing is lost by its end
                     lock_table.end(hold)
                     events.send_held(signals.lock_released, hold)
 
@@ -283,7 +283,7 @@ def bind(hold: Hold, opened: Iterable[BaseDatabaseWrapper]) -> None:
 
 
 def unbind(hold: Hold) -> None:
-    """Keep ``hold`` for no transaction any more."""
+    """Stop keeping ``hold`` for transactions."""
     with _watching:
         for watch in hold.transactions:
             watch.holds.remove(hold)
@@ -308,6 +308,6 @@ def defer(hold: Hold) -> bool:
     if not hold.transactions:  # the last one ended meanwhile in another thread, which left the release to us
         news: News = []
         _give_back(hold, news)
-        for tell in news:
-            tell()
+        for notify in news:
+            notify()
     return True

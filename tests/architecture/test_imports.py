@@ -39,13 +39,7 @@ NEIGHBOURS = {("testing", "operations")}
 # Arrows that point upwards still; each is to be cut, none may be added.
 STILL_UPWARDS: set[tuple[str, str]] = set()
 # Circles that are left; each is to be cut, none may be added.
-STILL_CIRCLES = {
-    frozenset(circle.split())
-    for circle in (
-        "backends.redlock.debts backends.redlock.inquiry backends.redlock.lanes backends.redlock.lines"
-        " backends.redlock.nodes",
-    )
-}
+STILL_CIRCLES: set[frozenset[str]] = set()
 ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis", "redlock", "zookeeper"}
 # The one sideways edge: Redlock speaks to each of its nodes as the Redis engine does.
 SIDEWAYS = {"redlock": {"redis"}}

@@ -30,7 +30,7 @@ TRIPS = {
     "postgres": Trip(acquire=11, release=9),
     "mysql": Trip(acquire=12, release=9),
     "redis": Trip(acquire=16, release=10),
-    "redlock": Trip(acquire=27, release=21),
+    "redlock": Trip(acquire=22, release=16),
     "zookeeper": Trip(acquire=17, release=12),
 }
 

@@ -74,4 +74,4 @@ def test_the_figure_on_the_page_is_that_of_the_code(page: str, claim: str) -> No
 
 
 def test_the_time_until_a_loss_is_known_follows_from_its_parts() -> None:
-    assert session.HEARTBEAT + session.STATEMENT_LIMIT + 2 * session.TICK <= 7
+    assert session.HEARTBEAT + session.STATEMENT_LIMIT + 2 * session_backend.TICK <= 7

@@ -80,9 +80,9 @@ class ServerStore(Store[LeaseSession]):
         lost = 0
         while True:
             left = until - monotonic()
-            entered: list[bool] = []
+            turn = self._turn.turn()
             try:
-                if left <= 0 or not (yield Step(self._turn.acquire, self._turn.aacquire, (left,), entered)):
+                if left <= 0 or not (yield Step(turn.acquire, turn.aacquire, (left,))):
                     raise self._no_time(lost > 0)
                 session = self._usable() or (yield from self._open(until, lost > 0))
                 error, value = yield Step(self.attempt, self.aattempt, (session, operation, args, until))
@@ -90,8 +90,7 @@ class ServerStore(Store[LeaseSession]):
                     return None if lost and value is False else value
                 retry = self._judge(error, session, lost)
             finally:
-                if any(entered):
-                    self._turn.release()
+                turn.release()
             lost += self._session is None
             if retry > 0:
                 yield Step(PAUSE.sleep, PAUSE.asleep, (retry,))

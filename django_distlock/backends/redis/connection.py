@@ -238,8 +238,3 @@ class Connection:
         self.fd = -1
         with contextlib.suppress(Exception):
             self._driver.disconnect()
-
-
-# Names that Redlock still uses.
-Link = Connection
-LinkError = ConnectionFailed

@@ -60,6 +60,13 @@ class Pool:
                 return connection
             self.discard(connection)
 
+    def open(self, timeout: float) -> None:
+        """Open a connection in this thread, and have it at hand. Raises what the driver raises."""
+        connection = self._connect(timeout)
+        with self._guard:
+            self._connections.add(connection)
+        self.give(connection)
+
     def get(self, until: float) -> Flow[Connection]:
         """A connection at hand, a new one, or the next that is given back, in order of arrival. ConnectionFailed at the
         monotonic time ``until``."""
@@ -76,8 +83,6 @@ class Pool:
             finalizers.now_or_later(self._desert, waiter)
             raise
         return waiter.connection or (yield from self._opened(until))
-
-    link = get  # Redlock still calls it so
 
     def _arrive(self) -> Waiter | None:
         """Reserve a place for a new connection, and return None; or else queue for one."""
@@ -290,8 +295,3 @@ class Places:
                 if head.parker is None or not head.parker.wake():
                     self._taken.discard(head)
                 self._queue.pop(0)
-
-
-# Names that Redlock still uses.
-Link = Connection
-LinkError = ConnectionFailed

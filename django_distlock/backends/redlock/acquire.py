@@ -1,279 +1,204 @@
-"""One claim on its way to a majority: what it is known by at the nodes, and how long it pauses between attempts."""
+"""One attempt at a majority: every node is asked for its vote, and a vote that is of no use is taken back."""
 
 from __future__ import annotations
 
 import itertools
-import random
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_distlock.backends.redis.pool import LinkError
+from django_distlock.backends.redis.commands import milliseconds
+from django_distlock.backends.redis.connection import pack
+from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.records import Grant, drift
 
-from .ears import called
-from .inquiry import Question
-from .quorum import Answer
-from .scripts import ACQUIRE, EXTEND, GRACE, JOIN, KEPT, NO_QUEUE, PLACES, RELEASE, RESPECT, keys_of, vote_of
+from .nodes import Request, Undo
+from .quorum import Answer, Verdict, decide
+from .rounds import Round, Unavailable
+from .scripts import ACQUIRE, JOIN, PLACES, RELEASE, RESPECT, keys_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
-    from django_distlock.backends.redis.pool import Link
     from django_distlock.concurrency.flow import Flow
     from django_distlock.records import Claim
 
-    from .ears import Ears
-    from .lanes import Lane
-    from .nodes import Slot
-    from .scripts import Keys
+    from .nodes import Nodes, Pipeline, Sent
+    from .rounds import Judge
 
-# Who listens looks all the same, at first after a short time and then less and less often: the call may have been lost,
-# or the node that should call be of no use. Seconds.
-FIRST_LOOK, LONGEST_LOOK = 0.25, 2.0
-# When the lease of the holder has ended, the next in turn looks after the one time, each behind it after the other.
-EXPIRED, LATER = 0.005, 0.25
-# Who does not listen pauses for the one time its place in line, or for the other; or, if that is longer, for the third
-# times the waiters of its process, but is seen again before it is passed over. Seconds.
-NEXT, LONGEST_PAUSE, PER_CLAIM, MOST_PAUSE = 0.01, 0.05, 0.0005, 0.25
-# Who is next in turn asks all nodes, and not only the one that keeps the queue, not more often than this; seconds.
-ALL_ASKED = 0.15
-# After a vote that nobody won: the random delay of the Redlock description, doubled each time. Seconds.
-SPLIT = 0.002
-# A node that grants alone for so long knows nothing of the holder; for less, the others may only be later to hear of a
-# release. Seconds.
-STRANGE = 0.05
-# A waiter does not look again with less time than this; seconds.
-LAST_LOOK = 0.003
-# With less time than this a node cannot be expected to answer; seconds.
-LEAST_LOOK = 0.05
-# So long do nodes that do not answer count as a passing disturbance, if the caller has the time. Seconds.
-DISTURBANCE = 0.5
+# The least time for an attempt of a caller that does not wait, and the most for any; seconds.
+LEAST_PATIENCE, LONGEST = 0.5, 5.0
+# A waiter hears the node that keeps its queue, if it answers within this time: then it has left the queue. Seconds.
+LEAD = 0.005
 
-# Of the process: whoever got a lock too late gives it back and asks for it anew with the same token.
-_attempts = itertools.count()
+# Votes are numbered in each process: what takes back one of them never removes a later one.
+numbers = itertools.count()
 
 
 class Session(NamedTuple):
-    """Where a lock was taken, and what it is known by at the nodes. All that concerns it goes the same way.
+    """What a grant is known by. ``votes`` has the last request to each node for its vote, None if there was none.
 
-    ``votes``: for each node the last request for its vote, None if it was never asked. If its reply was lost, the vote
-    is being taken back there, at whatever time that arrives: it does not count, until it was given again.
+    A vote whose request was lost does not count: it is taken back, and asked for again after that.
     """
 
-    lane: Lane
     vote: str
     holder: str
-    votes: list[Slot | None]
+    votes: list[Sent | None]
 
     def __repr__(self) -> str:
-        return f"<Session on {self.lane!r}>"  # the vote is the token
+        return "<Session>"  # the vote contains the token
 
 
-class Ballot:
-    """The attempts at one claim, by somebody who has ``told`` of itself."""
+class Outcome(NamedTuple):
+    """``at_lead``: the request to the node that keeps the queue. It may have no reply yet."""
 
-    def __init__(self, claim: Claim, told: bytes, lane: Lane) -> None:
+    grant: Grant | None
+    at_lead: Sent | None
+
+
+def vote_request(undo: Undo, holder: str) -> Request:
+    """A request for the vote that ``undo`` takes back, at a node without a queue."""
+    value = undo.vote + holder
+    return Request(None, packed=pack("SET", undo.keys[0], value, "NX", "PX", milliseconds(undo.ttl)), undo=undo)
+
+
+def undo_request(undo: Undo) -> Request:
+    """A request that takes back a vote, and takes its owner out of the queue."""
+    return Request(RELEASE, undo.keys, undo.vote, undo.member, undo=undo, repeat=True, final=True)
+
+
+class Attempt:
+    """The attempts at one claim. ``told``: what the holder tells of itself; ``patience``: the time of a node for its
+    reply, in seconds."""
+
+    def __init__(self, nodes: Nodes, claim: Claim, told: bytes, patience: float) -> None:
+        self.nodes = nodes
         self.claim = claim
-        self.lane = lane
         self.keys = keys_of(claim.key.text)
         self.ttl = claim.ttl or 0.0
+        self.patience = patience
         self._told = told[1:].decode()
-        self._holder = ""
-        self.vote = vote_of(claim.token, next(_attempts))
-        # see Session
-        self.votes: list[Slot | None] = [None] * len(lane.lines)
-        # the node at which it stands in the queue, and since when by that node's clock
-        self.queued_at: int | None = None
-        self._since = ""
-        self._ahead = 0
-        # when the lease of the holder ends, as that node said
-        self._ends_at = 0.0
-        # on which it listens; only in try_acquire
-        self.ear: Link | None = None
-        # has it been called? Or does it else know that there is no need to pause?
-        self.called = self.ready = False
-        # did the lead refuse it?
-        self.in_line = False
-        self._looks = 0
-        self._splits = 0
-        self._split_since: float | None = None
-        # how many nodes in turn granted it alone: they do not know who has it, so that nobody can wait there
-        self.strange_leads = 0
-        self.was_refused = False
-        self._all_asked_at = monotonic()
-        self._disturbed_at: float | None = None
-        self._error: Exception | None = None
+        # an attempt that has not ended: its round, and the vote
+        self._round: Round | None = None
+        self._vote = ""
 
-    def questions(self, lead: int, *, waits: bool, only_lead: bool = False) -> list[Question | None]:
-        """To all nodes, of which ``lead`` keeps the queue."""
-        self.in_line = False
-        self._holder = f'{{"since":{time.time_ns() // 1000},{self._told}'
-        others = self._question(NO_QUEUE) if not only_lead else None
-        found: list[Question | None] = [others] * len(self.lane.lines)
-        found[lead] = self._question(JOIN if waits else RESPECT)
-        return found
-
-    def due(self, now: float) -> bool:
-        """Is it time to ask everybody? Because it was called, or whatever the lead says: it may keep a key that nobody
-        has a majority for."""
-        called, self.called = self.called, False
-        if called:
-            return True
-        if now - self._all_asked_at < ALL_ASKED:
-            return False
-        self._all_asked_at = now
-        return self._ahead == 0
-
-    def _question(self, mode: str) -> Question:
-        channel = self.ear.channel if self.ear is not None else b""
-        args = (mode, self.claim.token, self._since, channel)
-        return acquire_question(self.keys, self.vote, self._holder, self.ttl, *args)
-
-    def record(self, slots: Iterable[Slot | None], lead: int | None) -> None:
-        """What was just asked. Whoever has asked ``lead`` stands in line there."""
-        for index, slot in enumerate(slots):
-            if slot is not None and slot.sent and slot.vote == self.vote:
-                self.votes[index] = slot
-                if index == lead and self.queued_at != lead:
-                    self.leave()
-                    self.queued_at = lead
-
-    def take_back(self, answers: list[Answer] | None = None) -> None:
-        """End the attempt: undo it wherever it may have succeeded. The next one has another vote."""
-        question = Question(b"", vote=self.vote, undo=undo_of(self.keys, self.vote), ttl=self.ttl)
-        for index, slot in enumerate(self.votes):
-            refused = answers is not None and answers[index] is Answer.REFUSED
-            # what was lost with its connection is owed already
-            if slot is not None and not slot.lost and not refused:
-                self.lane.tell(index, question)
-        self.votes = [None] * len(self.votes)
-        self.vote = vote_of(self.claim.token, next(_attempts))
-
-    def leave(self) -> None:
-        """Leave the queue."""
-        if self.queued_at is not None:
-            self.lane.tell(self.queued_at, leave_question(self.claim))
-            self.queued_at = None
-
-    def grant(self, asked: float) -> Grant:
-        """It is ours, since a question put at ``asked``."""
-        valid_until = asked + self.ttl - drift(self.ttl)
-        session = Session(self.lane, self.vote, self._holder, self.votes)
-        return Grant(claim=self.claim, acquired_at=asked, valid_until=valid_until, session=session)
-
-    def note(self, slot: Slot | None) -> None:
-        """What the lead said; it tells how long to pause."""
-        reply = slot.reply if slot is not None and slot.done else None
-        if not isinstance(reply, int):
-            return
-        if reply > 0:
-            if reply > 1:
-                self._since = str(reply)
-            return
-        left, self._ahead = divmod(-1 - reply, PLACES)
-        self._ends_at = monotonic() + (left or GRACE) / 1000  # free: who comes first has been called
-        self.in_line = True
-        self._splits, self._split_since = 0, None
-
-    def refused(self, *, split: bool) -> None:
-        """It is busy. ``split``: nobody need have it, several may have got a part of it each."""
-        self.was_refused, self._disturbed_at, self._error = True, None, None
-        if split:
-            self._splits = min(self._splits + 1, 5)
-            self._split_since = self._split_since or monotonic()
-            if monotonic() - self._split_since >= STRANGE:
-                self.strange_leads, self._split_since = self.strange_leads + 1, None
-
-    def disturbed(self, error: Exception, had: float, patience: float, until: float) -> bool:
-        """Too few nodes answered, which ``had`` so many seconds of their ``patience``. May that pass, and is there time
-        to see?"""
-        if self._error is None and had < (patience if self.was_refused else LEAST_LOOK):
-            return True  # they had no time: all we know is that it was busy
+    def until(self, wait: float) -> float:
+        """The monotonic time at which an attempt ends that begins now."""
         now = monotonic()
-        self._error = error
-        self._splits = min(self._splits + 1, 5)
-        if self._disturbed_at is None:
-            self._disturbed_at = now
-        return now - self._disturbed_at < DISTURBANCE and until > now
+        return min(self.claim.answer_by or now + max(wait, LEAST_PATIENCE), now + LONGEST)
 
-    def last_word(self) -> None:
-        """The time is over. Raises what went wrong, if it was that and not somebody else who has the lock."""
-        if self._error is not None:
-            raise self._error
-
-    def rest(self, ears: Ears, lead: int, deadline: float) -> Flow[None]:
-        """Between two attempts, if it stands in line."""
-        if self.in_line and self.ear is not None:
-            yield from self._asleep(self.ear, deadline)
-        elif self.in_line:
-            self.ready = yield from ears.open(lead, deadline)
-
-    def _asleep(self, ear: Link, deadline: float) -> Flow[None]:
-        """Wait to be called by the node that keeps the line, or until it is time to look."""
-        wait = min(FIRST_LOOK * 2**self._looks, LONGEST_LOOK) * (0.75 + random.random() / 4)  # noqa: S311
-        look_at = min(monotonic() + wait, self._ends_at + EXPIRED + self._ahead * LATER)
+    def once(self, until: float) -> Flow[Grant | None]:
+        """Ask all nodes; and again if connections turn out to be lost, as after a restart."""
+        lead = self.lead()
         try:
-            self.called = yield from called(ear, self.claim.token.encode(), min(look_at, deadline))
-        except LinkError:  # many waiters may hear of that at once, so each pauses
-            ear.close()
+            outcome = yield from self.vote(lead, until)
+        except Unavailable as error:
+            if not error.lost:
+                raise
+            outcome = yield from self.vote(lead, until)
+        return outcome.grant
+
+    def lead(self, shift: int = 0) -> int:
+        """The node that keeps the queue: the same one in all processes while it is healthy and knows the holder."""
+        healthy = self.nodes.healthy(self.claim.key.digest[0] % len(self.nodes.all))
+        return healthy[shift % len(healthy)]
+
+    def vote(
+        self,
+        lead: int,
+        until: float,
+        mode: str = RESPECT,
+        *,
+        everyone: bool = True,
+        own: Pipeline | None = None,
+        member: str = "",
+        since: str = "",
+    ) -> Flow[Outcome]:
+        """Ask the nodes for their votes: all at once, or first the node ``lead`` alone and the others if it grants.
+
+        ``own``: the connection to ``lead``, for a caller that waits in its queue. BackendUnavailable if too few nodes
+        answer.
+        """
+        vote = self._vote = f"{self.claim.token}-{next(numbers)} "
+        holder = f'{{"since":{time.time_ns() // 1000},{self._told}'
+        channel = own.link.channel if own is not None and own.link is not None and own.link.subscribed else b""
+        undo = Undo(self.keys, vote, "", self.ttl)
+        args = (vote, milliseconds(self.ttl), vote + holder, mode, member, since, channel)
+        first = Request(ACQUIRE, self.keys, *args, undo=undo)
+        requests: list[Request | None] = [None] * len(self.nodes.all)
+        requests[lead] = first
+        ballot = self._round = Round(self.nodes, requests, own)
+        verdict = Verdict.GRANTED
+        try:
+            if not everyone:
+                verdict = yield from ballot.ask(_by_lead(lead), self.patience, until)
+            if verdict is Verdict.GRANTED:
+                others = vote_request(undo, holder)
+                ballot.requests = [first if index == lead else others for index in range(len(requests))]
+                verdict = yield from ballot.ask(_by_majority(ballot, lead, self.ttl), self.patience, until)
+                if mode == JOIN and verdict is Verdict.GRANTED:
+                    yield from ballot.settle(min(until, monotonic() + LEAD), lead)
+            if verdict is Verdict.UNAVAILABLE:
+                raise ballot.error()
+            grant = self._grant(ballot, vote, holder) if verdict is Verdict.GRANTED else None
+        except BaseException:
+            finalizers.now_or_later(self.end)
+            raise
+        if grant is None:
+            self.end(refused=True)
+        else:
+            ballot.close()
+        return Outcome(grant, ballot.sent[lead])
+
+    def _grant(self, ballot: Round, vote: str, holder: str) -> Grant:
+        asked = ballot.asked_at
+        valid_until = asked + self.ttl - drift(self.ttl)
+        return Grant(
+            claim=self.claim,
+            acquired_at=asked,
+            valid_until=valid_until,
+            session=Session(vote, holder, ballot.sent),
+        )
+
+    def keep(self) -> None:
+        """The grant has an owner: it is not taken back any more."""
+        self._round, self._vote = None, ""
+
+    def end(self, refused: bool = False) -> None:
+        """Take back the votes of an attempt, unless the grant was kept, and give its connections back. May be repeated.
+
+        ``refused``: the attempt came to its end, so its answers are known. Else an interrupt may have come anywhere.
+        """
+        ballot, vote = self._round, self._vote
+        if ballot is None:
             return
-        self._looks = 0 if self.called else min(self._looks + 1, 9)
-        self.ready = True
-
-    def pause(self, others: int) -> float:
-        """Seconds until the next look, for one of so many who wait."""
-        ready, self.ready = self.ready, False
-        if ready:
-            return 0.0
-        if self._splits:
-            return random.random() * SPLIT * float(2**self._splits)  # noqa: S311 - spreads retries, guards no secret
-        pause = max(min(NEXT * (1 + self._ahead), LONGEST_PAUSE), min(others * PER_CLAIM, MOST_PAUSE))
-        return pause * (0.5 + random.random() / 2)  # noqa: S311
+        request = undo_request(Undo(self.keys, vote, "", self.ttl))
+        for index, sent in enumerate(ballot.sent):
+            if ballot.requests[index] is None:
+                continue
+            if not refused or (sent is not None and not sent.lost and ballot.answers[index] is not Answer.REFUSED):
+                ballot.tell(index, request)
+        ballot.close()
+        self._round = None
 
 
-def undo_of(keys: Keys, vote: str, member: str = "") -> bytes:
-    # by its text: nobody listens for a NOSCRIPT
-    return RELEASE.whole(keys, vote, member)
+def _by_majority(ballot: Round, lead: int, ttl: float) -> Judge:
+    def judge(answers: Sequence[Answer], elapsed: float, patience: float) -> Verdict:
+        sent = ballot.sent[lead]
+        if sent is not None and isinstance(sent.reply, int) and -PLACES <= sent.reply < 0:
+            return Verdict.REFUSED  # the lock is free, but others came first
+        return decide(answers, elapsed=elapsed, ttl=ttl, patience=patience)
+
+    return judge
 
 
-def acquire_question(
-    keys: Keys, vote: str, holder: str, ttl: float, mode: str, member: str = "", since: str = "", channel: bytes = b""
-) -> Question:
-    args = (vote, max(1, int(ttl * 1000)), vote + holder, mode, member, since, channel)
-    return Question(ACQUIRE.by_hash(keys, *args), ACQUIRE.whole(keys, *args), vote, undo_of(keys, vote), ttl)
+_OF_LEAD = {Answer.GRANTED: Verdict.GRANTED, Answer.REFUSED: Verdict.REFUSED}
 
 
-def release_question(grant: Grant) -> Question:
-    """Whoever was granted it before the node that keeps the line has answered may stand there still."""
-    claim, vote = grant.claim, grant.session.vote
-    keys, ttl = keys_of(claim.key.text), (grant.valid_until or 0.0) - grant.acquired_at
-    whole = undo_of(keys, vote, claim.token)
-    ttl = max(ttl, claim.ttl or 0.0)
-    return Question(RELEASE.by_hash(keys, vote, claim.token), whole, vote, whole, ttl, repeat=True, final=True)
+def _by_lead(lead: int) -> Judge:
+    def judge(answers: Sequence[Answer], elapsed: float, patience: float) -> Verdict:
+        if answers[lead] in (Answer.PENDING, Answer.SLOW) and elapsed < patience:
+            return Verdict.WAIT
+        return _OF_LEAD.get(answers[lead], Verdict.UNAVAILABLE)
 
-
-def leave_question(claim: Claim) -> Question:
-    vote = vote_of(claim.token, "queue")  # nobody's: the lock itself stays as it is
-    undo = undo_of(keys_of(claim.key.text), vote, claim.token)
-    return Question(b"", vote=vote, undo=undo, ttl=KEPT / 1000, final=True)
-
-
-def stay_nowhere(grant: Grant) -> None:
-    """Leave the line of a node that did not grant it, and said so later than the others, or has not said anything."""
-    for index, vote in enumerate(grant.session.votes):
-        if vote is not None and not (isinstance(vote.reply, int) and vote.reply > 0):
-            grant.session.lane.tell(index, leave_question(grant.claim))
-
-
-def extend_question(grant: Grant, ttl: float | None) -> Question:
-    """Without a TTL: only a look."""
-    keys, vote = keys_of(grant.claim.key.text), grant.session.vote
-    args = (vote, "" if ttl is None else max(1, int(ttl * 1000)))
-    return Question(EXTEND.by_hash(keys, *args), EXTEND.whole(keys, *args), vote, repeat=True)
-
-
-def again_question(grant: Grant, ttl: float) -> Question:
-    """For the vote of a node that has lost it."""
-    session: Session = grant.session
-    return acquire_question(keys_of(grant.claim.key.text), session.vote, session.holder, ttl, NO_QUEUE)
+    return judge

@@ -1,4 +1,4 @@
-"""Redlock: one lock on N independent Redis nodes, held by whom a majority has granted it.
+"""Redlock: one lock on N independent Redis nodes, held by the caller to which a majority has granted it.
 
 https://redis.io/docs/latest/develop/use/patterns/distributed-locks/. Not for correctness: see docs/backends/redlock.md.
 """
@@ -8,47 +8,53 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock.backends.base import Backend
+from django_distlock.backends.cleanup import PendingCleanup
+from django_distlock.backends.redis.commands import milliseconds
+from django_distlock.backends.redis.connection import PENDING
 from django_distlock.backends.redis.introspection import HolderInfo
+from django_distlock.backends.redis.pool import Places
+from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, arun, run
+from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor
-from .acquire import LAST_LOOK, Ballot, again_question, extend_question, release_question, stay_nowhere
-from .checks import check_nodes, targets_of
-from .ears import Ears
-from .election import attempt, confirmed, lead_of, repeated
-from .inquiry import Outcome
+from .acquire import Attempt, Session, undo_request, vote_request
 from .introspection import break_everywhere, listing
-from .pool import TICK, Crowded, Lanes
-from .quorum import Answer, Verdict
+from .nodes import Nodes, Request, Undo
+from .quorum import Answer, Verdict, confirm, heard
+from .rounds import Round
+from .scripts import EXTEND, RELEASE, keys_of
+from .waiter import Waiter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from django.core.checks import CheckMessage
 
     from django_distlock.keys import LockKey
 
-    from .inquiry import Question
-    from .lanes import Lane
-
-# A node's time for an answer: this share of the TTL, but not less than this many seconds.
+# The time of a node for its reply: this share of the TTL, and at least this many seconds.
 SHARE_OF_TTL, LEAST_NODE_TIMEOUT = 0.05, 0.05
-# So long may one attempt take: at least, also for a caller that does not wait, and at most. Seconds.
-LEAST_PATIENCE, LONGEST = 0.5, 5.0
-# So long may a release or a look by an operator take; and a renewal, for which all others wait. Seconds.
+# The time for a release or an operator's request; and for a renewal, for which all others wait. Seconds.
 PATIENCE, RENEWAL_PATIENCE = 2.0, 1.0
+# A release or renewal listens this much longer to the nodes that were not needed, so that the next caller does not find
+# the key there, and the holder learns which nodes have lost it. Seconds.
+SETTLE = 0.005
 # A name that was busy within this time is asked for at one node first; seconds.
 BUSY = 1.0
 CACHED_NAMES = 4096
+# Callers of one process that wait at the nodes, each on a connection; the others look now and then.
+WAITERS = 32
+TICK = 0.5
 
 
 class RedlockBackend(Backend):
     """OPTIONS: ``nodes``, a list of URLs (``redis://``, ``rediss://``, ``unix://``) or of aliases of django-redis in
     CACHES: an odd number of independent servers.
 
-    ``node_timeout``: seconds that a node has for an answer (default: 5 % of the TTL, at least 0.05).
+    ``node_timeout``: seconds that a node has for its reply (default: 5 % of the TTL, at least 0.05).
     """
 
     supports_ttl = True
@@ -58,26 +64,26 @@ class RedlockBackend(Backend):
 
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         super().__init__(alias, options)
-        self._targets = targets_of(alias, options)
+        self._targets = doctor.targets_of(alias, options)
         self._timeout: float | None = options.get("node_timeout")
-        self._ears = Ears(self._targets)
         self._start()
 
     def _start(self) -> None:
-        self._lanes = Lanes(self._targets, f"distlock-{self.alias}-connect", lambda when: self.wake_at(when))
-        self._teller = HolderInfo()
-        # claims that wait, and their grant until the caller surely has it: who is interrupted on the way withdraws
-        self._claims: dict[str, Ballot | Grant] = {}
+        self._cleanup: PendingCleanup[tuple[int, Undo]] = PendingCleanup(self._undo_at, f"distlock-{self.alias}-undo")
+        self._nodes = Nodes(self.alias, self._targets, self._cleanup, lambda when: self.wake_at(when))
+        self._waiters = Places(WAITERS)
+        self._holder = HolderInfo()
+        # attempts under way, and grants until their callers surely have them
+        self._claims: dict[str, Grant | tuple[Attempt | Waiter, ...]] = {}
         self._busy: dict[bytes, float] = {}
 
     def _patience(self, ttl: float) -> float:
-        """How long one node has for an answer."""
         return self._timeout or max(LEAST_NODE_TIMEOUT, ttl * SHARE_OF_TTL)
-
-    # acquire
 
     def listed_as(self, key: LockKey) -> str:
         return key.text
+
+    # acquire
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         return run(self._acquire(claim, wait))
@@ -87,107 +93,55 @@ class RedlockBackend(Backend):
 
     def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
         now = monotonic()
-        until = min(claim.answer_by or now + max(wait, LEAST_PATIENCE), now + LONGEST)
-        known = self._claims.get(claim.token)
-        ballot = known if isinstance(known, Ballot) else None
-        if ballot is not None and wait < LAST_LOOK:
-            ballot.last_word()
-            return None
+        attempt = Attempt(self._nodes, claim, self._holder.facts(claim.key), self._patience(claim.ttl or 0.0))
+        self._claims[claim.token] = (attempt,)
         try:
-            lane = yield from self._lanes.enter(ballot.lane if ballot else None, until - now)
-        except Crowded:
-            if wait > 0:
-                return None  # all the time was spent behind others of this process
-            raise
-        if ballot is None or lane is not ballot.lane:
-            try:
-                ballot = self._claims[claim.token] = Ballot(claim, self._teller.facts(claim.key), lane)
-            except BaseException:
-                lane.leave()
-                raise
-        lead = 0
-        try:
-            try:
-                lead = lead_of(ballot)
-                if wait > 0:
-                    ballot.ear = self._ears.take(lead)
-                grant = yield from self._attempts(ballot, lead, wait > 0, until)
-            except BaseException:  # it has asked, and stands in line, all the same
-                ballot.record(lane.slots, lead if wait > 0 else None)
-                raise
-            finally:
-                lane.leave()
+            grant, everyone = None, False
+            if wait <= 0 or now - self._busy.get(claim.key.digest, -BUSY) >= BUSY:
+                try:
+                    grant = yield from attempt.once(attempt.until(wait))
+                except BackendUnavailable:
+                    if monotonic() >= now + wait:
+                        raise
+                    everyone = True
             if grant is None and wait > 0:
-                yield from ballot.rest(self._ears, lead, now + wait)
-            return grant
-        except BaseException:
+                waiter = Waiter(attempt, self._waiters, now + wait)
+                self._claims[claim.token] = (waiter, attempt)
+                grant = yield from waiter.wait(everyone)
+        except Exception:
             self._claims.pop(claim.token, None)
-            ballot.take_back()
-            ballot.leave()
             raise
-        finally:
-            ear, ballot.ear = ballot.ear, None
-            if ear is not None:
-                self._ears.give(lead, ear)
-
-    def _attempts(self, ballot: Ballot, lead: int, waits: bool, until: float) -> Flow[Grant | None]:
-        claim, patience = ballot.claim, self._patience(ballot.ttl)
-        for last in (False, True):
-            asked = monotonic()
-            busy = ballot.was_refused or asked - self._busy.get(claim.key.digest, -BUSY) < BUSY
-            busy = not ballot.due(asked) and busy
-            outcome = yield from attempt(ballot, lead, waits=waits, busy=busy, patience=patience, until=until)
-            if outcome.verdict is Verdict.GRANTED:
-                if outcome.answers[lead] is Answer.REFUSED or ballot.votes[lead] is None:
-                    ballot.leave()  # it still stands in line there, or where it stood before
-                grant = self._claims[claim.token] = ballot.grant(asked)
-                return grant
-            ballot.take_back(outcome.answers)
-            # connections that had broken unnoticed: once more on new ones
-            if not outcome.lost or last:
-                break
-        if outcome.verdict is Verdict.REFUSED:
+        if grant is None:
             self._note_busy(claim.key)
-            ballot.refused(split=outcome.answers[lead] is not Answer.REFUSED)
-            if not waits:
-                self._claims.pop(claim.token, None)
-            return None
-        error = self._lanes.unavailable(outcome)
-        if waits and ballot.disturbed(error, until - asked, patience, until):
-            return None
-        raise error
+            self._claims.pop(claim.token, None)
+        else:
+            self._claims[claim.token] = grant
+            attempt.keep()
+        self.wake_at(monotonic() + TICK)
+        return grant
 
     def _note_busy(self, key: LockKey) -> None:
         if len(self._busy) >= CACHED_NAMES:
             self._busy.clear()
         self._busy[key.digest] = monotonic()
 
-    def pause(self, claim: Claim, attempt: int) -> float:
-        ballot = self._claims.get(claim.token)
-        if not isinstance(ballot, Ballot):
-            return super().pause(claim, attempt)
-        return ballot.pause(len(self._claims))
-
     def withdraw(self, claim: Claim) -> None:
         left = self._claims.get(claim.token)
-        if isinstance(left, Ballot):
-            left.leave()
-        elif left is not None:  # granted to nobody, because the attempt was interrupted
+        if isinstance(left, Grant):  # which its caller never got, because it was interrupted
             self._take_back(left)
-        self._claims.pop(claim.token, None)  # at last: this, too, may be interrupted, and is then done again
-
-    def _take_back(self, grant: Grant) -> None:
-        """Without waiting for an answer."""
-        question = release_question(grant)
-        lane = grant.session.lane
-        if lane.closed:
-            lane = self._lanes.lane(0)
-        for index, vote in enumerate(grant.session.votes):
-            if vote is not None:
-                lane.tell(index, question)
+        else:
+            for each in left or ():
+                each.end()
+        self._claims.pop(claim.token, None)  # last, because an interrupted withdrawal is repeated
 
     async def awithdraw(self, claim: Claim) -> None:
         self.withdraw(claim)
+
+    def _take_back(self, grant: Grant) -> None:
+        """Give back in the background what a caller cannot give back."""
+        for index, vote in enumerate(grant.session.votes):
+            if vote is not None:
+                self._nodes.undo_later(index, _undo_of(grant), uncertain=vote.reply is PENDING)
 
     # while it is held
 
@@ -198,20 +152,28 @@ class RedlockBackend(Backend):
         return await arun(self._release(grant))
 
     def _release(self, grant: Grant) -> Flow[bool]:
-        claim = grant.claim
-        self._claims.pop(claim.token, None)
-        question = release_question(grant)
+        self._claims.pop(grant.claim.token, None)
+        votes, undo = grant.session.votes, _undo_of(grant)
+        request = undo_request(undo)
         try:
-            outcome = yield from self._confirmed(grant, question, claim.ttl or 0.0, PATIENCE)
+            ballot = self._round(grant, [None if vote is None else request for vote in votes])
+            verdict = yield from self._confirmed(ballot, grant, grant.claim.ttl or 0.0, PATIENCE)
         except BaseException:
             self._take_back(grant)
             raise
-        if outcome.verdict is Verdict.UNAVAILABLE:
+        for index, (vote, sent) in enumerate(zip(votes, ballot.sent, strict=True)):
+            # the request for the vote may arrive later, on another connection
+            if vote is None:
+                continue
+            overtaken = vote.reply is PENDING and (sent is None or sent.pipeline is not vote.pipeline)
+            if sent is None or overtaken:
+                self._nodes.undo_later(index, undo, uncertain=overtaken)
+        if verdict is Verdict.UNAVAILABLE:
             in_time = grant.valid_until is not None and monotonic() < grant.valid_until
-            if in_time and repeated(outcome):
+            if in_time and ballot.repeated_in_vain():
                 return True  # sent twice: the first one did it, unless the lease had ended
-            raise self._lanes.unavailable(outcome)
-        return outcome.verdict is Verdict.GRANTED
+            raise ballot.error()
+        return verdict is Verdict.GRANTED
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
         return run(self._extend(grant, ttl))
@@ -221,12 +183,12 @@ class RedlockBackend(Backend):
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
         asked = monotonic()
-        question, again = extend_question(grant, ttl), again_question(grant, ttl)
-        outcome = yield from self._confirmed(grant, question, ttl, RENEWAL_PATIENCE, again)
-        if outcome.verdict is Verdict.UNAVAILABLE:
-            raise self._lanes.unavailable(outcome)
-        if outcome.verdict is Verdict.REFUSED:
-            self._take_back(grant)  # also where it is not ours: it may stand in line there
+        ballot = self._round(grant, [self._extension(grant, ttl)] * len(self._targets))
+        verdict = yield from self._confirmed(ballot, grant, ttl, RENEWAL_PATIENCE, revote=True)
+        if verdict is Verdict.UNAVAILABLE:
+            raise ballot.error()
+        if verdict is Verdict.REFUSED:
+            self._take_back(grant)
             return None
         return grant._replace(acquired_at=asked, valid_until=asked + ttl - drift(ttl))
 
@@ -237,23 +199,74 @@ class RedlockBackend(Backend):
         return await arun(self._verify(grant))
 
     def _verify(self, grant: Grant) -> Flow[bool]:
-        question = extend_question(grant, None)
-        outcome = yield from self._confirmed(grant, question, grant.claim.ttl or 0.0, PATIENCE)
-        if outcome.verdict is Verdict.UNAVAILABLE:
-            raise self._lanes.unavailable(outcome)
-        return outcome.verdict is Verdict.GRANTED
+        request = self._extension(grant, None)
+        ballot = self._round(grant, [None if vote is None else request for vote in grant.session.votes])
+        verdict = yield from self._confirmed(ballot, grant, grant.claim.ttl or 0.0, PATIENCE)
+        if verdict is Verdict.UNAVAILABLE:
+            raise ballot.error()
+        return verdict is Verdict.GRANTED
+
+    @staticmethod
+    def _extension(grant: Grant, ttl: float | None) -> Request:
+        """A request to live for ``ttl`` seconds more. Without: only whether the vote is there."""
+        keys = keys_of(grant.claim.key.text)
+        return Request(EXTEND, keys, grant.session.vote, "" if ttl is None else milliseconds(ttl), repeat=True)
+
+    def _round(self, grant: Grant, requests: Sequence[Request | None]) -> Round:
+        """On the connections on which a request for a vote has no reply yet, so that the new one comes after it."""
+        votes = grant.session.votes
+        waited_for = [vote.pipeline if vote is not None and vote.reply is PENDING else None for vote in votes]
+        return Round(self._nodes, requests, prefer=waited_for)
 
     def _confirmed(
-        self, grant: Grant, question: Question, ttl: float, longest: float, again: Question | None = None
-    ) -> Flow[Outcome]:
-        """Ask about a lock that was ours."""
-        until = monotonic() + longest
-        lane = yield from self._lanes.enter(grant.session.lane, longest)
+        self, ballot: Round, grant: Grant, ttl: float, longest: float, *, revote: bool = False
+    ) -> Flow[Verdict]:
+        """Do the nodes still know ``grant``? ``revote``: those that do not are asked for their vote again.
+
+        That vote counts from the next renewal on: counted at once it would hide that another holder had a majority
+        meanwhile. It is not asked for while an older one is being taken back.
+        """
+        session: Session = grant.session
+
+        def judge(answers: Sequence[Answer], elapsed: float, patience: float) -> Verdict:
+            pairs = zip(session.votes, answers, strict=True)
+            counted = [Answer.FAILED if vote is not None and vote.lost else answer for vote, answer in pairs]
+            return confirm(counted, elapsed=elapsed, patience=patience)
+
         try:
-            patience = self._patience(ttl)
-            return (yield from confirmed(lane, grant.session.votes, question, again, patience=patience, until=until))
+            verdict = yield from ballot.ask(judge, self._patience(ttl), monotonic() + longest, settle=SETTLE)
+        except BaseException:
+            finalizers.now_or_later(ballot.close)
+            raise
+        if revote and verdict is Verdict.GRANTED:
+            self._vote_again(ballot, grant, ttl)
+        ballot.close()
+        return verdict
+
+    def _vote_again(self, ballot: Round, grant: Grant, ttl: float) -> None:
+        session: Session = grant.session
+        again = vote_request(Undo(keys_of(grant.claim.key.text), session.vote, "", ttl), session.holder)
+        for index, answer in enumerate(ballot.answers):
+            vote = session.votes[index]
+            if vote is not None and vote.lost and self._nodes.undoing(index, session.vote):
+                continue
+            if answer is Answer.REFUSED:
+                session.votes[index] = ballot.tell(index, again) or vote
+            elif answer is Answer.GRANTED:  # it counts from now on, if the first request was lost
+                session.votes[index] = ballot.sent[index]
+
+    def _undo_at(self, what: tuple[int, Undo], until: float) -> Flow[None]:
+        """For the clean-up: undo what may be left at one node."""
+        index, undo = what
+        requests: list[Request | None] = [None] * len(self._targets)
+        requests[index] = Request(RELEASE, undo.keys, undo.vote, undo.member)
+        ballot = Round(self._nodes, requests)
+        try:
+            yield from ballot.ask(_heard, until - monotonic(), until)
+            if ballot.answers[index] not in (Answer.GRANTED, Answer.REFUSED):
+                raise ballot.error()
         finally:
-            lane.leave()
+            ballot.close()
 
     # what an operator sees and does
 
@@ -261,42 +274,41 @@ class RedlockBackend(Backend):
         return doctor.findings(self.alias, self._targets)
 
     def inspect(self) -> Iterable[LockInfo]:
-        return run(self._alone(lambda lane: listing(self.alias, lane, PATIENCE)))
+        return run(listing(self.alias, self._nodes, PATIENCE))
 
     def break_lock(self, info: LockInfo) -> bool:
-        return bool(run(self._alone(lambda lane: break_everywhere(lane, info, PATIENCE))))
-
-    def _alone(self, work: Callable[[Lane], Flow[Any]]) -> Flow[Any]:
-        """With all nodes, for an operator."""
-        lane = yield from self._lanes.enter(None, PATIENCE)
-        try:
-            outcome = yield from work(lane)
-        finally:
-            lane.leave()
-        if isinstance(outcome, Outcome):
-            raise self._lanes.unavailable(outcome)
-        return outcome
-
-    def tick(self, now: float) -> float | None:
-        due = self._lanes.tick(now)
-        if self._ears.tick(now):
-            due = now + TICK
-        for token, claim in list(self._claims.items()):
-            if isinstance(claim, Grant) and now - claim.acquired_at > TICK:
-                stay_nowhere(claim)  # nobody need release what expires
-                self._claims.pop(token, None)
-        return due
+        return run(break_everywhere(self._nodes, info, PATIENCE))
 
     def check(self) -> list[CheckMessage]:
-        return check_nodes(self.alias, self.options["nodes"], self._targets)
+        return doctor.check(self.alias, self.options["nodes"], self._targets)
+
+    # looking after
+
+    def tick(self, now: float) -> float | None:
+        due = self._cleanup.tick(now)
+        open_ = self._nodes.tick(now)
+        for token, grant in list(self._claims.items()):
+            if isinstance(grant, Grant) and now - grant.acquired_at > TICK:
+                self._claims.pop(token, None)
+        if not open_ and not self._claims:
+            return due
+        return now + TICK if due is None else min(due, now + TICK)
 
     def close(self) -> None:
-        self._ears.close()
-        self._lanes.close()
+        self._cleanup.close()
+        self._nodes.close()
         super().close()
 
     def after_fork(self) -> None:
         super().after_fork()
-        self._ears.abandon()
-        self._lanes.abandon()
+        self._nodes.abandon()
         self._start()
+
+
+def _undo_of(grant: Grant) -> Undo:
+    ttl = max((grant.valid_until or 0.0) - grant.acquired_at, grant.claim.ttl or 0.0)
+    return Undo(keys_of(grant.claim.key.text), grant.session.vote, "", ttl)
+
+
+def _heard(answers: Sequence[Answer], elapsed: float, patience: float) -> Verdict:
+    return heard(answers, elapsed=elapsed, patience=patience)

@@ -6,13 +6,14 @@ import hashlib
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from django_distlock.backends.redis.connection import PENDING, pack
 from django_distlock.backends.redis.introspection import facts_of, moment_of, who_of
-from django_distlock.backends.redis.protocol import ReplyError, pack
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.records import LockInfo
 
-from .inquiry import Outcome, Question
-from .quorum import Answer, Verdict, heard, majority
+from .nodes import Request
+from .quorum import heard, majority
+from .rounds import Round
 from .scripts import BREAK, DESCRIBE, PREFIX, keys_of
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
     from django_distlock.concurrency.flow import Flow
 
-    from .lanes import Lane
-    from .nodes import Slot
+    from .nodes import Nodes
+    from .quorum import Answer, Verdict
 
 # Keys looked at in one step of SCAN, and described in one call.
 SCANNED, DESCRIBED = b"1000", 100
@@ -29,38 +30,34 @@ SCANNED, DESCRIBED = b"1000", 100
 DIGEST = 16
 
 
-def _ask(lane: Lane, commands: Mapping[int, bytes], until: float) -> Flow[Outcome]:
-    """One command to each of some nodes; those that cannot answer soon do not count."""
-    asked = monotonic()
-    patience = max(0.0, until - asked)
-    questions = [
-        Question(commands[index], repeat=True) if index in commands else None for index in range(len(lane.lines))
-    ]
-
-    def judge(answers: Sequence[Answer], elapsed: float, patience: float, slots: Sequence[Slot | None]) -> Verdict:
-        return heard(answers, elapsed=elapsed, patience=patience)
-
-    return (yield from lane.ask(questions, judge, asked=asked, patience=patience, until=until))
+def _ask(nodes: Nodes, requests: Mapping[int, Request], until: float) -> Flow[Round]:
+    """One request to each of some nodes. Those that do not answer soon do not count."""
+    ballot = Round(nodes, [requests.get(index) for index in range(len(nodes.all))])
+    try:
+        yield from ballot.ask(_heard, until - monotonic(), until)
+    finally:
+        ballot.close()
+    return ballot
 
 
-def _replies(outcome: Outcome) -> dict[int, Any]:
-    return {
-        index: slot.reply
-        for index, slot in enumerate(outcome.slots)
-        if slot is not None and slot.done and not isinstance(slot.reply, ReplyError)
-    }
+def _heard(answers: Sequence[Answer], elapsed: float, patience: float) -> Verdict:
+    return heard(answers, elapsed=elapsed, patience=patience)
 
 
-def listing(alias: str, lane: Lane, patience: float) -> Flow[list[LockInfo] | Outcome]:
-    """Every lock that any node knows; the outcome instead if too few nodes can be asked."""
-    until = monotonic() + patience
-    nodes = len(lane.lines)
-    cursors: dict[int, bytes] = dict.fromkeys(range(nodes), b"0")
+def _replies(ballot: Round) -> dict[int, Any]:
+    sent = {index: each.reply for index, each in enumerate(ballot.sent) if each is not None}
+    return {index: reply for index, reply in sent.items() if reply is not PENDING and not isinstance(reply, Exception)}
+
+
+def listing(alias: str, nodes: Nodes, patience: float) -> Flow[list[LockInfo]]:
+    """Every lock that any node knows. BackendUnavailable if too few nodes answer."""
+    until, count = monotonic() + patience, len(nodes.all)
+    cursors: dict[int, bytes] = dict.fromkeys(range(count), b"0")
     keys: dict[int, set[bytes]] = {index: set() for index in cursors}
     while cursors:
-        scans = {i: pack("SCAN", at, "MATCH", PREFIX + b"{*}", "COUNT", SCANNED) for i, at in cursors.items()}
-        outcome = yield from _ask(lane, scans, until)
-        replies = _replies(outcome)
+        scans = {index: _scan(cursor) for index, cursor in cursors.items()}
+        ballot = yield from _ask(nodes, scans, until)
+        replies = _replies(ballot)
         for index in list(cursors):
             if index not in replies:
                 del cursors[index], keys[index]
@@ -69,36 +66,43 @@ def listing(alias: str, lane: Lane, patience: float) -> Flow[list[LockInfo] | Ou
             keys[index].update(found)
             if cursors[index] == b"0":
                 del cursors[index]
-        if len(keys) < majority(nodes):
-            return outcome
+        if len(keys) < majority(count):
+            raise ballot.error()
     copies: dict[tuple[str, str], list[Seen]] = {}
     left = {index: sorted(found) for index, found in keys.items() if found}
     while left:
         parts = {index: found[:DESCRIBED] for index, found in left.items()}
-        outcome = yield from _ask(lane, {index: _describe(part) for index, part in parts.items()}, until)
-        for index, rows in _replies(outcome).items():
+        ballot = yield from _ask(nodes, {index: _describe(part) for index, part in parts.items()}, until)
+        for index, rows in _replies(ballot).items():
             for key, row in zip(parts[index], rows, strict=True):
                 copy = seen(key, row)
                 if copy is not None:
                     copies.setdefault((copy.text, copy.digest), []).append(copy)
         left = {index: found[DESCRIBED:] for index, found in left.items() if found[DESCRIBED:]}
-    return [info_of(alias, each, nodes) for each in copies.values()]
+    return [info_of(alias, each, count) for each in copies.values()]
 
 
-def _describe(keys: list[bytes]) -> bytes:
-    return DESCRIBE.whole(tuple(word for key in keys for word in (key, key + b":queue", key + b":waiters")))
+def _scan(cursor: bytes) -> Request:
+    return Request(None, packed=pack("SCAN", cursor, "MATCH", PREFIX + b"{*}", "COUNT", SCANNED), repeat=True)
 
 
-def break_everywhere(lane: Lane, info: LockInfo, patience: float) -> Flow[bool | Outcome]:
-    """Delete what ``info`` shows on all nodes; was it there?"""
+def _describe(keys: list[bytes]) -> Request:
+    return Request(
+        DESCRIBE, tuple(word for key in keys for word in (key, key + b":queue", key + b":waiters")), repeat=True
+    )
+
+
+def break_everywhere(nodes: Nodes, info: LockInfo, patience: float) -> Flow[bool]:
+    """Delete the lock that ``info`` shows on all nodes. False if none has it. BackendUnavailable if too few answer."""
     token = info.details.get("token", "")
-    if len(token) != DIGEST:  # less of it would be that of others as well
+    if len(token) != DIGEST:  # a part of it could mean other votes as well
         return False
-    command = BREAK.whole(keys_of(info.key), token)
-    outcome = yield from _ask(lane, dict.fromkeys(range(len(lane.lines)), command), monotonic() + patience)
-    if len(_replies(outcome)) < majority(len(lane.lines)):
-        return outcome
-    return any(reply == 1 for reply in _replies(outcome).values())
+    request = Request(BREAK, keys_of(info.key), token, repeat=True)
+    ballot = yield from _ask(nodes, dict.fromkeys(range(len(nodes.all)), request), monotonic() + patience)
+    replies = _replies(ballot)
+    if len(replies) < majority(len(nodes.all)):
+        raise ballot.error()
+    return any(reply == 1 for reply in replies.values())
 
 
 class Seen(NamedTuple):

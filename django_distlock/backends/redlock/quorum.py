@@ -6,14 +6,13 @@ majority has granted it in time.
 
 from __future__ import annotations
 
-from collections import Counter
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from django_distlock.records import drift
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 
 class Answer(Enum):
@@ -50,22 +49,22 @@ def decide(answers: Sequence[Answer], *, elapsed: float, ttl: float, patience: f
 
     Whatever is not GRANTED has to be taken back on every node that was asked.
     """
-    count = Counter(answers)
     needed = majority(len(answers))
+    granted = answers.count(Answer.GRANTED)
     in_time = validity(ttl, elapsed) > 0
-    if count[Answer.GRANTED] >= needed and in_time:
+    if granted >= needed and in_time:
         return Verdict.GRANTED
     waited = elapsed >= patience
-    pending = 0 if waited else count[Answer.PENDING]
-    slow = 0 if waited else count[Answer.SLOW]
+    refused = answers.count(Answer.REFUSED)
+    pending = 0 if waited else answers.count(Answer.PENDING)
+    slow = 0 if waited else answers.count(Answer.SLOW)
     if in_time:
-        if count[Answer.GRANTED] + pending >= needed:
+        if granted + pending >= needed:
             return Verdict.WAIT
-        # a refusal says that somebody else has a part of it: better luck next time, rather than waiting for the slow
-        if not count[Answer.REFUSED] and count[Answer.GRANTED] + pending + slow >= needed:
+        # after a refusal another holder has a part of it: try again later, rather than wait for slow nodes
+        if not refused and granted + pending + slow >= needed:
             return Verdict.WAIT
-    working = count[Answer.GRANTED] + count[Answer.REFUSED] + pending
-    return Verdict.REFUSED if working >= needed else Verdict.UNAVAILABLE
+    return Verdict.REFUSED if granted + refused + pending >= needed else Verdict.UNAVAILABLE
 
 
 def confirm(answers: Sequence[Answer], *, elapsed: float, patience: float) -> Verdict:
@@ -74,20 +73,18 @@ def confirm(answers: Sequence[Answer], *, elapsed: float, patience: float) -> Ve
     GRANTED if a majority says so, REFUSED if so many deny it that a majority may be somebody else's, UNAVAILABLE if
     neither can be known.
     """
-    count = Counter(answers)
     needed = majority(len(answers))
-    if count[Answer.GRANTED] >= needed:
+    if answers.count(Answer.GRANTED) >= needed:
         return Verdict.GRANTED
-    if count[Answer.REFUSED] > len(answers) - needed:
+    if answers.count(Answer.REFUSED) > len(answers) - needed:
         return Verdict.REFUSED
-    if elapsed < patience and (count[Answer.PENDING] or count[Answer.SLOW]):
+    if elapsed < patience and (Answer.PENDING in answers or Answer.SLOW in answers):
         return Verdict.WAIT
     return Verdict.UNAVAILABLE
 
 
-def heard(answers: Iterable[Answer], *, elapsed: float, patience: float) -> Verdict:
-    """Has everybody spoken who will soon? GRANTED if anybody did; for listings."""
-    count = Counter(answers)
-    if count[Answer.PENDING] and elapsed < patience:
+def heard(answers: Sequence[Answer], *, elapsed: float, patience: float) -> Verdict:
+    """Wait for every node that answers soon. GRANTED if any did; for listings."""
+    if Answer.PENDING in answers and elapsed < patience:
         return Verdict.WAIT
-    return Verdict.GRANTED if count[Answer.GRANTED] else Verdict.UNAVAILABLE
+    return Verdict.GRANTED if Answer.GRANTED in answers else Verdict.UNAVAILABLE

@@ -15,7 +15,7 @@ from django.core.checks import CheckMessage, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from django_distlock.backends.base import Backend
+from django_distlock.backends.base import TICK, Backend
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import LEAST_PATIENCE
 from django_distlock.concurrency.flow import Flow, Step, arun, finished, run
@@ -29,7 +29,6 @@ from .pool import Sessions
 from .session import (
     GRACE,
     STATEMENT_LIMIT,
-    TICK,
     ServerError,
     Session,
     SessionDead,

@@ -13,18 +13,17 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from django_distlock.backends.base import IDLE, TICK
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.parking import FairLock
 
-from .session import TICK, Session, StatementTimeout, locked
+from .session import Session, StatementTimeout, locked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from django_distlock.concurrency.flow import Flow
 
-# A session without locks is closed after this time; seconds.
-IDLE = 5.0
 # The locks that one shared session holds before another is opened. PostgreSQL walks all locks of a session at the end
 # of each of its transactions: with 900 of them a statement takes twice as long.
 LOCKS_PER_SESSION = 128

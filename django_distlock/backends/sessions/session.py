@@ -24,8 +24,6 @@ STATEMENT_LIMIT = 2.0
 # A session that holds a lock is sent a ping once it was silent for this long; seconds. With the tick that notices the
 # silence, STATEMENT_LIMIT for the reply and another tick, a loss is known within 7 s (R18).
 HEARTBEAT = 3.9
-# The interval at which the keepalive thread checks open sessions; seconds.
-TICK = 0.5
 # A reply may come this much after the deadline of its statement; seconds.
 GRACE = 0.03
 

@@ -1,6 +1,6 @@
 """As much of Redis as the scripts of a lock need, in memory: one data set on two nodes, each with subscribers of its
-own. A message goes to the subscribers of both; who publishes is told of those of one, as Redis does behind a replica
-and in a cluster."""
+own. A message goes to the subscribers of both; the publisher counts those of one, as in Redis with a replica and in a
+cluster."""
 
 from __future__ import annotations
 

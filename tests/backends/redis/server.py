@@ -99,7 +99,7 @@ class Own:
         self._held: Grant | None = None
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.client = Redis(port=self.port)
-        # somebody else who takes the same locks
+        # another process that takes the same locks
         self.holder = RedisBackend("redis", {"url": self.url})
 
     def start(self) -> None:
@@ -144,7 +144,7 @@ class Own:
 
     @contextmanager
     def held(self, name: str) -> Iterator[None]:
-        """Somebody else holds the lock, at the end of the block no more."""
+        """Another process holds the lock until the end of the block."""
         self._held = self.hold(name)
         yield
         self.let_go()

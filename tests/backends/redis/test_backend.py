@@ -56,14 +56,14 @@ def test_one_command_to_acquire_and_one_to_release(own: Own, name: str) -> None:
 
 
 def test_a_hand_over_costs_a_waiter_no_second_command(own: Own, name: str) -> None:
-    """It is told what it needs to know: the fence, and when its lease began."""
+    """The message has what it needs: the fence, and when its lease began."""
     held, found = own.hold(name), []
     backend = registry.entry(USING).backend
     claim = Claim(key=held.claim.key, ttl=30.0, token=new_token(), answer_by=monotonic() + 5)
     with counted(own.client) as commands:
         thread = threading.Thread(target=lambda: found.append(backend.try_acquire(claim, 5)))
         thread.start()
-        eventually(lambda: _queued(own, held) == 1, "nobody waits", pause=0.001)
+        eventually(lambda: _queued(own, held) == 1, "there is no waiter", pause=0.001)
         before = monotonic()
         assert own.holder.release(held)
         thread.join(5)
@@ -117,7 +117,7 @@ def test_keys_are_in_one_slot_and_go(name: str) -> None:
             assert child.hear() == "held"
             thread = threading.Thread(target=lambda: advisory_lock(name + "2", using=USING).acquire().release())
             thread.start()
-            eventually(lambda: waiters(USING, name + "2") == 1, "nobody waits")
+            eventually(lambda: waiters(USING, name + "2") == 1, "there is no waiter")
             assert set(keys(USING, name + "2")) == {"held", "fence", "queue", "waiters"}
             child.say()
             thread.join(5)

@@ -57,11 +57,11 @@ class Peer:
         while b"HELLO" not in self._sock.recv(999):
             pass
         self._sock.sendall(HELLO)
-        told = 0  # redis-py tells its name and version
-        while told < 2:
+        answered = 0  # redis-py sends its name and its version
+        while answered < 2:
             commands = self._sock.recv(999).count(b"SETINFO")
             self._sock.sendall(b"+OK\r\n" * commands)
-            told += commands
+            answered += commands
 
     def say(self, data: bytes) -> None:
         self._sock.sendall(data)

@@ -87,11 +87,11 @@ def test_an_old_primary_that_wakes_grants_nothing_without_replicas(own: Own, rep
 
 
 def test_the_doctor_asks_for_min_replicas(own: Own, replica: Own) -> None:
-    def told() -> str:
+    def report() -> str:
         return " ".join(finding.text for finding in doctor.findings(own.holder.target))
 
-    assert "is replicated" in told()
-    assert "min-replicas-to-write is 0" in told()
+    assert "is replicated" in report()
+    assert "min-replicas-to-write is 0" in report()
     own.client.config_set("min-replicas-to-write", 1)
-    assert "is replicated" in told()
-    assert "min-replicas-to-write" not in told()
+    assert "is replicated" in report()
+    assert "min-replicas-to-write" not in report()

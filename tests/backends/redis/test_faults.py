@@ -154,7 +154,7 @@ def test_scripts_may_be_flushed(own: Own, name: str) -> None:
     own.client.script_flush()
     thread = threading.Thread(target=lambda: lock.acquire(timeout=10).release())
     thread.start()
-    eventually(lambda: waiters(USING, name) == 1, "nobody waits")
+    eventually(lambda: waiters(USING, name) == 1, "there is no waiter")
     own.client.script_flush()
     assert own.holder.release(grant)
     thread.join(5)
@@ -173,9 +173,9 @@ def test_connections_may_be_killed(own: Own, name: str) -> None:
     thread = threading.Thread(target=lambda: lock.acquire(timeout=10).release())
     thread.start()
     for _ in range(3):
-        eventually(lambda: waiters(USING, name) == 1, "nobody waits")
+        eventually(lambda: waiters(USING, name) == 1, "there is no waiter")
         own.client.client_kill_filter(_type="pubsub")
-    eventually(lambda: waiters(USING, name) == 1, "nobody waits")
+    eventually(lambda: waiters(USING, name) == 1, "there is no waiter")
     assert own.holder.release(grant)
     thread.join(5)
     assert own.keys() == ["fence"]

@@ -1,8 +1,8 @@
 """R22a: every order of a few events in which a message about a lock is heard, by the real scripts and the real waiter.
 
 The key of the lock moves between two nodes, as in a fail-over or when a slot migrates; each waiter is subscribed at one
-of them, its requests go to the right one; and messages arrive at any time later. Whoever believes that it holds, holds,
-with the fence that it was told.
+of them, its requests go to the right one; and messages arrive at any time later. A waiter that believes that it holds
+the lock holds it, with the fence of the message.
 """
 
 from __future__ import annotations
@@ -179,9 +179,9 @@ def test_the_model_sees_who_believes_the_reply_of_publish() -> None:
     """The rule that there was."""
     scripts = changed(
         ("if turn and connected(channel) then", "if turn then"),
-        ("grant(head, tonumber(ttl), told, drawn)\n      say(channel, head, drawn)", "if HEARD then GRANT end"),
+        ("grant(head, tonumber(ttl), info, drawn)\n      say(channel, head, drawn)", "if HEARD then GRANT end"),
         ("HEARD", "call('PUBLISH', channel, head .. ' ' .. drawn .. ' ' .. string.format('%.0f', us)) > 0"),
-        ("GRANT", "grant(head, tonumber(ttl), told, drawn)"),
+        ("GRANT", "grant(head, tonumber(ttl), info, drawn)"),
     )
     with pytest.raises(AssertionError, match="a phantom: start a 0, move, release h, hear a"):
         explore(scripts, ("start a 0",), 3)

@@ -1,4 +1,4 @@
-"""What a server, its operator or somebody else may do to leases in Redis that nobody expects."""
+"""What a server, its operator or another client may do to leases in Redis against all expectation."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def test_a_demoted_server_is_left(own: Own, name: str, tmp_path: Path) -> None:
 
 
 def test_r4_a_dead_writer_does_not_keep_readers_out(name: str) -> None:
-    """Nobody releases anything: who asks must notice himself that the first in the queue has gone."""
+    """Nothing is released: the caller that asks must notice by itself that the first waiter is gone."""
     with advisory_lock(name, using=USING, shared=True), Child(queue, name) as dying:
         assert dying.hear() == "asking"
-        eventually(lambda: waiters(USING, name) == 1, "nobody waits")
+        eventually(lambda: waiters(USING, name) == 1, "there is no waiter")
         dying.kill()
         got: list[object] = []
 
@@ -90,7 +90,7 @@ def test_junk_on_a_waiters_channel(name: str, own: Own) -> None:
         found: list[Any] = []
         thread = threading.Thread(target=lambda: found.append(advisory_lock(name, using=USING).try_acquire(5)))
         thread.start()
-        eventually(lambda: waiters(USING, name) == 1, "nobody waits")
+        eventually(lambda: waiters(USING, name) == 1, "there is no waiter")
         for channel in own.client.pubsub_channels("distlock:*"):
             for junk in (b"", b"junk", b"a b c", b"x 1 2 3"):
                 own.client.publish(channel, junk)
@@ -119,7 +119,7 @@ def test_a_queue_that_somebody_deleted(own: Own, name: str) -> None:
         found: list[Any] = []
         thread = threading.Thread(target=lambda: found.append(advisory_lock(name, using=USING).try_acquire(5)))
         thread.start()
-        eventually(lambda: waiters(USING, name) == 1, "nobody waits")
+        eventually(lambda: waiters(USING, name) == 1, "there is no waiter")
         keys = keys_of(registry.entry(USING).key(name))
         own.client.delete(keys[1])
         own.client.client_kill_filter(_type="pubsub")

@@ -63,7 +63,7 @@ def test_r7_an_acquire_that_arrives_after_the_release(own: Own, name: str, short
         assert (short_cut and backend.release_fast(grant)) or backend.release(grant)
         proxy.deliver()
         eventually(lambda: own.client.info("commandstats")["cmdstat_evalsha"]["calls"] >= 5, "it does not arrive")
-        eventually(lambda: swept(backend, own, held), "held by nobody", patience=3)
+        eventually(lambda: swept(backend, own, held), "it is not released", patience=3)
 
 
 def test_r7_an_acquire_that_arrives_after_a_refusal(own: Own, name: str) -> None:
@@ -75,7 +75,7 @@ def test_r7_an_acquire_that_arrives_after_a_refusal(own: Own, name: str) -> None
         calls = own.client.info("commandstats")["cmdstat_evalsha"]["calls"]
         proxy.deliver()
         eventually(lambda: own.client.info("commandstats")["cmdstat_evalsha"]["calls"] > calls, "it does not arrive")
-        eventually(lambda: swept(backend, own, held), "held by nobody", patience=2)
+        eventually(lambda: swept(backend, own, held), "it is not released", patience=2)
 
 
 def test_r19_a_request_that_arrives_late_does_not_shorten_the_lease(own: Own, name: str) -> None:
@@ -185,7 +185,7 @@ def test_r7_a_task_cancelled_twice_leaves_nothing(own: Own, name: str) -> None:
 
     async def main(proxy: Proxy) -> None:
         task = asyncio.create_task(advisory_lock(name, using=USING).aacquire())
-        await asyncio.to_thread(eventually, lambda: own.client.zcard(key), "nobody waits")
+        await asyncio.to_thread(eventually, lambda: own.client.zcard(key), "there is no waiter")
         proxy.delay(0.05)
         task.cancel()
         await asyncio.sleep(0.01)

@@ -48,13 +48,13 @@ def queue(link: Any, name: str) -> None:
 def test_r4_a_dead_waiter_is_passed_over_at_once(name: str) -> None:
     with held_by_another(name) as holder, Child(queue, name) as dying:
         assert dying.hear() == "asking"
-        eventually(lambda: waiters(USING, name) == 1, "nobody waits")
+        eventually(lambda: waiters(USING, name) == 1, "there is no waiter")
         got: list[float] = []
         thread = threading.Thread(
             target=lambda: (advisory_lock(name, using=USING).acquire().release(), got.append(time.monotonic()))
         )
         thread.start()
-        eventually(lambda: waiters(USING, name) == 2, "nobody waits")
+        eventually(lambda: waiters(USING, name) == 2, "there is no waiter")
         dying.kill()
         began = time.monotonic()
         holder.say()
@@ -125,7 +125,7 @@ def test_r19_a_waiter_that_sleeps_over_its_grant_knows_it(name: str) -> None:
     """The lock is handed to it while it sleeps, for 0.3 s."""
     with held_by_another(name) as holder, Child(wait_for, name, 0.3) as sleeper:
         assert sleeper.hear() == "asking"
-        eventually(lambda: waiters(USING, name) == 1, "nobody waits")
+        eventually(lambda: waiters(USING, name) == 1, "there is no waiter")
         sleeper.signal(signal.SIGSTOP)
         holder.say()
         assert holder.hear() == "released"

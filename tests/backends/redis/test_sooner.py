@@ -1,4 +1,4 @@
-"""A waiter asks again when that ends which is really held, though it was told of a longer lease when it asked."""
+"""A waiter asks again when the present lease ends, though the lease was longer when it joined the queue."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_shorter_lease_that_nobody_releases(own: Own, line: Queue, changed: Ca
 
 
 def test_a_lease_that_is_hardly_shorter_costs_no_message(own: Own, line: Queue) -> None:
-    """Holders with one TTL, which is the rule: nobody is woken but the one that is handed the lock."""
+    """Holders with one TTL, which is the rule: only the waiter that is handed the lock is woken."""
     first = line.hold(LONG, shared=True)
     second = line.hold(LONG - LATE / 2000, shared=True)
     waiting = line.wait(LONG)

@@ -70,7 +70,7 @@ def test_r22a_a_waiter_at_the_old_primary_is_handed_nothing(own: Own, name: str,
         held = own.holder.try_acquire(claim_of(name, FAIL_OVER + SHORT))
         assert held is not None
         with waiting(there, claim_of(name)) as found:
-            eventually(lambda: queued(own.client, held.claim.key) == 1, "nobody waits")
+            eventually(lambda: queued(own.client, held.claim.key) == 1, "there is no waiter")
             fail_over(own.client, new.client)
             address.target = ("127.0.0.1", new.port)
             assert new.holder.release(held)
@@ -107,7 +107,7 @@ def test_r22a_a_message_on_the_bus_of_a_cluster_is_no_grant(cluster: Cluster, na
         assert held is not None
         owner = cluster.clients[node]
         with waiting(backend, claim_of(name)) as found:
-            eventually(lambda: queued(owner, held.claim.key) == 1, "nobody waits")
+            eventually(lambda: queued(owner, held.claim.key) == 1, "there is no waiter")
             assert backend.release(held)
             newcomer = backend.try_acquire(claim_of(name, 3 * SHORT))
             if node == 0:
@@ -135,7 +135,7 @@ def test_r4_a_monitor_of_all_channels_does_not_stand_for_a_dead_waiter(name: str
         others = set(server.pubsub_channels("distlock:*"))
         with Child(queue, name) as dying:
             assert dying.hear() == "asking"
-            eventually(lambda: waiters(USING, name) == 1, "nobody waits")
+            eventually(lambda: waiters(USING, name) == 1, "there is no waiter")
             dying.kill()
         eventually(lambda: others.issuperset(server.pubsub_channels("distlock:*")), "it is connected")
         lease.release()

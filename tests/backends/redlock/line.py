@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from django_distlock import LockLost
-from django_distlock.backends.redlock.debts import GHOSTS
+from django_distlock.backends.cleanup import UNDO_WINDOW
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from tests.backends.redlock.nodes import Nodes
 
 # So long may a place in line stay at a node that can be reached; and at one where it arrives late: it is taken back
-# again and again, each TICK, until GHOSTS have passed. Seconds.
-SOON, LATE = 0.4, GHOSTS - 0.5
+# again and again, each TICK, until UNDO_WINDOW have passed. Seconds.
+SOON, LATE = 0.4, UNDO_WINDOW - 0.5
 
 
 def _interrupt(thread: int, error: type[BaseException]) -> None:

@@ -59,11 +59,11 @@ class Nodes:
     def connect(self, name: str) -> None:
         """Have connections to all five, which know the scripts: a majority is enough for a caller, and whoever could
         not be asked is not asked later."""
-        lock, lanes = self.lock(name), registry.entry(self.using).backend._lanes  # type: ignore[attr-defined]
+        lock, nodes = self.lock(name), registry.entry(self.using).backend._nodes  # type: ignore[attr-defined]
 
         def connected() -> bool:
             lock.acquire(timeout=5).release()
-            return all(line.up for line in lanes.lane(0).lines)
+            return all(node.pool.is_open for node in nodes.all)
 
         eventually(connected, "not all are connected")
         lock.acquire(timeout=5).release()

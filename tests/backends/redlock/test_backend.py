@@ -57,15 +57,17 @@ def test_checks(settings: Any, given: list[str], ids: list[str]) -> None:
 
 
 def test_one_request_to_each_node_to_take_it_and_one_to_give_it_back(nodes: Nodes, name: str) -> None:
+    """SET, and one script; at the node that keeps the line two scripts, of which the first does SET."""
     lock = nodes.lock(name)
     nodes.connect(name)
+    lead = registry.entry("five").key(name).digest[0] % 5
     eventually(lambda: nodes.keys() == [0] * 5, "keys are left")
-    before = nodes.calls("evalsha")
+    before = nodes.calls("evalsha"), nodes.calls("set")
     for _ in range(10):
         lock.acquire().release()
-    wanted = [was + 20 for was in before]
     nodes.quiet()
-    assert nodes.calls("evalsha") == wanted
+    assert nodes.calls("evalsha") == [was + (20 if node == lead else 10) for node, was in enumerate(before[0])]
+    assert nodes.calls("set") == [was + 10 for was in before[1]]
 
 
 def test_no_fence(nodes: Nodes, name: str) -> None:

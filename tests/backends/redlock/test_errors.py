@@ -7,10 +7,8 @@ import socket
 import pytest
 
 from django_distlock.backends.redis.target import Target
-from django_distlock.backends.redlock.inquiry import Outcome
-from django_distlock.backends.redlock.nodes import Slot
-from django_distlock.backends.redlock.pool import Lanes
-from django_distlock.backends.redlock.quorum import Answer, Verdict
+from django_distlock.backends.redlock.quorum import Answer
+from django_distlock.backends.redlock.rounds import unavailable
 
 LATE, REFUSED = TimeoutError(), ConnectionRefusedError()
 
@@ -57,23 +55,17 @@ def test_the_error_says_who_failed_and_who_took_too_long(
     answers: str, errors: dict[int, Exception], over: bool, said: str, cause: type
 ) -> None:
     """Who is called at night wants to know; and a test may be run again for the one and not for the other."""
-    lanes = Lanes([Target(url="redis://127.0.0.1:1")] * 5, "test-connect", bool)
-    for number, error in errors.items():
-        lanes.nodes[number].error = error
     known = {"P": Answer.PENDING, "S": Answer.SLOW, "F": Answer.FAILED, "R": Answer.REFUSED, "G": Answer.GRANTED}
-    slots: list[Slot | None] = [Slot(0.0, 1.0) for _ in answers]
-    for slot in slots:
-        slot.sent = True  # type: ignore[union-attr]
-    error = lanes.unavailable(Outcome(Verdict.UNAVAILABLE, [known[answer] for answer in answers], slots, over))
+    all_of = [errors.get(number) for number in range(5)]
+    error = unavailable([known[answer] for answer in answers], [True] * 5, [True] * 5, all_of, over=over)
     assert str(error) == said
     assert type(error.__cause__) is cause
 
 
 def test_who_was_not_asked_has_not_failed() -> None:
     """The node that keeps the line is asked first, alone."""
-    lanes = Lanes([Target(url="redis://127.0.0.1:1")] * 3, "test-connect", bool)
-    slots = [None, Slot(0.0, 1.0), None]
-    error = lanes.unavailable(Outcome(Verdict.UNAVAILABLE, [Answer.FAILED, Answer.PENDING, Answer.FAILED], slots, True))
+    asked = [False, True, False]
+    error = unavailable([Answer.FAILED, Answer.PENDING, Answer.FAILED], asked, asked, [None] * 3, over=True)
     assert str(error) == "1 of 3 Redis nodes did not answer in time: 2."
 
 
@@ -85,10 +77,8 @@ def test_redis_py_says_it_in_its_own_words(late: bool, said: str) -> None:
         if not late:
             server.close()
         target = Target(url=f"redis://:password@127.0.0.1:{port}")
-        lanes = Lanes([target], "test-connect", bool)
         with pytest.raises(Exception, match=r"Timeout|refused") as raised:
             target.connect(0.05)
-        lanes.nodes[0].error = raised.value
-        error = lanes.unavailable(Outcome(Verdict.UNAVAILABLE, [Answer.FAILED], [Slot(0.0, 1.0)]))
+        error = unavailable([Answer.FAILED], [True], [True], [raised.value], over=False)
     assert f"1 of 1 Redis nodes {said}" in str(error)
     assert type(raised.value).__module__ == "redis.exceptions"

@@ -142,7 +142,7 @@ def test_a_grant_whose_reply_is_lost_is_taken_back(nodes: Nodes, name: str) -> N
     for proxy in nodes.proxies[:3]:
         proxy.swallow(1)
     with pytest.raises((BackendUnavailable, LockTimeout)):
-        lock.acquire(timeout=0.2)
+        lock.acquire(timeout=0.8 * NODE_TIMEOUT)  # after that, it is asked for on other connections
     eventually(lambda: nodes.keys() == [0] * 5, f"keys are left: {nodes.keys()}", 5)
     lock.acquire(timeout=5).release()
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import BackendUnavailable, LockNotAcquired, LockTimeout
-from django_distlock.backends.redlock import acquire, election
-from django_distlock.backends.redlock.acquire import Ballot
-from django_distlock.backends.redlock.debts import GHOSTS
+from django_distlock.backends.cleanup import UNDO_WINDOW
+from django_distlock.backends.redlock import acquire, waiter
+from django_distlock.backends.redlock.acquire import Attempt
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.manager.registry import registry
@@ -24,6 +24,7 @@ from django_distlock.records import Claim
 from tests.backends.redlock.line import LATE, SOON, Line
 from tests.backends.redlock.nodes import Nodes, five_nodes, key
 from tests.conftest import eventually
+from tests.faults.test_interrupted import tick
 from tests.support.interrupts import interrupted_everywhere
 
 if TYPE_CHECKING:
@@ -124,12 +125,15 @@ def test_timed_out_before_any_answer(line: Line) -> None:
 
 def test_the_line_cannot_be_reached_any_more_when_it_has_been_joined(line: Line) -> None:
     """It is back when the lock has been given back."""
-    line.taken(line.lead)
+    line.taken()
+    waiting = line.start(5, 0.1)
+    eventually(line.stands, "it does not stand in line")
     port = line.keeper.target
-    line.keeper.swallow(1, cut=True)
     line.keeper.target = ("127.0.0.1", 1)
-    line.hold(5, 0.1)
     line.keeper.cut()
+    for index in line.others:
+        line.nodes.clients[index].delete(line.stored)
+    waiting.result(10)
     assert line.stands()
     line.keeper.target = port
     line.nobody(LATE)
@@ -138,10 +142,13 @@ def test_the_line_cannot_be_reached_any_more_when_it_has_been_joined(line: Line)
 @pytest.mark.parametrize("end", ["stolen", "expired"])
 def test_the_lock_is_lost(line: Line, end: str) -> None:
     """The node that keeps the line had answered after the others, and "no"."""
-    line.taken(line.lead)
-    line.keeper.delay(0.02)
+    line.taken()
     lost = line.start(5, 1, ttl=0.6, max_hold=0.5 if end == "expired" else None)
-    eventually(lambda: line.stands() and sum(line.nodes.keys()) == 5, "it has not got it")
+    eventually(line.stands, "it does not stand in line")
+    line.keeper.delay(0.02)
+    for index in line.others:
+        line.nodes.clients[index].delete(line.stored)
+    eventually(lambda: sum(line.nodes.keys(line.others)) == 4, "it has not got it")
     line.keeper.delay(0)
     for index in line.others if end == "stolen" else ():
         line.nodes.clients[index].delete(line.stored)
@@ -155,13 +162,14 @@ def test_a_grant_after_its_own_validity(line: Line, monkeypatch: pytest.MonkeyPa
     line.taken(line.lead)
     line.keeper.delay(0.02)
     ends: list[float] = []
-    grant = Ballot.grant
+    make = Attempt._grant
 
-    def late(self: Ballot, asked: float) -> Any:
-        ends.append(asked)
-        return grant(self, asked)._replace(valid_until=asked) if len(ends) == 1 else grant(self, asked)
+    def late(self: Attempt, *args: Any) -> Any:
+        grant = make(self, *args)
+        ends.append(grant.acquired_at)
+        return grant._replace(valid_until=grant.acquired_at) if len(ends) == 1 else grant
 
-    monkeypatch.setattr(Ballot, "grant", late)
+    monkeypatch.setattr(Attempt, "_grant", late)
     line.hold(5)
     assert len(ends) == 2
     line.keeper.delay(0)
@@ -232,9 +240,10 @@ def test_r7_interrupted_anywhere(line: Line) -> None:
             lock.acquire()
 
     def clean() -> None:
+        tick()
         eventually(lambda: not line.stands(), "a ghost stands in line", SOON, 0.001)
 
-    assert interrupted_everywhere(attempt, clean, acquire, election) > 50
+    assert interrupted_everywhere(attempt, clean, acquire, waiter) > 50
 
 
 def test_another_grant_is_not_taken_back_with_the_first(nodes: Nodes, key: LockKey, name: str) -> None:
@@ -247,7 +256,7 @@ def test_another_grant_is_not_taken_back_with_the_first(nodes: Nodes, key: LockK
     backend.release(backend.try_acquire(claim, 5))
     grant = backend.try_acquire(claim, 5)
     eventually(lambda: sum(nodes.keys()) >= 3, "it was not granted", 1)
-    until = monotonic() + GHOSTS
+    until = monotonic() + UNDO_WINDOW
     while monotonic() < until:
         backend.tick(monotonic())
         assert sum(nodes.keys()) >= 3, nodes.keys()

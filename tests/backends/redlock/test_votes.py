@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -136,12 +137,16 @@ def test_who_got_it_from_the_others_does_not_stay_in_line(nodes: Nodes, name: st
     lead = key.digest[0] % 5
     stored = f"redlock:{{{key.text}}}"
     eventually(lambda: nodes.keys() == [0] * 5, "keys are left")
-    nodes.clients[lead].set(stored, "somebody", px=5000)
-    joined = nodes.calls("zadd")[lead]
-    nodes.proxies[lead].delay(0.02)
-    lease = lock.acquire(timeout=1)
-    eventually(lambda: nodes.calls("zadd")[lead] > joined, "it did not join the line")
-    lease.release()
+    for client in nodes.clients:
+        client.set(stored, "somebody", px=5000)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(lock.acquire, timeout=4)
+        eventually(lambda: nodes.clients[lead].zcard(stored + ":queue") == 1, "it did not join the line")
+        nodes.proxies[lead].delay(0.02)
+        for index, client in enumerate(nodes.clients):
+            if index != lead:
+                client.delete(stored)
+        waiting.result(5).release()
     eventually(lambda: nodes.clients[lead].zcard(stored + ":queue") == 0, "a ghost is in line", 0.3)
     nodes.clients[lead].delete(stored)
 
@@ -155,12 +160,12 @@ def test_a_node_that_was_never_asked_is_owed_nothing(nodes: Nodes, name: str) ->
             lock.acquire().release()
     finally:
         services.start(NODES[0])
-    line = [lane.lines[0] for lane in registry.entry("five").backend._lanes._lanes.values()]  # type: ignore[attr-defined]
+    node = registry.entry("five").backend._nodes.all[0]  # type: ignore[attr-defined]
     before = nodes.calls("eval")[0]
 
     def back() -> bool:
         lock.acquire().release()
-        return any(each.up for each in line)
+        return bool(node.pool.is_open)
 
     eventually(back, "it is not asked again")
     assert nodes.calls("eval")[0] - before <= 4
@@ -183,24 +188,6 @@ def test_a_thread_that_cannot_be_started_is_tried_again(
         lock.acquire(timeout=0)
     monkeypatch.undo()
     lock.acquire(timeout=2).release()
-
-
-def test_a_lane_closed_while_one_waited_for_it_is_not_used(nodes: Nodes, name: str) -> None:
-    """It was idle and somebody came in the moment in which it was closed."""
-    nodes.lock(name).acquire().release()
-    lanes = registry.entry("five").backend._lanes  # type: ignore[attr-defined]
-    lane = lanes.lane(0)
-    assert lane.turn.acquire(1)
-    waiting = lanes.enter(lane, 1)
-    step = next(waiting)
-    lanes._lanes.pop(0)
-    lane.close()
-    lane.leave()
-    assert step.target.acquire(1)
-    with pytest.raises(StopIteration) as entered:
-        waiting.send(True)
-    assert not entered.value.value.closed
-    entered.value.value.turn.release()
 
 
 @pytest.mark.parametrize("face", ["sync", "async"])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from django_distlock import LockTimeout
 from django_distlock.backends.redlock.backend import RedlockBackend
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.tokens import new_token
@@ -103,14 +104,19 @@ def listening(nodes: Nodes, lead: int, waiting: Future[Any], looks: int = 1) -> 
     eventually(settled, "nobody listens")
 
 
+def requests(nodes: Nodes) -> list[int]:
+    """How often each node was asked for its vote: by a script where the line is, else by SET."""
+    return [sum(both) for both in zip(nodes.calls("evalsha"), nodes.calls("set"), strict=True)]
+
+
 def test_waiting_costs_the_nodes_next_to_nothing(nodes: Nodes, name: str, wait: Any, stranger: Stranger) -> None:
     """One that looks again and again sends 50 requests a second and more."""
     grant = stranger.acquire()
     waiting = wait()
     time.sleep(1)
-    before = nodes.calls("evalsha")
+    before = requests(nodes)
     time.sleep(2)
-    asked = sum(after - was for after, was in zip(nodes.calls("evalsha"), before, strict=True))
+    asked = sum(after - was for after, was in zip(requests(nodes), before, strict=True))
     stranger.backend.release(grant)
     waiting.result(10)
     assert asked <= 20
@@ -122,14 +128,14 @@ def test_who_is_called_has_it_at_once(nodes: Nodes, wait: Any, stranger: Strange
         grant = stranger.acquire()
         waiting = wait()
         listening(nodes, lead, waiting)
-        before = sum(nodes.calls("evalsha"))
+        before = sum(requests(nodes))
         stranger.backend.release(grant)
         released = monotonic()
         within(waiting.result(10) - released, CALLED)
         eventually(lambda: nodes.keys() == [0] * 5, "keys are left")
-        asked.append(sum(nodes.calls("evalsha")) - before)
+        asked.append(sum(requests(nodes)) - before)
     # to take it and to give it back, on each node, and the stranger's release; more if it came before that everywhere
-    assert min(asked) <= 15
+    assert min(asked) <= 16  # the script of the line calls SET, which is counted again
 
 
 def test_who_has_waited_has_it_since_it_was_granted(nodes: Nodes, name: str, stranger: Stranger, lead: int) -> None:
@@ -243,11 +249,11 @@ def test_r22a_a_call_is_no_grant(nodes: Nodes, wait: Any, stranger: Stranger, le
     grant = stranger.acquire()
     waiting = wait()
     listening(nodes, lead, waiting)
-    node, asked = nodes.clients[lead], nodes.calls("evalsha")
+    node, asked = nodes.clients[lead], requests(nodes)
     ((member, row),) = node.hgetall(f"redlock:{{{key.text}}}:waiters").items()
     for _ in range(3):
         assert node.publish(row.split(b" ")[1], member) == 1
-    eventually(lambda: all(a > b for a, b in zip(nodes.calls("evalsha"), asked, strict=True)), "it does not ask")
+    eventually(lambda: all(a > b for a, b in zip(requests(nodes), asked, strict=True)), "it does not ask")
     assert not waiting.done()
     assert nodes.keys() == [1] * 5
     stranger.backend.release(grant)
@@ -293,9 +299,10 @@ def test_r7_who_is_cancelled_before_its_first_answer_leaves_the_line(
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    with line:
-        pass  # the connections are there
     grant = stranger.acquire()
+    with pytest.raises(LockTimeout):
+        line.acquire(timeout=0.5)  # so it joins the line at once, and listens on a connection that is there
+    nodes.quiet()
     asyncio.run(cancelled())
     eventually(lambda: not list(node.scan_iter("redlock:*:queue")), "it stands in line for ever", patience=1)
     stranger.backend.release(grant)

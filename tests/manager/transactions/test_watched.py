@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from django_distlock.backends.postgres import transaction
 from django_distlock.backends.postgres.transaction import LATE, PATIENCE, SILENT, Bounded
 from django_distlock.concurrency import sockets
 from django_distlock.concurrency.clock import monotonic
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -111,6 +113,24 @@ def test_r5_polls_that_are_all_late_do_not_end_it_but_not_for_ever(
         connection.execute()
     assert bounded.ended
     assert PATIENCE <= clock.now - 1000.1 <= PATIENCE + SILENT + 0.031
+
+
+def test_r5_a_crowd_at_a_server_that_hangs_is_in_time() -> None:
+    """Fifty threads, each with a silent connection and the same deadline: each ends its own."""
+    deadline = monotonic() + 0.4
+
+    def call(_: int) -> tuple[bool, float]:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            bounded = Bounded(Connection(ours), deadline)
+            with bounded:
+                assert bounded._raw.execute() == b""
+            return bounded.ended, monotonic() - deadline
+
+    with ThreadPoolExecutor(50) as pool:
+        results = list(pool.map(call, range(50)))
+    assert all(ended for ended, _ in results)
+    within(max(late for _, late in results), IN_TIME, least=SILENT, what="the last of the crowd")
 
 
 def test_r5_a_server_that_answers_meanwhile_is_left_alone(ends: tuple[Connection, socket.socket], clock: Clock) -> None:

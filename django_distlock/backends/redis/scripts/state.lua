@@ -1,12 +1,12 @@
 -- The live holders, and what can be done with holders and waiters. A holder or waiter ("who") is a token with its mode
 -- before it: "x" holds alone, "s" with all other "s", "n" with at most limit - 1 other "n".
--- the live holders: until when, and how many of which mode
+-- ends: when the lease of each live holder ends; count: their number; mode: that of all of them
 local ends, count, mode = {}, 0, nil
 local flat = call('HGETALL', held)
 for index = 1, #flat, 2 do
   local who = flat[index]
   local at = tonumber(string.match(flat[index + 1], '^(%d+) {') or nil)
-  -- whatever somebody else wrote there holds for as long as the key lives
+  -- a value that is not ours holds for as long as the key lives
   at = at or now + math.max(call('PTTL', held), 1000)
   if at > now then
     ends[who], count, mode = at, count + 1, string.sub(who, 1, 1)
@@ -22,10 +22,10 @@ local function keep()
   if last > 0 then call('PEXPIREAT', held, last) end
 end
 
-local function grant(who, ttl, told, drawn)
+local function grant(who, ttl, info, drawn)
   if not ends[who] then count = count + 1 end
   ends[who], mode = now + ttl, string.sub(who, 1, 1)
-  call('HSET', held, who, string.format('%.0f', now + ttl) .. facts(drawn, told))
+  call('HSET', held, who, string.format('%.0f', now + ttl) .. facts(drawn, info))
   keep()
 end
 
@@ -62,7 +62,7 @@ local function forget(waiter)
   call('HDEL', waiters, waiter)
 end
 
--- when a waiter must ask again, though nothing is handed to it
+-- when a waiter must ask again if it is not handed the lock before
 local function look_at(who)
   local soonest, latest
   for _, at in pairs(ends) do
@@ -71,8 +71,8 @@ local function look_at(who)
   return string.sub(who, 1, 1) == 'n' and soonest or latest or now
 end
 
-local function note(waiter, limit, ttl, channel, look, told)
-  local text = limit .. ' ' .. ttl .. ' ' .. channel .. ' ' .. string.format('%.0f', look) .. ' ' .. told
+local function note(waiter, limit, ttl, channel, look, info)
+  local text = limit .. ' ' .. ttl .. ' ' .. channel .. ' ' .. string.format('%.0f', look) .. ' ' .. info
   call('HSET', waiters, waiter, text)
 end
 
@@ -86,23 +86,24 @@ end
 
 local function connected(channel) return call('PUBSUB', 'NUMSUB', channel)[2] > 0 end
 
--- the first waiters look when that ends which is held: each of them, because those before it may die with the holder
+-- have the first waiters ask when the present lease ends: several, because the first ones may die with the holder
 local function warn()
   for _, waiter in ipairs(call('ZRANGE', queue, 0, WARNED - 1)) do
-    local limit, ttl, channel, look, told = known(waiter)
+    local limit, ttl, channel, look, info = known(waiter)
     local sooner = limit and look_at(waiter)
     if sooner and tonumber(look) > sooner + LATE and connected(channel) then  -- fence 0: it asks again now
-      note(waiter, limit, ttl, channel, sooner, told)
+      note(waiter, limit, ttl, channel, sooner, info)
       say(channel, waiter, '0')
     end
   end
 end
 
--- hand the lock to those whose turn it is and that are connected here; "prompt": is one that must wait on connected?
+-- hand the lock to the waiters whose turn it is and that are connected here. prompt: pass over a first waiter that must
+-- wait on, if it is not connected
 local function advance(prompt)
   local head = call('ZRANGE', queue, 0, 0)[1]
   while head do
-    local limit, ttl, channel, look, told = known(head)
+    local limit, ttl, channel, look, info = known(head)
     local turn = limit and admits(head, tonumber(limit))
     if limit and not turn then
       warn()
@@ -111,7 +112,7 @@ local function advance(prompt)
     forget(head)
     if turn and connected(channel) then
       local drawn = draw()
-      grant(head, tonumber(ttl), told, drawn)
+      grant(head, tonumber(ttl), info, drawn)
       say(channel, head, drawn)
     end
     head = call('ZRANGE', queue, 0, 0)[1]

@@ -1,0 +1,324 @@
+"""A round: one request to each of several nodes, sent to all of them at once, until the replies are enough."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import select
+from typing import TYPE_CHECKING
+
+from django_distlock.backends.redis.commands import unknown_script
+from django_distlock.backends.redis.connection import PENDING
+from django_distlock.backends.redis.target import ClusterNode, timed_out
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.deadline import PAUSE
+from django_distlock.concurrency.flow import Flow, Step
+from django_distlock.exceptions import BackendUnavailable
+
+from .nodes import CONNECT_TIMEOUT, HELD_UP, Nodes, Pipeline, Request, Sent
+from .quorum import Answer, Verdict, majority
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    # Gets the answers, the seconds since the first request, and those that an answer may take.
+    Judge = Callable[[Sequence[Answer], float, float], Verdict]
+
+# The pause between two looks for a connection, when a majority cannot be reached yet; seconds.
+CONNECT_PAUSE = 0.005
+# A connection on which a reply is due for longer than this, and than a node may take, is closed; seconds.
+SILENT = 0.25
+# The time for the reply to a request that no caller waits for; seconds.
+LATE_REPLY = 0.5
+
+
+class Crowded(BackendUnavailable):
+    """Other callers of this process used all connections until the deadline."""
+
+
+class Unavailable(BackendUnavailable):
+    """Too few nodes answered. ``lost``: connections were lost, so asking again may do better."""
+
+    lost = False
+
+
+class Round:
+    """``requests`` has one entry for each node, None for a node that is not asked.
+
+    The round owns a connection to each node from :meth:`ask` to :meth:`close`. ``own`` is one that its caller keeps,
+    ``prefer`` are those that an earlier request may still be waiting on.
+    """
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        requests: Sequence[Request | None],
+        own: Pipeline | None = None,
+        prefer: Sequence[Pipeline | None] = (),
+    ) -> None:
+        self.nodes = nodes
+        self.requests = list(requests)
+        self.pipelines: list[Pipeline | None] = [None] * len(self.requests)
+        self.sent: list[Sent | None] = [None] * len(self.requests)
+        self.answers = [Answer.FAILED] * len(self.requests)
+        self.asked_at = 0.0
+        self.over = False
+        self._own, self._prefer = own, prefer
+        self._place = nodes.places.new()
+        self._entered = False
+        self._repeated: set[int] = set()
+        self._lost: list[int] = []
+        self._poll = select.poll()
+        self._by_fd: dict[int, int] = {}
+        if own is not None:
+            self.pipelines[own.node.number - 1] = own
+
+    def ask(self, judge: Judge, patience: float, until: float, settle: float = 0.0) -> Flow[Verdict]:
+        """Send the requests that have not been sent, and listen until ``judge`` has a verdict.
+
+        Each node has ``patience`` seconds for its reply; all of it ends at the monotonic time ``until``. ``settle``:
+        after the verdict, listen to the others for that time.
+        """
+        yield from self._connect(until)
+        now = monotonic()
+        end = min(until, now + patience)
+        self.asked_at = self.asked_at or now
+        for index, request in enumerate(self.requests):
+            if request is not None and self.sent[index] is None:
+                self._send(index, request, now + max(patience, SILENT))
+        while True:
+            now = monotonic()
+            verdict, self.over = judge(self.answers, now - self.asked_at, end - self.asked_at), now >= end
+            if verdict is not Verdict.WAIT:
+                if not settle or Answer.PENDING not in self.answers or now >= end:
+                    return verdict
+                end, settle = min(end, now + settle), 0.0
+                yield from self.settle(end)
+                return judge(self.answers, monotonic() - self.asked_at, end - self.asked_at)
+            yield Step(self._listen, self._alisten, (end,))
+            if self._lost:
+                yield from self._repeat(until, patience)
+                end = min(until, monotonic() + patience)
+
+    def settle(self, end: float, index: int | None = None) -> Flow[None]:
+        """Listen until all nodes have answered, or the one with that index. At most until ``end`` (monotonic)."""
+        while monotonic() < end:
+            if Answer.PENDING not in (self.answers if index is None else self.answers[index : index + 1]):
+                return
+            yield Step(self._listen, self._alisten, (end,))
+
+    def _repeat(self, until: float, patience: float) -> Flow[None]:
+        """Send again, on new connections, what was lost with the old ones."""
+        lost, self._lost = self._lost, []
+        self._repeated.update(lost)
+        yield from self._connect(until, max(2 * HELD_UP, patience))
+        for index in lost:
+            request = self.requests[index]
+            if request is not None:
+                self._send(index, request, monotonic() + max(patience, SILENT))
+
+    # connections
+
+    def _connect(self, until: float, longer: float = HELD_UP) -> Flow[None]:
+        """Take a connection to each node that has none. If the others are enough, wait ``longer`` seconds for the rest,
+        and not for nodes in trouble.
+
+        Crowded if other callers use all connections.
+        """
+        places = self.nodes.places
+        if not self._entered:
+            if not places.take(self._place) and not (yield from places.enter(self._place, until - monotonic())):
+                raise Crowded("The connections to the Redis nodes are busy.")
+            self._entered = True
+        missing = self._take()
+        if not missing:
+            return
+        wanted = sum(request is not None for request in self.requests)
+        enough = min(wanted, majority(len(self.requests)))
+        now = monotonic()
+        until, soon = min(until, now + CONNECT_TIMEOUT), min(until, now + longer)
+        nodes = self.nodes.all
+        if fresh := [nodes[index] for index in missing if not nodes[index].trouble]:
+            yield from self.nodes.open(fresh, until if wanted - len(missing) < enough else soon)
+            missing = self._take()
+        else:
+            soon = now
+        while missing:
+            for index in missing:
+                self.nodes.open_aside(nodes[index])
+            hopeless = not any(nodes[index].connecting for index in missing)
+            now = monotonic()
+            if hopeless or now >= until or (now >= soon and wanted - len(missing) >= enough):
+                return
+            yield Step(PAUSE.sleep, PAUSE.asleep, (CONNECT_PAUSE,))
+            missing = self._take()
+
+    def _take(self) -> list[int]:
+        """Take the connections at hand. The nodes that have none."""
+        missing = []
+        for index, request in enumerate(self.requests):
+            pipeline = self.pipelines[index]
+            if request is not None and (pipeline is None or pipeline.link is None):
+                prefer = self._prefer[index] if self._prefer else None
+                pipeline = self.pipelines[index] = self.nodes.all[index].take(prefer)
+                if pipeline is None:
+                    missing.append(index)
+        return missing
+
+    # requests and replies
+
+    def _send(self, index: int, request: Request, until: float) -> None:
+        pipeline = self.pipelines[index]
+        if pipeline is None:
+            self.answers[index] = Answer.FAILED
+            return
+        slow = pipeline.overdue(monotonic())
+        self.sent[index] = pipeline.send(request, until)
+        if pipeline.link is None:
+            self._lose(index, request)
+            return
+        self.answers[index] = Answer.SLOW if slow else Answer.PENDING
+        self._by_fd[pipeline.link.fd] = index
+        self._poll.register(pipeline.link.fd, select.POLLIN)
+
+    def _lose(self, index: int, request: Request) -> None:
+        if not request.repeat or index in self._repeated:
+            self.answers[index] = Answer.FAILED
+        elif index not in self._lost:
+            self.answers[index] = Answer.PENDING
+            self._lost.append(index)
+
+    def _listen(self, until: float) -> None:
+        left = until - monotonic()
+        for fd, _ in self._poll.poll(math.ceil(left * 1000) if left > 0 else 0):
+            self._hear(fd)
+
+    async def _alisten(self, until: float) -> None:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(max(0.0, until - monotonic()), _settle, future)
+        fds = list(self._by_fd)
+        try:
+            for fd in fds:
+                loop.add_reader(fd, _settle, future)
+            await future
+        finally:
+            timer.cancel()
+            for fd in fds:
+                loop.remove_reader(fd)
+        for fd in fds:
+            self._hear(fd)
+
+    def _hear(self, fd: int) -> None:
+        index = self._by_fd[fd]
+        pipeline, sent, request = self.pipelines[index], self.sent[index], self.requests[index]
+        assert pipeline is not None and sent is not None and request is not None  # noqa: PT018, S101 - it was sent
+        pipeline.hear()
+        if not sent.lost:
+            if sent.reply is PENDING:
+                return
+            if unknown_script(sent.reply):
+                pipeline.send_whole(sent)
+                if not sent.lost:
+                    return
+        del self._by_fd[fd]
+        self._poll.unregister(fd)
+        if sent.lost:
+            self._lose(index, request)
+        else:
+            self.answers[index] = self._answer(index, sent)
+
+    def _answer(self, index: int, sent: Sent) -> Answer:
+        reply = sent.reply
+        if isinstance(reply, Exception):
+            self.nodes.all[index].error = reply
+            return Answer.FAILED
+        if reply is not None and (not isinstance(reply, int) or reply > 0):
+            return Answer.GRANTED
+        # a "no" to the second request may only mean that the first one was executed
+        return Answer.FAILED if index in self._repeated else Answer.REFUSED
+
+    def tell(self, index: int, request: Request) -> Sent | None:
+        """Send a request behind the others and do not wait for its reply. If that fails, it is done later."""
+        pipeline = self.pipelines[index]
+        if pipeline is not None:
+            return pipeline.send(request, monotonic() + LATE_REPLY)
+        if request.undo is not None:
+            self.nodes.undo_later(index, request.undo)
+        return None
+
+    def repeated_in_vain(self) -> bool:
+        """Has a node refused a request that it may have executed before?"""
+        return any(
+            sent is not None and sent.reply == 0 and index in self._repeated for index, sent in enumerate(self.sent)
+        )
+
+    def close(self) -> None:
+        """Give the connections back."""
+        for index, pipeline in enumerate(self.pipelines):
+            self.pipelines[index] = None
+            if pipeline is not None and pipeline is not self._own:
+                pipeline.node.put(pipeline)
+        self.nodes.places.leave(self._place)
+
+    def error(self) -> Unavailable:
+        """The error for too few answers. Connections on which the nodes are silent are lost with it."""
+        for pipeline in self.pipelines:
+            if pipeline is not None and pipeline.overdue(monotonic()):
+                pipeline.node.silence(pipeline)
+        asked = [request is not None for request in self.requests]
+        sent = [each is not None and not each.lost for each in self.sent]
+        errors = [
+            TimeoutError("There was no connection in time.") if node.connecting and node.error is None else node.error
+            for node in self.nodes.all
+        ]
+        error = unavailable(self.answers, asked, sent, errors, over=self.over)
+        error.lost = any(each is not None and each.lost for each in self.sent)
+        return error
+
+
+def unavailable(
+    answers: Sequence[Answer],
+    asked: Sequence[bool],
+    sent: Sequence[bool],
+    errors: Sequence[BaseException | None],
+    *,
+    over: bool,
+) -> Unavailable:
+    """The error for too few answers: which nodes failed, and which did not answer in time."""
+    failed: list[int] = []
+    late: list[int] = []
+    for index, answer in enumerate(answers):
+        if not asked[index]:
+            continue
+        if answer is Answer.FAILED or (answer is Answer.SLOW and not sent[index]):
+            (late if timed_out(errors[index]) else failed).append(index)
+        elif answer is Answer.SLOW or (answer is Answer.PENDING and over):
+            late.append(index)
+    nodes = len(answers)
+    if not failed and not late:  # a vote whose reply was lost does not count
+        return Unavailable(f"No majority of the {nodes} Redis nodes confirms it.")
+    causes = [error for index in failed if (error := errors[index]) is not None]
+    kinds = sorted({type(error).__name__ for error in causes})
+    failures = f"failed: {_numbers(failed)}" + (f" ({', '.join(kinds)})" if kinds else "")
+    cause = causes[0] if causes else None
+    if late and len(failed) <= nodes - majority(nodes):
+        text = f"{len(late)} of {nodes} Redis nodes did not answer in time: {_numbers(late)}"
+        text += f"; {len(failed)} {failures}" if failed else ""
+        cause = TimeoutError("There was no answer in time.")
+    else:  # these alone are too many
+        text = f"{len(failed)} of {nodes} Redis nodes {failures}"
+        text += f"; no answer yet: {_numbers(late)}" if late else ""
+    clustered = [str(error) for error in causes if isinstance(error, ClusterNode)]
+    error = Unavailable(". ".join([text, *clustered[:1]]).removesuffix(".") + ".")
+    error.__cause__ = cause
+    return error
+
+
+def _numbers(indexes: Sequence[int]) -> str:
+    return ", ".join(str(index + 1) for index in indexes)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,281 @@
+"""A caller that waits: it joins the queue at one node, sleeps until that node calls it, and asks now and then."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from django_distlock.backends.redis.connection import PENDING, ConnectionFailed, pack
+from django_distlock.concurrency import finalizers
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.deadline import PAUSE
+from django_distlock.concurrency.flow import Step
+from django_distlock.exceptions import BackendUnavailable
+
+from .acquire import numbers, undo_request
+from .nodes import CONNECT_TIMEOUT, Undo
+from .rounds import LATE_REPLY, Crowded, Unavailable
+from .scripts import GRACE, JOIN, KEPT, PLACES, RESPECT
+
+if TYPE_CHECKING:
+    from django_distlock.backends.redis.pool import Places
+    from django_distlock.concurrency.flow import Flow
+    from django_distlock.records import Grant
+
+    from .acquire import Attempt, Outcome
+    from .nodes import Pipeline
+
+# A waiter asks without being called, because a call may be lost: first after the one time, then less and less often.
+FIRST_LOOK, LONGEST_LOOK = 0.25, 2.0
+# When the lease of the holder has ended, the first in the queue asks after the one time, the others one by one after
+# the other; seconds.
+EXPIRED, LATER = 0.005, 0.25
+# The pause of a waiter that cannot listen, for each place in the queue, and at most; seconds.
+NEXT, LONGEST_PAUSE = 0.01, 0.05
+# The first in the queue that cannot listen asks all nodes after this time; seconds.
+ALL_ASKED = 0.15
+# A waiter that finds no place in the queue of its process asks after this time; seconds.
+LOOK_EVERY = 0.25
+# The random delay after a vote that nobody won, doubled each time; seconds.
+SPLIT, MOST_SPLITS = 0.002, 5
+# A node that grants alone for this time does not know the holder. For less, the others may only be later to hear of a
+# release. Seconds.
+STRANGE = 0.05
+# Too few replies are an error after this time, if the caller has it; and if connections were lost. Seconds.
+DISTURBANCE, LONG_DISTURBANCE = 0.5, 2.0
+# A waiter does not ask with less time than this; seconds.
+LAST_LOOK = 0.003
+# With less time than this a node cannot be expected to answer; seconds.
+LEAST_TIME = 0.05
+# A node that lets no caller listen is not asked again for this time; seconds.
+DEAF = 2.0
+
+_PING = pack("PING")
+
+
+class Pace:
+    """When a waiter asks again, and which node keeps its queue. Values in, values out."""
+
+    def __init__(self) -> None:
+        self.ahead = 0  # how many waiters come before it
+        self.shift = 0  # how many nodes in turn did not know the holder
+        self._ends_at = 0.0  # when the lease of the holder ends
+        self._looks = 0
+        self._splits = 0
+        self._split_since: float | None = None
+        self._all_asked_at = 0.0
+
+    def queued(self, reply: int, now: float) -> None:
+        """The node that keeps the queue has refused the lock."""
+        left, self.ahead = divmod(-1 - reply, PLACES)
+        self._ends_at = now + (left or GRACE) / 1000  # free: the first in the queue has been called
+        self._splits, self._split_since = 0, None
+
+    def split(self, now: float) -> None:
+        """That node did not refuse it, and yet there was no majority."""
+        self._splits = min(self._splits + 1, MOST_SPLITS)
+        if self._split_since is None:
+            self._split_since = now
+        elif now - self._split_since >= STRANGE:
+            self.shift, self._split_since = self.shift + 1, None
+
+    def delay(self) -> float:
+        """Seconds to wait after a vote that nobody won."""
+        return random.random() * SPLIT * float(2**self._splits) if self._splits else 0.0  # noqa: S311
+
+    def look_at(self, now: float) -> float:
+        """When to ask without being called."""
+        wait = min(FIRST_LOOK * (1 << self._looks), LONGEST_LOOK) * (0.75 + random.random() / 4)  # noqa: S311
+        self._looks = min(self._looks + 1, 9)
+        return min(now + wait, self._ends_at + EXPIRED + self.ahead * LATER)
+
+    def called(self) -> None:
+        """The next look comes after a short time again."""
+        self._looks = 0
+
+    def pause(self) -> float:
+        """Seconds to wait for a waiter that cannot listen."""
+        return min(NEXT * (1 + self.ahead), LONGEST_PAUSE) * (0.5 + random.random() / 2)  # noqa: S311
+
+    def asks_all(self, now: float) -> bool:
+        """Is it time for the first in the queue to ask all nodes? The one that keeps it may have a vote of nobody."""
+        if self.ahead or now - self._all_asked_at < ALL_ASKED:
+            return False
+        self._all_asked_at = now
+        return True
+
+
+class Waiter:
+    """``attempt`` until it is granted or the monotonic time ``deadline``. ``places``: for those that wait at a node."""
+
+    def __init__(self, attempt: Attempt, places: Places, deadline: float) -> None:
+        self._attempt = attempt
+        self._nodes = attempt.nodes
+        self._deadline = deadline
+        self._places, self._place = places, places.new()
+        self._pace = Pace()
+        # its name in the queue, the node that keeps the queue, and since when it waits by the clock of that node
+        self._member = f"{attempt.claim.token}-{next(numbers)}"
+        self._lead = -1
+        self._since = ""
+        # the connection to that node, on which it listens
+        self._own: Pipeline | None = None
+        self._joined = False
+        self._doubtful: set[int] = set()  # nodes that may be asked to queue it later, on a connection that was lost
+        self._refused = False
+        self._error: BackendUnavailable | None = None
+        self._disturbed_at = 0.0
+
+    def wait(self, everyone: bool) -> Flow[Grant | None]:
+        """The grant, or None at the deadline. ``everyone``: ask all nodes at once, not first the one with the queue.
+
+        BackendUnavailable if too few nodes answer for a while.
+        """
+        try:
+            queued = self._places.take(self._place)
+            while True:
+                grant = yield from self._ask(queued, everyone)
+                if grant is not None:
+                    return grant
+                if monotonic() < self._deadline:
+                    queued, everyone = yield from self._rest(queued)
+                if monotonic() >= self._deadline - LAST_LOOK:
+                    break
+        finally:
+            finalizers.now_or_later(self.end)
+        if self._error is not None:
+            raise self._error
+        return None
+
+    def _ask(self, queued: bool, everyone: bool) -> Flow[Grant | None]:
+        now = monotonic()
+        until = self._attempt.until(self._deadline - now)
+        try:
+            lead = self._attempt.lead(self._pace.shift)
+            if lead != self._lead:
+                self._leave()
+                self._lead = lead
+            if queued:
+                yield from self._listen(until)
+                self._joined = True
+            outcome = yield from self._attempt.vote(
+                lead,
+                until,
+                JOIN if queued else RESPECT,
+                everyone=everyone,
+                own=self._own,
+                member=self._member,
+                since=self._since,
+            )
+        except BackendUnavailable as error:
+            self._doubt(None)
+            self._disturbed(error, now, until)
+            return None
+        except BaseException:
+            self._doubt(None)
+            raise
+        self._doubt(outcome)
+        self._note(outcome)
+        return outcome.grant
+
+    def _listen(self, until: float) -> Flow[None]:
+        """Have a connection to the node that keeps the queue, which can call on it."""
+        own, node = self._own, self._nodes.all[self._lead]
+        if own is not None and own.link is not None:
+            return
+        self._own = None
+        now = monotonic()
+        if now < node.deaf_until:
+            return
+        if (own := node.take(clean=True)) is None:
+            yield from self._nodes.open([node], min(until, now + CONNECT_TIMEOUT))
+            own = node.take(clean=True)
+        self._own = own
+        if own is None or own.link is None or own.link.subscribed:
+            return
+        try:
+            own.link.subscribe()
+            own.link.send(_PING)
+            yield Step(own.link.receive, own.link.areceive, (until,))
+        except ConnectionFailed as error:
+            node.deaf_until = now + DEAF
+            node.lose(own, error)
+            self._own = None
+
+    def _doubt(self, outcome: Outcome | None) -> None:
+        """Remember a request to queue that may be executed later than the one that takes it back."""
+        if not self._joined:
+            return
+        sent = None if outcome is None else outcome.at_lead
+        own = self._own is not None and self._own.link is not None
+        known = sent is not None and not sent.lost and (sent.pipeline is self._own or sent.reply is not PENDING)
+        if not own and not known:
+            self._doubtful.add(self._lead)
+
+    def _note(self, outcome: Outcome) -> None:
+        """Learn from the answer of the node that keeps the queue."""
+        self._error, self._refused, now = None, True, monotonic()
+        reply = outcome.at_lead.reply if outcome.at_lead is not None else None
+        if isinstance(reply, int) and reply < 0:
+            self._pace.queued(reply, now)
+            return
+        if isinstance(reply, int) and reply > 0:
+            self._joined = False
+            self._since = str(reply) if reply > 1 else self._since
+        self._pace.split(now)
+
+    def _disturbed(self, error: BackendUnavailable, asked: float, until: float) -> None:
+        """Too few nodes answered. Raise ``error`` unless that may pass, and there is time to see."""
+        if isinstance(error, Crowded):
+            return
+        now = monotonic()
+        least = self._attempt.patience if self._refused or self._error is not None else LEAST_TIME
+        if until - asked < least and now >= until:
+            return  # the nodes had no time, so the outcome before counts
+        if self._error is None:
+            self._disturbed_at = asked
+        self._error = error
+        self._pace.split(now)
+        lost = isinstance(error, Unavailable) and error.lost  # so asking again may do better
+        if now >= until or now - self._disturbed_at >= (LONG_DISTURBANCE if lost else DISTURBANCE):
+            raise error
+
+    def _rest(self, queued: bool) -> Flow[tuple[bool, bool]]:
+        """Sleep until it is called, or should ask. Is it in the queue, and should it ask all nodes at once?"""
+        left = self._deadline - monotonic()
+        if delay := self._pace.delay():
+            yield Step(PAUSE.sleep, PAUSE.asleep, (min(delay, left),))
+            return queued or self._places.take(self._place), self._error is not None
+        if not queued:
+            queued = self._places.take(self._place)
+            if not queued:
+                queued = yield from self._places.enter(self._place, min(LOOK_EVERY, left))
+            return queued, False
+        own, now = self._own, monotonic()
+        if own is None or own.link is None:
+            yield Step(PAUSE.sleep, PAUSE.asleep, (min(self._pace.pause(), left),))
+            return True, self._pace.asks_all(now)
+        called = yield from own.called(self._member.encode(), min(self._pace.look_at(now), self._deadline))
+        if called:
+            self._pace.called()
+        return True, called or self._pace.ahead == 0
+
+    def _leave(self) -> None:
+        """Leave the queue, and give back the connection."""
+        own, alive = self._own, self._own is not None and self._own.link is not None
+        if self._joined or self._doubtful:
+            undo = Undo(self._attempt.keys, f"{self._member} ", self._member, KEPT / 1000)  # the vote of no holder
+            for index in self._doubtful | (set() if alive or not self._joined else {self._lead}):
+                self._nodes.undo_later(index, undo)
+            if self._joined and own is not None and alive:
+                own.send(undo_request(undo), monotonic() + LATE_REPLY)
+            self._joined = False
+            self._doubtful.clear()
+        self._own = None
+        if own is not None:
+            own.node.put(own)
+
+    def end(self) -> None:
+        """Leave the queue at the nodes and that of the process. May be repeated after an interrupt."""
+        self._leave()
+        self._places.leave(self._place)
