@@ -43,7 +43,7 @@ class Releasable(Protocol):
         """The holds and their Leases that the interrupted call was to release."""
 
 
-logger = logging.getLogger("django_distlock.abandoned")
+logger = logging.getLogger("django_distlock.locks")
 
 # Seconds after which a flow that was made and has not begun is given up: the caller was interrupted before it ran it.
 GRACE = 0.25
