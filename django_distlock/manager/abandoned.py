@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from types import AsyncGeneratorType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from django_distlock import signals
 from django_distlock.concurrency.fork import Order, at_fork
@@ -36,20 +36,13 @@ if TYPE_CHECKING:
     from .lock_table import Hold
 
 
-class Releasable(Protocol):
-    """What a release call releases: a Lease, a set of them, or the lock object of a ``with`` block."""
-
-    def leases_left(self) -> Iterable[tuple[Hold, Any]]:
-        """The holds and their Leases that the interrupted call was to release."""
-
-
 logger = logging.getLogger("django_distlock.locks")
 
 # Seconds after which a flow that was made and has not begun is given up: the caller was interrupted before it ran it.
 GRACE = 0.25
 
-# The release calls that are under way, and what each releases.
-releases: dict[Flow[Any], Releasable] = {}
+# The release calls that are under way. The function returns the holds and their Leases that the call was to release.
+releases: dict[Flow[Any], Callable[[], Iterable[tuple[Hold, Any]]]] = {}
 
 # When flows were first seen that had not begun.
 _unbegun: weakref.WeakKeyDictionary[Flow[Any], float] = weakref.WeakKeyDictionary()
@@ -77,8 +70,8 @@ def look(now: float) -> bool:
         giving = hold.giving
         if giving is not None and hold.state is State.RELEASING and is_over(giving, now):
             in_thread(_give_back, hold)
-    for flow, target in list(releases.items()):
-        if is_over(flow, now) and in_thread(_release_again, target):
+    for flow, leases_left in list(releases.items()):
+        if is_over(flow, now) and in_thread(_release_again, leases_left):
             releases.pop(flow, None)
     _look_for_closed_loops(holds)
     return bool(_unbegun)
@@ -117,9 +110,9 @@ def _give_up(hold: Hold, lease: Any) -> None:
     _release(hold, lease)
 
 
-def _release_again(target: Releasable) -> None:
+def _release_again(leases_left: Callable[[], Iterable[tuple[Hold, Any]]]) -> None:
     """A release was interrupted."""
-    for hold, lease in target.leases_left():
+    for hold, lease in leases_left():
         _release(hold, lease)
 
 

@@ -159,6 +159,28 @@ def test_r7_an_interrupted_release_is_finished(using: str, way: str, how: str, n
         assert not holders(using, name)
 
 
+def test_r1_an_interrupted_exit_leaves_the_later_blocks_of_the_lock_alone(name: str) -> None:
+    """A lock object may be used by many contexts: what was to be released is found, and nothing else."""
+    lock = advisory_lock(name, using="memory", shared=True)
+    attempts = Attempts("memory")
+    at, place = 2, ""
+    while place is not None:
+        lock.__enter__()
+        interrupter = Interrupter(at, *CORE, memory)
+        with contextlib.suppress(KeyboardInterrupt):
+            interrupter.run(lambda: lock.__exit__(None, None, None))
+        place = interrupter.place
+        thread = threading.Thread(target=lock.__enter__)
+        thread.start()
+        thread.join()
+        tick()
+        assert [hold.owner for hold in lock_table.held()] == [thread], f"Interrupted at place {at}: {place}."
+        lock.__exit__(None, None, None)
+        attempts.clean()
+        at += 1
+    assert at > 20
+
+
 @pytest.mark.parametrize("using", ["memory", "postgres", "redis", "leasetable", "mysql", "zookeeper", "redlock"])
 def test_r7_the_keepalive_thread_finishes_it_within_a_second(using: str, name: str) -> None:
     """Of every engine: interrupted right behind the engine's answer, and in a release before the engine is asked."""
