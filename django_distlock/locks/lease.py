@@ -123,7 +123,7 @@ class BaseLease:
             await self._aleave(error)
 
 
-logger = logging.getLogger("django_distlock.lease")
+logger = logging.getLogger("django_distlock.locks")
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)

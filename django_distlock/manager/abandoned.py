@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .lock_table import Hold
 
 
-logger = logging.getLogger("django_distlock.abandoned")
+logger = logging.getLogger("django_distlock.locks")
 
 # Seconds after which a flow that was made and has not begun is given up: the caller was interrupted before it ran it.
 GRACE = 0.25

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .lock_table import Hold
 
 
-logger = logging.getLogger("django_distlock.loss")
+logger = logging.getLogger("django_distlock.locks")
 
 
 def lose(hold: Hold, reason: str, *, releasing: bool = False) -> bool:

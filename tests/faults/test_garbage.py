@@ -158,7 +158,7 @@ def collect_in_a_statement(link: Any, using: str, name: str) -> None:
     gc.disable()
     lock = advisory_lock(name, using=using)
     litter(lambda: inside(lock))
-    session = registry.entry(using).backend.sessions._shared  # type: ignore[attr-defined]
+    session = registry.entry(using).backend.sessions.open_shared  # type: ignore[attr-defined]
     spot = Collecting(session, "lock_fast")
 
     def work() -> None:
