@@ -81,21 +81,20 @@ async def arun(flow: Flow[T]) -> T:
     """Run ``flow`` to its end in this task.
 
     Once a step was cancelled, the steps that clean up after it are not: they run to their end. Each of them is bounded
-    in time by its own target. The cancellation wins over what goes wrong in them.
+    in time by its own target. The cancellation wins over what goes wrong in them. After an error a step may still be
+    cancelled: the flow may go on, and wait for long.
     """
     interruption: BaseException | None = None
-    failed = False
     _flows.add(flow)
     try:
         step = flow.send(None)
         while True:
             try:
                 call = step.amethod(*step.args)
-                result = await (uninterrupted(call) if failed else call)
+                result = await (call if interruption is None else uninterrupted(call))
             except BaseException as error:
                 if isinstance(error, GeneratorExit) and finalizers.here.collecting:
                     raise  # and the flow is closed elsewhere
-                failed = True
                 interruption = _first(interruption, error)
                 step = flow.throw(error)
             else:
