@@ -7,7 +7,7 @@ import socket
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING
 
-from django_distlock.concurrency.caller import asker
+from django_distlock.concurrency.caller import describe_caller
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Step
 from django_distlock.records import Claim, Grant, drift
@@ -54,7 +54,7 @@ class HolderInfo:
 
     def facts(self, key: LockKey) -> bytes:
         """The JSON of a holder of ``key`` in the thread or task that calls."""
-        name, thread = encode_basestring_ascii(key.name), encode_basestring_ascii(asker())
+        name, thread = encode_basestring_ascii(key.name), encode_basestring_ascii(describe_caller())
         return f'{{"name": {name}, {self._process}, "thread": {thread}}}'.encode("ascii")
 
 

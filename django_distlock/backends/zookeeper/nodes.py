@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_distlock.concurrency.caller import asker
+from django_distlock.concurrency.caller import describe_caller
 from django_distlock.records import Claim, LockInfo
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class NodeData:
 
     def of(self, claim: Claim, since: float) -> bytes:
         """JSON in ASCII, since a name may contain characters without a UTF-8 form."""
-        who = encode_basestring_ascii(f"{self._process}:{asker()}")
+        who = encode_basestring_ascii(f"{self._process}:{describe_caller()}")
         name = encode_basestring_ascii(claim.key.name)
         return f'{{"name": {name}, "holder": {who}, "since": {since:.6f}}}'.encode("ascii")
 

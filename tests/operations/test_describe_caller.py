@@ -1,4 +1,4 @@
-"""A holder tells its thread or task, and the route that it serves; never the path, in which there may be secrets."""
+"""A holder is shown with its thread or task and the route that it serves, never with the path, which may be secret."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_long_route_of_other_letters_is_cut_between_them() -> None:
 @pytest.mark.parametrize("request_of", [lambda: None, HttpRequest])
 def test_where_nothing_is_known_nothing_is_told(request_of: Callable[[], Any]) -> None:
     with caller.serving(request_of()):
-        assert caller.asker() == threading.current_thread().name
+        assert caller.describe_caller() == threading.current_thread().name
 
 
 def test_what_is_told_is_short_and_comes_to_an_end() -> None:
