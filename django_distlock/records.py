@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class Finding:
     alias: str = ""
 
 
+@lru_cache(maxsize=64)  # it is asked at each acquire, and TTLs are few
 def drift(ttl: float) -> float:
     """Seconds by which a lease counts as shorter than its TTL: 1 % for clock rates and 2 ms for rounding.
 

@@ -23,7 +23,7 @@ UNDO_PATIENCE, UNDO_PAUSE = 0.5, 0.25
 
 
 @dataclass(slots=True)
-class Request(Generic[T]):
+class UndoRequest(Generic[T]):
     """A request that may have been executed, or may be executed later."""
 
     what: T
@@ -55,7 +55,7 @@ class PendingCleanup(Generic[T]):
         self._window = window
         self._patience = patience
         # by token; empty: nothing is pending
-        self.requests: dict[str, Request[T]] = {}
+        self.requests: dict[str, UndoRequest[T]] = {}
         self._guard = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -63,7 +63,7 @@ class PendingCleanup(Generic[T]):
         """Undo ``what``, from now on. ``uncertain``: it may be executed later. Replaces what ``token`` stood for."""
         now = monotonic()
         with self._guard:
-            self.requests[token] = Request(what, uncertain, now, now + ttl + self._window)
+            self.requests[token] = UndoRequest(what, uncertain, now, now + ttl + self._window)
             self._start()
 
     def discard(self, token: str) -> bool:
@@ -111,7 +111,7 @@ class PendingCleanup(Generic[T]):
             for token, request in due:
                 self._attempt(token, request)
 
-    def _attempt(self, token: str, request: Request[T]) -> None:
+    def _attempt(self, token: str, request: UndoRequest[T]) -> None:
         with self._guard:
             if self.requests.get(token) is not request:
                 return

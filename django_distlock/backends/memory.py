@@ -93,7 +93,7 @@ class MemoryBackend(Backend):
             claim.key, claim.token, claim.shared, fence, time.time(), now + ttl, asked_by, caller.address()
         )
         self._entries[digest] = [*others, entry]
-        return Grant(claim=claim, fence=fence, acquired_at=now, valid_until=now + ttl)
+        return Grant(claim=claim, fence=fence, acquired_at=now, valid_until=now + ttl - drift(ttl))
 
     def _find(self, grant: Grant, now: float) -> MemoryLease | None:
         for entry in self._live(grant.claim.key.digest, now):

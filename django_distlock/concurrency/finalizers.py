@@ -8,6 +8,7 @@ from within a collection is released by another thread, a moment later, without 
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
 import gc
 import logging
@@ -21,7 +22,7 @@ from .text import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-logger = logging.getLogger("django_distlock.garbage")
+logger = logging.getLogger("django_distlock.locks")
 
 
 class _Here(threading.local):
@@ -38,6 +39,8 @@ def _note_collection(phase: str, info: object) -> None:
 
 
 gc.callbacks.append(_note_collection)
+# At the exit of the interpreter gevent's thread-locals raise, and each collection would print that.
+atexit.register(gc.callbacks.remove, _note_collection)
 
 # re-entrant by design, unlike every mutex
 _jobs: queue.SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]] = queue.SimpleQueue()

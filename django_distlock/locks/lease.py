@@ -45,7 +45,7 @@ def perform(flow: Flow[None]) -> None:
                 in_thread(run, flow, step)
         else:
             run(flow)
-    except Exception:
+    except DistlockError:
         releases.pop(flow, None)
         raise
     releases.pop(flow, None)  # not after an interrupt: then the keepalive thread finishes the release
@@ -70,7 +70,7 @@ class BaseLease:
 
     def _release(self, raising: bool | None) -> None:
         flow = self._release_flow(raising, sync=True)
-        releases[flow] = self
+        releases[flow] = self.leases_left
         self._perform(flow)
 
     def _perform(self, flow: Flow[None]) -> None:
@@ -94,7 +94,9 @@ class BaseLease:
         the engine keeps the lock until the transaction has ended.
         """
         flow = self._release_flow(None, sync=True)
-        releases[flow] = self  # before anything else: if an interrupt ends it, the keepalive thread cleans up
+        releases[flow] = (
+            self.leases_left
+        )  # before anything else: if an interrupt ends it, the keepalive thread cleans up
         self._perform(flow)
 
     async def arelease(self) -> None:
@@ -110,7 +112,7 @@ class BaseLease:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         flow = self._release_flow(kind is None, sync=True)
-        releases[flow] = self
+        releases[flow] = self.leases_left
         self._perform(flow)
 
     async def __aenter__(self) -> Self:
@@ -124,7 +126,7 @@ class BaseLease:
             await self._aleave(error)
 
 
-logger = logging.getLogger("django_distlock.lease")
+logger = logging.getLogger("django_distlock.locks")
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)

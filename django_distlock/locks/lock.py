@@ -7,6 +7,7 @@ block is therefore not kept on them, but in :data:`open_blocks`.
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, arun, run
 from django_distlock.concurrency.fork import Order, at_fork
-from django_distlock.exceptions import LockNotAcquired, LockNotHeld, LockTimeout
+from django_distlock.exceptions import DistlockError, LockNotAcquired, LockNotHeld, LockTimeout
 from django_distlock.keys import validate_name
 from django_distlock.manager import owner
 from django_distlock.manager.abandoned import releases
@@ -42,24 +43,30 @@ class OpenBlocks:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        # the recipe is kept beside its id, so that Python does not give the id to another object
-        self._open: dict[int, tuple[object, list[Any]]] = {}
+        # the recipe is kept beside its id, so that Python does not give the id to another object; each lease has the
+        # number of its block
+        self._open: dict[int, tuple[object, list[tuple[int, Any]]]] = {}
+        # the number of the latest block
+        self.latest = 0
 
     def add(self, recipe: object, lease: Any) -> None:
         with self._guard:
+            self.latest += 1
             found = self._open.get(id(recipe))
             if found is None:
-                self._open[id(recipe)] = (recipe, [lease])
+                self._open[id(recipe)] = (recipe, [(self.latest, lease)])
             else:
-                found[1].append(lease)
+                found[1].append((self.latest, lease))
 
-    def find(self, recipe: object, context: object = None) -> Any | None:
-        """The lease of the latest block of ``context`` (the caller), or of the only open block (R24); None without."""
+    def find(self, recipe: object, context: object = None, until: float = math.inf) -> Any | None:
+        """The lease of the latest block of ``context`` (the caller), or of the only open block (R24); None without.
+
+        Blocks with a number above ``until`` do not count."""
         with self._guard:
             found = self._open.get(id(recipe))
             if found is None:
                 return None
-            leases: list[Any] = found[1]
+            leases = [lease for number, lease in found[1] if number <= until]
             if len(leases) == 1:
                 return leases[0]
             context = context or owner.current()
@@ -71,17 +78,11 @@ class OpenBlocks:
             found = self._open.get(id(recipe))
             if found is None:
                 return
-            left = [each for each in found[1] if each is not lease]
+            left = [each for each in found[1] if each[1] is not lease]
             if left:  # in one operation, so that an interrupt leaves nothing half done
                 self._open[id(recipe)] = (recipe, left)
             else:
                 del self._open[id(recipe)]
-
-    def leases(self, recipe: object) -> list[Any]:
-        """The leases of the open blocks of ``recipe``."""
-        with self._guard:
-            found = self._open.get(id(recipe))
-            return [] if found is None else list(found[1])
 
     def after_fork(self) -> None:
         """In the child: replace the mutex, which another thread of the parent may have held.
@@ -205,11 +206,14 @@ class BaseLock(Generic[L]):
         return lease
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        flow = self._exit_flow(kind is None, sync=True)
-        releases[flow] = self  # before anything else: if an interrupt ends it, the keepalive thread cleans up
+        begun: list[L] = []
+        flow, latest = self._exit_flow(kind is None, begun), open_blocks.latest
+        # before anything else: if an interrupt ends it, the keepalive thread cleans up
+        releases[flow] = lambda: self._leases_left(begun, latest)
         if finalizers.here.collecting:
             flow.close()
             finalizers.later(self._exit, owner.current())
+            releases.pop(flow, None)
         else:
             perform(flow)
 
@@ -225,18 +229,19 @@ class BaseLock(Generic[L]):
 
     def _exit(self, context: object) -> None:
         """Leave the block of a generator or coroutine that the garbage collector has closed."""
-        perform(self._exit_flow(False, sync=True, context=context))
+        perform(self._exit_flow(False, [], context))
 
-    def _exit_flow(self, raising: bool, sync: bool, context: object = None) -> Flow[None]:
-        """Release the lease of the caller's block."""
-        lease = open_blocks.find(self, context)
+    def _exit_flow(self, raising: bool, begun: list[L], context: object = None) -> Flow[None]:
+        """Release the lease of the caller's block, which is put into ``begun`` before."""
+        lease: L | None = open_blocks.find(self, context)
         if lease is not None:
+            begun.append(lease)
             try:
-                yield from lease._release_flow(raising, sync)
-            except Exception:
+                yield from lease._release_flow(raising, sync=True)
+            except DistlockError:
                 open_blocks.remove(self, lease)
                 raise
-            open_blocks.remove(self, lease)  # not after an interrupt: see leases_left()
+            open_blocks.remove(self, lease)  # not after an interrupt: see _leases_left()
         elif raising:
             raise LockNotHeld(f"{self._described()} was not entered by this context.")
 
@@ -248,18 +253,17 @@ class BaseLock(Generic[L]):
             raise LockNotHeld(f"{self._described()} was not entered by this context.")
         return lease
 
-    def leases_left(self) -> Iterable[tuple[Hold, Lease]]:
+    def _leases_left(self, begun: list[L], latest: int) -> Iterable[tuple[Hold, Lease]]:
         """The leases that an interrupted exit of a ``with`` block has not released.
 
-        They belong to the block whose release had begun, else to the only open one, else to the latest of the main
-        thread, where signals raise their exceptions.
+        If the exit had not yet found its block, take one of the main thread, where signals raise their exceptions. A
+        block that was entered after this exit, with a number above ``latest``, is still in use.
         """
-        leases = open_blocks.leases(self)
-        begun = [lease for lease in leases if any(each._released for _, each in lease.leases_left())]
-        main = [lease for lease in leases if lease.owner is threading.main_thread()]
-        for lease in begun or (leases if len(leases) == 1 else main[-1:]):
-            open_blocks.remove(self, lease)
-            yield from lease.leases_left()
+        lease: L | None = begun[0] if begun else open_blocks.find(self, threading.main_thread(), latest)
+        if lease is None:
+            return ()
+        open_blocks.remove(self, lease)
+        return lease.leases_left()
 
     def __call__(self, function: F) -> F:
         """Decorate a function, a method, an ``async def`` or a view: each call holds the lock while it runs."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from django_distlock.concurrency.flow import Flow
 
 
-class Attempt:
+class SetAttempt:
     """One attempt at several locks: the leases acquired so far, and a savepoint before the first of them if they belong
     to the transaction."""
 
@@ -115,7 +115,7 @@ class LockSet(BaseLock[LeaseSet]):
         return type(self)([lock.formatted(values) for lock in self.locks], using=self.using, timeout=self.timeout)
 
     def _flow(self, timeout: float | None, start: float, blocking: bool = False) -> Flow[LeaseSet | None]:
-        attempt = Attempt(self.locks)
+        attempt = SetAttempt(self.locks)
         try:
             for lock in self.locks:
                 lease = yield from lock._flow(timeout, start)

@@ -134,8 +134,7 @@ def _attempt(
                 return None
         opened = open_transactions()
         if entry.fast and request.blocking and deadline is None and _may_take_fast_path(hold, opened):
-            hold.claim = claim = _claim(request, entry, hold, opened, 0.0)
-            hold.grant = hold.backend.acquire_fast(claim, math.inf if request.timeout is None else request.timeout)
+            _take_fast_path(request, entry, hold, opened)
         if hold.grant is None:
             deadline = deadline or Deadline(request.timeout, monotonic, request.start)
             hold.claim = claim = _claim(request, entry, hold, opened, deadline.answer_by)
@@ -189,6 +188,16 @@ def _enter_again(mine: Hold, new: Hold, lease: H) -> Flow[H | Hold]:
     entered = not notice_loss(mine) and lock_table.enter_again(mine, lease)
     del mine.calls[lease]
     return lease if entered else new
+
+
+def _take_fast_path(request: LockRequest, entry: Entry, hold: Hold, opened: list[BaseDatabaseWrapper]) -> None:
+    """Ask the engine once, in this thread. A grant that comes after its own validity is given back."""
+    backend = hold.backend
+    hold.claim = claim = _claim(request, entry, hold, opened, 0.0)
+    hold.grant = grant = backend.acquire_fast(claim, math.inf if request.timeout is None else request.timeout)
+    if grant is not None and grant.valid_until is not None and grant.valid_until <= monotonic():
+        backend.release(grant)
+        hold.grant = None
 
 
 def _may_take_fast_path(hold: Hold, opened: list[BaseDatabaseWrapper]) -> bool:

@@ -55,7 +55,7 @@ def held_locks(using: str | None = None) -> list[BackendReport]:
     return [replace(report, locks=tuple(found.locks)) for report, found in ask(LockQuery(), using)]
 
 
-def ask(query: LockQuery, using: str | None = None) -> list[Answer]:
+def ask(query: LockQuery, using: str | None = None) -> list[AliasAnswer]:
     """The answer of each alias, or of the one, to ``query``; errors are reported as in :func:`held_locks`."""
     aliases = [using] if using is not None else registry.aliases()
     for alias in aliases:
@@ -93,7 +93,7 @@ def break_lock(info: LockInfo, *, reason: str = "") -> bool:
     return broken
 
 
-class Answer(NamedTuple):
+class AliasAnswer(NamedTuple):
     """The report on one alias, and the locks found."""
 
     report: BackendReport
@@ -106,7 +106,7 @@ class _Look:
     def __init__(self, alias: str, query: LockQuery) -> None:
         self._alias = alias
         self._query = query
-        self._outcome: Answer | Exception | None = None
+        self._outcome: AliasAnswer | Exception | None = None
         self._thread: threading.Thread | None = None
         self._place = _looking[alias]
         self._begin(0.0)
@@ -130,7 +130,7 @@ class _Look:
         finally:
             self._place.release()
 
-    def answer(self, until: float) -> Answer:
+    def answer(self, until: float) -> AliasAnswer:
         """The answer, or a report of a timeout at the monotonic time ``until``."""
         self._begin(max(0.0, until - monotonic()))
         if self._thread is not None:
@@ -141,25 +141,25 @@ class _Look:
             return self._outcome
         return self._unanswered(TimeoutError(f"no answer within {PATIENCE:g} s"))
 
-    def _unanswered(self, error: Exception) -> Answer:
+    def _unanswered(self, error: Exception) -> AliasAnswer:
         logger.warning("The locks of alias %r cannot be listed: %s", self._alias, one_line(error))
         name = type(registry.entry(self._alias).backend).__name__
-        return Answer(BackendReport(alias=self._alias, backend=name, error=type(error).__name__))
+        return AliasAnswer(BackendReport(alias=self._alias, backend=name, error=type(error).__name__))
 
 
-def _answer(alias: str, query: LockQuery) -> Answer:
+def _answer(alias: str, query: LockQuery) -> AliasAnswer:
     try:
         entry = registry.entry(alias)
     except ImproperlyConfigured as error:
         logger.warning("Alias %r: %s", alias, one_line(error))
-        return Answer(BackendReport(alias=alias, backend="", error=type(error).__name__))
+        return AliasAnswer(BackendReport(alias=alias, backend="", error=type(error).__name__))
     name = type(entry.backend).__name__
     try:
         found = _found(entry, query)
     except DistlockError as error:
         logger.warning("The locks of alias %r cannot be listed: %s", alias, one_line(error))
-        return Answer(BackendReport(alias=alias, backend=name, error=type(error.__cause__ or error).__name__))
-    return Answer(BackendReport(alias=alias, backend=name, breakable=entry.backend.supports_break), found)
+        return AliasAnswer(BackendReport(alias=alias, backend=name, error=type(error.__cause__ or error).__name__))
+    return AliasAnswer(BackendReport(alias=alias, backend=name, breakable=entry.backend.supports_break), found)
 
 
 def _found(entry: Entry, query: LockQuery) -> Chosen:

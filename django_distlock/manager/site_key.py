@@ -31,7 +31,7 @@ KEPT_OUT = (
 )
 
 
-class SiteKey:
+class SiteKeyHolder:
     """The site key of this process, read once."""
 
     def __init__(self) -> None:
@@ -93,5 +93,5 @@ def _after_fork() -> None:
     site_key._guard = threading.Lock()
 
 
-site_key = SiteKey()
+site_key = SiteKeyHolder()
 at_fork(Order.PRIMITIVES, child=_after_fork)

@@ -39,7 +39,6 @@ logger = logging.getLogger("django_distlock.locks")
 
 # Notifications to be sent once the transaction is over.
 News = list[Callable[[], object]]
-_WRAPPED = ("commit", "rollback", "close", "set_autocommit", "savepoint_rollback")
 
 # A task binds locks to the connection of the thread that waits for it, and that thread may be running other code.
 _watching = threading.Lock()
@@ -81,11 +80,20 @@ class TransactionWatch:
         self.replaced: dict[str, Any] = {}
         # the outermost block of the tested code is a savepoint of its test
         in_test = not transactions_here.testcases_count and in_testcase(connection)
-        for name in (*_WRAPPED, "savepoint_commit") if in_test else _WRAPPED:
+        makers: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+            "commit": self._wrap_commit,
+            "rollback": self._wrap_rollback,
+            "close": self._wrap_close,
+            "set_autocommit": self._wrap_set_autocommit,
+            "savepoint_rollback": self._wrap_savepoint_rollback,
+        }
+        if in_test:
+            makers["savepoint_commit"] = self._wrap_savepoint_commit
+        for name, make in makers.items():
             present = connection.__dict__.get(name)
             if present is not None and getattr(present, "_distlock", None) is not True:
                 self.replaced[name] = present
-            wrapper = getattr(self, f"_wrap_{name}")(getattr(connection, name))
+            wrapper: Any = make(getattr(connection, name))
             wrapper._distlock = True
             self.wrappers[name] = wrapper
             setattr(connection, name, wrapper)

@@ -27,9 +27,9 @@ TRIPS = {
     "leasetable": Trip(acquire=15, release=9),
     "leasetable_postgres": Trip(acquire=18, release=11),
     "leasetable_mariadb": Trip(acquire=19, release=12),
-    "postgres": Trip(acquire=11, release=9),
-    "mysql": Trip(acquire=12, release=9),
-    "redis": Trip(acquire=16, release=10),
+    "postgres": Trip(acquire=10, release=9),
+    "mysql": Trip(acquire=11, release=9),
+    "redis": Trip(acquire=15, release=10),
     "redlock": Trip(acquire=22, release=16),
     "zookeeper": Trip(acquire=17, release=12),
 }

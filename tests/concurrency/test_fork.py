@@ -58,16 +58,8 @@ def test_the_order_around_a_fork() -> None:
     assert "ZeroDivisionError" in done.stderr
 
 
-# Modules whose handlers are not in the one list yet. None may be added.
-STILL_APART = {
-    *("concurrency/finalizers.py", "concurrency/tokens.py", "locks/base.py"),
-    *(f"manager/{name}.py" for name in ("introspection", "keepalive", "lock_table", "name_log", "open_transactions")),
-    *(f"manager/{name}.py" for name in ("registry", "site_key", "transactions")),
-}
-
-
 def test_there_is_one_list() -> None:
     found = {
         str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if "os.register_at_fork(" in path.read_text()
     }
-    assert found - STILL_APART == {"concurrency/fork.py"}
+    assert found == {"concurrency/fork.py"}

@@ -16,8 +16,9 @@ import pytest
 
 from django_distlock import advisory_lock
 from django_distlock.concurrency import finalizers
+from django_distlock.concurrency.clock import monotonic
 from django_distlock.locks import lock as locks
-from django_distlock.manager import keepalive
+from django_distlock.manager import abandoned, keepalive
 from django_distlock.manager import lock_table as lock_table_module
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
@@ -157,7 +158,7 @@ def collect_in_a_statement(link: Any, using: str, name: str) -> None:
     gc.disable()
     lock = advisory_lock(name, using=using)
     litter(lambda: inside(lock))
-    session = registry.entry(using).backend.sessions._shared  # type: ignore[attr-defined]
+    session = registry.entry(using).backend.sessions.open_shared  # type: ignore[attr-defined]
     spot = Collecting(session, "lock_fast")
 
     def work() -> None:
@@ -241,3 +242,15 @@ def test_what_is_left_for_later_is_done_in_order_and_failures_are_logged(caplog:
     finalizers.later(done.append, 2)
     eventually(lambda: done == [1, 2], f"not done: {done}")
     assert "garbage collector" in caplog.text
+
+
+def test_r1_what_the_collector_has_released_is_not_released_twice(name: str) -> None:
+    """The next block of the same lock object is another caller's, who keeps it."""
+    lock = advisory_lock(name, using="memory")
+    litter(lambda: inside(lock))
+    gc.collect()
+    eventually(lambda: not lock_table.all(), "the collector has released nothing")
+    with lock as lease:
+        abandoned.look(monotonic())
+        eventually(lambda: not any(thread.name == "distlock-release" for thread in threading.enumerate()), "at work")
+        assert lease.held

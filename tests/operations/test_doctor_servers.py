@@ -117,9 +117,9 @@ def test_clocks_that_differ(settings: Any, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(doctor.CLOCKS, "postgresql", behind)
     (warning,) = said(settings, LEASES, database="postgres")["warning"]
     assert "s behind this host's" in warning
-    (finding,) = (f for f in redis_doctor.of_server(redis_doctor.Facts(_WELL, 60.0)) if f.level == "warning")
+    (finding,) = (f for f in redis_doctor.of_server(redis_doctor.RedisFacts(_WELL, 60.0)) if f.level == "warning")
     assert "60.0 s ahead of this host's" in finding.text
-    (finding,) = (f for f in redis_doctor.of_server(redis_doctor.Facts(_WELL, -3600.0)) if f.level == "warning")
+    (finding,) = (f for f in redis_doctor.of_server(redis_doctor.RedisFacts(_WELL, -3600.0)) if f.level == "warning")
     assert "one that is set back ends those of dead holders as much too late" in finding.text
 
 
@@ -147,12 +147,12 @@ def test_a_redis_that_forgets_locks(settings: Any, tmp_path: Path) -> None:
 
 
 def test_a_redis_that_is_replicated_or_says_nothing(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = redis_doctor.Facts({**_WELL, "connected_slaves": "1"}, 0.0)
+    facts = redis_doctor.RedisFacts({**_WELL, "connected_slaves": "1"}, 0.0)
     monkeypatch.setattr(redis_doctor, "facts", lambda target: facts)
     found = said(settings, REDIS, url=url())["warning"]
     assert len(found) == 2
     assert all("fail-over" in warning for warning in found)
-    monkeypatch.setattr(redis_doctor, "facts", lambda target: redis_doctor.Facts({}, 0.0))
+    monkeypatch.setattr(redis_doctor, "facts", lambda target: redis_doctor.RedisFacts({}, 0.0))
     assert any("may not call INFO" in text for text in said(settings, REDIS, url=url())["info"])
 
 

@@ -12,7 +12,7 @@ from django_distlock import BackendUnavailable
 from django_distlock.backends.memory import MemoryBackend
 from django_distlock.backends.mysql import doctor as mysql_doctor
 from django_distlock.backends.postgres import doctor as postgres_doctor
-from django_distlock.backends.redis.doctor import Facts as RedisFacts
+from django_distlock.backends.redis.doctor import RedisFacts as RedisFacts
 from django_distlock.backends.redlock import doctor as redlock_doctor
 from django_distlock.backends.zookeeper import doctor as zookeeper_doctor
 from django_distlock.manager.registry import registry
@@ -26,7 +26,7 @@ from tests.operations.test_doctor_servers import LEASES, POSTGRES
 if TYPE_CHECKING:
     from django_distlock.records import Finding
 
-WELL = postgres_doctor.Facts(
+WELL = postgres_doctor.PostgresFacts(
     version="15.1", number="150001", standby="f", tcp="t", keepalive="60", idle="0", connections="97", used="7",
     places="6400", taken="12", sees_all="t",
 )  # fmt: skip

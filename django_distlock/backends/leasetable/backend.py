@@ -21,7 +21,7 @@ from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor
 from .pruning import Pruning
-from .records import Crowded, Holder, Store, StoreError, Ticket
+from .records import Holder, Store, StoreError, StoreOverloaded, Ticket
 from .server import ServerStore
 from .sqlite import SqliteStore
 from .waiter import ASKING, TicketHolder
@@ -113,7 +113,7 @@ class LeaseTableBackend(Backend):
             if isinstance(waiter, TicketHolder) or error.uncertain:
                 self._leave_behind(claim, error.uncertain)
             self._claims.pop(claim.token, None)
-            if isinstance(error, Crowded) and wait > 0:
+            if isinstance(error, StoreOverloaded) and wait > 0:
                 return None  # other callers of this process used all the time
             raise self._unavailable(error) from (error.__cause__ or error)
         except GeneratorExit:

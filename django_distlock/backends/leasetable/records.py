@@ -48,7 +48,7 @@ class StoreError(Exception):
         self.uncertain = uncertain
 
 
-class Crowded(StoreError):
+class StoreOverloaded(StoreError):
     """Other callers of this process used the session for all the time that there was. The server works."""
 
 

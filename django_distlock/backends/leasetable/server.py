@@ -18,7 +18,7 @@ from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Flow, Step, run
 from django_distlock.concurrency.parking import FairLock
 
-from .records import Crowded, Store, StoreError
+from .records import Store, StoreError, StoreOverloaded
 from .server_sql import LeaseSession, dialect_of
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class ServerStore(Store[LeaseSession]):
 
     def _no_time(self, uncertain: bool) -> StoreError:
         if monotonic() - self._replied_at < SILENCE:
-            return Crowded(
+            return StoreOverloaded(
                 f"The lock session of alias {self._alias!r} is overloaded: the statement could not be sent in time.",
                 uncertain=uncertain,
             )

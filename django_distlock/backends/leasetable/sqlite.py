@@ -27,12 +27,12 @@ from .records import (
     GRACE,
     KEPT,
     NOWHERE,
-    Crowded,
     LiveLease,
     Look,
     Statements,
     Store,
     StoreError,
+    StoreOverloaded,
     Ticket,
     microseconds,
     rows_of,
@@ -234,7 +234,7 @@ class SqliteStore(Store[LeaseFile]):
     ) -> tuple[Exception | None, Any]:
         """The error or None, and the result. An error is not raised, since after that a task ignores cancellation."""
         if begin_by is not None and monotonic() > begin_by:
-            return Crowded(f"{self._name} is overloaded: the statement could not be executed in time."), None
+            return StoreOverloaded(f"{self._name} is overloaded: the statement could not be executed in time."), None
         try:
             return None, operation(self.file(), *args)
         except (sqlite3.Error, StoreError) as error:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_distlock.concurrency.clock import monotonic
 
-from .records import SIGN_OF_LIFE, Crowded, Store, Ticket
+from .records import SIGN_OF_LIFE, Store, StoreOverloaded, Ticket
 
 if TYPE_CHECKING:
     from django_distlock.concurrency.flow import Flow
@@ -48,7 +48,7 @@ class TicketHolder:
         """Read the lease, and take it if it is this waiter's turn; its fence, or None."""
         try:
             return (yield from self._look(store, claim, holder))
-        except Crowded as error:
+        except StoreOverloaded as error:
             if error.uncertain:
                 raise
             return None  # other callers of this process had the session; the lease may still be taken

@@ -29,7 +29,7 @@ CHECKS_CLIENTS = 140000
 FULL = 0.5
 
 
-class Facts(NamedTuple):
+class PostgresFacts(NamedTuple):
     """The row of FACTS, as libpq returns it."""
 
     version: str
@@ -48,12 +48,12 @@ class Facts(NamedTuple):
 def findings(ask: Ask, wait_sessions: int) -> Iterator[Finding]:
     """``ask`` returns the rows of a statement."""
     (row,) = ask(FACTS)
-    facts = Facts(*row)
+    facts = PostgresFacts(*row)
     yield from of_server(facts)
     yield from of_room(facts, 1 + wait_sessions)
 
 
-def of_server(facts: Facts) -> Iterator[Finding]:
+def of_server(facts: PostgresFacts) -> Iterator[Finding]:
     yield Finding("info", f"PostgreSQL {facts.version}.")
     if int(facts.number) < CHECKS_CLIENTS:
         yield Finding(
@@ -88,7 +88,7 @@ def of_server(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def of_room(facts: Facts, wanted: int) -> Iterator[Finding]:
+def of_room(facts: PostgresFacts, wanted: int) -> Iterator[Finding]:
     """``wanted`` is how many connections one process may open."""
     connections, used, places, taken = map(int, (facts.connections, facts.used, facts.places, facts.taken))
     if connections - used < wanted:

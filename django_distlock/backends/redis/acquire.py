@@ -58,7 +58,7 @@ class HolderInfo:
         return f'{{"name": {name}, {self._process}, "thread": {thread}}}'.encode("ascii")
 
 
-class Attempt:
+class RedisAttempt:
     """An attempt of one claim. ``sent``: the server may know the claim; then a caller that gives up calls
     :meth:`leave`, or has the claim undone later. ``echo``: a request whose reply was lost may still be executed."""
 

@@ -20,7 +20,7 @@ from django_distlock.exceptions import BackendUnavailable, DistlockError, Unsupp
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor
-from .acquire import LEAST_PATIENCE, LEAVE_TIMEOUT, Attempt, HolderInfo
+from .acquire import LEAST_PATIENCE, LEAVE_TIMEOUT, HolderInfo, RedisAttempt
 from .commands import EXTEND, HOLDS, LEAVE, PATIENCE, RELEASE, evaluate, holder_of, keys_of, milliseconds
 from .connection import ConnectionFailed
 from .introspection import broken, listed
@@ -92,7 +92,7 @@ class RedisBackend(Backend):
         if self._cleanup.requests and not self._cleanup.discard(claim.token):
             return None
         deadline = monotonic() + wait
-        attempt = Attempt(self.pool, claim, self._holder_info.facts(claim.key), deadline)
+        attempt = RedisAttempt(self.pool, claim, self._holder_info.facts(claim.key), deadline)
         self._claims[claim.token] = None
         try:
             grant = yield from self._queued(attempt, deadline) if wait > 0 else self._asked(attempt)
@@ -116,13 +116,13 @@ class RedisBackend(Backend):
         return grant
 
     @staticmethod
-    def _asked(attempt: Attempt) -> Flow[Grant | None]:
+    def _asked(attempt: RedisAttempt) -> Flow[Grant | None]:
         """Ask once, without queueing."""
         grant, _ = yield from attempt.ask(queue=False)
         attempt.give_back()
         return grant
 
-    def _queued(self, attempt: Attempt, deadline: float) -> Flow[Grant | None]:
+    def _queued(self, attempt: RedisAttempt, deadline: float) -> Flow[Grant | None]:
         """Queue at the server until the deadline; before that, in this process for a place to do so."""
         place = self._places.new()
         try:
@@ -141,7 +141,7 @@ class RedisBackend(Backend):
         return grant
 
     @staticmethod
-    def _waited(attempt: Attempt, deadline: float) -> Flow[Grant | None]:
+    def _waited(attempt: RedisAttempt, deadline: float) -> Flow[Grant | None]:
         while True:
             grant, again_at = yield from attempt.ask(queue=True)
             if grant is None and monotonic() < deadline:
@@ -154,7 +154,7 @@ class RedisBackend(Backend):
                     yield from attempt.leave(now + LEAVE_TIMEOUT)
                 return None
 
-    def _forsake(self, attempt: Attempt, claim: Claim, uncertain: bool) -> None:
+    def _forsake(self, attempt: RedisAttempt, claim: Claim, uncertain: bool) -> None:
         """Have undone later what an attempt may have done."""
         attempt.drop()
         self._claims.pop(claim.token, None)

@@ -41,14 +41,14 @@ def check(alias: str, options: Mapping[str, Any], target: Target) -> list[CheckM
     return []
 
 
-class Facts(NamedTuple):
+class RedisFacts(NamedTuple):
     """INFO of one server, empty if the account may not call it, and by how many seconds its clock is ahead of ours."""
 
     info: dict[str, str]
     skew: float
 
 
-def facts(target: Target) -> Facts:
+def facts(target: Target) -> RedisFacts:
     """The facts, over a new connection. ConnectionFailed, or what redis-py raises, if there is no answer."""
     connection = Connection(target.connect(PATIENCE))
     try:
@@ -59,7 +59,7 @@ def facts(target: Target) -> Facts:
     finally:
         connection.close()
     skew = 0.0 if isinstance(clock, Exception) else int(clock[0]) + int(clock[1]) / 1e6 - here
-    return Facts(_parsed(info), skew)
+    return RedisFacts(_parsed(info), skew)
 
 
 def _parsed(info: Any) -> dict[str, str]:
@@ -93,7 +93,7 @@ def findings(target: Target) -> Iterator[Finding]:
             )
 
 
-def of_server(found: Facts, where: str = "") -> Iterator[Finding]:
+def of_server(found: RedisFacts, where: str = "") -> Iterator[Finding]:
     """The findings of one server; ``where`` stands in front of each text."""
     info = found.info
     if not info:

@@ -27,7 +27,7 @@ MAX_CONNECTIONS = 64
 FRESH = 0.5
 
 
-class Waiter:
+class ConnectionWaiter:
     """A caller that waits for a connection. It is handed one, or else a place to open one."""
 
     __slots__ = ("connection", "parker")
@@ -46,7 +46,7 @@ class Pool:
         self._idle: list[Connection] = []
         self._connections: set[Connection] = set()
         self._opening = 0
-        self._queue: deque[Waiter] = deque()
+        self._queue: deque[ConnectionWaiter] = deque()
         self._background = Background("distlock-redis-open")
 
     def take(self) -> Connection | None:
@@ -84,18 +84,18 @@ class Pool:
             raise
         return waiter.connection or (yield from self._opened(until))
 
-    def _arrive(self) -> Waiter | None:
+    def _arrive(self) -> ConnectionWaiter | None:
         """Reserve a place for a new connection, and return None; or else queue for one."""
         with self._guard:
             if not self._queue and len(self._connections) + self._opening < MAX_CONNECTIONS:
                 self._opening += 1
                 return None
-            waiter = Waiter()
+            waiter = ConnectionWaiter()
             self._queue.append(waiter)
         self._serve()  # a connection may have been given back just before the queue had a waiter
         return waiter
 
-    def _desert(self, waiter: Waiter) -> None:
+    def _desert(self, waiter: ConnectionWaiter) -> None:
         """Hand on what a waiter was given that has gone."""
         if not waiter.parker.leave():
             with self._guard, contextlib.suppress(ValueError):

@@ -12,8 +12,8 @@ from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.records import Grant, drift
 
-from .nodes import Request, Undo
-from .quorum import Answer, Verdict, decide
+from .nodes import NodeRequest, Undo
+from .quorum import NodeAnswer, Verdict, decide
 from .rounds import Round, Unavailable
 from .scripts import ACQUIRE, JOIN, PLACES, RELEASE, RESPECT, keys_of
 
@@ -35,7 +35,7 @@ LEAD = 0.005
 numbers = itertools.count()
 
 
-class Session(NamedTuple):
+class RedlockSession(NamedTuple):
     """What a grant is known by. ``votes`` has the last request to each node for its vote, None if there was none.
 
     A vote whose request was lost does not count: it is taken back, and asked for again after that.
@@ -56,18 +56,18 @@ class Outcome(NamedTuple):
     at_lead: Sent | None
 
 
-def vote_request(undo: Undo, holder: str) -> Request:
+def vote_request(undo: Undo, holder: str) -> NodeRequest:
     """A request for the vote that ``undo`` takes back, at a node without a queue."""
     value = undo.vote + holder
-    return Request(None, packed=pack("SET", undo.keys[0], value, "NX", "PX", milliseconds(undo.ttl)), undo=undo)
+    return NodeRequest(None, packed=pack("SET", undo.keys[0], value, "NX", "PX", milliseconds(undo.ttl)), undo=undo)
 
 
-def undo_request(undo: Undo) -> Request:
+def undo_request(undo: Undo) -> NodeRequest:
     """A request that takes back a vote, and takes its owner out of the queue."""
-    return Request(RELEASE, undo.keys, undo.vote, undo.member, undo=undo, repeat=True, final=True)
+    return NodeRequest(RELEASE, undo.keys, undo.vote, undo.member, undo=undo, repeat=True, final=True)
 
 
-class Attempt:
+class RedlockAttempt:
     """The attempts at one claim. ``told``: what the holder tells of itself; ``patience``: the time of a node for its
     reply, in seconds."""
 
@@ -124,8 +124,8 @@ class Attempt:
         channel = own.link.channel if own is not None and own.link is not None and own.link.subscribed else b""
         undo = Undo(self.keys, vote, "", self.ttl)
         args = (vote, milliseconds(self.ttl), vote + holder, mode, member, since, channel)
-        first = Request(ACQUIRE, self.keys, *args, undo=undo)
-        requests: list[Request | None] = [None] * len(self.nodes.all)
+        first = NodeRequest(ACQUIRE, self.keys, *args, undo=undo)
+        requests: list[NodeRequest | None] = [None] * len(self.nodes.all)
         requests[lead] = first
         ballot = self._round = Round(self.nodes, requests, own)
         verdict = Verdict.GRANTED
@@ -157,7 +157,7 @@ class Attempt:
             claim=self.claim,
             acquired_at=asked,
             valid_until=valid_until,
-            session=Session(vote, holder, ballot.sent),
+            session=RedlockSession(vote, holder, ballot.sent),
         )
 
     def keep(self) -> None:
@@ -176,14 +176,14 @@ class Attempt:
         for index, sent in enumerate(ballot.sent):
             if ballot.requests[index] is None:
                 continue
-            if not refused or (sent is not None and not sent.lost and ballot.answers[index] is not Answer.REFUSED):
+            if not refused or (sent is not None and not sent.lost and ballot.answers[index] is not NodeAnswer.REFUSED):
                 ballot.tell(index, request)
         ballot.close()
         self._round = None
 
 
 def _by_majority(ballot: Round, lead: int, ttl: float) -> Judge:
-    def judge(answers: Sequence[Answer], elapsed: float, patience: float) -> Verdict:
+    def judge(answers: Sequence[NodeAnswer], elapsed: float, patience: float) -> Verdict:
         sent = ballot.sent[lead]
         if sent is not None and isinstance(sent.reply, int) and -PLACES <= sent.reply < 0:
             return Verdict.REFUSED  # the lock is free, but others came first
@@ -192,12 +192,12 @@ def _by_majority(ballot: Round, lead: int, ttl: float) -> Judge:
     return judge
 
 
-_OF_LEAD = {Answer.GRANTED: Verdict.GRANTED, Answer.REFUSED: Verdict.REFUSED}
+_OF_LEAD = {NodeAnswer.GRANTED: Verdict.GRANTED, NodeAnswer.REFUSED: Verdict.REFUSED}
 
 
 def _by_lead(lead: int) -> Judge:
-    def judge(answers: Sequence[Answer], elapsed: float, patience: float) -> Verdict:
-        if answers[lead] in (Answer.PENDING, Answer.SLOW) and elapsed < patience:
+    def judge(answers: Sequence[NodeAnswer], elapsed: float, patience: float) -> Verdict:
+        if answers[lead] in (NodeAnswer.PENDING, NodeAnswer.SLOW) and elapsed < patience:
             return Verdict.WAIT
         return _OF_LEAD.get(answers[lead], Verdict.UNAVAILABLE)
 

@@ -20,13 +20,13 @@ from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor
-from .acquire import Attempt, Session, undo_request, vote_request
+from .acquire import RedlockAttempt, RedlockSession, undo_request, vote_request
 from .introspection import break_everywhere, listing
-from .nodes import Nodes, Request, Undo
-from .quorum import Answer, Verdict, confirm, heard
+from .nodes import NodeRequest, Nodes, Undo
+from .quorum import NodeAnswer, Verdict, confirm, heard
 from .rounds import Round
 from .scripts import EXTEND, RELEASE, keys_of
-from .waiter import Waiter
+from .waiter import RedlockWaiter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -74,7 +74,7 @@ class RedlockBackend(Backend):
         self._waiters = Places(WAITERS)
         self._holder = HolderInfo()
         # attempts under way, and grants until their callers surely have them
-        self._claims: dict[str, Grant | tuple[Attempt | Waiter, ...]] = {}
+        self._claims: dict[str, Grant | tuple[RedlockAttempt | RedlockWaiter, ...]] = {}
         self._busy: dict[bytes, float] = {}
 
     def _patience(self, ttl: float) -> float:
@@ -93,7 +93,7 @@ class RedlockBackend(Backend):
 
     def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
         now = monotonic()
-        attempt = Attempt(self._nodes, claim, self._holder.facts(claim.key), self._patience(claim.ttl or 0.0))
+        attempt = RedlockAttempt(self._nodes, claim, self._holder.facts(claim.key), self._patience(claim.ttl or 0.0))
         self._claims[claim.token] = (attempt,)
         try:
             grant, everyone = None, False
@@ -105,7 +105,7 @@ class RedlockBackend(Backend):
                         raise
                     everyone = True
             if grant is None and wait > 0:
-                waiter = Waiter(attempt, self._waiters, now + wait)
+                waiter = RedlockWaiter(attempt, self._waiters, now + wait)
                 self._claims[claim.token] = (waiter, attempt)
                 grant = yield from waiter.wait(everyone)
         except Exception:
@@ -207,12 +207,12 @@ class RedlockBackend(Backend):
         return verdict is Verdict.GRANTED
 
     @staticmethod
-    def _extension(grant: Grant, ttl: float | None) -> Request:
+    def _extension(grant: Grant, ttl: float | None) -> NodeRequest:
         """A request to live for ``ttl`` seconds more. Without: only whether the vote is there."""
         keys = keys_of(grant.claim.key.text)
-        return Request(EXTEND, keys, grant.session.vote, "" if ttl is None else milliseconds(ttl), repeat=True)
+        return NodeRequest(EXTEND, keys, grant.session.vote, "" if ttl is None else milliseconds(ttl), repeat=True)
 
-    def _round(self, grant: Grant, requests: Sequence[Request | None]) -> Round:
+    def _round(self, grant: Grant, requests: Sequence[NodeRequest | None]) -> Round:
         """On the connections on which a request for a vote has no reply yet, so that the new one comes after it."""
         votes = grant.session.votes
         waited_for = [vote.pipeline if vote is not None and vote.reply is PENDING else None for vote in votes]
@@ -226,11 +226,11 @@ class RedlockBackend(Backend):
         That vote counts from the next renewal on: counted at once it would hide that another holder had a majority
         meanwhile. It is not asked for while an older one is being taken back.
         """
-        session: Session = grant.session
+        session: RedlockSession = grant.session
 
-        def judge(answers: Sequence[Answer], elapsed: float, patience: float) -> Verdict:
+        def judge(answers: Sequence[NodeAnswer], elapsed: float, patience: float) -> Verdict:
             pairs = zip(session.votes, answers, strict=True)
-            counted = [Answer.FAILED if vote is not None and vote.lost else answer for vote, answer in pairs]
+            counted = [NodeAnswer.FAILED if vote is not None and vote.lost else answer for vote, answer in pairs]
             return confirm(counted, elapsed=elapsed, patience=patience)
 
         try:
@@ -244,26 +244,26 @@ class RedlockBackend(Backend):
         return verdict
 
     def _vote_again(self, ballot: Round, grant: Grant, ttl: float) -> None:
-        session: Session = grant.session
+        session: RedlockSession = grant.session
         again = vote_request(Undo(keys_of(grant.claim.key.text), session.vote, "", ttl), session.holder)
         for index, answer in enumerate(ballot.answers):
             vote = session.votes[index]
             if vote is not None and vote.lost and self._nodes.undoing(index, session.vote):
                 continue
-            if answer is Answer.REFUSED:
+            if answer is NodeAnswer.REFUSED:
                 session.votes[index] = ballot.tell(index, again) or vote
-            elif answer is Answer.GRANTED:  # it counts from now on, if the first request was lost
+            elif answer is NodeAnswer.GRANTED:  # it counts from now on, if the first request was lost
                 session.votes[index] = ballot.sent[index]
 
     def _undo_at(self, what: tuple[int, Undo], until: float) -> Flow[None]:
         """For the clean-up: undo what may be left at one node."""
         index, undo = what
-        requests: list[Request | None] = [None] * len(self._targets)
-        requests[index] = Request(RELEASE, undo.keys, undo.vote, undo.member)
+        requests: list[NodeRequest | None] = [None] * len(self._targets)
+        requests[index] = NodeRequest(RELEASE, undo.keys, undo.vote, undo.member)
         ballot = Round(self._nodes, requests)
         try:
             yield from ballot.ask(_heard, until - monotonic(), until)
-            if ballot.answers[index] not in (Answer.GRANTED, Answer.REFUSED):
+            if ballot.answers[index] not in (NodeAnswer.GRANTED, NodeAnswer.REFUSED):
                 raise ballot.error()
         finally:
             ballot.close()
@@ -310,5 +310,5 @@ def _undo_of(grant: Grant) -> Undo:
     return Undo(keys_of(grant.claim.key.text), grant.session.vote, "", ttl)
 
 
-def _heard(answers: Sequence[Answer], elapsed: float, patience: float) -> Verdict:
+def _heard(answers: Sequence[NodeAnswer], elapsed: float, patience: float) -> Verdict:
     return heard(answers, elapsed=elapsed, patience=patience)

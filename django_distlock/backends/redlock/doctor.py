@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 
-from django_distlock.backends.redis.doctor import Facts, facts, of_server
+from django_distlock.backends.redis.doctor import RedisFacts, facts, of_server
 from django_distlock.backends.redis.target import ClusterNode, Target, WrongTarget
 from django_distlock.records import Finding
 
@@ -86,7 +86,7 @@ def check(alias: str, nodes: Sequence[str], targets: Sequence[Target]) -> list[C
 def findings(alias: str, targets: Sequence[Target]) -> Iterator[Finding]:
     with ThreadPoolExecutor(len(targets), thread_name_prefix=f"distlock-{alias}-doctor") as pool:
         answers = dict(enumerate(pool.map(_asked, targets), 1))
-    reached = {number: found for number, found in answers.items() if isinstance(found, Facts)}
+    reached = {number: found for number, found in answers.items() if isinstance(found, RedisFacts)}
     needed = majority(len(targets))
     yield Finding(
         "info" if len(reached) >= needed else "error",
@@ -95,7 +95,7 @@ def findings(alias: str, targets: Sequence[Target]) -> Iterator[Finding]:
     for number, error in answers.items():
         if isinstance(error, ClusterNode):
             yield Finding("error", f"Node {number}: {error}")
-        elif not isinstance(error, Facts):
+        elif not isinstance(error, RedisFacts):
             yield Finding(
                 "warning",
                 f"Node {number} does not answer: {type(error).__name__}.",
@@ -106,14 +106,14 @@ def findings(alias: str, targets: Sequence[Target]) -> Iterator[Finding]:
         yield from of_server(found, f"Node {number}: ")
 
 
-def _asked(target: Target) -> Facts | Exception:
+def _asked(target: Target) -> RedisFacts | Exception:
     try:
         return facts(target)
     except Exception as error:  # of the socket or of redis-py
         return error
 
 
-def _same(reached: dict[int, Facts]) -> Iterator[Finding]:
+def _same(reached: dict[int, RedisFacts]) -> Iterator[Finding]:
     """Two addresses of one server are two votes of one voter."""
     numbers = defaultdict(list)
     for number, found in reached.items():

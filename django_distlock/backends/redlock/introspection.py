@@ -11,7 +11,7 @@ from django_distlock.backends.redis.introspection import facts_of, moment_of, wh
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.records import LockInfo
 
-from .nodes import Request
+from .nodes import NodeRequest
 from .quorum import heard, majority
 from .rounds import Round
 from .scripts import BREAK, DESCRIBE, PREFIX, keys_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from django_distlock.concurrency.flow import Flow
 
     from .nodes import Nodes
-    from .quorum import Answer, Verdict
+    from .quorum import NodeAnswer, Verdict
 
 # Keys looked at in one step of SCAN, and described in one call.
 SCANNED, DESCRIBED = b"1000", 100
@@ -30,7 +30,7 @@ SCANNED, DESCRIBED = b"1000", 100
 DIGEST = 16
 
 
-def _ask(nodes: Nodes, requests: Mapping[int, Request], until: float) -> Flow[Round]:
+def _ask(nodes: Nodes, requests: Mapping[int, NodeRequest], until: float) -> Flow[Round]:
     """One request to each of some nodes. Those that do not answer soon do not count."""
     ballot = Round(nodes, [requests.get(index) for index in range(len(nodes.all))])
     try:
@@ -40,7 +40,7 @@ def _ask(nodes: Nodes, requests: Mapping[int, Request], until: float) -> Flow[Ro
     return ballot
 
 
-def _heard(answers: Sequence[Answer], elapsed: float, patience: float) -> Verdict:
+def _heard(answers: Sequence[NodeAnswer], elapsed: float, patience: float) -> Verdict:
     return heard(answers, elapsed=elapsed, patience=patience)
 
 
@@ -82,12 +82,12 @@ def listing(alias: str, nodes: Nodes, patience: float) -> Flow[list[LockInfo]]:
     return [info_of(alias, each, count) for each in copies.values()]
 
 
-def _scan(cursor: bytes) -> Request:
-    return Request(None, packed=pack("SCAN", cursor, "MATCH", PREFIX + b"{*}", "COUNT", SCANNED), repeat=True)
+def _scan(cursor: bytes) -> NodeRequest:
+    return NodeRequest(None, packed=pack("SCAN", cursor, "MATCH", PREFIX + b"{*}", "COUNT", SCANNED), repeat=True)
 
 
-def _describe(keys: list[bytes]) -> Request:
-    return Request(
+def _describe(keys: list[bytes]) -> NodeRequest:
+    return NodeRequest(
         DESCRIBE, tuple(word for key in keys for word in (key, key + b":queue", key + b":waiters")), repeat=True
     )
 
@@ -97,7 +97,7 @@ def break_everywhere(nodes: Nodes, info: LockInfo, patience: float) -> Flow[bool
     token = info.details.get("token", "")
     if len(token) != DIGEST:  # a part of it could mean other votes as well
         return False
-    request = Request(BREAK, keys_of(info.key), token, repeat=True)
+    request = NodeRequest(BREAK, keys_of(info.key), token, repeat=True)
     ballot = yield from _ask(nodes, dict.fromkeys(range(len(nodes.all)), request), monotonic() + patience)
     replies = _replies(ballot)
     if len(replies) < majority(len(nodes.all)):

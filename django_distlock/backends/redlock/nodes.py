@@ -41,7 +41,7 @@ class Undo(NamedTuple):
     ttl: float
 
 
-class Request:
+class NodeRequest:
     """A command for one or several nodes.
 
     ``undo`` removes what it may leave behind. ``repeat``: send it again if its connection is lost. ``final``: send the
@@ -75,7 +75,7 @@ class Sent:
 
     __slots__ = ("lost", "pipeline", "reply", "request", "until")
 
-    def __init__(self, pipeline: Pipeline, request: Request, until: float) -> None:
+    def __init__(self, pipeline: Pipeline, request: NodeRequest, until: float) -> None:
         self.pipeline, self.request, self.until = pipeline, request, until
         self.reply: Any = PENDING
         self.lost = False
@@ -94,7 +94,7 @@ class Pipeline:
         self.link: Connection | None = link
         self.due: deque[Sent] = deque()
 
-    def send(self, request: Request, until: float) -> Sent:
+    def send(self, request: NodeRequest, until: float) -> Sent:
         """Send without waiting. The reply is expected by the monotonic time ``until``."""
         sent = Sent(self, request, until)
         link = self.link

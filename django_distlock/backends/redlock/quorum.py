@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Answer(Enum):
+class NodeAnswer(Enum):
     """What one node has said so far."""
 
     PENDING = auto()  # asked, and its time is not over
@@ -44,20 +44,20 @@ def validity(ttl: float, elapsed: float) -> float:
     return ttl - elapsed - drift(ttl)
 
 
-def decide(answers: Sequence[Answer], *, elapsed: float, ttl: float, patience: float) -> Verdict:
+def decide(answers: Sequence[NodeAnswer], *, elapsed: float, ttl: float, patience: float) -> Verdict:
     """Is the lock ours? ``patience``: seconds that a node has for its answer.
 
     Whatever is not GRANTED has to be taken back on every node that was asked.
     """
     needed = majority(len(answers))
-    granted = answers.count(Answer.GRANTED)
+    granted = answers.count(NodeAnswer.GRANTED)
     in_time = validity(ttl, elapsed) > 0
     if granted >= needed and in_time:
         return Verdict.GRANTED
     waited = elapsed >= patience
-    refused = answers.count(Answer.REFUSED)
-    pending = 0 if waited else answers.count(Answer.PENDING)
-    slow = 0 if waited else answers.count(Answer.SLOW)
+    refused = answers.count(NodeAnswer.REFUSED)
+    pending = 0 if waited else answers.count(NodeAnswer.PENDING)
+    slow = 0 if waited else answers.count(NodeAnswer.SLOW)
     if in_time:
         if granted + pending >= needed:
             return Verdict.WAIT
@@ -67,24 +67,24 @@ def decide(answers: Sequence[Answer], *, elapsed: float, ttl: float, patience: f
     return Verdict.REFUSED if granted + refused + pending >= needed else Verdict.UNAVAILABLE
 
 
-def confirm(answers: Sequence[Answer], *, elapsed: float, patience: float) -> Verdict:
+def confirm(answers: Sequence[NodeAnswer], *, elapsed: float, patience: float) -> Verdict:
     """Do we still have it? For extensions, releases and looks.
 
     GRANTED if a majority says so, REFUSED if so many deny it that a majority may be somebody else's, UNAVAILABLE if
     neither can be known.
     """
     needed = majority(len(answers))
-    if answers.count(Answer.GRANTED) >= needed:
+    if answers.count(NodeAnswer.GRANTED) >= needed:
         return Verdict.GRANTED
-    if answers.count(Answer.REFUSED) > len(answers) - needed:
+    if answers.count(NodeAnswer.REFUSED) > len(answers) - needed:
         return Verdict.REFUSED
-    if elapsed < patience and (Answer.PENDING in answers or Answer.SLOW in answers):
+    if elapsed < patience and (NodeAnswer.PENDING in answers or NodeAnswer.SLOW in answers):
         return Verdict.WAIT
     return Verdict.UNAVAILABLE
 
 
-def heard(answers: Sequence[Answer], *, elapsed: float, patience: float) -> Verdict:
+def heard(answers: Sequence[NodeAnswer], *, elapsed: float, patience: float) -> Verdict:
     """Wait for every node that answers soon. GRANTED if any did; for listings."""
-    if Answer.PENDING in answers and elapsed < patience:
+    if NodeAnswer.PENDING in answers and elapsed < patience:
         return Verdict.WAIT
-    return Verdict.GRANTED if Answer.GRANTED in answers else Verdict.UNAVAILABLE
+    return Verdict.GRANTED if NodeAnswer.GRANTED in answers else Verdict.UNAVAILABLE

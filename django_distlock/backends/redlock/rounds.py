@@ -15,14 +15,14 @@ from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.exceptions import BackendUnavailable
 
-from .nodes import CONNECT_TIMEOUT, HELD_UP, Nodes, Pipeline, Request, Sent
-from .quorum import Answer, Verdict, majority
+from .nodes import CONNECT_TIMEOUT, HELD_UP, NodeRequest, Nodes, Pipeline, Sent
+from .quorum import NodeAnswer, Verdict, majority
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     # Gets the answers, the seconds since the first request, and those that an answer may take.
-    Judge = Callable[[Sequence[Answer], float, float], Verdict]
+    Judge = Callable[[Sequence[NodeAnswer], float, float], Verdict]
 
 # The pause between two looks for a connection, when a majority cannot be reached yet; seconds.
 CONNECT_PAUSE = 0.005
@@ -52,7 +52,7 @@ class Round:
     def __init__(
         self,
         nodes: Nodes,
-        requests: Sequence[Request | None],
+        requests: Sequence[NodeRequest | None],
         own: Pipeline | None = None,
         prefer: Sequence[Pipeline | None] = (),
     ) -> None:
@@ -60,7 +60,7 @@ class Round:
         self.requests = list(requests)
         self.pipelines: list[Pipeline | None] = [None] * len(self.requests)
         self.sent: list[Sent | None] = [None] * len(self.requests)
-        self.answers = [Answer.FAILED] * len(self.requests)
+        self.answers = [NodeAnswer.FAILED] * len(self.requests)
         self.asked_at = 0.0
         self.over = False
         self._own, self._prefer = own, prefer
@@ -90,7 +90,7 @@ class Round:
             now = monotonic()
             verdict, self.over = judge(self.answers, now - self.asked_at, end - self.asked_at), now >= end
             if verdict is not Verdict.WAIT:
-                if not settle or Answer.PENDING not in self.answers or now >= end:
+                if not settle or NodeAnswer.PENDING not in self.answers or now >= end:
                     return verdict
                 end, settle = min(end, now + settle), 0.0
                 yield from self.settle(end)
@@ -103,7 +103,7 @@ class Round:
     def settle(self, end: float, index: int | None = None) -> Flow[None]:
         """Listen until all nodes have answered, or the one with that index. At most until ``end`` (monotonic)."""
         while monotonic() < end:
-            if Answer.PENDING not in (self.answers if index is None else self.answers[index : index + 1]):
+            if NodeAnswer.PENDING not in (self.answers if index is None else self.answers[index : index + 1]):
                 return
             yield Step(self._listen, self._alisten, (end,))
 
@@ -167,25 +167,25 @@ class Round:
 
     # requests and replies
 
-    def _send(self, index: int, request: Request, until: float) -> None:
+    def _send(self, index: int, request: NodeRequest, until: float) -> None:
         pipeline = self.pipelines[index]
         if pipeline is None:
-            self.answers[index] = Answer.FAILED
+            self.answers[index] = NodeAnswer.FAILED
             return
         slow = pipeline.overdue(monotonic())
         self.sent[index] = pipeline.send(request, until)
         if pipeline.link is None:
             self._lose(index, request)
             return
-        self.answers[index] = Answer.SLOW if slow else Answer.PENDING
+        self.answers[index] = NodeAnswer.SLOW if slow else NodeAnswer.PENDING
         self._by_fd[pipeline.link.fd] = index
         self._poll.register(pipeline.link.fd, select.POLLIN)
 
-    def _lose(self, index: int, request: Request) -> None:
+    def _lose(self, index: int, request: NodeRequest) -> None:
         if not request.repeat or index in self._repeated:
-            self.answers[index] = Answer.FAILED
+            self.answers[index] = NodeAnswer.FAILED
         elif index not in self._lost:
-            self.answers[index] = Answer.PENDING
+            self.answers[index] = NodeAnswer.PENDING
             self._lost.append(index)
 
     def _listen(self, until: float) -> None:
@@ -228,17 +228,17 @@ class Round:
         else:
             self.answers[index] = self._answer(index, sent)
 
-    def _answer(self, index: int, sent: Sent) -> Answer:
+    def _answer(self, index: int, sent: Sent) -> NodeAnswer:
         reply = sent.reply
         if isinstance(reply, Exception):
             self.nodes.all[index].error = reply
-            return Answer.FAILED
+            return NodeAnswer.FAILED
         if reply is not None and (not isinstance(reply, int) or reply > 0):
-            return Answer.GRANTED
+            return NodeAnswer.GRANTED
         # a "no" to the second request may only mean that the first one was executed
-        return Answer.FAILED if index in self._repeated else Answer.REFUSED
+        return NodeAnswer.FAILED if index in self._repeated else NodeAnswer.REFUSED
 
-    def tell(self, index: int, request: Request) -> Sent | None:
+    def tell(self, index: int, request: NodeRequest) -> Sent | None:
         """Send a request behind the others and do not wait for its reply. If that fails, it is done later."""
         pipeline = self.pipelines[index]
         if pipeline is not None:
@@ -278,7 +278,7 @@ class Round:
 
 
 def unavailable(
-    answers: Sequence[Answer],
+    answers: Sequence[NodeAnswer],
     asked: Sequence[bool],
     sent: Sequence[bool],
     errors: Sequence[BaseException | None],
@@ -291,9 +291,9 @@ def unavailable(
     for index, answer in enumerate(answers):
         if not asked[index]:
             continue
-        if answer is Answer.FAILED or (answer is Answer.SLOW and not sent[index]):
+        if answer is NodeAnswer.FAILED or (answer is NodeAnswer.SLOW and not sent[index]):
             (late if timed_out(errors[index]) else failed).append(index)
-        elif answer is Answer.SLOW or (answer is Answer.PENDING and over):
+        elif answer is NodeAnswer.SLOW or (answer is NodeAnswer.PENDING and over):
             late.append(index)
     nodes = len(answers)
     if not failed and not late:  # a vote whose reply was lost does not count

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from django_distlock.concurrency.flow import Flow
     from django_distlock.records import Grant
 
-    from .acquire import Attempt, Outcome
+    from .acquire import Outcome, RedlockAttempt
     from .nodes import Pipeline
 
 # A waiter asks without being called, because a call may be lost: first after the one time, then less and less often.
@@ -105,10 +105,10 @@ class Pace:
         return True
 
 
-class Waiter:
+class RedlockWaiter:
     """``attempt`` until it is granted or the monotonic time ``deadline``. ``places``: for those that wait at a node."""
 
-    def __init__(self, attempt: Attempt, places: Places, deadline: float) -> None:
+    def __init__(self, attempt: RedlockAttempt, places: Places, deadline: float) -> None:
         self._attempt = attempt
         self._nodes = attempt.nodes
         self._deadline = deadline

@@ -25,7 +25,7 @@ from django_distlock.validation import count
 
 from . import exclusion
 from .names import Notes
-from .pool import Sessions
+from .pool import LOCKS_PER_SESSION, Sessions
 from .session import (
     GRACE,
     STATEMENT_LIMIT,
@@ -159,7 +159,7 @@ class SessionLockBackend(Backend, Generic[S]):
         busy = bool(self._busy.until) and self._busy.lately(claim.key.digest, asked)
         if not busy and wait <= STATEMENT_LIMIT + 2 * TICK:
             return None  # the watchdog, which alone ends a blocking call, would come too late for the deadline
-        session = self.sessions.ready_to_wait() if busy else self.sessions.ready()
+        session = self.sessions.ready_to_wait() if busy else self._ready()
         if session is None:
             return None
         grant: Grant | None = None
@@ -181,6 +181,16 @@ class SessionLockBackend(Backend, Generic[S]):
             session.mutex.release()
             if busy and grant is None:
                 self.sessions.give_back(session)
+
+    def _ready(self) -> S | None:
+        """The shared session with its mutex taken, if it is open and free."""
+        session = self.sessions.open_shared
+        if session is None or session.dead is not None or not session.mutex.try_acquire():
+            return None
+        if session.dead is None and session.orphaned_at is None and len(session.held) < LOCKS_PER_SESSION:
+            return session
+        session.mutex.release()
+        return None
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         return run(self._acquire(claim, wait))

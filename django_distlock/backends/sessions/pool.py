@@ -42,22 +42,13 @@ class Sessions(Generic[S]):
         self._opened = opened
         self._mutex = threading.Lock()
         self._opening = FairLock()
-        self._shared: S | None = None
+        #: The shared session, if it is open.
+        self.open_shared: S | None = None
         self._idle: list[S] = []
         self._lent: set[S] = set()
         self._retired: set[S] = set()  # take no new locks
         self._closing: set[S] = set()  # to be closed once no statement runs on them
         self._places = 0  # sessions to wait on that are open or being opened
-
-    def ready(self) -> S | None:
-        """The shared session with its mutex taken, if it is open and free."""
-        session = self._shared
-        if session is None or session.dead is not None or not session.mutex.try_acquire():
-            return None
-        if session.dead is None and session.orphaned_at is None and len(session.held) < LOCKS_PER_SESSION:
-            return session
-        session.mutex.release()
-        return None
 
     def ready_to_wait(self) -> S | None:
         """A session to wait on with its mutex taken, if one is idle."""
@@ -73,7 +64,7 @@ class Sessions(Generic[S]):
 
     def shared(self, until: float) -> Flow[S]:
         """The shared session, opened if need be. StatementTimeout if the deadline passes first."""
-        session = self._shared
+        session = self.open_shared
         if session is not None and session.dead is None:
             if len(session.held) < LOCKS_PER_SESSION:
                 return session
@@ -81,14 +72,14 @@ class Sessions(Generic[S]):
         return (yield from locked(self._opening, until - monotonic(), self._open_shared(until)))
 
     def _open_shared(self, until: float) -> Flow[S]:
-        session = self._shared
+        session = self.open_shared
         if session is not None and session.dead is None:
             return session
         if session is not None:
             self.drop(session)
         session = yield from self._connect(False, until)
         with self._mutex:
-            self._shared = session
+            self.open_shared = session
         self._opened()
         return session
 
@@ -151,8 +142,8 @@ class Sessions(Generic[S]):
         self._close_dropped()
 
     def _forget(self, session: S) -> None:
-        if session is self._shared:
-            self._shared = None
+        if session is self.open_shared:
+            self.open_shared = None
         self._retired.discard(session)
         if session in self._idle:
             self._idle.remove(session)
@@ -176,9 +167,9 @@ class Sessions(Generic[S]):
     def retire(self, session: S) -> None:
         """Take no new locks on the shared session; it is closed when its last one is released."""
         with self._mutex:
-            if session is self._shared:
+            if session is self.open_shared:
                 session.retired = True
-                self._shared = None
+                self.open_shared = None
                 self._retired.add(session)
 
     def all(self) -> list[S]:
@@ -187,7 +178,7 @@ class Sessions(Generic[S]):
             return self._all()
 
     def _all(self) -> list[S]:
-        shared = [self._shared] if self._shared is not None else []
+        shared = [self.open_shared] if self.open_shared is not None else []
         return [*shared, *self._idle, *self._lent, *self._retired, *self._closing]
 
     def heard_since(self, when: float) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.backends.redis.acquire import Attempt
+from django_distlock.backends.redis.acquire import RedisAttempt
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.commands import ACQUIRE, RELEASE, holder_of, keys_of
 from django_distlock.records import Claim
@@ -77,7 +77,7 @@ class Waiter:
     discard = give
 
     def begin(self) -> None:
-        attempt: Any = Attempt(self, self.claim, b"{}", math.inf)  # type: ignore[arg-type]
+        attempt: Any = RedisAttempt(self, self.claim, b"{}", math.inf)  # type: ignore[arg-type]
         self._flow = RedisBackend._waited(attempt, math.inf)
         self.go_on(None)
 
@@ -191,6 +191,6 @@ def test_the_model_sees_who_believes_a_message_of_an_earlier_grant(monkeypatch: 
     def credulous(self: Any, fence: int, clock: int) -> Grant:
         return self._grant(fence, self._asked, 0.0)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(Attempt, "_handed", credulous)
+    monkeypatch.setattr(RedisAttempt, "_handed", credulous)
     with pytest.raises(AssertionError, match="a phantom"):
         explore(SCRIPTS, ("start a 0",), DEPTH)

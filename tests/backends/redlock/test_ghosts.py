@@ -16,7 +16,7 @@ import pytest
 from django_distlock import BackendUnavailable, LockNotAcquired, LockTimeout
 from django_distlock.backends.cleanup import UNDO_WINDOW
 from django_distlock.backends.redlock import acquire, waiter
-from django_distlock.backends.redlock.acquire import Attempt
+from django_distlock.backends.redlock.acquire import RedlockAttempt
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.manager.registry import registry
@@ -162,14 +162,14 @@ def test_a_grant_after_its_own_validity(line: Line, monkeypatch: pytest.MonkeyPa
     line.taken(line.lead)
     line.keeper.delay(0.02)
     ends: list[float] = []
-    make = Attempt._grant
+    make = RedlockAttempt._grant
 
-    def late(self: Attempt, *args: Any) -> Any:
+    def late(self: RedlockAttempt, *args: Any) -> Any:
         grant = make(self, *args)
         ends.append(grant.acquired_at)
         return grant._replace(valid_until=grant.acquired_at) if len(ends) == 1 else grant
 
-    monkeypatch.setattr(Attempt, "_grant", late)
+    monkeypatch.setattr(RedlockAttempt, "_grant", late)
     line.hold(5)
     assert len(ends) == 2
     line.keeper.delay(0)

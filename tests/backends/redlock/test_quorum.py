@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_distlock.backends.redlock.quorum import Answer, Verdict, confirm, decide, heard, majority, validity
+from django_distlock.backends.redlock.quorum import NodeAnswer, Verdict, confirm, decide, heard, majority, validity
 from django_distlock.records import drift
 
-ANSWERS = st.lists(st.sampled_from(Answer), min_size=1, max_size=9)
-FINAL = {Answer.GRANTED, Answer.REFUSED, Answer.FAILED}
-G, R, F, P, S = Answer.GRANTED, Answer.REFUSED, Answer.FAILED, Answer.PENDING, Answer.SLOW
+ANSWERS = st.lists(st.sampled_from(NodeAnswer), min_size=1, max_size=9)
+FINAL = {NodeAnswer.GRANTED, NodeAnswer.REFUSED, NodeAnswer.FAILED}
+G, R, F, P, S = NodeAnswer.GRANTED, NodeAnswer.REFUSED, NodeAnswer.FAILED, NodeAnswer.PENDING, NodeAnswer.SLOW
 SECONDS = st.floats(0, 100)
 TTL, PATIENCE = 10.0, 0.5
 
@@ -30,7 +30,7 @@ def test_validity_is_what_is_left_less_drift(ttl: float, elapsed: float) -> None
 
 @given(ANSWERS, SECONDS, SECONDS, SECONDS)
 def test_granted_only_by_a_majority_and_in_time(
-    answers: list[Answer], elapsed: float, ttl: float, patience: float
+    answers: list[NodeAnswer], elapsed: float, ttl: float, patience: float
 ) -> None:
     verdict = decide(answers, elapsed=elapsed, ttl=ttl, patience=patience)
     expected = answers.count(G) >= majority(len(answers)) and validity(ttl, elapsed) > 0
@@ -48,7 +48,7 @@ def test_two_never_both_win(votes: list[int]) -> None:
 
 
 @given(ANSWERS, SECONDS)
-def test_it_ends_when_everybody_has_answered_or_the_time_is_over(answers: list[Answer], elapsed: float) -> None:
+def test_it_ends_when_everybody_has_answered_or_the_time_is_over(answers: list[NodeAnswer], elapsed: float) -> None:
     verdicts = [
         decide(answers, elapsed=elapsed, ttl=TTL, patience=PATIENCE),
         confirm(answers, elapsed=elapsed, patience=PATIENCE),
@@ -59,7 +59,7 @@ def test_it_ends_when_everybody_has_answered_or_the_time_is_over(answers: list[A
 
 
 @given(ANSWERS, st.sampled_from([G, R, F]))
-def test_a_verdict_stands_whatever_the_others_say(answers: list[Answer], late: Answer) -> None:
+def test_a_verdict_stands_whatever_the_others_say(answers: list[NodeAnswer], late: NodeAnswer) -> None:
     """Who returned early returned what waiting would have brought: no grant is lost, none is revoked."""
     if S in answers:
         return
@@ -72,14 +72,14 @@ def test_a_verdict_stands_whatever_the_others_say(answers: list[Answer], late: A
 
 
 @given(ANSWERS)
-def test_unavailable_means_that_no_majority_can_speak(answers: list[Answer]) -> None:
+def test_unavailable_means_that_no_majority_can_speak(answers: list[NodeAnswer]) -> None:
     count = Counter(answers)
     if decide(answers, elapsed=0.1, ttl=TTL, patience=PATIENCE) is Verdict.UNAVAILABLE:
         assert count[G] + count[R] + count[P] < majority(len(answers))
 
 
 @given(ANSWERS)
-def test_lost_means_that_a_majority_may_be_somebody_else_s(answers: list[Answer]) -> None:
+def test_lost_means_that_a_majority_may_be_somebody_else_s(answers: list[NodeAnswer]) -> None:
     if confirm(answers, elapsed=0.1, patience=PATIENCE) is Verdict.REFUSED:
         assert len(answers) - answers.count(R) < majority(len(answers))
 
@@ -97,7 +97,7 @@ def test_lost_means_that_a_majority_may_be_somebody_else_s(answers: list[Answer]
         ([R, R, S, S, S], Verdict.UNAVAILABLE),
     ],
 )
-def test_five_nodes(answers: list[Answer], verdict: Verdict) -> None:
+def test_five_nodes(answers: list[NodeAnswer], verdict: Verdict) -> None:
     assert decide(answers, elapsed=0.1, ttl=TTL, patience=PATIENCE) is verdict
 
 
@@ -110,5 +110,5 @@ def test_five_nodes(answers: list[Answer], verdict: Verdict) -> None:
         ([R, R, R, P, P], Verdict.REFUSED),
     ],
 )
-def test_do_we_still_have_it(answers: list[Answer], verdict: Verdict) -> None:
+def test_do_we_still_have_it(answers: list[NodeAnswer], verdict: Verdict) -> None:
     assert confirm(answers, elapsed=0.1, patience=PATIENCE) is verdict
