@@ -211,7 +211,7 @@ def _known(info: LockInfo, held: Mapping[tuple[str, str], Mine]) -> LockInfo:
 
 
 def _waiting_here(backend: Backend) -> dict[str, list[str]]:
-    """The callers that queue in this process, behind its holder or behind the caller that is asking the engine."""
+    """The callers that queue in this process for a lock that another of its callers holds or requests."""
     queues = defaultdict(list)
     for hold in lock_table.unfinished():
         if hold.state is State.WAITING and hold.backend is backend:

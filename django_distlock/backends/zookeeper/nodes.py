@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _NODE = re.compile(r"([0-9a-f]{32})-(x|s|n[1-9][0-9]*)-([0-9]{10}|-[0-9]{9,10})")
-# The sequence is a signed counter of 32 bits, which goes on below zero after its highest value.
+# The sequence is a signed counter of 32 bits, which becomes negative after its highest value.
 _WRAP, _HALF = 2**32, 2**31
-_TEXT = 255  # characters of a holder's text that are shown, whatever wrote it
+_TEXT = 255  # most characters of a holder's text that are shown, because another program may have written it
 
 
 class LockNode(NamedTuple):
