@@ -15,12 +15,12 @@ import inspect
 import logging
 import sys
 import threading
-import time
 import weakref
 from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any
 
 from django_distlock import signals
+from django_distlock.concurrency.flow import Flow, Step, run
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 
@@ -30,8 +30,6 @@ from .transactions import defer, unbind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from django_distlock.concurrency.flow import Flow
 
     from .lock_table import Hold
 
@@ -69,7 +67,8 @@ def look(now: float) -> bool:
                 hold.calls.pop(lease, None)
         giving = hold.giving
         if giving is not None and hold.state is State.RELEASING and is_over(giving, now):
-            in_thread(_give_back, hold)
+            hold.giving = again = _give_back_flow(hold)  # while that is under way, it is not begun once more
+            in_thread(run, again)
     for flow, leases_left in list(releases.items()):
         if is_over(flow, now) and in_thread(_release_again, leases_left):
             releases.pop(flow, None)
@@ -103,11 +102,8 @@ def _give_up(hold: Hold, lease: Any) -> None:
     """An acquire was interrupted."""
     if hold.state in (State.WAITING, State.CLAIMING):
         _give_back(hold)
-        return
-    if not hold.acquired and hold.scope == "session":
-        hold.abandoned = True
-        unbind(hold)
-    _release(hold, lease)
+    else:
+        _release(hold, lease)
 
 
 def _release_again(leases_left: Callable[[], Iterable[tuple[Hold, Any]]]) -> None:
@@ -118,23 +114,31 @@ def _release_again(leases_left: Callable[[], Iterable[tuple[Hold, Any]]]) -> Non
 
 def _release(hold: Hold, lease: Any) -> None:
     last = lock_table.leave(hold, lease)
-    if not last and hold.state is State.RELEASING and hold.giving is None:
-        time.sleep(GRACE)  # unless another caller is just about to give it back
-        last = hold.state is State.RELEASING and hold.giving is None
+    if not last:  # the interrupt may have come right behind that
+        last = hold.state is State.RELEASING and hold.released_by is lease and hold.giving is None
+    if last and not hold.acquired and hold.scope == "session":  # no caller ever had it, so no transaction keeps it
+        hold.abandoned = True
+        unbind(hold)
     if last and not defer(hold):
         _give_back(hold)
 
 
 def _give_back(hold: Hold) -> None:
+    hold.giving = flow = _give_back_flow(hold)
+    run(flow)
+
+
+def _give_back_flow(hold: Hold) -> Flow[None]:
     """Give the engine back what it has granted, if it has. Its answer says nothing: the interrupted call may have done
     that."""
+    backend = hold.backend
     try:
         if hold.grant is not None:
-            hold.backend.release(hold.grant)
+            yield Step(backend.release, backend.arelease, (hold.grant,))
             if hold.held_at:
                 events.send_held(signals.lock_released, hold)
-        elif hold.claim is not None and hold.backend.queues_waiters:
-            hold.backend.withdraw(hold.claim)
+        elif hold.claim is not None and backend.queues_waiters:
+            yield Step(backend.withdraw, backend.awithdraw, (hold.claim,))
     except Exception as error:
         logger.warning("The lock %r of an interrupted call could not be given back: %s", hold.key.name, one_line(error))
     finally:

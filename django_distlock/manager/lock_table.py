@@ -65,6 +65,7 @@ class Hold:
         "max_hold",
         "owner",
         "parker",
+        "released_by",
         "semaphore",
         "shared",
         "state",
@@ -98,6 +99,8 @@ class Hold:
         # manager/abandoned.py cleans up
         self.calls: dict[Any, Flow[Any]] = {}
         self.giving: Flow[Any] | None = None
+        # the Lease whose release is to give it back
+        self.released_by: Any = None
         self.lost: str | None = None
         self.callbacks: list[Callable[[], object]] = []
         # the open transactions that must end before the engine may give the lock away
@@ -116,6 +119,11 @@ class Hold:
         unreferenced = {object()}
         references = [sys.getrefcount(lease) for lease in [*unreferenced, *self.leases]]
         return max(references) > references[0]
+
+    @property
+    def interrupted(self) -> bool:
+        """Has an interrupt ended its acquire? Then the keepalive thread gives it back."""
+        return bool(self.calls) and all(getattr(flow, "gi_frame", None) is None for flow in self.calls.values())
 
     @property
     def scope(self) -> Scope:
@@ -168,7 +176,7 @@ class WaitQueue:
     def blockers(self, waiter: Hold) -> list[Hold]:
         """The holds that ``waiter`` waits for: the holders, and those ahead of it in the queue.
 
-        Holds that are being released are left out: they end by themselves."""
+        Holds that are being released are left out, and those whose acquire was interrupted: they end by themselves."""
         ahead: list[Hold] = []
         for other in self.queue:
             if other is waiter:
@@ -178,7 +186,7 @@ class WaitQueue:
         while ahead and not ahead[-1].excludes(waiter):
             ahead.pop()
         holders = self.holders if ahead else [holder for holder in self.holders if holder.excludes(waiter)]
-        return [holder for holder in holders if holder.state is not State.RELEASING] + ahead
+        return [hold for hold in holders + ahead if hold.state is not State.RELEASING and not hold.interrupted]
 
 
 def closes_circle(new: Hold, slot: WaitQueue, waiting: Mapping[object, Hold], slots: Mapping[bytes, WaitQueue]) -> bool:
@@ -326,6 +334,7 @@ class LockTable:
                 return False
             hold.state = State.HELD
             hold.leases.add(lease)
+            hold.acquired = True
             return True
 
     def leave(self, hold: Hold, lease: Any) -> bool:
@@ -334,6 +343,7 @@ class LockTable:
             hold.leases.discard(lease)
             if hold.leases or hold.state is not State.HELD:
                 return False
+            hold.released_by = lease
             hold.state = State.RELEASING
             return True
 
@@ -349,6 +359,7 @@ class LockTable:
         with self._mutex:
             if hold.state not in (State.HELD, State.DEFERRED):
                 return False
+            hold.released_by = None
             hold.state = State.RELEASING
             return True
 

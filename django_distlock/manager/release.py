@@ -66,8 +66,8 @@ def notify_of_loss(hold: Hold, reason: str) -> None:
 def give_back(hold: Hold, fast: bool = False) -> Flow[DistlockError | None]:
     """Release at the engine, then let the next one of this process ask. Returns what went wrong with the release.
 
-    ``fast``: by the engine's fast path, if it has one for this lock. After an interrupt (KeyboardInterrupt) it is left
-    to the keepalive thread: see manager/abandoned.py.
+    ``fast``: by the engine's fast path, if it has one for this lock. After an interrupt (KeyboardInterrupt, a task's
+    soft time limit, which is an Exception) it is left to the keepalive thread: see manager/abandoned.py.
     """
     grant = hold.grant
     try:
@@ -78,7 +78,7 @@ def give_back(hold: Hold, fast: bool = False) -> Flow[DistlockError | None]:
         lose(hold, "unreachable", releasing=True)
         lock_table.end(hold)
         return error
-    except (Exception, asyncio.CancelledError, GeneratorExit):
+    except (asyncio.CancelledError, GeneratorExit):
         lock_table.end(hold)
         raise
     if not released and grant is not None:

@@ -14,16 +14,18 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.db.transaction import atomic
 
-from django_distlock import LockNotAcquired, advisory_lock, lock_all, semaphore, signals
+from django_distlock import LockNotAcquired, LockTimeout, advisory_lock, lock_all, semaphore, signals
 from django_distlock.backends import memory
 from django_distlock.backends.redis import backend as redis
 from django_distlock.backends.redis import pool as redis_pool
 from django_distlock.concurrency import flow
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import run
+from django_distlock.concurrency.parking import Parker
 from django_distlock.locks import lease, lock, lockset
-from django_distlock.manager import abandoned, acquire, release, transactions
+from django_distlock.manager import abandoned, acquire, open_transactions, release, transactions
 from django_distlock.manager import lock_table as lock_table_module
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
@@ -195,6 +197,87 @@ def test_r7_the_keepalive_thread_finishes_it_within_a_second(using: str, name: s
     within_a_second(lambda: not lock_table.all())
     with lock.acquire(timeout=1):
         pass
+
+
+def test_r7_a_soft_time_limit_is_no_answer_of_the_engine(name: str) -> None:
+    """Celery's and RQ's are Exceptions: a release that one of them ends is finished like any other."""
+    attempts = Attempts("memory")
+    recipe = advisory_lock(name, using="memory")
+    at, place = 2, ""
+    while place is not None:
+        recipe.__enter__()
+        interrupter = Interrupter(at, *CORE, memory, error=TimeLimit)
+        with contextlib.suppress(TimeLimit):
+            interrupter.run(lambda: recipe.__exit__(None, None, None))
+        place = interrupter.place
+        attempts.clean()
+        at += 1
+    assert at > 20
+    assert interrupted_everywhere(
+        lambda: attempts.got.append(recipe.acquire()), attempts.clean, *CORE, memory, error=TimeLimit
+    )
+
+
+class TimeLimit(Exception):
+    """That of a task, raised by a signal handler."""
+
+
+def test_r1_an_interrupted_release_is_finished_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the engine takes: a second one might find the next holder's lock."""
+    lease, backend = advisory_lock(name, using="memory").acquire(), registry.entry("memory").backend
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_in(release.give_back, lease.release)
+    asked: list[Any] = []
+    answer, asks = threading.Event(), backend.release
+
+    def slow(grant: Any) -> bool:
+        asked.append(grant)
+        answer.wait(10)
+        return asks(grant)
+
+    monkeypatch.setattr(backend, "release", slow)
+    for _ in range(4):
+        abandoned.look(monotonic())
+    eventually(lambda: asked, "not finished")
+    answer.set()
+    eventually(lambda: not lock_table.all(), "not finished")
+    assert len(asked) == 1
+
+
+def test_r11_a_lock_that_is_acquired_again_is_kept_for_the_transaction(name: str) -> None:
+    """Of an acquire that was interrupted, whose lock its context has acquired a second time before it was given up."""
+    lock = advisory_lock(name, using="redis")
+    with atomic("default"):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_in(open_transactions.listen_for_begin, lock.acquire)
+        lock.acquire(timeout=1).release()
+        tick()
+        assert [hold.key.name for hold in lock_table.held()] == [name]
+    assert not lock_table.all()
+
+
+@pytest.mark.parametrize("function", [acquire._establish, acquire.open_transactions], ids=lambda it: it.__name__)
+def test_r8_an_interrupted_acquire_is_no_deadlock_for_the_next(function: Any, name: str) -> None:
+    lock = advisory_lock(name, using="memory")
+    with advisory_lock(f"{name}-other", using="memory"):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_in(function, lock.acquire)
+        lock.acquire(timeout=LATE).release()
+
+
+def test_r8_an_interrupted_waiter_is_no_deadlock_for_the_next(name: str) -> None:
+    lock = advisory_lock(name, using="memory")
+    leases: list[Any] = []
+    thread = threading.Thread(target=lambda: leases.append(lock.acquire()))
+    thread.start()
+    thread.join()
+    with advisory_lock(f"{name}-other", using="memory"):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_in(Parker.park, lock.acquire)
+        with pytest.raises(LockTimeout):
+            lock.acquire(timeout=0.01)
+    leases[0].release()
+    within_a_second(lambda: not lock_table.all())
 
 
 def interrupted_in(function: Any, call: Callable[[], Any]) -> None:

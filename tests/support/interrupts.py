@@ -66,9 +66,10 @@ def _look_of(this: dis.Instruction, following: dis.Instruction, line: int | None
 
 
 class Interrupter:
-    """Raises KeyboardInterrupt at place number ``at`` of ``modules``, once, in the thread that calls :meth:`run`."""
+    """Raises ``error`` at place number ``at`` of ``modules``, once, in the thread that calls :meth:`run`."""
 
-    def __init__(self, at: int, *modules: ModuleType) -> None:
+    def __init__(self, at: int, *modules: ModuleType, error: type[BaseException] = KeyboardInterrupt) -> None:
+        self.error = error
         self.files = {module.__file__ for module in modules}
         self.left = at
         self.met: set[tuple[str, int | None]] = set()  # functions and lines of the places before
@@ -112,7 +113,7 @@ class Interrupter:
             self.met.add((frame.f_code.co_qualname, look.line))
             if self.left < 0:
                 self.place = f"{frame.f_code.co_qualname}, line {look.line}, offset {frame.f_lasti}"
-                raise KeyboardInterrupt(self.place)
+                raise self.error(self.place)
         elif event == "return":  # or has yielded; what it held must not live longer for being watched
             self._callee.pop(frame, None)
             self._before.pop(frame, None)
@@ -133,12 +134,17 @@ class Interrupter:
 
 
 def interrupted_everywhere(
-    function: Callable[[], Any], clean: Callable[[], object], *modules: ModuleType, first: int = 0, most: int = 2000
+    function: Callable[[], Any],
+    clean: Callable[[], object],
+    *modules: ModuleType,
+    first: int = 0,
+    most: int = 2000,
+    error: type[BaseException] = KeyboardInterrupt,
 ) -> int:
     """Interrupt ``function`` at each place in turn, with a call of ``clean`` after each. How many places there were."""
     for at in range(first, most):
-        interrupter = Interrupter(at, *modules)
-        with contextlib.suppress(KeyboardInterrupt):
+        interrupter = Interrupter(at, *modules, error=error)
+        with contextlib.suppress(error):
             interrupter.run(function)
         try:
             clean()
