@@ -17,7 +17,7 @@ from django.http import HttpRequest
 from django.views import View
 
 from django_distlock.concurrency import finalizers
-from django_distlock.concurrency.caller import request_of_rest, serving
+from django_distlock.concurrency.origin import request_of_rest, serving
 from django_distlock.manager import owner
 
 from .name_templates import Template

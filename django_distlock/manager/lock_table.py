@@ -13,15 +13,17 @@ from collections import deque
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from django_distlock.concurrency.caller import address
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.fork import Order, at_fork
+from django_distlock.concurrency.origin import address
 from django_distlock.concurrency.parking import Parker
 from django_distlock.exceptions import DeadlockDetected, DistlockError
 from django_distlock.records import drift
 
+from .deadlock import would_deadlock
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from django_distlock.backends.base import Backend
     from django_distlock.concurrency.flow import Flow
@@ -96,7 +98,7 @@ class Hold:
         self.acquired = False
         self.leases: set[Any] = set()
         # the acquire calls that are under way, by Lease, and the release at the engine: if an interrupt ends one,
-        # manager/abandoned.py cleans up
+        # manager/reaper.py cleans up
         self.calls: dict[Any, Flow[Any]] = {}
         self.giving: Flow[Any] | None = None
         # the Lease whose release is to give it back
@@ -187,27 +189,6 @@ class WaitQueue:
             ahead.pop()
         holders = self.holders if ahead else [holder for holder in self.holders if holder.excludes(waiter)]
         return [hold for hold in holders + ahead if hold.state is not State.RELEASING and not hold.interrupted]
-
-
-def closes_circle(new: Hold, slot: WaitQueue, waiting: Mapping[object, Hold], slots: Mapping[bytes, WaitQueue]) -> bool:
-    """Would ``new``, at the end of the queue of ``slot``, wait for itself?
-
-    Follows each waiter to its holders, and each holder to the lock that it waits for."""
-    seen: set[int] = set()
-    pending = [(slot, new)]
-    while pending:
-        here, waiter = pending.pop()
-        for blocker in here.blockers(waiter):
-            if blocker.owner is new.owner:
-                return True
-            beyond = waiting.get(blocker.owner)
-            if beyond is None or id(beyond) in seen:
-                continue
-            seen.add(id(beyond))
-            there = slots[beyond.key.digest]
-            if there is not here:  # in one queue, what those ahead wait for this waiter waits for as well
-                pending.append((there, beyond))
-    return False
 
 
 UNFINISHED = frozenset({State.WAITING, State.CLAIMING, State.RELEASING})
@@ -307,7 +288,7 @@ class LockTable:
 
     def _refuse_circle(self, slot: WaitQueue, new: Hold) -> None:
         """R8. A context that holds nothing closes no circle, which spares a long queue the search."""
-        if self._holds_something(new.owner) and closes_circle(new, slot, self._waiting, self._slots):
+        if self._holds_something(new.owner) and would_deadlock(new, slot, self._waiting, self._slots):
             raise DeadlockDetected(
                 f"Waiting for {new.key.name!r} would never end: its holder waits, directly or through others, for a "
                 "lock that this context holds. Take several locks with lock_all()."

@@ -14,7 +14,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from django_distlock.concurrency import caller
+from django_distlock.concurrency import origin
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.records import Note, Noted
@@ -143,7 +143,7 @@ class NameBook:
 
 def describe_holder(hold: Hold) -> str:
     """Describe a holder: host:pid:thread or task, and the address that it served at the acquire."""
-    return f"{this_process()}:{caller.of(hold.owner, hold.address)}"
+    return f"{this_process()}:{origin.of(hold.owner, hold.address)}"
 
 
 def this_process() -> str:

@@ -7,9 +7,9 @@ import socket
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING
 
-from django_distlock.concurrency.caller import describe_caller
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Step
+from django_distlock.concurrency.origin import describe_caller
 from django_distlock.records import Claim, Grant, drift
 
 from .commands import (

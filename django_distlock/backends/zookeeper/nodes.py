@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_distlock.concurrency.caller import describe_caller
+from django_distlock.concurrency.origin import describe_caller
 from django_distlock.records import Claim, LockInfo
 
 if TYPE_CHECKING:
