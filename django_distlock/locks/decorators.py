@@ -20,8 +20,8 @@ from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.origin import request_of_rest, serving
 from django_distlock.manager import owner
 
+from .lazy_results import finished, makes_manager, refuse_unfinished
 from .name_templates import Template
-from .unfinished import finished, makes_manager, refuse_unfinished
 
 F = TypeVar("F", bound=Callable[..., Any])
 OnBusy = Literal["raise", "skip"] | Callable[..., Any]

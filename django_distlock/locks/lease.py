@@ -14,10 +14,10 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, Step, arun, run
 from django_distlock.exceptions import DistlockError, LockLost, LockNotHeld, UnsupportedOperation
 from django_distlock.manager import owner
+from django_distlock.manager.interrupted import in_thread, releases
 from django_distlock.manager.keepalive import RENEWALS_PER_TTL, keepalive
 from django_distlock.manager.lock_table import FORKED, Hold, State, lock_table
 from django_distlock.manager.open_transactions import begun_by_sql
-from django_distlock.manager.reaper import in_thread, releases
 from django_distlock.manager.release import give_back, lose_dead, notice_loss
 from django_distlock.manager.transactions import defer
 from django_distlock.validation import seconds

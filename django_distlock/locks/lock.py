@@ -21,7 +21,7 @@ from django_distlock.exceptions import DistlockError, LockNotAcquired, LockNotHe
 from django_distlock.keys import validate_name
 from django_distlock.manager import owner
 from django_distlock.manager.acquire import LockRequest, acquire_flow
-from django_distlock.manager.reaper import releases
+from django_distlock.manager.interrupted import releases
 from django_distlock.manager.registry import registry
 from django_distlock.validation import UNSET, Timeout, flag, optional_seconds
 

@@ -98,7 +98,7 @@ class Hold:
         self.acquired = False
         self.leases: set[Any] = set()
         # the acquire calls that are under way, by Lease, and the release at the engine: if an interrupt ends one,
-        # manager/reaper.py cleans up
+        # manager/interrupted.py cleans up
         self.calls: dict[Any, Flow[Any]] = {}
         self.giving: Flow[Any] | None = None
         # the Lease whose release is to give it back

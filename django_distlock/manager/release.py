@@ -67,7 +67,7 @@ def give_back(hold: Hold, fast: bool = False) -> Flow[DistlockError | None]:
     """Release at the engine, then let the next one of this process ask. Returns what went wrong with the release.
 
     ``fast``: by the engine's fast path, if it has one for this lock. After an interrupt (KeyboardInterrupt, a task's
-    soft time limit, which is an Exception) it is left to the keepalive thread: see manager/reaper.py.
+    soft time limit, which is an Exception) it is left to the keepalive thread: see manager/interrupted.py.
     """
     grant = hold.grant
     try:

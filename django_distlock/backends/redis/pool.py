@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from django_distlock.backends.base import IDLE
 from django_distlock.concurrency import finalizers
-from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import Parker

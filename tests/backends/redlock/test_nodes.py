@@ -16,7 +16,7 @@ from django_distlock.backends.redlock.backend import RedlockBackend
 from django_distlock.backends.redlock.nodes import ROUNDS
 from django_distlock.backends.redlock.scripts import PLACES
 from django_distlock.backends.redlock.waiter import Pace
-from django_distlock.concurrency.background import MAX_ABANDONED
+from django_distlock.concurrency.abandoned_calls import MAX_ABANDONED
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
