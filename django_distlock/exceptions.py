@@ -6,10 +6,10 @@
     └── DistlockError
         ├── LockNotAcquired            busy, and the call does not wait
         │   └── LockTimeout            busy until the deadline
-        ├── LockLost                   it was held and has been lost
+        ├── LockLost                   held, and lost before the release
         ├── LockNotHeld                released, or never acquired here
         ├── DeadlockDetected           waiting would never have ended
-        ├── UnsupportedOperation       this backend cannot do it
+        ├── UnsupportedOperation       not possible with this backend
         └── BackendUnavailable         the server does not answer; the driver's error is ``__cause__``
 
 Busy, lost and unreachable are different classes because callers react differently: they skip, abort or alert. The
@@ -30,15 +30,15 @@ class DistlockError(Exception):
 
 
 class LockNotAcquired(DistlockError):
-    """The lock is held by somebody else."""
+    """The lock is held by another caller."""
 
 
 class LockTimeout(LockNotAcquired):
-    """The lock was still held by somebody else at the end of the timeout."""
+    """The lock was still held by another caller at the end of the timeout."""
 
 
 class LockLost(DistlockError):
-    """The lock was lost while it was thought to be held."""
+    """The lock was lost before it was released."""
 
 
 class LockNotHeld(DistlockError):
@@ -46,11 +46,11 @@ class LockNotHeld(DistlockError):
 
 
 class DeadlockDetected(DistlockError):
-    """Waiting for the lock would have closed a circle of waiters; everything this call had taken was released."""
+    """Waiting for the lock would have been a deadlock; everything that this call had acquired was released."""
 
 
 class UnsupportedOperation(DistlockError):
-    """The backend of this alias cannot do that."""
+    """The backend of this alias does not support this operation."""
 
 
 class BackendUnavailable(DistlockError):

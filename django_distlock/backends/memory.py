@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from django_distlock.concurrency import caller
+from django_distlock.concurrency import origin
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.records import Claim, Grant, LockInfo, drift
 
@@ -90,7 +90,7 @@ class MemoryBackend(Backend):
         task = None if asyncio._get_running_loop() is None else asyncio.current_task()
         asked_by = weakref.ref(task or threading.current_thread())
         entry = MemoryLease(
-            claim.key, claim.token, claim.shared, fence, time.time(), now + ttl, asked_by, caller.address()
+            claim.key, claim.token, claim.shared, fence, time.time(), now + ttl, asked_by, origin.address()
         )
         self._entries[digest] = [*others, entry]
         return Grant(claim=claim, fence=fence, acquired_at=now, valid_until=now + ttl - drift(ttl))
@@ -152,7 +152,7 @@ class MemoryBackend(Backend):
                     key=digest.hex(),
                     name=entry.key.name,
                     shared=entry.shared,
-                    holder=f"pid {os.getpid()}, {caller.of(entry.asked_by(), entry.serving)}",
+                    holder=f"pid {os.getpid()}, {origin.of(entry.asked_by(), entry.serving)}",
                     acquired_at=datetime.fromtimestamp(entry.since, UTC),
                     expires_at=datetime.fromtimestamp(clock + entry.expires - now, UTC),
                     fence=entry.fence,

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Seconds that an engine has for its answer at least, counted from the beginning of the call: if the caller does not
-# wait, and if it does. The call ends at most 50 ms after its timeout.
+# The least time that an engine has for its answer, in seconds from the beginning of the call: for a caller that does
+# not wait, and for one that does. The call ends at most 50 ms after its timeout.
 LEAST_PATIENCE, LEAST_ANSWER = 0.5, 0.03
 
 
 class Deadline:
-    """A point on the monotonic clock: ``timeout`` seconds after ``start`` (now); None never ends.
+    """A point on the monotonic clock: ``timeout`` seconds after ``start`` (default: now); None never ends.
 
-    ``answer_by`` is when an engine must have answered. That is the deadline; but a caller that does not wait still
-    gives it LEAST_PATIENCE to connect and to say whether the lock is busy.
+    ``answer_by`` is the time by which the engine must have answered: the deadline, or a little later. A caller that
+    does not wait still gives the engine LEAST_PATIENCE to connect and to answer.
     """
 
     __slots__ = ("_clock", "_waits", "answer_by", "at")
@@ -33,7 +33,7 @@ class Deadline:
         self.answer_by = max(self.at, start + (LEAST_ANSWER if self._waits else LEAST_PATIENCE))
 
     def over(self) -> bool:
-        """Has the time of a caller who waits run out, so that nobody need be asked any more?"""
+        """Is the time of a waiting caller up? Always False for a caller that does not wait."""
         return self._waits and self._clock() >= self.at
 
     def left(self) -> float:

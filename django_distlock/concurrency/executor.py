@@ -1,7 +1,7 @@
 """The private thread of a backend whose driver has no asyncio.
 
-asgiref's thread-sensitive thread is not used: a lock that waits there stops every other request of the process. Only
-short statements run in the private thread, so that a release never queues behind a wait.
+asgiref's thread-sensitive thread is not used, because a lock that waits there would stop every other request of the
+process. Only short statements run in the private thread, so that a release never queues behind a wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Threads:
-    """One thread, started when it is first used."""
+    """One thread, started at its first use."""
 
     def __init__(self, alias: str) -> None:
         self._name = f"distlock-{alias}-short"
@@ -47,7 +47,7 @@ class Threads:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix=self._name)
         try:
             return self._pool.submit(function, *args)
-        except BaseException:  # without a thread the statement would be queued, and run with the next one
+        except BaseException:  # no thread could be started: the statement must not stay queued for the next one
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
             raise
@@ -65,7 +65,7 @@ class Threads:
             await uninterrupted(self.short(undo, result))
 
     def stop_if_idle(self) -> None:
-        """End the thread if it has nothing to do; it starts again when needed."""
+        """End the thread if it is idle; it starts again when needed."""
         with self._guard:
             if self._running:
                 return
@@ -74,7 +74,7 @@ class Threads:
             pool.shutdown(wait=False)
 
     def stop(self) -> None:
-        """End the thread, and wait for it."""
+        """End the thread and wait for its end."""
         with self._guard:
             pool, self._pool = self._pool, None
         if pool is not None:

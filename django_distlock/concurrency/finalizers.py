@@ -50,7 +50,7 @@ _working = threading.Lock()
 def later(function: Callable[..., object], *args: Any) -> None:
     """Call ``function`` in another thread, after the calls that were left for later before it."""
     _jobs.put((function, args))
-    with contextlib.suppress(RuntimeError):  # no thread to be had: done with the next one
+    with contextlib.suppress(RuntimeError):  # no thread could be started: called with the next one
         # not threading.Thread, whose start takes a mutex that this thread may have, too
         _thread.start_new_thread(_start, ())
 

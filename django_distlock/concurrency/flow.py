@@ -37,15 +37,15 @@ class Step(NamedTuple):
 
 Flow = Generator[Step, Any, T]
 
-# Flows that arun runs now: one that only its task refers to would be closed by the garbage collector.
+# The flows that arun runs now. Without this reference the garbage collector could close one.
 _flows: set[Flow[Any]] = set()
 
 
 def run(flow: Flow[T], step: Step | None = None) -> T:
-    """Run ``flow`` to its end in this thread, from ``step`` on if it has begun. An exception of a step is raised in it.
+    """Run ``flow`` to its end in this thread. ``step``: the step at which a flow that has begun continues.
 
-    KeyboardInterrupt wins over what goes wrong while the flow cleans up after it. Whatever happens, the flow has ended
-    when this returns or raises.
+    An exception of a step is raised in the flow. If the clean-up after a KeyboardInterrupt fails, KeyboardInterrupt is
+    raised. The flow has always ended when this function returns or raises.
     """
     interruption: BaseException | None = None
     error: BaseException | None = None
@@ -65,7 +65,7 @@ def run(flow: Flow[T], step: Step | None = None) -> T:
             except StopIteration as stop:
                 return stop.value  # type: ignore[no-any-return]
             except BaseException as failure:
-                if getattr(flow, "gi_frame", None) is not None:  # it came here, and not in the flow, which goes on
+                if getattr(flow, "gi_frame", None) is not None:  # it was raised here, and the flow has not ended
                     step, error, interruption = None, failure, _first(interruption, failure)
                     continue
                 if interruption is None or not isinstance(failure, Exception):
@@ -73,16 +73,16 @@ def run(flow: Flow[T], step: Step | None = None) -> T:
                 _log(failure)
                 raise interruption from None
     except BaseException:
-        flow.close()  # if an interrupt came outside of it
+        flow.close()  # an interrupt may have come outside of the flow
         raise
 
 
 async def arun(flow: Flow[T]) -> T:
     """Run ``flow`` to its end in this task.
 
-    Once a step was cancelled, the steps that clean up after it are not: they run to their end. Each of them is bounded
-    in time by its own target. The cancellation wins over what goes wrong in them. After an error a step may still be
-    cancelled: the flow may go on, and wait for long.
+    After a cancellation the steps that clean up run to their end and cannot be cancelled; each of them has its own time
+    limit. If one of them fails, the cancellation is raised and not its error. After an error the steps can be
+    cancelled: a flow that handles the error may wait for as long as before.
     """
     interruption: BaseException | None = None
     _flows.add(flow)
@@ -94,7 +94,7 @@ async def arun(flow: Flow[T]) -> T:
                 result = await (call if interruption is None else uninterrupted(call))
             except BaseException as error:
                 if isinstance(error, GeneratorExit) and finalizers.here.collecting:
-                    raise  # and the flow is closed elsewhere
+                    raise  # the flow is closed in another thread
                 interruption = _first(interruption, error)
                 step = flow.throw(error)
             else:
@@ -116,7 +116,7 @@ def _abandon(flow: Flow[Any]) -> None:
 
 
 def _first(interruption: BaseException | None, error: BaseException) -> BaseException | None:
-    """What the caller gets in the end: the first cancellation, KeyboardInterrupt or the like, if there was one."""
+    """The exception to raise in the end: the first cancellation, KeyboardInterrupt or the like, if there was one."""
     return error if interruption is None and not isinstance(error, Exception) else interruption
 
 
@@ -125,9 +125,9 @@ def _log(error: Exception) -> None:
 
 
 async def uninterrupted(awaitable: Any) -> Any:
-    """Wait for ``awaitable`` whatever happens to this task; a cancellation meanwhile is dropped.
+    """Wait for ``awaitable`` to its end; a cancellation of this task is ignored.
 
-    Only for cleaning up under an exception that is raised again anyway.
+    Use it only to clean up while another exception is handled that will be raised again.
     """
     task = asyncio.ensure_future(awaitable)
     while not task.done():
@@ -142,7 +142,7 @@ async def uninterrupted(awaitable: Any) -> Any:
 
 
 async def finished(awaitable: Any) -> Any:
-    """Wait for ``awaitable`` to its end; a cancellation meanwhile is raised after it."""
+    """Wait for ``awaitable`` to its end; a cancellation of this task is raised after that."""
     task = asyncio.ensure_future(awaitable)
     try:
         return await asyncio.shield(task)

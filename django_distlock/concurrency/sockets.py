@@ -11,7 +11,7 @@ import socket
 
 from .clock import monotonic
 
-# poll() counts milliseconds in 31 bits (24 days): a longer timeout is none.
+# poll() counts milliseconds in 31 bits (24 days): a longer timeout is treated as none.
 LONGEST_POLL = 2_147_483.0
 
 
@@ -21,7 +21,7 @@ def readable(fd: int, timeout: float) -> bool:
 
 
 def _poll(fd: int, events: int, timeout: float) -> bool:
-    if fd < 0:  # closed by its driver, as reading it will show
+    if fd < 0:  # the driver has closed it; reading will raise the error
         return True
     poll = select.poll()
     poll.register(fd, events)
@@ -63,19 +63,19 @@ def _settle(future: asyncio.Future[bool], value: bool) -> None:
 
 
 def shut(fd: int) -> None:
-    """Shut the connection on ``fd`` down, from any thread; a statement that hangs in another thread fails at once.
+    """Shut down the connection on ``fd``, from any thread; a statement that hangs in another thread fails at once.
 
-    Only a duplicate is closed: the driver closes its descriptor by itself.
+    Only a duplicate of the descriptor is closed; the original is the driver's.
     """
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as duplicate:  # OSError: it is closed already
         duplicate.shutdown(socket.SHUT_RDWR)
 
 
 def silence(fd: int) -> None:
-    """In the child of a fork: put ``/dev/null`` in the place of ``fd``.
+    """In the child of a fork: replace ``fd`` by ``/dev/null``.
 
-    The child shares the socket with its parent. A driver that closes it says goodbye to the server, which would end the
-    parent's session with all its locks.
+    The child shares the socket with its parent. A driver that closes a connection sends a goodbye to the server, which
+    would end the parent's session with all its locks.
     """
     if fd < 0:
         return

@@ -1,4 +1,4 @@
-"""Text that may hold anything, written so that a log, a terminal and a page show one harmless line."""
+"""Turn untrusted text into one harmless line for logs, terminals and pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ELLIPSIS = "…"
 def one_line(value: object, longest: int | None = None) -> str:
     """``str(value)`` with all that is not printable as an escape: line ends, ESC, bidi controls, surrogates.
 
-    What ``repr()`` does for a name, without the quotes. A text of more than ``longest`` characters is cut.
+    The escapes are those of ``repr()``. A text of more than ``longest`` characters is cut.
     """
     text = str(value)
     if longest is not None and len(text) > longest:

@@ -7,7 +7,7 @@ import threading
 
 from .fork import Order, at_fork
 
-# The system is asked for this many tokens at a time: each call costs as much as a whole acquire in memory.
+# Random bytes are read for this many tokens at a time: one call costs as much as a whole acquire in memory.
 BATCH = 64
 BYTES = 16
 
@@ -16,7 +16,7 @@ _stock: list[str] = []
 
 
 def new_token() -> str:
-    """A token that nobody had before: 32 hexadecimal digits."""
+    """A new, unique token: 32 hexadecimal digits."""
     with _guard:
         if not _stock:
             drawn = secrets.token_hex(BYTES * BATCH)
@@ -25,7 +25,7 @@ def new_token() -> str:
 
 
 def _forget() -> None:
-    """In the child of a fork: the parent will hand out what is in stock."""
+    """In the child of a fork: drop the stock, which the parent will use."""
     global _guard
     _guard = threading.Lock()
     _stock.clear()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from django_distlock.exceptions import LockNotHeld
 from django_distlock.locks import decorators
-from django_distlock.locks.unfinished import finished
+from django_distlock.locks.lazy_results import finished
 from django_distlock.manager.owner import refuse_trio
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from django_distlock.validation import UNSET, Timeout
 from .fencing.querysets import FencedQuerySet
 from .rows.fetch import lock_inside
 from .rows.lock import RowLock, row_lock
-from .rows.query import options_of
+from .rows.select_for_update import options_of
 from .tables.lock import table_lock
 
 if TYPE_CHECKING:

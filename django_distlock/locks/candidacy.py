@@ -1,4 +1,4 @@
-"""What a candidate of an election does: wait, lead, step down in time, and stand again."""
+"""The life of a candidate: wait for the lock, lead, step down in time, and wait again."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_distlock.leader")
 
-# The part of a lease's life that is kept for stepping down. Renewal begins after a third of it, so there are a few
-# attempts before that.
+# The part of the TTL that is reserved for stepping down. Renewal begins after a third of the TTL, so there is time for
+# a few attempts before that.
 MARGIN = 0.25
-# Seconds between two looks at the lease, which cost no round trip.
+# Seconds between two checks of the lease, which cost no round trip.
 LOOK = 0.1
 # Seconds between two attempts while the engine does not answer, at most.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 
 
 class Term:
-    """One time in office, from an election to the end of it. Given to the callbacks."""
+    """One period of leadership, from an election to its end. The callbacks receive it."""
 
-    def __init__(self, lease: Lease, margin: float | None, tell: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, lease: Lease, margin: float | None, on_end: Callable[[], None] = lambda: None) -> None:
         self._lease = lease
-        self._tell = tell
+        self._on_end = on_end
         left = None if lease.valid_until is None else lease.valid_until - monotonic()
-        #: Seconds before the end of a lease that could not be renewed at which the term ends.
+        #: If the lease cannot be renewed, the term ends this many seconds before the lease does.
         self.margin = MARGIN * (left or 0.0) if margin is None else margin
         if left is not None and margin is not None:
             refuse_margin(margin, left)
         self._over = threading.Event()
-        #: Why it ended: "resigned", "stopped", "lost", "not renewed" or "failed"; None as long as it lasts.
+        #: Why the term ended: "resigned", "stopped", "lost", "not renewed" or "failed"; None while it lasts.
         self.reason: str | None = None
 
     def __repr__(self) -> str:
@@ -56,19 +56,22 @@ class Term:
 
     @property
     def fence(self) -> int:
-        """The fencing token: higher than that of every earlier leader. UnsupportedOperation where there is none."""
+        """The fencing token: higher than that of every earlier leader.
+
+        Raises UnsupportedOperation if the engine has none.
+        """
         return self._lease.fence
 
     @property
     def valid_until(self) -> float | None:
-        """The end of the lease, as :attr:`Lease.valid_until`, which each renewal moves on; None without a TTL."""
+        """The end of the lease, as in :attr:`Lease.valid_until`; each renewal extends it. None without a TTL."""
         return self._lease.valid_until
 
     @property
     def leading(self) -> bool:
-        """Does it last, and surely for the margin, even if the lease cannot be renewed any more?
+        """Is the leadership certain for the length of the margin, even if the lease is never renewed again?
 
-        Whoever was told once that it does not has stopped to lead: a renewal that comes late changes nothing.
+        Once this was False it stays False: a renewal that comes late does not bring the term back.
         """
         if self._over.is_set():
             return False
@@ -83,7 +86,7 @@ class Term:
             raise LockLost(f"The term of {self._lease.name!r} is over ({self.reason or 'not renewed'}).")
 
     def wait(self, timeout: float) -> bool:
-        """Sleep for ``timeout`` seconds or until the term is over. True if it lasts: ``while term.wait(1): ...``"""
+        """Sleep for ``timeout`` seconds or until the term is over. True while it lasts: ``while term.wait(1): ...``"""
         self._over.wait(timeout)
         return self.leading
 
@@ -91,12 +94,15 @@ class Term:
         if self.reason is None:
             self.reason = reason
         self._over.set()
-        self._tell()
+        self._on_end()
 
 
 class Candidacy:
-    """From the start to the stop of one candidate, as one task. ``announce`` is told each new Term and None at its end,
-    ``ended`` the error that ended it all."""
+    """One candidate from its start to its stop, as one task.
+
+    ``announce`` is called with each new Term, and with None when it ends; ``ended`` is called once, with the error that
+    ended the candidacy, or None.
+    """
 
     def __init__(
         self,
@@ -116,21 +122,21 @@ class Candidacy:
         self._term: Term | None = None
         self._stopping = False
         self._queueing = False
-        #: The threads in which callbacks run now.
+        #: The threads that run callbacks now.
         self.callbacks: set[threading.Thread] = set()
 
-    def tell(self, wish: str) -> None:
-        """End the present term, and with the wish "stopped" the candidacy; from any thread."""
-        if wish == "stopped":
+    def end_term(self, reason: str) -> None:
+        """End the present term; for the reason "stopped" the candidacy too. May be called in any thread."""
+        if reason == "stopped":
             self._stopping = True
         term = self._term
         if term is not None:
-            term._end(wish)
+            term._end(reason)
         self._wake()
 
     def _wake(self) -> None:
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: there is nothing left to be told
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and the candidacy has ended with it
                 self._loop.call_soon_threadsafe(self._look_up)
 
     def _look_up(self) -> None:
@@ -140,7 +146,7 @@ class Candidacy:
             self._task.cancel()
 
     async def run(self) -> None:
-        """Stand, lead and stand again until it is told to stop or this task is cancelled."""
+        """Wait for the lock and lead, again and again, until :meth:`end_term` or a cancellation of this task."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         error: BaseException | None = None
         try:
@@ -169,14 +175,14 @@ class Candidacy:
                 await self._pause(backoff(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE))
 
     async def _queue(self) -> Lease | None:
-        """Wait for the lock; None if told to stop."""
+        """Wait for the lock; None if the candidacy was stopped."""
         assert self._task is not None  # noqa: S101 - set by run()
         cancelling = self._task.cancelling()
         self._queueing = True
         try:
             return await self._lock.aacquire()
         except asyncio.CancelledError:
-            # as in asyncio.timeout: a cancellation by somebody else goes on
+            # as in asyncio.timeout: a cancellation by other code is raised
             if not self._queueing and self._task.uncancel() <= cancelling:
                 return None
             raise
@@ -191,7 +197,7 @@ class Candidacy:
                     await self._changed.wait()
 
     async def _serve(self, lease: Lease) -> str:
-        """Lead with ``lease`` until that is over; why it is."""
+        """Lead with ``lease`` until the term ends, and return the reason."""
         try:
             term = self._term = Term(lease, self._margin, self._wake)
         except ValueError:
@@ -222,10 +228,10 @@ class Candidacy:
                 await self._pause(min(LOOK, max(left, 0)))
 
     async def _step_down(self, term: Term, work: asyncio.Task[None] | None) -> None:
-        """Tell everybody, wait until they have stopped to lead, and only then let another one lead."""
+        """Announce the end, wait until the callbacks have returned, and release the lock only then."""
         lease = term._lease
         level = logging.INFO if term.reason in ("resigned", "stopped") else logging.WARNING
-        logger.log(level, "%r of alias %r: leads no more, %s.", lease.name, lease.using, term.reason)
+        logger.log(level, "%r of alias %r: the term has ended (%s).", lease.name, lease.using, term.reason)
         self._term = None
         self._announce(None)
         if work is not None and is_async(self._on_elected):
@@ -238,14 +244,15 @@ class Candidacy:
             if not lease.lost:
                 await lease.arelease()
         except DistlockError as error:
-            logger.warning("%r of alias %r could not be given up: %s", lease.name, lease.using, error)
+            logger.warning("%r of alias %r could not be released: %s", lease.name, lease.using, error)
 
     async def _work(self, callback: Callable[[Term], object], term: Term) -> None:
         if not await self._called(callback, term):
             term._end("failed")
 
     async def _called(self, callback: Callable[[Term], object], term: Term) -> bool:
-        """Call it, in a thread of its own if it is a plain function. False if it failed, which is logged."""
+        """Call ``callback``: a coroutine function here, a plain function in a new thread. False if it failed, which is
+        logged."""
         try:
             if is_async(callback):
                 await callback(term)  # type: ignore[misc]
@@ -273,11 +280,11 @@ class Candidacy:
             try:
                 callback(term)
             except SystemExit:
-                pass  # as in any thread: it ends
+                pass  # it ends the thread, as in any other thread
             except BaseException as why:
                 error = why
             finally:
-                connections.close_all()  # those of this thread, which would stay open for ever
+                connections.close_all()  # those of this thread: nothing else would ever close them
                 self.callbacks.discard(thread)
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle, error)
@@ -289,7 +296,7 @@ class Candidacy:
 
 
 def refuse_margin(margin: float, ttl: float) -> None:
-    """ValueError for a margin that renewal could not keep."""
+    """Raise ValueError for a margin that leaves no time for a renewal."""
     if margin >= ttl / 2:
         raise ValueError(
             f"margin must be below half of the TTL, not {margin:g} of {ttl:g} s: renewal begins after a third of it."

@@ -17,18 +17,18 @@ from django.http import HttpRequest
 from django.views import View
 
 from django_distlock.concurrency import finalizers
-from django_distlock.concurrency.caller import request_of_rest, serving
+from django_distlock.concurrency.origin import request_of_rest, serving
 from django_distlock.manager import owner
 
+from .lazy_results import finished, makes_manager, refuse_unfinished
 from .name_templates import Template
-from .unfinished import finished, makes_manager, refuse_unfinished
 
 F = TypeVar("F", bound=Callable[..., Any])
 OnBusy = Literal["raise", "skip"] | Callable[..., Any]
 
 
 class Recipe(Protocol):
-    """What a decorator needs of a lock, a set of locks or a semaphore."""
+    """The part of a Lock, LockSet or Semaphore that the decorator uses."""
 
     timeout: Any
     cancel_on_loss: bool
@@ -42,22 +42,22 @@ class Recipe(Protocol):
 
 
 def validate_on_busy(on_busy: object) -> Any:
-    """ "raise", "skip" or a callable; else ValueError or TypeError."""
+    """Return ``on_busy`` if it is "raise", "skip" or a callable; else raise ValueError or TypeError."""
     if on_busy in ("raise", "skip") or callable(on_busy):
         return on_busy
     kind = ValueError if isinstance(on_busy, str) else TypeError
     raise kind(f'on_busy must be "raise", "skip" or a callable, not {on_busy!r}.')
 
 
-# What Django's non_atomic_requests runs to take an alias out; its argument ``view`` is read from its frame.
+# The code of Django's non_atomic_requests that excludes an alias; its argument ``view`` is read from its frame.
 _TAKES_OUT = getattr(getattr(transaction, "_non_atomic_requests", None), "__code__", None)
 
 
 class LockedView(set[str]):
     """``_non_atomic_requests`` of a locked view: Django opens no transaction around it, the innermost lock does.
 
-    Django asks whether an alias is *in* this set; the answer is always yes. The elements are the aliases that the user
-    himself took out with ``non_atomic_requests``; ``of_class`` has those of class-based views.
+    Django asks whether an alias is *in* this set; the answer is always yes. The elements are the aliases that the code
+    of the view has excluded with ``non_atomic_requests``; ``of_class`` has those of class-based views.
     """
 
     def __init__(self, other: Iterable[str] = ()) -> None:
@@ -68,9 +68,10 @@ class LockedView(set[str]):
         return True
 
     def add(self, alias: str) -> None:
-        """``functools.wraps`` gives several views one set: the view that is taken out gets one of its own.
+        """Exclude ``alias`` for the view that ``non_atomic_requests`` decorates.
 
-        ``method_decorator`` makes it anew for each request and shows it to nobody, so there it is kept by class.
+        ``functools.wraps`` lets several views share one set, so this view gets its own copy. ``method_decorator`` makes
+        a new wrapper for each request, which no other code sees, so there the alias is stored by class.
         """
         frame = sys._getframe(1)
         view = frame.f_locals["view"] if frame.f_code is _TAKES_OUT else None
@@ -86,7 +87,7 @@ class LockedView(set[str]):
             view._non_atomic_requests = own
 
     def taken_out(self, view: Any) -> set[str]:
-        """The aliases that no transaction is opened for around ``view``."""
+        """The aliases for which no transaction is opened around ``view``."""
         kind: Any = getattr(view, "view_class", None) or getattr(view, "cls", None)
         return {*self, *self.of_class.get(kind, ())}
 
@@ -99,7 +100,7 @@ def decorate(lock: Recipe, function: F, on_busy: OnBusy) -> F:
             refuse_cancel_on_loss()
         _refuse_async_on_busy(function, on_busy)
     template = Template(lock.templates(), function)
-    lock = lock.formatted({})  # one that remembers the name as it is written here
+    lock = lock.formatted({})  # a copy that remembers the name as it is written here
     if is_async(function):
         return _decorate_async(lock, function, template, on_busy)
     inner = getattr(function, "_non_atomic_requests", ())
@@ -109,9 +110,9 @@ def decorate(lock: Recipe, function: F, on_busy: OnBusy) -> F:
     @functools.wraps(function)
     def locked(*args: Any, **kwargs: Any) -> Any:
         request = request_of(args)
-        if request is None and (told := request_of_rest(args)) is None:
+        if request is None and (served := request_of_rest(args)) is None:
             return held(None, *args, **kwargs)
-        with serving(request or told):
+        with serving(request or served):
             return held(request, *args, **kwargs)
 
     def held(request: HttpRequest | None, /, *args: Any, **kwargs: Any) -> Any:
@@ -137,7 +138,7 @@ def decorate(lock: Recipe, function: F, on_busy: OnBusy) -> F:
 
 
 def refuse_cancel_on_loss() -> None:
-    """TypeError: a thread cannot be cancelled."""
+    """Raise TypeError: a thread cannot be cancelled."""
     raise TypeError(
         "cancel_on_loss belongs to `async with` and to the decorator of an `async def`: only a task can be cancelled. "
         "Ask lease.ensure_held(), or register lease.on_lost()."
@@ -154,22 +155,27 @@ def _refuse_async_on_busy(function: Callable[..., Any], on_busy: OnBusy) -> None
 
 
 def _may_be_async(function: Any) -> bool:
-    """Is that known only at the call? A ``dispatch`` may give either, and ``method_decorator`` tries a decorator out
-    on a function of Django's before there is a method."""
+    """Is it known only at the call whether ``function`` is async?
+
+    A ``dispatch`` may be either, and ``method_decorator`` first applies a decorator to a dummy function of Django's.
+    """
     if getattr(function, "__name__", "") == "dispatch":
         return True
     return getattr(function, "__module__", "") == "django.utils.decorators"
 
 
 def is_async(function: Any) -> bool:
-    """Does a call of it surely give an awaitable? What it wraps says nothing: ``async_to_sync`` wraps an async one."""
+    """Is the result of a call certainly an awaitable?
+
+    The wrapped function does not decide that: ``async_to_sync`` wraps an async one.
+    """
     while isinstance(function, functools.partial) and not iscoroutinefunction(function):
         function = function.func
     return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
 
 
 def _refuse_event_loop(function: Callable[..., Any]) -> None:
-    """The wait for the lock would stop the loop, and with it whoever holds the lock there."""
+    """Raise SynchronousOnlyOperation: waiting would block the loop, and with it a holder that runs on the same loop."""
     if not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
         name = getattr(function, "__qualname__", repr(function))
         raise SynchronousOnlyOperation(
@@ -185,11 +191,11 @@ def _run(
     try:
         result = call(*args, **kwargs)
     except BaseException:
-        lease._release(False)  # lets the exception of the body pass
+        lease._release(False)  # so that the exception of the body is raised
         raise
     if inspect.isawaitable(result):
         return _Awaited(lease, function, result)
-    lease._release(True)  # the call may come from an except block, whose exception is none of ours
+    lease._release(True)  # the call may stand in an except block, whose exception is unrelated
     return result
 
 
@@ -199,10 +205,10 @@ async def _awaited(lease: Any, function: Callable[..., Any], result: Awaitable[A
 
 
 class _Awaited(Coroutine[Any, Any, Any]):
-    """What a plain function gave, awaited inside the lock that the call has taken.
+    """Awaits the result of a plain function while the lock is held that the call has acquired.
 
-    A coroutine that was not begun runs no ``finally`` when it is cancelled, closed or dropped. This one has begun, so
-    that the lock is given back even then (R7).
+    A coroutine that was never started runs no ``finally`` when it is cancelled, closed or dropped. This one is started
+    at once, so that the lock is released even then (R7).
     """
 
     def __init__(self, lease: Any, function: Callable[..., Any], result: Awaitable[Any]) -> None:
@@ -216,7 +222,7 @@ class _Awaited(Coroutine[Any, Any, Any]):
             yield
         except BaseException as error:
             finalizers.now_or_later(lease._release, False)
-            # as for any coroutine: what is cancelled says nothing, what is dropped warns that it was never awaited
+            # as for any coroutine: no warning after a cancellation, "was never awaited" after it was dropped
             if not isinstance(error, GeneratorExit) and inspect.iscoroutine(result):
                 result.close()
             raise
@@ -266,7 +272,7 @@ def _decorate_async(lock: Recipe, function: F, template: Template, on_busy: OnBu
 
 
 def _note_template(locked: Any, template: Template) -> None:
-    """For the system check of routes; ``method_decorator`` and ``as_view`` pass it on to the view."""
+    """Store ``template`` for the system check of routes; ``method_decorator`` and ``as_view`` copy it to the view."""
     locked._distlock_templates = (*getattr(locked, "_distlock_templates", ()), template)
 
 
@@ -289,8 +295,11 @@ def _resolved_view(request: HttpRequest) -> Any:
 
 
 def _is_async_dispatch(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Must this ``dispatch`` return an awaitable, whoever calls it? That is a matter of the class-based view: it is the
-    first argument, or ``method_decorator`` has bound it. A WSGI handler calls an async view before its loop runs."""
+    """Must this ``dispatch`` return an awaitable?
+
+    The class-based view decides: it is the first argument, or ``method_decorator`` has bound it. A running event loop
+    is no sign, because a WSGI handler calls an async view before it starts one.
+    """
     inner = inspect.unwrap(function, stop=lambda f: isinstance(f, functools.partial))
     view = getattr(inner.func, "__self__", None) if isinstance(inner, functools.partial) else args[0]
     return bool(getattr(view, "view_is_async", False))
@@ -299,11 +308,11 @@ def _is_async_dispatch(function: Callable[..., Any], args: tuple[Any, ...]) -> b
 def call_view(
     function: Callable[..., Any], request: HttpRequest | None, excluded: LockedView, /, *args: Any, **kwargs: Any
 ) -> Any:
-    """Call ``function`` inside the transactions that Django left to us.
+    """Call ``function`` inside the transactions of ATOMIC_REQUESTS that Django has not opened for a locked view.
 
-    Whether Django did so is asked of the view that it resolved, not of this wrapper: ``method_decorator`` makes a new
-    wrapper for each request, and a plain call by other code opens nothing. ``excluded`` are the aliases that the user
-    took out between two decorators, which ``method_decorator`` does not show on the view.
+    The view that Django resolved decides, not this wrapper: ``method_decorator`` makes a new wrapper for each request,
+    and a plain call by other code opens no transaction. ``excluded`` are the aliases excluded between two decorators,
+    which ``method_decorator`` does not show on the view.
     """
     view = None if request is None else _resolved_view(request)
     marker = getattr(view, "_non_atomic_requests", None)
@@ -320,14 +329,14 @@ def call_view(
 
 
 def _is_atomic(alias: str) -> bool:
-    """Is a transaction open that is not just the one around a TestCase?"""
+    """Is a transaction open, other than the one around a TestCase?"""
     connection = connections[alias]
     blocks: Any = connection.atomic_blocks
     return connection.in_atomic_block and not (blocks and blocks[-1]._from_testcase)
 
 
 def refuse(function: object, lock: str = "advisory_lock") -> None:
-    """TypeError for what a decorator cannot protect."""
+    """Raise TypeError for an object that a decorator cannot protect."""
     name = getattr(function, "__qualname__", repr(function))
     if inspect.isclass(function):
         raise TypeError(

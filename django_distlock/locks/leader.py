@@ -1,4 +1,4 @@
-"""Leader election: one of many candidates leads, another one when it has gone."""
+"""Leader election: one of many candidates leads; if it stops or dies, another one takes over."""
 
 from __future__ import annotations
 
@@ -27,31 +27,32 @@ logger = logging.getLogger("django_distlock.leader")
 
 
 class Leader:
-    """A candidate for one office, and its holder when elected.
+    """One candidate in an election, which leads while it holds the lock ``name``.
 
     ::
 
         leader = Leader("scheduler", using="redis", ttl=15, on_elected=work, on_demoted=tidy_up)
-        with leader: ...            # a candidate in a thread of its own for as long as the block lasts
+        with leader: ...            # a candidate in a background thread while the block runs
         leader.run()                # in this thread, until leader.stop()
-        async with leader: ...      # in a task of its own
+        async with leader: ...      # in a background task
         await leader.arun()         # in this task, until it is cancelled
 
-    :param name: as for :func:`advisory_lock`; who holds the lock of that name leads.
+    :param name: the name of the lock, as for :func:`advisory_lock`. The holder of that lock leads.
     :param using: the alias in ``DISTLOCK``.
-    :param ttl: seconds after which another one leads at the latest when this process has died, where the engine has a
-        TTL; unset: the alias's TTL.
-    :param margin: seconds before the end of a lease that could not be renewed at which the leader steps down; a quarter
-        of the TTL if unset. Without meaning where the engine has no TTL.
-    :param on_elected: called with the :class:`Term`. A plain function runs in a thread of its own and may go on for as
-        long as ``term.leading``; a coroutine function runs as a task, which is cancelled at the end of the term. If it
-        raises, that is logged, and somebody else may lead; when it returns the term goes on.
-    :param on_demoted: called with the Term at its end.
+    :param ttl: if this process dies, another candidate leads after this many seconds at the latest. Unset: the alias's
+        TTL. Only for engines with a TTL.
+    :param margin: if the lease cannot be renewed, the leader steps down this many seconds before its end. Unset: a
+        quarter of the TTL. Has no effect with engines without a TTL.
+    :param on_elected: called with the :class:`Term`. A plain function runs in a background thread and may continue
+        while ``term.leading``; a coroutine function runs as a task, which is cancelled at the end of the term. If it
+        raises, the error is logged, the term ends, and another candidate may lead. If it returns, the term continues.
+    :param on_demoted: called with the Term when it ends.
 
-    A candidate stands for election again and again until it is stopped, but not before both callbacks of its last term
-    have returned. It waits in the engine's queue. While the engine does not answer, that is logged and tried again.
-    ValueError and TypeError for bad input; UnsupportedOperation out of ``run()``, ``arun()`` and ``stop()`` for a
-    ``ttl`` where there is none.
+    A candidate waits in the engine's queue. After a term it becomes a candidate again, once both callbacks have
+    returned, until it is stopped. If the engine does not answer, the error is logged and the attempt repeated.
+
+    Raises ValueError and TypeError for bad input. With an engine without a TTL, ``run()``, ``arun()`` and ``stop()``
+    raise UnsupportedOperation if ``ttl`` was given.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Leader:
         self._error: BaseException | None = None
         self._over = False  # has the last candidacy ended?
         self._waiting: list[Future[Term | None]] = []
-        #: The present Term, or None. It may be over already: ``leader.leading`` knows.
+        #: The present Term, or None. It may already be over: see ``leading``.
         self.term: Term | None = None
 
     def __repr__(self) -> str:
@@ -95,17 +96,19 @@ class Leader:
         return term is not None and term.leading
 
     def resign(self) -> None:
-        """Step down and stand again, behind the other candidates; from any thread, without waiting.
+        """Step down and queue again, behind the other candidates. Does not wait; may be called in any thread.
 
-        The lock is given up when both callbacks have returned. If nobody else stands, this one is elected again.
+        The lock is released once both callbacks have returned. A candidate without rivals is elected again.
         """
         candidacy = self._candidacy
         if candidacy is not None:
-            candidacy.tell("resigned")
+            candidacy.end_term("resigned")
 
     def elected(self, timeout: float | None = None) -> Term | None:
-        """Wait until this candidate leads; None if it does not within ``timeout`` seconds (None: no end), or stands no
-        more."""
+        """Wait until this candidate leads, and return the Term.
+
+        Returns None after ``timeout`` seconds (None: wait for ever), or if the candidacy ends.
+        """
         owner.refuse_event_loop("await leader.aelected()")
         waiting = self._wait_for_election(timeout)
         try:
@@ -166,19 +169,19 @@ class Leader:
     # --- in a thread
 
     def start(self) -> None:
-        """Stand for election in a thread of its own. RuntimeError if it does so already."""
+        """Become a candidate in a background thread. Raises RuntimeError if it is one already."""
         candidacy = self._enter()
         self._error = None
         thread = threading.Thread(target=self._in_thread, args=(candidacy,), name="distlock-leader", daemon=True)
         try:
             thread.start()
-        except BaseException as error:  # no thread to be had: it may try again
+        except BaseException as error:  # no thread could be started: start() may be called again
             self._ended(error)
             raise
         self._thread = thread
 
     def _in_thread(self, candidacy: Candidacy) -> None:
-        # on an event loop of its own, where a wait in the queue can be ended at any time
+        # on a new event loop, where a wait in the queue can be cancelled at any time
         try:
             asyncio.run(candidacy.run())
         except BaseException as error:
@@ -186,14 +189,14 @@ class Leader:
             self._error = error
 
     def stop(self, timeout: float | None = None) -> None:
-        """Step down, give up the lock and end the candidacy: wait for that, at most ``timeout`` seconds.
+        """Step down, release the lock and end the candidacy. Waits for the end, at most ``timeout`` seconds.
 
-        Raises what ended the candidacy before. A callback may call it too; then it does not wait.
+        If an error had ended the candidacy before, it is raised. In a callback this method does not wait.
         """
         seconds("timeout", timeout, none=True)
         candidacy, thread = self._candidacy, self._thread
         if candidacy is not None:
-            candidacy.tell("stopped")
+            candidacy.end_term("stopped")
             if threading.current_thread() in candidacy.callbacks:
                 return
         if thread is None or thread is threading.current_thread():
@@ -206,7 +209,7 @@ class Leader:
                 raise error
 
     def run(self) -> None:
-        """:meth:`start`, and wait until another thread or a callback calls :meth:`stop`."""
+        """Call :meth:`start` and wait until another thread or a callback calls :meth:`stop`."""
         self.start()
         try:
             thread = self._thread
@@ -225,7 +228,7 @@ class Leader:
 
     @contextlib.contextmanager
     def _unless_masked(self, error: object) -> Iterator[None]:
-        """What ended the candidacy never hides an exception of the block."""
+        """Raise the error that ended the candidacy, or only log it if the block itself has raised."""
         try:
             yield
         except Exception as why:
@@ -236,9 +239,9 @@ class Leader:
     # --- in a task
 
     async def arun(self) -> None:
-        """Stand for election in this task until it is cancelled, or until ``stop()``.
+        """Be a candidate in this task until it is cancelled, or until ``stop()``.
 
-        Cancelled, it steps down and gives up the lock first.
+        A cancelled candidate steps down and releases the lock before CancelledError is raised.
         """
         await self._enter().run()
 

@@ -1,4 +1,4 @@
-"""The proof of one holding, with its ``with`` and ``release``."""
+"""Lease and LeaseSet: what an acquire returns, and how it is released."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, Step, arun, run
 from django_distlock.exceptions import DistlockError, LockLost, LockNotHeld, UnsupportedOperation
 from django_distlock.manager import owner
-from django_distlock.manager.abandoned import in_thread, releases
+from django_distlock.manager.interrupted import in_thread, releases
 from django_distlock.manager.keepalive import RENEWALS_PER_TTL, keepalive
 from django_distlock.manager.lock_table import FORKED, Hold, State, lock_table
 from django_distlock.manager.open_transactions import begun_by_sql
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 def perform(flow: Flow[None]) -> None:
     """Run the flow of a release, which the caller has registered in :data:`releases`.
 
-    On an event loop only what takes no waiting is done here: a task of this very loop may be in the middle of a
-    statement, which ends only if the loop goes on. A thread does the rest.
+    On an event loop only the part that never waits runs here: another task of the same loop may be in the middle of a
+    statement, which ends only if the loop keeps running. A thread does the rest.
     """
     try:
         if asyncio._get_running_loop() is not None:
@@ -48,21 +48,24 @@ def perform(flow: Flow[None]) -> None:
     except DistlockError:
         releases.pop(flow, None)
         raise
-    releases.pop(flow, None)  # not after an interrupt: then the keepalive thread does what is left
+    releases.pop(flow, None)  # not after an interrupt: then the keepalive thread finishes the release
 
 
 class BaseLease:
-    """Base class of what can be released: ``with lease:``, ``async with lease:`` and ``release()``."""
+    """Base class of Lease and LeaseSet: ``with lease:``, ``async with lease:`` and ``release()``."""
 
     __slots__ = ()
 
     def _release_flow(self, raising: bool | None, sync: bool = False) -> Flow[None]:
-        """Release it. ``raising``: raise what goes wrong; None: unless another exception is on its way. ``sync``: the
-        engine's fast path may be taken."""
+        """Release the lock.
+
+        ``raising``: raise the errors; None: raise them unless another exception is being handled.
+        ``sync``: the engine's fast path may be used.
+        """
         raise NotImplementedError
 
     def leases_left(self) -> Iterable[tuple[Hold, Lease]]:
-        """What a release that was interrupted was to release."""
+        """The leases that an interrupted release has not released."""
         raise NotImplementedError
 
     def _release(self, raising: bool | None) -> None:
@@ -78,10 +81,10 @@ class BaseLease:
             perform(flow)
 
     def _aenters(self) -> None:
-        """An ``async with`` block begins in this task."""
+        """Called when an ``async with`` block begins in this task."""
 
     async def _aleave(self, error: BaseException | None) -> None:
-        """The block has ended, with that exception."""
+        """Called when the block has ended, with its exception."""
         await self._arelease(error is None)
 
     async def _arelease(self, raising: bool | None) -> None:
@@ -95,10 +98,10 @@ class BaseLease:
         releases.pop(flow, None)
 
     def release(self) -> None:
-        """Give it back. Releasing twice is harmless.
+        """Release the lock. A second release does nothing.
 
-        Raises LockLost if it was lost before, unless another exception is on its way already. Inside a transaction
-        the engine keeps the lock until that has ended.
+        Raises LockLost if the lock was lost before, unless another exception is being handled. Inside a transaction
+        the engine keeps the lock until the transaction has ended.
         """
         flow = self._release_flow(None, sync=True)
         releases[flow] = (
@@ -146,9 +149,9 @@ class Lease(BaseLease):
     _hold: Hold
     # cancels the task of an ``async with`` block if the lock is lost
     _guard: TaskGuard | None = None
-    # has its release begun?
+    # True once its release has begun
     _released: bool = False
-    # is its release the one that asks the engine?
+    # True if its release is the one that the engine executes
     _last: bool = False
 
     def __repr__(self) -> str:
@@ -188,8 +191,8 @@ class Lease(BaseLease):
     def fence(self) -> int:
         """The fencing token: an integer that is higher than that of every earlier holder of this name.
 
-        Source: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html. UnsupportedOperation where
-        the engine gives none.
+        Raises UnsupportedOperation if the engine has none.
+        Source: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
         """
         fence = self._grant.fence
         if fence is None:
@@ -200,10 +203,8 @@ class Lease(BaseLease):
     def valid_until(self) -> float | None:
         """The end of the lease on the clock of ``django_distlock.concurrency.clock.monotonic()``.
 
-        None where the lock has no TTL.
-
-        It moves on with each renewal. That clock runs on while the host is suspended, which ``time.monotonic()`` does
-        not: to learn whether there is time enough ask :meth:`held_for`.
+        None if the lock has no TTL. Each renewal extends it. Unlike ``time.monotonic()`` that clock keeps counting
+        while the host is suspended. Use :meth:`held_for` to check whether enough time is left.
         """
         return self._grant.valid_until
 
@@ -216,28 +217,29 @@ class Lease(BaseLease):
 
     @property
     def held(self) -> bool:
-        """Is it held, neither released nor lost nor ended with its transaction, which was not aborted either?"""
+        """Is the lock held: not released, not lost, not in doubt and not ended with its transaction?"""
         return not (self._released or self._hold.state is State.ENDED or self.lost or self._hold.in_doubt)
 
     def held_for(self, duration: float) -> bool:
-        """Is it held, and surely for ``duration`` seconds more, even if it cannot be renewed any more?
+        """Is the lock certain to be held for another ``duration`` seconds, even if it is never renewed again?
 
-        Where the lock has no TTL this is :attr:`held`.
+        The same as :attr:`held` if the lock has no TTL.
         """
         until = self.valid_until
         return self.held and (until is None or monotonic() + duration < until)
 
     def ensure_held(self) -> None:
-        """Raise LockLost if the lock was lost, LockNotHeld if it was released or has ended with its transaction."""
+        """Raise LockLost if the lock was lost or is in doubt, LockNotHeld if it was released or has ended with its
+        transaction."""
         if self.lost or self._hold.in_doubt:
             raise LockLost(self._lost_message())
         if self._released or self._hold.state is State.ENDED:
             raise LockNotHeld(f"The lease of {self.name!r} has been released.")
 
     def on_lost(self, callback: Callable[[Lease], object]) -> None:
-        """Have ``callback(lease)`` called once if the lock is lost; at once if it is lost already.
+        """Call ``callback(lease)`` once if the lock is lost; at once if it is lost already.
 
-        It runs in whatever thread notices, most often the keepalive thread. An exception in it is logged.
+        The callback runs in the thread that notices the loss, usually the keepalive thread. Its exceptions are logged.
         """
         pending = [callback]
 
@@ -249,15 +251,15 @@ class Lease(BaseLease):
             if not self._released or self._last:
                 taken(self)
 
-        # registered before the question: the loss may be noticed in another thread meanwhile
+        # registered before the check: another thread may notice the loss in between
         self._hold.callbacks.append(call)
         if self.lost:
             call()
 
     def extend(self, ttl: float) -> None:
-        """Let the lease live for ``ttl`` seconds from now, and renew it by as much from here on.
+        """Set the rest of the lease to ``ttl`` seconds from now, and use this TTL for its renewals.
 
-        Raises LockLost if it was not ours any more, UnsupportedOperation where locks have no TTL.
+        Raises LockLost if the lock was lost, UnsupportedOperation if the engine has no TTL.
         """
         owner.refuse_event_loop("await lease.aextend()")
         run(self._extend_flow(ttl))
@@ -282,7 +284,7 @@ class Lease(BaseLease):
         if lock_table.renew(hold, grant):
             keepalive.wake_at(monotonic() + ttl / RENEWALS_PER_TTL)
             return
-        if hold.lost is not None:  # it ended while the engine was asked, which has prolonged it all the same
+        if hold.lost is not None:  # the hold ended while the engine extended it
             yield Step(hold.backend.release, hold.backend.arelease, (grant,))
         self.ensure_held()
 
@@ -331,7 +333,7 @@ class Lease(BaseLease):
     def _report(self, error: DistlockError, raising: bool) -> None:
         if raising:
             raise error
-        logger.warning("%s Not raised, because another exception is on its way.", error)
+        logger.warning("%s This error is only logged, because another exception is being raised.", error)
 
 
 def _uncommitted(lease: Lease, begun: list[BaseDatabaseWrapper]) -> UnsupportedOperation:
@@ -362,7 +364,7 @@ class LeaseSet(BaseLease):
     def __getitem__(self, key: str | tuple[str, str]) -> Lease:
         """The lease of one name, or of an alias and a name: ``leases["redis", "report"]``.
 
-        Raises KeyError if there is none, ValueError for a name that several aliases hold.
+        Raises KeyError if there is none, ValueError for a name that is held on several aliases.
         """
         found = [lease for lease in self.leases if key in (lease.name, (lease.using, lease.name))]
         if not found:
@@ -382,7 +384,7 @@ class LeaseSet(BaseLease):
         return any(lease.lost for lease in self.leases)
 
     def ensure_held(self) -> None:
-        """Raise LockLost for the first one that was lost."""
+        """Raise LockLost if one of the locks was lost, LockNotHeld if one was released."""
         for lease in self.leases:
             lease.ensure_held()
 
@@ -396,7 +398,7 @@ class LeaseSet(BaseLease):
 
 
 def release_all(leases: Any, raising: bool) -> Flow[None]:
-    """Release in reverse order; all of them, then raise a cancellation or the first error."""
+    """Release all leases in reverse order, then raise a cancellation or the first error."""
     first: DistlockError | None = None
     cancelled: asyncio.CancelledError | None = None
     for lease in reversed(leases):

@@ -20,8 +20,8 @@ from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.exceptions import DistlockError, LockNotAcquired, LockNotHeld, LockTimeout
 from django_distlock.keys import validate_name
 from django_distlock.manager import owner
-from django_distlock.manager.abandoned import releases
 from django_distlock.manager.acquire import LockRequest, acquire_flow
+from django_distlock.manager.interrupted import releases
 from django_distlock.manager.registry import registry
 from django_distlock.validation import UNSET, Timeout, flag, optional_seconds
 
@@ -39,12 +39,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class OpenBlocks:
-    """The ``with`` blocks that are open now: for each recipe the leases of the contexts that have entered it."""
+    """The ``with`` blocks that are open now: for each Lock, LockSet or Semaphore the leases of its open blocks."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        # the recipe itself is kept beside its id, so that the id is not given to another object meanwhile; each lease
-        # has the number of its block
+        # the recipe is kept beside its id, so that Python does not give the id to another object; each lease has the
+        # number of its block
         self._open: dict[int, tuple[object, list[tuple[int, Any]]]] = {}
         # the number of the latest block
         self.latest = 0
@@ -73,7 +73,7 @@ class OpenBlocks:
             return next((lease for lease in reversed(leases) if lease.owner is context), None)
 
     def remove(self, recipe: object, lease: Any) -> None:
-        """The block of ``lease`` has been left. Nothing if it is not open."""
+        """Remove the block of ``lease``. Does nothing if it is not open."""
         with self._guard:
             found = self._open.get(id(recipe))
             if found is None:
@@ -85,8 +85,10 @@ class OpenBlocks:
                 del self._open[id(recipe)]
 
     def after_fork(self) -> None:
-        """In the child: another thread of the parent may have had the mutex. The open blocks stay, so that leaving one
-        is harmless."""
+        """In the child: replace the mutex, which another thread of the parent may have held.
+
+        The open blocks stay, so that leaving one is harmless.
+        """
         self._guard = threading.Lock()
 
 
@@ -101,11 +103,11 @@ class BaseLock(Generic[L]):
     timeout: Timeout
     on_busy: decorators.OnBusy = "raise"
     cancel_on_loss = False
-    #: The name as it is written in a decorator, for the labels of metrics: there are few of these.
+    #: The name as written in a decorator. Metrics use it as a label, because there are few different ones.
     template: str | None = None
 
     def _flow(self, timeout: float | None, start: float, blocking: bool = False) -> Flow[L | None]:
-        """Acquire within ``timeout`` seconds (None: no end) of the monotonic time ``start``; None if busy.
+        """Acquire within ``timeout`` seconds (None: no limit) of the monotonic time ``start``; None if busy.
 
         ``blocking``: the calling thread may be blocked by one statement."""
         raise NotImplementedError
@@ -125,7 +127,7 @@ class BaseLock(Generic[L]):
         if "trio" in sys.modules:
             owner.refuse_trio()
         timeout = self.timeout if timeout is UNSET else optional_seconds("timeout", timeout, none=True)
-        # made before the caller's time begins: the first one may have to import a driver
+        # created before the caller's time begins: the first one may have to import a driver
         entry = registry.entry(self.using)
         return entry.config.timeout if timeout is UNSET else timeout
 
@@ -139,7 +141,7 @@ class BaseLock(Generic[L]):
 
         0 does not wait, None waits for ever; unset means the timeout given to the lock, else the alias's TIMEOUT.
         Raises LockNotAcquired (busy, timeout 0), LockTimeout, DeadlockDetected, BackendUnavailable; and
-        SynchronousOnlyOperation on the thread of an event loop, which it would block.
+        SynchronousOnlyOperation in the thread of a running event loop, which a wait would block.
         """
         if asyncio._get_running_loop() is not None:
             owner.refuse_event_loop("await lock.aacquire()")
@@ -155,7 +157,7 @@ class BaseLock(Generic[L]):
         return lease
 
     async def aacquire(self, timeout: Timeout = UNSET) -> L:
-        """:meth:`acquire` for a task. Cancelled, it leaves nothing held."""
+        """:meth:`acquire` for a task. A cancelled call leaves nothing held."""
         timeout = self._resolve(timeout)
         lease = await arun(self._flow(timeout, monotonic()))
         if lease is None:
@@ -163,7 +165,10 @@ class BaseLock(Generic[L]):
         return lease
 
     def try_acquire(self, timeout: Timeout = 0) -> L | None:
-        """The Lease, or None if it is busy for ``timeout`` seconds (0: do not wait). Other errors are raised."""
+        """Return the Lease, or None if the lock stays busy for ``timeout`` seconds (0: do not wait).
+
+        Raises the other errors of :meth:`acquire`.
+        """
         if asyncio._get_running_loop() is not None:
             owner.refuse_event_loop("await lock.atry_acquire()")
         return self._try_acquire(timeout)
@@ -174,7 +179,7 @@ class BaseLock(Generic[L]):
         return run(self._flow(self._resolve(timeout), monotonic()))
 
     async def atry_acquire(self, timeout: Timeout = 0) -> L | None:
-        """:meth:`try_acquire` for a task. Cancelled, it leaves nothing held."""
+        """:meth:`try_acquire` for a task. A cancelled call leaves nothing held."""
         return await arun(self._flow(self._resolve(timeout), monotonic()))
 
     def _refuse_on_busy(self) -> None:
@@ -249,10 +254,10 @@ class BaseLock(Generic[L]):
         return lease
 
     def _leases_left(self, begun: list[L], latest: int) -> Iterable[tuple[Hold, Lease]]:
-        """What the interrupted exit of a ``with`` block was to release.
+        """The leases that an interrupted exit of a ``with`` block has not released.
 
-        If it had not found its block, that is one of the main thread, where signals raise their exceptions. A block
-        that was entered after this exit, with a number above ``latest``, is still in use.
+        If the exit had not yet found its block, take one of the main thread, where signals raise their exceptions. A
+        block that was entered after this exit, with a number above ``latest``, is still in use.
         """
         lease: L | None = begun[0] if begun else open_blocks.find(self, threading.main_thread(), latest)
         if lease is None:
@@ -282,7 +287,7 @@ class Lock(BaseLock[Lease]):
     ) -> None:
         self.name = validate_name(name)
         self.using = validate_alias(using)
-        # locks are often made where they are used: what was not given is not validated
+        # a Lock is often created at each use, so defaults are not validated
         self.timeout = timeout if timeout is UNSET else optional_seconds("timeout", timeout, none=True)
         self.ttl = ttl if ttl is UNSET else optional_seconds("ttl", ttl, positive=True)
         self.max_hold = (
@@ -360,16 +365,16 @@ def advisory_lock(
     :param name: 1 to 512 characters. In a decorator ``{fields}`` are filled from the arguments of the call.
     :param using: the alias in ``DISTLOCK``.
     :param timeout: seconds to wait; 0 does not wait, None waits for ever; unset: the alias's TIMEOUT (10 s).
-    :param ttl: seconds that the lease lives without renewal, where the engine has a TTL; it is renewed while held.
-    :param max_hold: seconds after which renewal ends.
-    :param shared: readers together, writers alone.
+    :param ttl: seconds that the lease lives without renewal, if the engine has a TTL; it is renewed while held.
+    :param max_hold: seconds after which the lease is no longer renewed.
+    :param shared: many readers may hold the lock together; a writer holds it alone.
     :param on_busy: for decorators: "raise", "skip" (return None without calling), or a callable that is called with
         the same arguments and whose result is returned.
     :param cancel_on_loss: for ``async with`` and the decorator of an ``async def``: if the lock is lost, or the engine
         cannot tell whether it still holds, the task is cancelled, and LockLost leaves the block.
 
-    Bad input raises ValueError or TypeError at once; what the engine cannot do raises UnsupportedOperation at the
-    first acquire.
+    Bad input raises ValueError or TypeError at once. A feature that the engine does not have raises
+    UnsupportedOperation at the first acquire.
     """
     return Lock(
         name,

@@ -1,8 +1,8 @@
-"""Several locks at once, and several holders at once.
+"""LockSet, several locks at once, and Semaphore, several holders at once.
 
-An attempt at several locks that fails leaves nothing held, inside a transaction too (R7). There a release waits for the
-end of the transaction (R11), which is right for a lock under which something may have been written, and wrong for one
-that its caller never got.
+A failed attempt at several locks leaves none of them held, inside a transaction too (R7). There a release normally
+waits for the end of the transaction (R11), because something may have been written under the lock. A lock of a failed
+attempt is released at once: its caller never had it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import PAUSE, Deadline, backoff
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.exceptions import BackendUnavailable
-from django_distlock.manager.abandoned import releases
 from django_distlock.manager.acquire import LockRequest, acquire_flow, announce
+from django_distlock.manager.interrupted import releases
 from django_distlock.manager.open_transactions import open_transactions
 from django_distlock.manager.registry import registry
 from django_distlock.manager.transactions import on_own_connection, unbind
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 
 class SetAttempt:
-    """The leases taken so far, and the savepoint before the first of them where they belong to the transaction."""
+    """One attempt at several locks: the leases acquired so far, and a savepoint before the first of them if they belong
+    to the transaction."""
 
     def __init__(self, locks: Sequence[Lock]) -> None:
         self.taken: list[Lease] = []
@@ -45,23 +46,23 @@ class SetAttempt:
         if len(locks) < 2 or not opened:
             return
         if any(on_own_connection(registry.entry(lock.using).backend, opened) for lock in locks):
-            with contextlib.suppress(DatabaseError):  # the first lock will fail in the same way, and say so
+            with contextlib.suppress(DatabaseError):  # the first lock will fail with the same error, and raise it
                 self._savepoint = opened[0].savepoint()
                 self._connection = opened[0]
 
     def succeed(self) -> None:
-        """All are taken: they stay with the transaction."""
+        """Keep all the locks, until the transaction ends if they belong to it."""
         if self._savepoint is not None:
             try:
                 self._connection.savepoint_commit(self._savepoint)
             except DatabaseError as error:
-                raise BackendUnavailable("The transaction that shall hold the locks has failed.") from error
+                raise BackendUnavailable("The transaction that was to hold the locks has failed.") from error
 
     def abandon(self) -> Flow[None]:
-        """As if nothing had been asked for."""
+        """Release the locks acquired so far, as if they had never been requested."""
         for lease in self.taken:
             hold = lease._hold
-            # what this context held or kept before is not this attempt's
+            # a lock that this context held or kept before the attempt is not released
             hold.abandoned = not hold.kept and hold.leases == {lease} and hold.scope == "session"
             if hold.abandoned:
                 unbind(hold)
@@ -71,10 +72,10 @@ class SetAttempt:
             yield from flow
         finally:
             if self._savepoint is not None:
-                with contextlib.suppress(DatabaseError):  # then the transaction is over, and its locks with it
+                with contextlib.suppress(DatabaseError):  # the transaction is over, and so are its locks
                     self._connection.savepoint_rollback(self._savepoint)
                     self._connection.savepoint_commit(self._savepoint)
-        releases.pop(flow, None)  # not after an interrupt: then the keepalive thread does what is left
+        releases.pop(flow, None)  # not after an interrupt: the keepalive thread finishes it
 
     def _leases_left(self) -> list[tuple[Hold, Lease]]:
         return [(lease._hold, lease) for lease in self.taken]
@@ -107,7 +108,7 @@ class LockSet(BaseLock[LeaseSet]):
             raise ValueError("names must not be empty.")
         if any(lock.cancel_on_loss for lock in locks.values()):
             raise ValueError("names must not have locks with cancel_on_loss: lock_all() cancels no task.")
-        # everybody takes them in one order, across aliases: two callers can then not wait for each other (R9)
+        # all callers acquire in one order, across aliases, so that two of them never wait for each other (R9)
         self.locks = tuple(locks[identity] for identity in sorted(locks))
 
     def __repr__(self) -> str:
@@ -144,8 +145,8 @@ class LockSet(BaseLock[LeaseSet]):
 class Semaphore(BaseLock[Lease]):
     """At most ``limit`` holders at once. Make it with :func:`semaphore`.
 
-    Where the engine knows no semaphores it is made of ``limit`` slot locks: waiters then try them in random order and
-    are not served in order of arrival. Unlike a lock it is not re-entrant: each acquire takes a slot of its own.
+    On an engine without semaphores it consists of ``limit`` slot locks, which waiters try in random order; they are
+    then not served in order of arrival. Unlike a lock it is not re-entrant: each acquire takes another slot.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class Semaphore(BaseLock[Lease]):
         return self._slot_flow(request)
 
     def _slot_flow(self, request: LockRequest) -> Flow[Lease | None]:
-        """Try the slots in random order, again and again until the deadline."""
+        """Try the slots in random order, repeatedly, until the deadline."""
         deadline = Deadline(request.timeout, monotonic, request.start)
         attempt = 0
         while True:
@@ -214,8 +215,8 @@ def lock_all(
 ) -> LockSet:
     """Several locks at once, all or nothing, within one timeout.
 
-    They are taken in one canonical order, so that two callers with the same names cannot deadlock. A name may also be a
-    :class:`Lock`, which keeps its own alias and mode.
+    They are acquired in one canonical order, so that two callers with the same names cannot deadlock. A name may also
+    be a :class:`Lock`, which keeps its own alias and mode.
     """
     return LockSet(names, using=using, timeout=timeout, ttl=ttl, shared=shared)
 
@@ -223,5 +224,5 @@ def lock_all(
 def semaphore(
     name: str, limit: int, *, using: str = "default", timeout: Timeout = UNSET, ttl: Timeout = UNSET
 ) -> Semaphore:
-    """At most ``limit`` holders of ``name`` at once. Everybody must give the same limit."""
+    """At most ``limit`` holders of ``name`` at once. All callers must give the same limit."""
     return Semaphore(name, limit, using=using, timeout=timeout, ttl=ttl)

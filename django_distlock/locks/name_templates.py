@@ -16,9 +16,9 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 class Template:
     """The names of one decorated function.
 
-    A field is the name of an argument, with a dotted path into it if wanted: ``{pk}``, ``{request.user.pk}``. A step of
-    the path is an attribute or, failing that, a key. ``{{`` and ``}}`` stand for braces. Raises ValueError for anything
-    else, and for a field that the signature does not have.
+    A field is the name of an argument, optionally with a dotted path into it: ``{pk}``, ``{request.user.pk}``. Each
+    step of the path is an attribute or, failing that, a key. ``{{`` and ``}}`` are literal braces. Raises ValueError
+    for anything else, and for a field that is not in the signature.
     """
 
     def __init__(self, names: Sequence[str], function: Callable[..., Any]) -> None:
@@ -29,7 +29,7 @@ class Template:
             self._check(function)
 
     def _check(self, function: Callable[..., Any]) -> None:
-        """Fields against the signature, unless it takes anything: then the call will tell."""
+        """Check the fields against the signature. With ``**kwargs`` in it, they can only be checked at the call."""
         assert self._signature is not None  # noqa: S101 - set by the caller
         known = known_names(self._signature)
         if known is None:
@@ -44,8 +44,8 @@ class Template:
                     )
 
     def unknown(self, given: Collection[str]) -> Iterator[tuple[str, str]]:
-        """(name, field) of the fields that a call with the keyword arguments ``given`` has no value for, where the
-        signature takes anything and so has not told."""
+        """For a signature with ``**kwargs``: (name, field) of each field that is missing in a call with the keyword
+        arguments ``given``."""
         if self._signature is None or known_names(self._signature) is not None:
             return
         known = {*given, *(name for name, value in self._signature.parameters.items() if value.kind not in _VARIADIC)}
@@ -55,7 +55,7 @@ class Template:
                     yield name, path[0]
 
     def fill(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, str]:
-        """template -> name, for one call; empty if no name has fields. TypeError if a field cannot be found."""
+        """Map each template to its name in one call; empty if no name has fields. TypeError for a missing field."""
         if not self._parsed:
             return {}
         assert self._signature is not None  # noqa: S101 - set together with _parsed
@@ -69,7 +69,7 @@ class Template:
 
 
 def known_names(signature: inspect.Signature) -> list[str] | None:
-    """The names that a call may be asked for; None if it takes any, so that only the call will tell."""
+    """The argument names of a signature; None if it has ``**kwargs``, which accepts any name."""
     parameters = signature.parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return None
@@ -77,7 +77,8 @@ def known_names(signature: inspect.Signature) -> list[str] | None:
 
 
 def values_of(bound: inspect.BoundArguments) -> dict[str, Any]:
-    """Name -> value of a call, defaults and ``**kwargs`` included. (A copy: ``bound`` may be called with later.)"""
+    """Map the arguments of a call to their values, defaults and ``**kwargs`` included."""
+    # a copy: the caller may still call with ``bound``
     bound = inspect.BoundArguments(bound.signature, bound.arguments.copy())
     bound.apply_defaults()
     values = dict(bound.arguments)
@@ -91,8 +92,10 @@ def values_of(bound: inspect.BoundArguments) -> dict[str, Any]:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature of what is really called: a partial made by ``method_decorator`` has ``self`` bound already, but
-    says that it wraps the method that has not."""
+    """The signature of the function that is really called.
+
+    A partial made by ``method_decorator`` has ``self`` bound, but its ``__wrapped__`` is the method without it.
+    """
     inner = inspect.unwrap(function, stop=lambda f: isinstance(f, functools.partial) or hasattr(f, "__signature__"))
     if isinstance(inner, functools.partial) and not hasattr(inner, "__signature__"):
         return inspect.signature(functools.partial(inner.func, *inner.args, **inner.keywords))
@@ -117,7 +120,7 @@ def _parse(name: str) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def follow(what: str, path: tuple[str, ...], values: Mapping[str, Any]) -> Any:
-    """The value at the end of a dotted path; TypeError that begins with ``what`` if a step is missing."""
+    """The value at the end of a dotted path. If a step is missing, TypeError, whose message begins with ``what``."""
     try:
         value = values[path[0]]
         for step in path[1:]:

@@ -1,4 +1,4 @@
-"""Cancels the task whose lock was lost, as ``asyncio.timeout`` cancels one whose time is over."""
+"""Cancel a task whose lock was lost, as ``asyncio.timeout`` cancels one whose time is up."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from django_distlock.exceptions import LockLost, LockNotHeld
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Seconds between two looks at the lease, which cost no round trip. A loss is told at once; that nobody can tell whether
-# the lock still holds is only seen by looking.
+# Seconds between two checks of the lease, which cost no round trip. A loss calls back at once; a lease that is in doubt
+# is found only by checking.
 LOOK = 0.1
 
 
@@ -24,7 +24,7 @@ class TaskGuard:
     def __init__(
         self, ensure_held: Callable[[], object], on_lost: Callable[[Callable[[object], object]], object]
     ) -> None:
-        """The two methods of the lease: raise if it does not hold, and have a function called once it is lost."""
+        """``ensure_held`` and ``on_lost`` are those of the lease."""
         self._ensure_held, self._on_lost = ensure_held, on_lost
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[object] | None = None
@@ -33,7 +33,7 @@ class TaskGuard:
         self.fired = False
 
     def arm(self) -> None:
-        """The block begins."""
+        """Start watching: the block begins in the current task."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         if self._task is None:
             raise RuntimeError("cancel_on_loss needs a task that can be cancelled.")
@@ -55,7 +55,7 @@ class TaskGuard:
         except LockLost:
             self._fire()
         except LockNotHeld:
-            pass  # the block has given it up itself
+            pass  # the block has released it
         else:
             self._timer = self._loop.call_later(LOOK, self._look)
 
@@ -65,12 +65,12 @@ class TaskGuard:
             self._task.cancel()
 
     def disarm(self, error: BaseException | None) -> bool:
-        """The block has ended. Was ``error`` the cancellation of this guard, and of nobody else?"""
+        """Stop watching. True if ``error``, which ended the block, is this guard's cancellation and no other."""
         task, self._task = self._task, None
         if self._timer is not None:
             self._timer.cancel()
         if task is None or not self.fired:
             return False
-        # somebody else's cancellation is still counted then, and goes on
+        # a cancellation by other code is still counted, and must be raised
         others = task.uncancel() > self._cancelling
         return not others and isinstance(error, asyncio.CancelledError)

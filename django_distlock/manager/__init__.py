@@ -1,1 +1,1 @@
-"""The lock manager of one process: who holds, who waits, who is notified."""
+"""The lock manager of one process: its holders, its waiters and its notifications."""

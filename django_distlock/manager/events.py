@@ -1,4 +1,4 @@
-"""Sending the signals: a receiver never costs a caller the lock."""
+"""Sends the signals. An error of a receiver never reaches the caller of a lock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("django_distlock.locks")
 
 
 def send(signal: Signal, backend: Any, name: str, template: str | None = None, **facts: Any) -> None:
-    """Send ``signal`` if it has receivers. Never raises: what a receiver does changes nothing about the lock."""
+    """Send ``signal`` if it has receivers. Never raises: an error of a receiver must not change the lock."""
     if not signal.receivers:
         return
     try:

@@ -1,4 +1,4 @@
-"""What is held now, by anybody, and how an operator takes it away."""
+"""The locks that are held now, by any process, and how an operator breaks one."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_distlock.operations")
 
-# So long who looks waits for all aliases together; seconds. Each statement has two.
+# The time limit for all aliases together, in seconds. Each statement has two.
 PATIENCE = 2.5
-# Threads that look at one alias at the same time. Where names of hosts cannot be resolved, each may hang for minutes.
+# Threads that query one alias at the same time. If host names cannot be resolved, each may hang for minutes.
 MOST_LOOKS = 8
 
 _looking: defaultdict[str, threading.Semaphore] = defaultdict(lambda: threading.Semaphore(MOST_LOOKS))
@@ -45,18 +45,18 @@ at_fork(Order.THREADS, child=_looking.clear)
 def held_locks(using: str | None = None) -> list[BackendReport]:
     """The held locks of one alias, or of all: one report per alias.
 
-    On PostgreSQL, MySQL and MariaDB also the locks on tables and rows of the alias's database that keep somebody
-    waiting: ``details["kind"]`` is "relation" or "row", ``details["blocks"]`` the sessions that wait.
+    On PostgreSQL, MySQL and MariaDB the list includes the locks on tables and rows of the alias's database that block
+    other sessions: ``details["kind"]`` is "relation" or "row", ``details["blocks"]`` lists the blocked sessions.
 
-    A backend that does not answer is data, not an exception: its report has ``error``, the class of the error. The
-    error itself, which may hold an address, goes to the log only. All are asked side by side and have 2.5 s together;
-    who takes longer has the error "TimeoutError".
+    A backend that does not answer raises nothing: ``error`` of its report is the class of the error. The error itself,
+    which may contain an address, is only logged. All aliases are queried at the same time and have 2.5 s together; one
+    that takes longer has the error "TimeoutError".
     """
     return [replace(report, locks=tuple(found.locks)) for report, found in ask(LockQuery(), using)]
 
 
 def ask(query: LockQuery, using: str | None = None) -> list[AliasAnswer]:
-    """What each alias, or the one, has for ``query``; errors are as in :func:`held_locks`."""
+    """The answer of each alias, or of the one, to ``query``; errors are reported as in :func:`held_locks`."""
     aliases = [using] if using is not None else registry.aliases()
     for alias in aliases:
         _load(alias)
@@ -66,20 +66,20 @@ def ask(query: LockQuery, using: str | None = None) -> list[AliasAnswer]:
 
 
 def _load(alias: str) -> None:
-    """Before the time begins: the first look of a process may have to import a driver, which can take seconds."""
-    with suppress(Exception):  # the look meets it again, and tells it
+    """Import the driver before the time begins: the first import in a process can take seconds."""
+    with suppress(Exception):  # the query fails with the same error, and reports it
         registry.entry(alias).backend.load()
 
 
 def break_lock(info: LockInfo, *, reason: str = "") -> bool:
-    """Take a lock away from the very holder that ``info``, of :func:`held_locks`, shows.
+    """Take a lock away from exactly the holder that ``info``, an item of :func:`held_locks`, describes.
 
-    True if that holder had it and has lost it; False if it had gone, whoever has the lock now. The victim is told as of
-    any loss: ``lease.lost``, :class:`LockLost`, the signal ``lock_lost``. The signal ``lock_broken`` is sent, with
-    ``reason``, which should say who did it and why.
+    Returns True if that holder has lost the lock; False if it no longer held it, even if another holder has the lock
+    now. The holder is notified as of any loss: ``lease.lost``, :class:`LockLost`, the signal ``lock_lost``. The signal
+    ``lock_broken`` is sent with ``reason``, which should name the operator and the cause.
 
-    UnsupportedOperation where the engine cannot, and for locks on tables and rows; BackendUnavailable if the server
-    does not answer. On PostgreSQL and MySQL the session that holds the lock is ended, with all its locks.
+    Raises UnsupportedOperation if the engine cannot break locks, and for locks on tables and rows; BackendUnavailable
+    if the server does not answer. PostgreSQL and MySQL end the session that holds the lock, with all its locks.
     """
     backend = registry.entry(info.backend).backend
     if not backend.supports_break or "kind" in info.details:
@@ -94,14 +94,14 @@ def break_lock(info: LockInfo, *, reason: str = "") -> bool:
 
 
 class AliasAnswer(NamedTuple):
-    """Of one alias: how it is, and what it has."""
+    """The report on one alias, and the locks found."""
 
     report: BackendReport
     found: Chosen = Chosen((), 0, 0)
 
 
 class _Look:
-    """One alias, asked in a thread of its own, which goes on by itself if nobody waits for it any more."""
+    """The query of one alias in a background thread, which is abandoned at the deadline."""
 
     def __init__(self, alias: str, query: LockQuery) -> None:
         self._alias = alias
@@ -112,13 +112,13 @@ class _Look:
         self._begin(0.0)
 
     def _begin(self, patience: float) -> None:
-        """As soon as there is a place."""
+        """Start the thread once one of the alias's places is free."""
         if self._thread is None and self._place.acquire(timeout=patience):
             thread = threading.Thread(target=self._run, name=f"distlock-list-{self._alias}", daemon=True)
             try:
                 thread.start()
                 self._thread = thread
-            except RuntimeError as error:  # there is no thread to be had
+            except RuntimeError as error:  # no thread could be started
                 self._place.release()
                 self._outcome = self._unanswered(error)
 
@@ -131,7 +131,7 @@ class _Look:
             self._place.release()
 
     def answer(self, until: float) -> AliasAnswer:
-        """What was found by the monotonic time ``until``."""
+        """The answer, or a report of a timeout at the monotonic time ``until``."""
         self._begin(max(0.0, until - monotonic()))
         if self._thread is not None:
             self._thread.join(max(0.0, until - monotonic()))
@@ -163,7 +163,7 @@ def _answer(alias: str, query: LockQuery) -> AliasAnswer:
 
 
 def _found(entry: Entry, query: LockQuery) -> Chosen:
-    """With what only this process knows: the names that it has used, what it holds itself, who waits in it."""
+    """Add what only this process knows: the names that it has used, its own holders, and its waiters."""
     backend, here = entry.backend, _waiting_here(entry.backend)
     if not backend.needs_site_key:
         everything = (replace(info, waiters=info.waiters or 0) for info in backend.inspect())
@@ -172,7 +172,7 @@ def _found(entry: Entry, query: LockQuery) -> Chosen:
     mine = _mine(backend) if backend.keeps_notes else []
     part = query.text.casefold()
     matching = [key for key, name in names.items() if part in name.casefold()] if part else []
-    # of those who wait here the server knows nothing
+    # the server does not see the callers that wait in this process
     asked = LockQuery() if here and query.minds_waiters else query
     found = backend.select(asked, mine, matching)
     if found is not None:
@@ -184,7 +184,7 @@ def _found(entry: Entry, query: LockQuery) -> Chosen:
 
 
 def _mine(backend: Backend) -> list[Mine]:
-    """What this process holds; of readers who share one session it is the first, because the server knows of one."""
+    """The holds of this process. Of readers that share one session only the first, because the server sees one."""
     found: dict[tuple[str, str], Mine] = {}
     for hold in sorted(lock_table.held(backend), key=lambda hold: hold.held_at):
         if (grant := hold.grant) is not None:
@@ -211,7 +211,7 @@ def _known(info: LockInfo, held: Mapping[tuple[str, str], Mine]) -> LockInfo:
 
 
 def _waiting_here(backend: Backend) -> dict[str, list[str]]:
-    """Who queues in this process, behind its holder or behind the one of its contexts that asks the engine."""
+    """The callers that queue in this process for a lock that another of its callers holds or requests."""
     queues = defaultdict(list)
     for hold in lock_table.unfinished():
         if hold.state is State.WAITING and hold.backend is backend:

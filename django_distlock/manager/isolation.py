@@ -1,4 +1,4 @@
-"""Transactions that read an old snapshot (R13): what is read under a lock may be older than the lock."""
+"""Transactions that read an old snapshot (R13): data read under a lock may be older than the lock."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def _frames_of_this_package() -> int:
 
 
 def isolation_level(connection: BaseDatabaseWrapper) -> str | None:
-    """The isolation level of the transaction of ``connection``, in capitals; None if that is not known.
+    """The isolation level of the transaction of ``connection``, in capitals; None if it is unknown.
 
-    PostgreSQL is asked, because SQL may have set another one than the settings; MySQL does not tell what SQL has set
-    for one transaction.
+    PostgreSQL is asked, because SQL may have set another level than the settings. MySQL does not report the level that
+    SQL has set for one transaction.
     """
     level = _level_of_the_transaction(connection) if connection.vendor == "postgresql" else None
     return configured_level(connection) if level is None else level
 
 
 def configured_level(connection: BaseDatabaseWrapper) -> str | None:
-    """The isolation level as settings gave it, in capitals; MySQL is asked, once, if they leave it to the server."""
+    """The isolation level of the settings, in capitals. If they do not set one, MySQL is asked, once."""
     level = getattr(connection, "isolation_level", None)
     if level is None:
         return _level_of_the_server(connection) if connection.vendor == "mysql" else None
@@ -68,9 +68,10 @@ def _spelt(level: Any) -> str:
 
 
 def _level_of_the_transaction(connection: Any) -> str | None:
-    """What PostgreSQL says of a transaction that has begun: one round trip, and no snapshot. None: it cannot be asked.
+    """The level of a transaction that has begun on PostgreSQL; None if it cannot be asked.
 
-    On the driver's own cursor: a lock that lives elsewhere is no query of the caller's, for assertNumQueries above all.
+    The query is one round trip and takes no snapshot. It uses the driver's cursor, not Django's, so that
+    assertNumQueries does not count it.
     """
     raw = connection.connection
     if connection._thread_ident != threading.get_ident() or _status(raw) != _BEGUN:
@@ -79,7 +80,7 @@ def _level_of_the_transaction(connection: Any) -> str | None:
         with connection.wrap_database_errors, raw.cursor() as cursor:
             cursor.execute("SHOW transaction_isolation")
             return _spelt(cursor.fetchone()[0])
-    except DatabaseError:  # the caller's next statement says what is wrong
+    except DatabaseError:  # the caller's next statement raises the error
         return None
 
 
@@ -90,7 +91,7 @@ def _status(raw: Any) -> int | None:
 
 
 def _level_of_the_server(connection: Any) -> str | None:
-    """What MySQL or MariaDB does without being told, which is REPEATABLE READ by default; asked once a connection."""
+    """The default level of a MySQL or MariaDB session, usually REPEATABLE READ; queried once a connection."""
     raw = connection.connection
     if not hasattr(raw, "_distlock_isolation"):
         if connection._thread_ident != threading.get_ident():
@@ -100,6 +101,6 @@ def _level_of_the_server(connection: Any) -> str | None:
             with connection.cursor() as cursor:
                 cursor.execute(f"SELECT @@{variable}")
                 raw._distlock_isolation = _spelt(cursor.fetchone()[0])
-        except DatabaseError:  # a broken transaction reads nothing any more
+        except DatabaseError:  # the transaction is broken and refuses queries
             return None
     return str(raw._distlock_isolation)

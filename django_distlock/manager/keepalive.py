@@ -1,6 +1,6 @@
-"""One thread per process that renews leases, looks after lock sessions and notices losses.
+"""One thread per process that renews leases, keeps lock sessions open and notices losses.
 
-It starts with the first lock and ends when there is nothing left to look after.
+It starts with the first lock and ends when no lock and no session is left.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 
-from . import abandoned, owner
+from . import interrupted, owner
 from .lock_table import lock_table
 from .name_log import namebook
 from .release import lose, lose_dead
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_distlock.locks")
 
-# Longest sleep while anything is looked after: a session that was killed is noticed within this time.
+# Longest sleep of the thread in seconds: a session that was killed is noticed within this time.
 TICK = 0.5
 # A lease is renewed when a third of its TTL is over: two more attempts fit before it ends.
 RENEWALS_PER_TTL = 3
 
 
 class Keepalive:
-    """The thread. ``backends`` is read at each tick.
+    """The keepalive thread. ``backends`` is read at each tick.
 
-    ``thread`` is None if it does not run, ``next_tick`` a monotonic time; an acquire reads both without a call.
+    ``thread`` is None while it does not run. ``next_tick`` is a monotonic time. An acquire reads both directly.
     """
 
     def __init__(self) -> None:
@@ -59,9 +59,9 @@ class Keepalive:
             self.wake_at(monotonic())
 
     def wake_at(self, when: float) -> None:
-        """Have the next tick at the monotonic time ``when`` at the latest; start the thread if it does not run.
+        """Schedule the next tick for the monotonic time ``when`` at the latest; start the thread if it does not run.
 
-        Raises RuntimeError if there is no thread to be had: what is acquired would not be renewed.
+        Raises RuntimeError if no thread can be started: the lock could not be renewed.
         """
         if self.thread is None or when < self.next_tick:
             with self._condition:
@@ -78,7 +78,7 @@ class Keepalive:
     def _run(self) -> None:
         while True:
             with self._condition:
-                self.next_tick = math.inf  # a wish that comes while the tick runs may be too late for it
+                self.next_tick = math.inf  # a request that comes during the tick may be too late for it
             try:
                 due = self._tick(monotonic())
             except Exception:
@@ -90,13 +90,13 @@ class Keepalive:
                     thread, self.thread = self.thread, None
                     if lock_table.empty:
                         return
-                    # acquired meanwhile, by a context that saw the thread running
+                    # a caller that saw the thread running has acquired in between
                     self.thread, self.next_tick = thread, monotonic() + TICK
                 while (left := self.next_tick - monotonic()) > 0:
                     self._condition.wait(left)
 
     def _tick(self, now: float) -> float | None:
-        """Do what is due; the time of the next tick, None if there is nothing to look after."""
+        """Do what is due. Returns the time of the next tick, or None if no lock and no session is left."""
         due: list[float] = []
         for backend in list(self.backends):
             try:
@@ -107,16 +107,16 @@ class Keepalive:
             if wanted is not None:
                 due.append(wanted)
         held = lock_table.held()
-        if abandoned.look(now):
-            due.append(now + abandoned.GRACE)
+        if interrupted.look(now):
+            due.append(now + interrupted.GRACE)
         self._warned.intersection_update(held)
         for hold in held:
             due.append(self._look_after(hold, now))
         namebook.look(now, held)
-        return min([*due, now + TICK]) if due or not lock_table.empty or abandoned.releases else None
+        return min([*due, now + TICK]) if due or not lock_table.empty or interrupted.releases else None
 
     def _look_after(self, hold: Hold, now: float) -> float:
-        """Renew it if that is due, notice if it is lost; when to look again."""
+        """Renew the lease if that is due, and notice its loss. Returns the time of the next check."""
         grant = hold.grant
         if grant is None:
             return now + TICK
@@ -161,7 +161,7 @@ class Keepalive:
         if renewed is None:
             lose_dead(hold, grant, "stolen")
         elif not lock_table.renew(hold, renewed) and hold.lost is not None:
-            # it ended while the engine was asked, which has prolonged it all the same
+            # the hold ended while the engine extended it
             try:
                 hold.backend.release(renewed)
             except Exception as error:

@@ -1,8 +1,8 @@
-"""What this process holds and who of this process waits: the registry that stands in front of every engine.
+"""The holders and waiters of this process: a registry in front of every engine.
 
-Engines know sessions, not tasks: all tasks on one session would get in. So one context of the process at a time asks
-the engine for an exclusive lock; the others queue here, in order of arrival. Everything below one mutex is bookkeeping
-in memory; nothing blocks under it.
+Engines distinguish sessions, not tasks: all tasks on one session would get the lock. So one context of the process at a
+time asks the engine for an exclusive lock; the others queue here, in order of arrival. The mutex guards bookkeeping in
+memory only; no call under it blocks.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from collections import deque
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from django_distlock.concurrency.caller import address
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.fork import Order, at_fork
+from django_distlock.concurrency.origin import address
 from django_distlock.concurrency.parking import Parker
 from django_distlock.exceptions import DeadlockDetected, DistlockError
 from django_distlock.records import drift
 
+from .deadlock import would_deadlock
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from django_distlock.backends.base import Backend
     from django_distlock.concurrency.flow import Flow
@@ -38,7 +40,7 @@ class State(Enum):
     CLAIMING = auto()  # the engine is being asked
     HELD = auto()
     DEFERRED = auto()  # released by its context, kept until a transaction ends
-    RELEASING = auto()  # the engine is being given it back
+    RELEASING = auto()  # the engine is being asked to release it
     ENDED = auto()
 
 
@@ -78,38 +80,38 @@ class Hold:
         self.backend = backend
         self.key = key
         self.owner = owner
-        # what its owner was serving when it asked
+        # the address that its owner served at the acquire
         self.address = address()
         self.shared = shared
-        # how many may hold the key at once; 0: it is a lock
+        # how many callers may hold the key at once; 0: it is a lock
         self.semaphore = semaphore
         self.state = State.CLAIMING
         self.claimed_at = monotonic()
-        # the start of the hold; the grant counts from when the engine was asked
+        # the start of the hold; the grant counts from the request to the engine
         self.held_at = 0.0
-        # the name as a decorator spells it
+        # the name as written in a decorator
         self.template: str | None = None
         self.parker: Parker | None = None
         self.claim: Claim | None = None
         self.grant: Grant | None = None
-        # does the caller have its Lease?
+        # True once the caller has its Lease
         self.acquired = False
         self.leases: set[Any] = set()
         # the acquire calls that are under way, by Lease, and the release at the engine: if an interrupt ends one,
-        # manager/abandoned.py cleans up
+        # manager/interrupted.py cleans up
         self.calls: dict[Any, Flow[Any]] = {}
         self.giving: Flow[Any] | None = None
         # the Lease whose release is to give it back
         self.released_by: Any = None
         self.lost: str | None = None
         self.callbacks: list[Callable[[], object]] = []
-        # the open transactions that must end before the engine may give the lock away
+        # the open transactions that must end before the lock is released at the engine
         self.transactions: set[Any] = set()
         # on connections whose driver does not report a transaction begun by SQL
         self.listeners: tuple[Any, ...] = ()
-        # was it ever released by its context and kept for a transaction?
+        # True if it was ever released by its context and kept for a transaction
         self.kept = False
-        # taken by an attempt that failed: given back at once, transaction or not
+        # acquired by an attempt that failed: to be released at once, even inside a transaction
         self.abandoned = False
         self.ttl: float | None = None
         self.max_hold: float | None = None
@@ -127,7 +129,7 @@ class Hold:
 
     @property
     def scope(self) -> Scope:
-        """Where the lock lives: on a session of ours, or on the caller's connection and with its transaction."""
+        """Where the lock lives: on a dedicated session, or in a transaction on the caller's connection."""
         return self.grant.claim.scope if self.grant is not None else "session"
 
     @property
@@ -141,7 +143,7 @@ class Hold:
         return self.lost or self.backend.doubt
 
     def excludes(self, other: Hold) -> bool:
-        """Must ``other`` wait for this one? A context never waits for what it keeps for its own transaction."""
+        """Must ``other`` wait for this hold? A context never waits for a hold that it keeps for its transaction."""
         if self.owner is other.owner and self.state is State.DEFERRED:
             return False
         return not (self.shared and other.shared)
@@ -187,27 +189,6 @@ class WaitQueue:
             ahead.pop()
         holders = self.holders if ahead else [holder for holder in self.holders if holder.excludes(waiter)]
         return [hold for hold in holders + ahead if hold.state is not State.RELEASING and not hold.interrupted]
-
-
-def closes_circle(new: Hold, slot: WaitQueue, waiting: Mapping[object, Hold], slots: Mapping[bytes, WaitQueue]) -> bool:
-    """Would ``new``, at the end of the queue of ``slot``, wait for itself?
-
-    Walks from waiter to holder to what that holder waits for."""
-    seen: set[int] = set()
-    pending = [(slot, new)]
-    while pending:
-        here, waiter = pending.pop()
-        for blocker in here.blockers(waiter):
-            if blocker.owner is new.owner:
-                return True
-            beyond = waiting.get(blocker.owner)
-            if beyond is None or id(beyond) in seen:
-                continue
-            seen.add(id(beyond))
-            there = slots[beyond.key.digest]
-            if there is not here:  # in one queue, what those ahead wait for this waiter waits for as well
-                pending.append((there, beyond))
-    return False
 
 
 UNFINISHED = frozenset({State.WAITING, State.CLAIMING, State.RELEASING})
@@ -307,14 +288,17 @@ class LockTable:
 
     def _refuse_circle(self, slot: WaitQueue, new: Hold) -> None:
         """R8. A context that holds nothing closes no circle, which spares a long queue the search."""
-        if self._holds_something(new.owner) and closes_circle(new, slot, self._waiting, self._slots):
+        if self._holds_something(new.owner) and would_deadlock(new, slot, self._waiting, self._slots):
             raise DeadlockDetected(
-                f"Waiting for {new.key.name!r} would never end: its holder waits, directly or over others, for a "
+                f"Waiting for {new.key.name!r} would never end: its holder waits, directly or through others, for a "
                 "lock that this context holds. Take several locks with lock_all()."
             )
 
     def establish(self, hold: Hold, grant: Grant, lease: Any) -> None:
-        """The engine has granted it. Without the mutex: only the claimant leaves the state CLAIMING, and last."""
+        """Note that the engine has granted the lock.
+
+        Needs no mutex: only the claimant leaves the state CLAIMING, and does so last.
+        """
         hold.grant = grant
         hold.held_at = monotonic()
         hold.leases.add(lease)
@@ -328,7 +312,7 @@ class LockTable:
                 listener.start(hold)
 
     def enter_again(self, hold: Hold, lease: Any) -> bool:
-        """Count one more Lease of the same context. False if the hold has ended meanwhile."""
+        """Count one more Lease of the same context. False if the hold has just ended."""
         with self._mutex:
             if hold.state not in (State.HELD, State.DEFERRED) or hold.lost is not None:
                 return False
@@ -355,7 +339,7 @@ class LockTable:
                 hold.kept = True
 
     def start_release(self, hold: Hold) -> bool:
-        """Its transactions have ended, and with them all its Leases. False if it is not held any more."""
+        """Begin to release a hold whose transactions and Leases have ended. False if it is no longer held."""
         with self._mutex:
             if hold.state not in (State.HELD, State.DEFERRED):
                 return False
@@ -364,14 +348,17 @@ class LockTable:
             return True
 
     def end(self, hold: Hold) -> bool:
-        """The engine has it back, or never granted it: let the next one of this process ask. False if already ended."""
+        """End a hold that the engine has released or never granted, and let the next waiter ask.
+
+        False if it had ended before.
+        """
         with self._mutex:
             if self._ending is None:
                 self._ending = hold
             return self._end(hold)
 
     def mend(self) -> None:
-        """Finish what an interrupted call has left half done."""
+        """Finish a change that an interrupted call has left half done."""
         with self._mutex:
             if self._ending is not None:
                 self._end(self._ending)
@@ -422,7 +409,7 @@ class LockTable:
             slot.queue.popleft()
 
     def lose(self, hold: Hold, reason: str, *, releasing: bool = False) -> bool:
-        """Mark it as lost; the next one of this process may ask. False if that was known or it has ended.
+        """Mark a hold as lost and let the next waiter ask. False if the loss was known or the hold has ended.
 
         While it is RELEASING only its release knows whether it was lost (``releasing``): to others it looks lost as
         soon as the engine has it back.
@@ -437,7 +424,7 @@ class LockTable:
             return self._end(hold)
 
     def renew(self, hold: Hold, grant: Grant) -> bool:
-        """Replace the grant by a renewed one, unless it was released meanwhile."""
+        """Replace the grant by a renewed one, unless the hold was released during the renewal."""
         with self._mutex:
             if hold.state not in (State.HELD, State.DEFERRED):
                 return False
@@ -445,9 +432,9 @@ class LockTable:
             return True
 
     def shorten(self, hold: Hold, ttl: float) -> None:
-        """The engine is being asked to set the rest of the lease to ``ttl`` seconds.
+        """Note that the engine is being asked to set the rest of the lease to ``ttl`` seconds.
 
-        If that is less than before, it counts from now on, even if the engine's answer never comes."""
+        A shorter lease counts from now on, even if the engine's answer never comes."""
         with self._mutex:
             grant, until = hold.grant, monotonic() + ttl - drift(ttl)
             if grant is not None and grant.valid_until is not None and until < grant.valid_until:
@@ -468,13 +455,13 @@ class LockTable:
         return [hold for hold in self.all() if hold.state in UNFINISHED]
 
     def all(self) -> list[Hold]:
-        """Every hold, whatever its state."""
+        """Every hold, in any state."""
         with self._mutex:
             return list(self.everything())
 
     @property
     def empty(self) -> bool:
-        """Is there no hold, in whatever state?"""
+        """Is there no hold, in any state?"""
         return not self._slots and self._ending is None
 
     def everything(self) -> Iterator[Hold]:
@@ -488,7 +475,7 @@ lock_table = LockTable()
 
 
 def _forget_parent() -> None:
-    """In the child of a fork nothing is held: what the parent holds is the parent's (R22)."""
+    """In the child of a fork: mark all holds as lost, because they are the parent's (R22)."""
     for hold in lock_table.everything():
         hold.lost = FORKED
         hold.state = State.ENDED

@@ -1,8 +1,8 @@
-"""Which names are written down for other processes, and when: names of locks whose engine keeps only a hash.
+"""Stores lock names for other processes, for engines that keep only a hash of the name.
 
-The keepalive thread looks once a second at what this process holds. A name that two looks have met is written: it is
-held for more than a second, or often. Names made from user data that are used for a moment and never again are not, and
-no acquire and no release ever has a statement more.
+Once a second the keepalive thread checks the holds of this process. A name is stored once two checks have seen it: it
+is held for over a second, or used often. A name made from user data and used once for a moment is not stored. No
+acquire and no release executes an extra statement.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from django_distlock.concurrency import caller
+from django_distlock.concurrency import origin
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.records import Note, Noted
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_distlock.backends")
 
-# Seconds between two looks.
+# Seconds between two checks.
 LOOK = 1.0
-# A name that is still in use is written again so often, so that pruning by age leaves it alone; seconds.
+# A name in use is written again after this many seconds, so that pruning by age keeps it.
 AGAIN = 86_400.0
-# And what is still held: who looks at it misses it if others have displaced it, or somebody emptied the table.
+# A lock still held is written again after this many seconds, because the row may have been displaced or deleted.
 HELD_AGAIN = 3600.0
-# Most that is remembered, and most that is written at one look for one alias.
+# Names that are remembered at most, and names that one check writes for one alias at most.
 REMEMBERED, AT_ONCE = 4096, 100
 
 
 class NameBook:
-    """What was met and what was written by this process."""
+    """The names that this process has seen and stored."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -47,26 +47,28 @@ class NameBook:
         self._met: set[tuple[str, bytes]] = set()
         # (alias, the key as the engine lists it, name) -> when that was written
         self._written: dict[tuple[str, str, str], float] = {}
-        # what the last look has met
+        # the holds that the last check has seen
         self._before: set[Hold] = set()
-        # the holds whose beginning is written down, until it is written that they are over; and when that was
+        # the holds whose beginning is stored, with the time of writing; removed once their end is stored
         self._noted: dict[Hold, tuple[Note, float]] = {}
         self._reported: set[tuple[str, str]] = set()
 
     def look(self, now: float, held: Iterable[Hold]) -> None:
-        """Look at what this process holds, unless that was done less than a second ago."""
+        """Check the holds of this process and store what is due, unless the last check was less than a second ago."""
         if now - self._looked_at < LOOK:
             return
         met = {hold for hold in held if hold.backend.keeps_notes}
         due: dict[Backend, list[tuple[Hold, Note]]] = {}
-        for hold, over in self._over(met):  # first: what is noted of a next hold comes after it
+        for hold, over in self._over(met):  # first: the note on the next hold must come after it
             due.setdefault(hold.backend, []).append((hold, over))
         named: dict[tuple[str, str], str] = {}
         for hold in met:
             notes = due.setdefault(hold.backend, [])
             if len(notes) < AT_ONCE and (note := self._due(hold, now)) is not None:
                 listed = hold.backend.alias, hold.backend.listed_as(note.key)
-                if named.setdefault(listed, note.key.name) == note.key.name:  # of two with one key one comes next time
+                if (
+                    named.setdefault(listed, note.key.name) == note.key.name
+                ):  # if two names share a key, the other is next
                     notes.append((hold, note))
         self._before, self._looked_at = met, now
         for backend, notes in due.items():
@@ -74,7 +76,7 @@ class NameBook:
                 backend.write_notes([note for _, note in notes], functools.partial(self._done, backend, notes, now))
 
     def write_now(self, hold: Hold) -> None:
-        """Do not wait for two looks: it is known that this hold will last."""
+        """Store a hold that is known to last, without waiting for two checks."""
         backend, grant = hold.backend, hold.grant
         if backend.keeps_notes and grant is not None:
             noted = [(hold, Note(hold.key, backend.server_session(grant), hold.held_at, describe_holder(hold)))]
@@ -82,13 +84,15 @@ class NameBook:
             backend.write_notes([note for _, note in noted], done)
 
     def forget(self) -> None:
-        """The backends have been replaced, and their sessions are closed."""
+        """Drop the notes on holds. Called when the backends were replaced and their sessions closed."""
         with self._guard:
             self._noted.clear()
 
     def _over(self, met: set[Hold]) -> list[tuple[Hold, Note]]:
-        """Those that have ended since they were noted, on sessions that live on; else a later hold of such a session
-        would be taken for them."""
+        """The stored holds that have ended on sessions that are still open.
+
+        Without a note on their end, a later hold of such a session would be mistaken for them.
+        """
         with self._guard:
             ended = [(hold, note) for hold, (note, _) in self._noted.items() if hold not in met]
             for hold, note in list(ended):
@@ -114,7 +118,7 @@ class NameBook:
         return Note(key) if written is None or now - written >= AGAIN else None
 
     def _done(self, backend: Backend, notes: Sequence[tuple[Hold, Note]], now: float, answers: list[Noted]) -> None:
-        """They are written; in the thread that did it."""
+        """Remember what was written. Called in the thread that wrote it."""
         with self._guard:
             if len(self._written) >= REMEMBERED:
                 self._written.clear()
@@ -138,8 +142,8 @@ class NameBook:
 
 
 def describe_holder(hold: Hold) -> str:
-    """The holder as host:pid:thread or task, and the address that it was serving when it asked."""
-    return f"{this_process()}:{caller.of(hold.owner, hold.address)}"
+    """Describe a holder: host:pid:thread or task, and the address that it served at the acquire."""
+    return f"{this_process()}:{origin.of(hold.owner, hold.address)}"
 
 
 def this_process() -> str:

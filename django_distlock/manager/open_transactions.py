@@ -1,4 +1,4 @@
-"""Which transactions are open around the caller: those of its thread or, in a task, of the thread that waits for it."""
+"""Finds the transactions open around the caller: its thread's or, in a task, those of the thread that waits for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def in_transaction(connection: BaseDatabaseWrapper) -> bool:
     """Is a transaction open on ``connection``: ``atomic()``, or autocommit switched off by hand?
 
-    Closed inside its block, a connection has none any more; Django leaves the block only later, without a word.
+    A connection that was closed inside an ``atomic()`` block has none, although Django leaves the block only later.
     """
     if connection.closed_in_transaction:
         return False
@@ -36,8 +36,10 @@ def in_transaction(connection: BaseDatabaseWrapper) -> bool:
 
 
 class _Connections(threading.local):
-    """Django's connections of this thread, looked up anew whenever any thread has connected: a connection that never
-    connected is in no transaction, and the look-up costs more than all the rest of an acquire."""
+    """Django's connections of this thread, cached until any thread opens a connection.
+
+    A connection that was never opened is in no transaction. The look-up costs more than the rest of an acquire.
+    """
 
     seen = -1
     known: tuple[BaseDatabaseWrapper, ...] = ()
@@ -50,7 +52,7 @@ _all: weakref.WeakSet[BaseDatabaseWrapper] = weakref.WeakSet()
 _connected = itertools.count(1)
 _latest = 0
 
-# What libpq calls INTRANS and INERROR: https://www.postgresql.org/docs/current/libpq-status.html
+# libpq's INTRANS and INERROR: https://www.postgresql.org/docs/current/libpq-status.html
 _PG_INSIDE = (2, 3)
 
 # Set to False by testing.override_locks(): the transactions that TestCase puts around its tests keep no locks.
@@ -102,13 +104,13 @@ def _without_testcases(found: list[BaseDatabaseWrapper]) -> list[BaseDatabaseWra
 
 
 def only_testcases(connection: BaseDatabaseWrapper) -> bool:
-    """Are all its open blocks those that TestCase has put around the class and the test?"""
+    """Are all open blocks of ``connection`` those of TestCase, around the class and the test?"""
     blocks: Any = connection.atomic_blocks
     return bool(blocks) and all(block._from_testcase for block in blocks)
 
 
 def in_testcase(connection: BaseDatabaseWrapper) -> bool:
-    """Is a test's own transaction around all others, and not to count?"""
+    """Is the outermost transaction that of a TestCase, which is to be ignored?"""
     blocks: Any = connection.atomic_blocks
     return not testcases_count and bool(blocks) and bool(blocks[0]._from_testcase)
 
@@ -125,9 +127,9 @@ def _of_ident(ident: int | None) -> list[BaseDatabaseWrapper]:
 
 
 def begun_by_sql() -> list[BaseDatabaseWrapper]:
-    """The connections of this thread in a transaction that Django knows nothing of, begun by ``BEGIN`` in a cursor.
+    """The connections of this thread in a transaction that was begun by ``BEGIN`` in a cursor, unseen by Django.
 
-    Their drivers tell, without asking the server; of mysqlclient see backends/begin_listener.py.
+    The drivers report it without a statement; for mysqlclient see backends/begin_listener.py.
     """
     if asyncio._get_running_loop() is not None:
         return []
@@ -136,32 +138,32 @@ def begun_by_sql() -> list[BaseDatabaseWrapper]:
 
 
 def listen_for_begin(hold: Hold) -> None:
-    """A lock has been granted: from now on notice what drivers do not tell."""
+    """Watch for transactions that the driver does not report. Called when a lock was granted."""
     for connection in _connections.mysql:
         lock_table.listen(hold, BeginListener.of(connection))
 
 
 def driver_inside(connection: BaseDatabaseWrapper) -> bool:
-    """Does the driver know of an open transaction? That costs no statement, but for MySQL after one like BEGIN."""
+    """Does the driver report an open transaction? No statement is sent, except to MySQL after one like BEGIN."""
     raw: Any = connection.connection
     try:
         if connection.vendor == "sqlite":
             return raw is not None and raw.in_transaction
         if connection.vendor == "postgresql":
-            # asked at each release: psycopg's own info is thirty times slower than what it asks; psycopg2 has only that
+            # read at each release: psycopg's info is thirty times slower than its pgconn; psycopg2 has only info
             return raw is not None and (getattr(raw, "pgconn", None) or raw.info).transaction_status in _PG_INSIDE
         if connection.vendor == "mysql":
             return server_inside(connection)
-    except Exception:  # any of the driver's: the connection is closed, so nothing is open
+    except Exception:  # an error of the driver: the connection is closed, so no transaction is open
         return False
     return False
 
 
 def _around_task() -> list[BaseDatabaseWrapper]:
-    """A task has no connections of its own. What it does with the ORM runs, if some thread waits for it in
-    ``async_to_sync``, in that thread and in its transactions.
+    """The open transactions around a task: those of the thread that waits for it in ``async_to_sync``.
 
-    Two more names inside asgiref, pinned by tests like those of context.py.
+    A task has no connections; its ORM calls run in that thread. This reads two private names of asgiref, which tests
+    pin like those of owner.py.
     """
     executor = getattr(AsyncToSync.executors, "current", None)
     if executor is not None and not executor._broken:

@@ -1,14 +1,14 @@
-"""Who is asking: the one place that decides whether two calls come from the same execution context (rule R2).
+"""The execution context of a call: the one place that decides whether two calls come from the same caller (rule R2).
 
-A thread id is not identity, because two tasks share the thread of ``sync_to_async``. A context variable is not either,
-because every child task inherits a copy. What identifies a context is
+A thread id does not identify a caller, because two tasks share the thread of ``sync_to_async``. A context variable does
+not either, because every child task inherits a copy. The context of a call is
 
 * the running asyncio task, or else the thread;
-* in code that a task *awaits* through ``sync_to_async``: that task, found by looking for the task whose chain of awaits
-  ends in this very call;
-* in a task that ``async_to_sync`` made: whoever called ``async_to_sync``.
+* in code that a task *awaits* through ``sync_to_async``: that task, found by searching for the task whose chain of
+  awaits ends in this very call;
+* in a task that ``async_to_sync`` made: the caller of ``async_to_sync``.
 
-If the awaiting task cannot be found, the call is a context of its own. The search reads three functions inside asgiref
+If the awaiting task cannot be found, the call counts as a separate context. The search reads three functions of asgiref
 (``SyncToAsync.thread_handler``, ``AsyncToSync.main_wrap`` and the ``new_loop_wrap`` around it) and their arguments;
 tests pin them against asgiref's lowest and newest version.
 """
@@ -53,27 +53,28 @@ def current() -> object:
 
     A thread, a task, or an object that lives as long as one call of ``sync_to_async``.
     """
-    # asyncio.current_task() would raise and catch an error where no event loop runs
+    # without an event loop asyncio.current_task() would raise and catch an error, which takes time
     if asyncio._get_running_loop() is not None:
         task = asyncio.current_task()
         if task is not None:
             return _of_task(task)
-    # asgiref leaves this mark on every thread on which it ever ran something; elsewhere no frame need be looked at
+    # asgiref marks every thread in which it ever ran a function; without the mark no frame needs to be read
     if getattr(SyncToAsync.threadlocal, "main_event_loop_pid", None) is None:
         return threading.current_thread()
     return _of_frame(sys._getframe(1), threading.current_thread())
 
 
 def on_event_loop() -> bool:
-    """Does an event loop run in this thread, which stands still while we wait?"""
+    """Does an event loop run in this thread, which a wait would block?"""
     return asyncio._get_running_loop() is not None
 
 
 def refuse_event_loop(instead: str) -> None:
-    """SynchronousOnlyOperation in a thread whose event loop runs, as Django's ORM does it.
+    """Raise SynchronousOnlyOperation in a thread whose event loop runs, as Django's ORM does.
 
-    A sync call there would wait for a session whose reply only that event loop can read: it stood still until the
-    deadline, and the locks on that session were lost. DJANGO_ALLOW_ASYNC_UNSAFE permits it, for notebooks.
+    A sync call there would wait for a session whose reply only the blocked event loop can read: the call would hang
+    until its deadline, and the locks on that session would be lost. DJANGO_ALLOW_ASYNC_UNSAFE permits it, for
+    notebooks.
     """
     if on_event_loop() and not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
         raise SynchronousOnlyOperation(f"This would block the event loop. Use `{instead}`, a thread or sync_to_async.")
@@ -116,7 +117,7 @@ def _of_frame(start: FrameType, thread: threading.Thread) -> object:
 def _of_worker(frame: FrameType) -> object:
     """The context on whose behalf asgiref's worker runs ``frame``.
 
-    ``child`` is made anew by each call of sync_to_async, so it tells two calls of one function apart.
+    Each call of sync_to_async creates a new ``child``, which distinguishes two calls of one function.
     """
     arguments = frame.f_locals
     child = arguments["args"][0]
@@ -131,14 +132,14 @@ def _of_worker(frame: FrameType) -> object:
 def _awaiting(loop: asyncio.AbstractEventLoop, child: object) -> asyncio.Task[Any] | None:
     """The task of ``loop`` whose chain of awaits reaches the call of sync_to_async that made ``child``.
 
-    The worker can be here before that task has come to rest; its chain is not to be seen until then.
+    The worker may get here before that task is suspended; until then its chain cannot be read.
     """
     for _ in range(_PATIENCE):
         task = _resting(loop, child)
         if task is not None:
             return task
         if not _still_running(child):
-            return _resting(loop, child)  # it may have come to rest between the two looks
+            return _resting(loop, child)  # it may have been suspended between the two attempts
         time.sleep(0.0001)
     return None
 
@@ -158,7 +159,7 @@ def _resting(loop: asyncio.AbstractEventLoop, child: object) -> asyncio.Task[Any
 
 
 def awaited_by(link: Any) -> Any:
-    """What a coroutine or a generator waits for; None if it cannot be told."""
+    """The object that a coroutine or a generator awaits; None if it is unknown."""
     for attribute in ("cr_await", "gi_yieldfrom", "ag_await"):
         if hasattr(link, attribute):
             return getattr(link, attribute)
@@ -181,7 +182,7 @@ def _still_running(child: object) -> bool:
 
 
 def alive(owner: object) -> bool:
-    """Can ``owner`` still do something? A finished task and a dead thread cannot."""
+    """Can ``owner`` still run? A finished task and a dead thread cannot."""
     if isinstance(owner, threading.Thread):
         return owner.is_alive()
     if isinstance(owner, asyncio.Future):
@@ -190,26 +191,26 @@ def alive(owner: object) -> bool:
 
 
 class Ended:
-    """In the place of a task that has ended, so that nobody keeps what it returned."""
+    """Stands in for a task that has ended, so that no reference keeps its result alive."""
 
 
 def unless_ended(owner: object) -> object:
     """``owner``, or Ended() for a task that has run to its end.
 
-    It may have acquired for somebody else: before Python 3.12 ``asyncio.wait_for(lock.aacquire(), 5)`` makes a task for
-    the acquire alone. The Lease owns the lock (R16), so what counts then is whether somebody has that.
+    A task may have acquired for its parent: before Python 3.12 ``asyncio.wait_for(lock.aacquire(), 5)`` creates a task
+    for the acquire alone. The Lease owns the lock (R16), so the lock stays held while other code refers to the Lease.
     """
     return Ended() if isinstance(owner, asyncio.Task) and owner.done() else owner
 
 
 def abandoned(owner: object) -> bool:
-    """Is it a task in the middle of something whose event loop is closed, so that it will never go on?"""
+    """Is ``owner`` an unfinished task whose event loop is closed, so that it will never run again?"""
     return isinstance(owner, asyncio.Task) and not owner.done() and owner.get_loop().is_closed()
 
 
 def refuse_trio() -> None:
-    """UnsupportedOperation in a task of trio: all tasks of its thread would enter each other's locks."""
-    # nobody is in a task of trio without the import
+    """Raise UnsupportedOperation in a task of trio: all tasks of its thread would enter each other's locks."""
+    # without the import there is no task of trio
     if "trio" in sys.modules and _in_trio(sys.modules["trio"]):
         raise UnsupportedOperation(
             "Locks do not work in a trio task: all tasks of the thread would count as one holder. Call a function that "
@@ -226,7 +227,7 @@ def _in_trio(trio: Any) -> bool:
 
 
 def refuse_patches() -> None:
-    """UnsupportedOperation if the standard library was patched in a way that locks cannot work with."""
+    """Raise UnsupportedOperation if the standard library was patched in a way that breaks locks."""
     eventlet: Any = sys.modules.get("eventlet.patcher")
     if eventlet is not None and eventlet.is_monkey_patched("select"):
         raise UnsupportedOperation(
@@ -245,7 +246,7 @@ DEPTH = 12
 
 
 def whereabouts(owner: object) -> str:
-    """``file:line in function < file:line in its caller < ...``; empty if it cannot be told."""
+    """``file:line in function < file:line in its caller < ...``; empty if it is unknown."""
     frames: list[FrameType] = []
     if isinstance(owner, threading.Thread):
         frames = _stack(sys._current_frames().get(owner.ident or 0))

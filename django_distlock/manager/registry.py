@@ -1,6 +1,6 @@
-"""alias -> backend, once per process and for all its threads.
+"""The backend of each alias, created once per process and shared by its threads.
 
-Django's ``BaseConnectionHandler`` keeps an object per thread; a set of lock sessions per thread is wrong here.
+Django's ``BaseConnectionHandler`` keeps one object per thread; that would be one set of lock sessions per thread.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ class Entry:
         return claim
 
     def known_names(self) -> dict[str, str]:
-        """The names that this process used lately, by what the engine calls them."""
+        """The names that this process used lately, by the keys that the engine lists."""
         return {self.backend.listed_as(key): key.name for key in list(self._keys.values())}
 
 
 class Registry:
-    """The backends of ``DISTLOCK``, made when first used."""
+    """The backends of ``DISTLOCK``, created at their first use."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -124,12 +124,12 @@ class Registry:
         return list(configured())
 
     def close(self) -> None:
-        """Close every session and thread. What is still held is lost; the backends may be used again."""
+        """Close every session and thread. Held locks are lost; the backends may be used again."""
         for backend in self.backends():
             backend.close()
 
     def reset(self) -> None:
-        """:meth:`close`, and read the settings anew at the next use."""
+        """:meth:`close`, and read the settings again at the next use."""
         with self._guard:
             entries, self._entries = list(self._entries.values()), {}
         namebook.forget()
@@ -149,7 +149,7 @@ class Registry:
 
 
 class _Backends:
-    """What the keepalive thread looks after, asked anew at each tick."""
+    """The backends that the keepalive thread serves, read again at each tick."""
 
     def __iter__(self) -> Iterator[Backend]:
         return registry.backends()

@@ -24,7 +24,7 @@ logger = logging.getLogger("django_distlock.locks")
 
 
 def lose(hold: Hold, reason: str, *, releasing: bool = False) -> bool:
-    """Mark ``hold`` as lost and notify the callbacks, the signal and the log. False if that was known."""
+    """Mark ``hold`` as lost and notify the callbacks, the signal and the log. False if the loss was known."""
     if not lock_table.lose(hold, reason, releasing=releasing):
         return False
     notify_of_loss(hold, reason)
@@ -34,7 +34,7 @@ def lose(hold: Hold, reason: str, *, releasing: bool = False) -> bool:
 def lose_dead(hold: Hold, grant: Grant, reason: str, *, releasing: bool = False) -> bool:
     """:func:`lose` for ``reason``, or because the lease has expired, if its time is over.
 
-    The engine may have been asked before the end of the lease and have answered after it.
+    The request may have been sent before the end of the lease and answered after it.
     """
     expired = grant.valid_until is not None and monotonic() >= grant.valid_until
     return lose(hold, "expired" if expired else reason, releasing=releasing)
@@ -53,7 +53,7 @@ def notice_loss(hold: Hold) -> bool:
 
 
 def notify_of_loss(hold: Hold, reason: str) -> None:
-    """``hold`` has been marked as lost: notify the callbacks, the signal and the log."""
+    """Notify the callbacks, the signal and the log of the loss of ``hold``, which is marked as lost."""
     logger.warning("The lock %r of alias %r was lost: %s.", hold.key.name, hold.backend.alias, reason)
     for callback in hold.callbacks:
         try:
@@ -67,7 +67,7 @@ def give_back(hold: Hold, fast: bool = False) -> Flow[DistlockError | None]:
     """Release at the engine, then let the next one of this process ask. Returns what went wrong with the release.
 
     ``fast``: by the engine's fast path, if it has one for this lock. After an interrupt (KeyboardInterrupt, a task's
-    soft time limit, which is an Exception) it is left to the keepalive thread: see manager/abandoned.py.
+    soft time limit, which is an Exception) it is left to the keepalive thread: see manager/interrupted.py.
     """
     grant = hold.grant
     try:

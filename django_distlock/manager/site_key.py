@@ -1,8 +1,8 @@
-"""Where the site key comes from: the setting, else one row that ``migrate`` made in the default database.
+"""The site key: the value of the setting, else of the row that ``migrate`` creates in the default database.
 
-Lock names are global to a server (MySQL's GET_LOCK even across databases), so two sites with one name must not meet,
-and a guest on the server must not guess a name. Each process pins what it read: a key that changed under running
-processes would end exclusion between them without a word.
+Lock names are global to a server (MySQL's GET_LOCK even across databases). The key keeps the locks of two sites apart,
+and keeps other users of the server from guessing a name. Each process reads it once: if it changed while processes
+run, they would silently no longer exclude each other.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SiteKeyHolder:
         self.pinned: str | None = None
 
     def load(self) -> str:
-        """Return the key. BackendUnavailable, naming the two cures, if there is neither setting nor row."""
+        """Return the key. Without setting and row BackendUnavailable is raised; its message names the two remedies."""
         if self.pinned is None:
             self.pinned = self._find()
         return self.pinned
@@ -48,7 +48,7 @@ class SiteKeyHolder:
     async def aload(self) -> str:
         """:meth:`load` for a task; the row is read in Django's thread for the ORM."""
         if self.pinned is None:
-            # pinned here and not in that thread: tasks that begin meanwhile would overtake those that wait for it
+            # pinned here and not in that thread: tasks that begin during the read would overtake those that wait for it
             self.pinned = await sync_to_async(self._find)()
         return self.pinned
 
@@ -59,18 +59,20 @@ class SiteKeyHolder:
             return self._found
 
     def forget(self) -> None:
-        """Read anew at the next use: the settings changed."""
+        """Read the key again at the next use. Called when the settings have changed."""
         self.pinned = self._found = None
 
 
 def migrated() -> bool:
-    """Does `migrate` make the row? Not if a router says no."""
+    """Does `migrate` create the row? A database router may prevent it."""
     return router.allow_migrate(DEFAULT_DB_ALIAS, "django_distlock", model_name="sitekey")
 
 
 def read_row() -> str:
-    """The row, on a connection of its own: one that hangs would wait for as long as TCP does, and one in a transaction
-    may not see it. BackendUnavailable, naming the cures, without it."""
+    """Read the row on a separate connection; raise BackendUnavailable if there is none.
+
+    The caller's connection may be in a transaction that does not see the row, and has no time limit.
+    """
     cures = f"{'' if migrated() else KEPT_OUT}{CURES}"
     try:
         row = ask(DEFAULT_DB_ALIAS, _row)

@@ -1,8 +1,8 @@
-"""What a transaction does to a lock: what was written under it is committed before the next holder gets in.
+"""Keeps a lock until the transactions around it have ended: the next holder sees what was written under it.
 
-``on_commit`` is not enough for that: it misses rollbacks, failed commits, closed and killed connections. So for as long
-as something is kept for a transaction, ``commit``, ``rollback``, ``close``, ``set_autocommit`` and
-``savepoint_rollback`` are wrapped on that one connection object.
+``on_commit`` is not enough: it misses rollbacks, failed commits, and closed and killed connections. While a lock is
+kept for a transaction, ``commit``, ``rollback``, ``close``, ``set_autocommit`` and ``savepoint_rollback`` are wrapped
+on that one connection object.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_distlock.locks")
 
-# Notifications that are sent once the transaction is over.
+# Notifications to be sent once the transaction is over.
 News = list[Callable[[], object]]
 
-# A task binds locks to the connection of the thread that waits for it, which may run something else meanwhile.
+# A task binds locks to the connection of the thread that waits for it, and that thread may be running other code.
 _watching = threading.Lock()
 
 
@@ -53,27 +53,30 @@ at_fork(Order.PRIMITIVES, child=_after_fork)
 
 
 def choose_scope(backend: Any, opened: list[BaseDatabaseWrapper]) -> Scope:
-    """On the caller's own connection only if its transaction is the only one that counts."""
+    """Choose "transaction" only if the one open transaction is on the backend's own database; else "session"."""
     if backend.supports_transaction_scope and len(opened) == 1 and opened[0].alias == backend.database:
         return "transaction"
     return "session"
 
 
 def on_own_connection(backend: Any, opened: list[BaseDatabaseWrapper]) -> bool:
-    """Is it of the scope of a transaction of this very thread? A task's is that of a thread that waits for it."""
+    """Will the lock belong to a transaction on a connection of this thread?
+
+    False in a task, where the connection is that of the thread that waits for it.
+    """
     return choose_scope(backend, opened) == "transaction" and opened[0] is connections[opened[0].alias]
 
 
 class TransactionWatch:
-    """Notifies holds when the transaction of one connection has ended."""
+    """Watches one connection and releases the locks kept for its transaction once that has ended."""
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self.connection = connection
         self.holds: list[Hold] = []
-        # autocommit was switched off by the user, who alone switches it on again
+        # the user has switched autocommit off, and only the user switches it on again
         self.by_hand = not (connection.in_atomic_block and connection.commit_on_exit)
         self.wrappers: dict[str, Callable[..., Any]] = {}
-        # what others have put in the place of the methods: test suites, tracing
+        # replacements of the methods by other code, such as test suites and tracing
         self.replaced: dict[str, Any] = {}
         # the outermost block of the tested code is a savepoint of its test
         in_test = not transactions_here.testcases_count and in_testcase(connection)
@@ -106,7 +109,7 @@ class TransactionWatch:
                 watch.holds.append(hold)
                 if hold.scope == "transaction":
                     watch.listen()
-        if not in_transaction(connection):  # it is another thread's, and has ended meanwhile
+        if not in_transaction(connection):  # another thread has ended it in between
             watch.finish()
 
     def _wrap_commit(self, original: Callable[[], Any]) -> Callable[[], Any]:
@@ -128,7 +131,7 @@ class TransactionWatch:
             try:
                 original()
             finally:
-                # refused to another thread, or on an in-memory SQLite database, it closes nothing
+                # Django refuses to close in another thread, and ignores it for an in-memory SQLite database
                 if self.connection.connection is None or self.connection.closed_in_transaction:
                     self.finish()
 
@@ -144,7 +147,7 @@ class TransactionWatch:
 
     def _wrap_savepoint_rollback(self, original: Callable[[str], Any]) -> Callable[[str], Any]:
         def savepoint_rollback(sid: str) -> None:
-            original(sid)  # a statement, which is listened to
+            original(sid)  # a statement, which _listen() sees
             self._end_in_testcase()
 
         return savepoint_rollback
@@ -157,14 +160,14 @@ class TransactionWatch:
         return savepoint_commit
 
     def listen(self) -> None:
-        """Look at each statement of the transaction, for locks that live and die with a part of it."""
+        """Watch each statement of the transaction, because ROLLBACK TO a savepoint may free locks of its scope."""
         wrappers = self.connection.execute_wrappers
         if self._listen not in wrappers:
-            wrappers.insert(0, self._listen)  # whoever wraps for a block takes away the last one
+            wrappers.insert(0, self._listen)  # first: a wrapper of a block is removed from the end
 
     def _listen(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
         result = execute(sql, params, many, context)
-        # what the server says it has done, ROLLBACK TO a savepoint included, however it was spelt
+        # the server's own name for the command, ROLLBACK TO a savepoint included, however it was spelt
         if getattr(context["cursor"], "statusmessage", None) in ("ROLLBACK", "COMMIT"):
             self.recheck()
         return result
@@ -174,7 +177,7 @@ class TransactionWatch:
             self.finish()
 
     def finish(self) -> None:
-        """The transaction has ended, one way or the other."""
+        """Release the locks kept for the transaction, which has been committed or rolled back."""
         if finalizers.here.collecting:
             finalizers.later(self.finish)
             return
@@ -182,7 +185,7 @@ class TransactionWatch:
             self._uninstall()
             ended, self.holds = self.holds, []
         news: News = []
-        with ExitStack() as stack:  # Ctrl-C in the midst of one does not keep the others
+        with ExitStack() as stack:  # after Ctrl-C in one callback the others still run
             stack.callback(self._notify, news)
             for hold in reversed(ended):
                 stack.callback(self._let_go, hold, news)
@@ -193,15 +196,18 @@ class TransactionWatch:
             return
         others = [connection for connection in open_transactions() if connection is not self.connection]
         if others and hold.scope == "session" and hold.state is not State.ENDED:
-            bind(hold, others)  # begun under the lock, and what they have written is not committed
+            bind(hold, others)  # they began under the lock and are not committed
         elif others and lock_table.lose(hold, "transaction"):  # the server has freed it with this one
             news.append(partial(notify_of_loss, hold, "transaction"))
         else:
             _give_back(hold, news)
 
     def _notify(self, news: News) -> None:
-        """Notify receivers, which may use this connection: not before it is back in autocommit, else their first query
-        begins a transaction in the midst of Django's end of the last one."""
+        """Notify receivers, but not before the connection is back in autocommit.
+
+        A receiver may use this connection. Before that its first query would begin a transaction while Django is still
+        ending the last one.
+        """
         connection = self.connection
         over = not news or self.by_hand or connection.autocommit
         if over or not in_transaction(connection) or in_testcase(connection):
@@ -231,7 +237,7 @@ class TransactionWatch:
         if attributes.get("_distlock_watch") is self:
             del attributes["_distlock_watch"]
         for name, wrapper in self.wrappers.items():
-            # other code may have wrapped our wrapper, which then stays and finds nothing to do
+            # other code may have wrapped our wrapper, which then stays and does nothing
             if attributes.get(name) is wrapper:
                 if name in self.replaced:
                     attributes[name] = self.replaced[name]
@@ -239,8 +245,10 @@ class TransactionWatch:
                     del attributes[name]
 
     def recheck(self) -> None:
-        """ROLLBACK TO a savepoint freed the transaction-scoped locks taken after it (R15), a COMMIT by SQL all of them:
-        ask which are left."""
+        """Ask the server which transaction-scoped locks are left.
+
+        ROLLBACK TO a savepoint has freed those acquired after it (R15), a COMMIT by SQL all of them.
+        """
         inside = transactions_here.driver_inside(self.connection)
         scoped = [hold for hold in self.holds if hold.scope == "transaction"]
         if not scoped:
@@ -258,23 +266,23 @@ class TransactionWatch:
                     lose(hold, "savepoint")
                 elif hold.leases:
                     lose(hold, "transaction")
-                else:  # all its leases are released: nothing is lost by its end
+                else:  # all its leases were released before, so this is no loss
                     lock_table.end(hold)
                     events.send_held(signals.lock_released, hold)
 
 
 def _give_back(hold: Hold, news: News) -> None:
-    """The last transaction that a holding was kept for has ended. Never raises: the transaction is over."""
+    """Release a hold after the last transaction for which it was kept. Never raises: the transaction is over."""
     lost = ""
     if not lock_table.start_release(hold):
         return
     try:
         grant = hold.grant
-        # a lock of the scope of its transaction was taken along by that
+        # a transaction-scoped lock has ended with its transaction
         if grant is not None and grant.claim.scope == "session" and not hold.backend.release(grant):
             lost = "stolen"
     except Exception:
-        logger.exception("The lock %r could not be given back after its transaction.", hold.key.name)
+        logger.exception("The lock %r could not be released after its transaction.", hold.key.name)
         lost = "unreachable"
     finally:
         if lost and lock_table.lose(hold, lost, releasing=True):
@@ -299,13 +307,13 @@ def unbind(hold: Hold) -> None:
 
 
 def defer(hold: Hold) -> bool:
-    """The last Lease was released: True if the lock is kept because a transaction is still open."""
+    """Keep ``hold``, whose last Lease was released, while a transaction is open. False if none is."""
     if hold.abandoned:
         return False
     opened = open_transactions()
     owner = hold.owner
     if isinstance(owner, threading.Thread) and owner is not threading.current_thread():
-        opened = [*opened, *of_thread(owner)]  # released by another thread, while its owner writes
+        opened = [*opened, *of_thread(owner)]  # released by another thread while its owner may still write
     if not opened and not hold.transactions:
         return False
     if hold.scope == "session":
@@ -313,7 +321,7 @@ def defer(hold: Hold) -> bool:
     if not hold.transactions:
         return False
     lock_table.defer(hold)
-    if not hold.transactions:  # the last one ended meanwhile in another thread, which left the release to us
+    if not hold.transactions:  # another thread has just ended the last one and left the release to this one
         news: News = []
         _give_back(hold, news)
         for notify in news:

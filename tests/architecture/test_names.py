@@ -82,6 +82,7 @@ REASONS = {
     "data.tables.postgres": "one engine's SQL",
     "idempotency.admin": "Django's admin imports it, and it alone needs the admin",
     "idempotency.signals": "public names",
+    "manager.deadlock": "one idea, and the place where a reader looks for it",
     "middleware": "public names, in settings",
     "operations.commands.doctor": "one subcommand",
     "operations.commands.prune": "one subcommand",

@@ -25,7 +25,7 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.parking import Parker
 from django_distlock.locks import lease, lock, lockset
-from django_distlock.manager import abandoned, acquire, open_transactions, release, transactions
+from django_distlock.manager import acquire, interrupted, open_transactions, release, transactions
 from django_distlock.manager import lock_table as lock_table_module
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
@@ -51,8 +51,8 @@ CORE = (acquire, lock_table_module, lease, lock, lockset, release, signals, tran
 def tick() -> None:
     """What the keepalive thread does within a second."""
     now = monotonic()
-    abandoned.look(now)
-    abandoned.look(now + 2 * abandoned.GRACE)  # what has not begun by now will not begin
+    interrupted.look(now)
+    interrupted.look(now + 2 * interrupted.GRACE)  # what has not begun by now will not begin
     eventually(lambda: not any(thread.name == "distlock-release" for thread in threading.enumerate()), "not through")
 
 
@@ -75,7 +75,7 @@ class Attempts:
             if got is not None:
                 got.release()
         tick()
-        assert not abandoned.releases
+        assert not interrupted.releases
         held = [lease._hold for lease in self.kept]
         assert list(lock_table.everything()) == held
         assert all(hold.leases == {lease} for hold, lease in zip(held, self.kept, strict=True))
@@ -237,7 +237,7 @@ def test_r1_an_interrupted_release_is_finished_once(name: str, monkeypatch: pyte
 
     monkeypatch.setattr(backend, "release", slow)
     for _ in range(4):
-        abandoned.look(monotonic())
+        interrupted.look(monotonic())
     eventually(lambda: asked, "not finished")
     answer.set()
     eventually(lambda: not lock_table.all(), "not finished")

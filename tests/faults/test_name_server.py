@@ -71,9 +71,9 @@ def test_r5_a_name_server_that_hangs(answers: threading.Event, name: str) -> Non
 
 
 def test_lookups_do_not_pile_up(answers: threading.Event, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from django_distlock.concurrency import background
+    from django_distlock.concurrency import abandoned_calls
 
-    monkeypatch.setattr(background, "MAX_ABANDONED", 3)
+    monkeypatch.setattr(abandoned_calls, "MAX_ABANDONED", 3)
     for _ in range(8):
         with pytest.raises(BackendUnavailable):
             advisory_lock(name, using="named", timeout=0.1).acquire()

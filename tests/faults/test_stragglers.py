@@ -25,9 +25,9 @@ MOST, TRIES = 4, 12
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    from django_distlock.concurrency import background
+    from django_distlock.concurrency import abandoned_calls
 
-    monkeypatch.setattr(background, "MAX_ABANDONED", MOST)
+    monkeypatch.setattr(abandoned_calls, "MAX_ABANDONED", MOST)
 
 
 def connecting() -> list[str]:

@@ -30,14 +30,14 @@ PARENTS = {
 }
 DEFAULTS = {
     DistlockError: "A lock operation failed.",
-    LockNotAcquired: "The lock is held by somebody else.",
-    LockTimeout: "The lock was still held by somebody else at the end of the timeout.",
-    LockLost: "The lock was lost while it was thought to be held.",
+    LockNotAcquired: "The lock is held by another caller.",
+    LockTimeout: "The lock was still held by another caller at the end of the timeout.",
+    LockLost: "The lock was lost before it was released.",
     LockNotHeld: "The lock is not held here.",
     DeadlockDetected: (
-        "Waiting for the lock would have closed a circle of waiters; everything this call had taken was released."
+        "Waiting for the lock would have been a deadlock; everything that this call had acquired was released."
     ),
-    UnsupportedOperation: "The backend of this alias cannot do that.",
+    UnsupportedOperation: "The backend of this alias does not support this operation.",
     BackendUnavailable: "The lock backend did not answer.",
 }
 

@@ -10,8 +10,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 from django_distlock.backends.text import readable, short
-from django_distlock.concurrency.caller import asker
 from django_distlock.concurrency.flow import run
+from django_distlock.concurrency.origin import describe_caller
 from django_distlock.records import MOST_WAITING, LockInfo
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class Holder:
         self._known: dict[str, str] = {}
 
     def text(self) -> str:
-        name = asker()
+        name = describe_caller()
         text = self._known.get(name)
         if text is None:
             if len(self._known) >= 1000:

@@ -25,7 +25,7 @@ from django_distlock.backends.sessions.session import (
     SessionDead,
     StatementTimeout,
 )
-from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, Step, run
 from django_distlock.concurrency.sockets import READY, readable

@@ -7,9 +7,9 @@ import socket
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING
 
-from django_distlock.concurrency.caller import asker
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Step
+from django_distlock.concurrency.origin import describe_caller
 from django_distlock.records import Claim, Grant, drift
 
 from .commands import (
@@ -54,7 +54,7 @@ class HolderInfo:
 
     def facts(self, key: LockKey) -> bytes:
         """The JSON of a holder of ``key`` in the thread or task that calls."""
-        name, thread = encode_basestring_ascii(key.name), encode_basestring_ascii(asker())
+        name, thread = encode_basestring_ascii(key.name), encode_basestring_ascii(describe_caller())
         return f'{{"name": {name}, {self._process}, "thread": {thread}}}'.encode("ascii")
 
 
@@ -89,7 +89,7 @@ class RedisAttempt:
         self.sent = self.echo = False
 
     def ask(self, queue: bool) -> Flow[tuple[Grant | None, float]]:
-        """The grant; or None, and the monotonic time at which to ask again. ``queue``: join the queue meanwhile."""
+        """Return the grant, or None and the monotonic time at which to ask again. ``queue``: join the queue if busy."""
         claim, lost = self._claim, 0
         args = (self._who, min(claim.limit, MAX_LIMIT), milliseconds(claim.ttl))
         answer_by = max(claim.answer_by, self._pool.ready_at + LEAST_PATIENCE, monotonic() + LEAVE_TIMEOUT)
@@ -190,10 +190,9 @@ class RedisAttempt:
         return (grant.valid_until or 0.0) < grant.acquired_at + ttl - 2 * drift(ttl)
 
     def leave(self, until: float) -> Flow[None]:
-        """Neither wait nor hold any more. ConnectionFailed if the server has not confirmed it by the monotonic time
-        ``until``.
+        """Leave the queue and release the lock. ConnectionFailed without an answer by the monotonic time ``until``.
 
-        The server executes the commands of one connection in order, so a request whose reply is still on its way is
+        The server executes the commands of one connection in order, so a request whose reply has not arrived yet is
         undone as well.
         """
         connection = self._connection

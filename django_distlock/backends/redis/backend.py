@@ -268,7 +268,7 @@ class RedisBackend(Backend):
         return self._listed(None)
 
     def select(self, query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] = ()) -> Chosen | None:
-        """Only where it is known which keys to look at."""
+        """Answer ``query`` if it names its keys; None otherwise."""
         return None if query.keys is None else chosen(self._listed(query.keys), query, datetime.now(UTC))
 
     def _listed(self, keys: frozenset[str] | None) -> list[LockInfo]:

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 PREFIX: Final = b"distlock:{"
 HELD: Final = b"}:held"
-# How long the fencing token of a lock without a holder is kept, and the tickets of a queue that is not looked at; ms.
+# How long the fencing token of a lock without a holder is kept, and the tickets of a queue that no waiter reads; ms.
 # The clock alone keeps the fence rising afterwards.
 KEPT: Final = 86_400_000
-# A waiter that would look this much later than the lease before it ends is called; ms.
+# If a waiter would check its lock later than this after the end of the lease ahead, it gets a message; ms.
 LATE: Final = 1000
-# As many waiters are called, in the order of the queue.
+# At most this many waiters get the message, in the order of the queue.
 WARNED: Final = 8
 # A request that has no reply after this time is sent again on another connection; seconds.
 REPLY = 0.5
@@ -78,7 +78,7 @@ def unknown_script(reply: object) -> bool:
 
 
 def _text(name: str) -> str:
-    """A file of ``scripts/`` with those that it includes, without the comments that are lines of their own."""
+    """A file of ``scripts/`` with the files that it includes, without the lines that are comments."""
     text = (files(__package__) / "scripts" / name).read_text("utf-8")
     text = re.sub(r"^-- include (.+)\n", lambda match: _text(match[1]), text, flags=re.MULTILINE)
     return re.sub(r"^--.*\n", "", text, flags=re.MULTILINE)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from django_distlock.backends.base import IDLE
 from django_distlock.concurrency import finalizers
-from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import Parker
@@ -135,7 +135,7 @@ class Pool:
 
     def give(self, connection: Connection) -> None:
         """Take a connection back, or close it if a reply is still on its way."""
-        if not connection.clean or connection not in self._connections:  # closed meanwhile with all others
+        if not connection.clean or connection not in self._connections:  # the pool has closed it
             self.discard(connection)
             return
         connection.used_at = monotonic()
@@ -226,8 +226,10 @@ class Pool:
 
 
 class Place:
-    """One of :class:`Places`, or the wish for one. The caller makes it first and leaves it last, so that an interrupt
-    cannot lose it."""
+    """One of :class:`Places`, or a request for one.
+
+    The caller creates it first and leaves it last, so that an interrupt cannot lose it.
+    """
 
     __slots__ = ("number", "parker")
 
@@ -237,8 +239,10 @@ class Place:
 
 
 class Places:
-    """``size`` places for the waiters of this process at a server, given in the order in which the callers came. The
-    others wait here."""
+    """``size`` places for the waiters of this process at a server, given in order of arrival.
+
+    Callers without a place wait here.
+    """
 
     def __init__(self, size: int) -> None:
         self._guard = threading.Lock()
@@ -248,7 +252,7 @@ class Places:
         self._numbers = itertools.count()
 
     def new(self) -> Place:
-        """A place for a caller that comes now. The caller leaves it whatever happens."""
+        """A place for a caller that arrives now. The caller must leave it in any case."""
         return Place(next(self._numbers))
 
     def take(self, place: Place) -> bool:

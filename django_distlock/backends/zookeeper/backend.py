@@ -131,8 +131,10 @@ class ZooKeeperBackend(Backend):
             raise
 
     def _on_session(self, work: Callable[[ZooKeeperSession], Flow[T]], until: float) -> Flow[T]:
-        """Run ``work`` on the session. On a new one, until ``until``, if the session ends meanwhile: by an idle time, a
-        pause of this process or a restart of the server."""
+        """Run ``work`` on the session. If the session ends during that, repeat it on a new one, until ``until``.
+
+        A session may end after an idle time, a pause of this process or a restart of the server.
+        """
         while True:
             session = self._enter(work)
             try:

@@ -78,7 +78,7 @@ class Wakeup:
     ONE = (1).to_bytes(8, sys.byteorder)
 
     def __init__(self) -> None:
-        # a file object, which cannot write to a descriptor that was closed and given to another file meanwhile
+        # a file object: once closed, it cannot write to another file that got the same descriptor
         self._file = io.FileIO(os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
         self.fileno, self.close = self._file.fileno, self._file.close
 
@@ -277,7 +277,7 @@ class Client:
             read_timeout, connect_timeout = self._connect(*args)
         except SessionExpiredError:
             raise
-        except (ConnectionDropped, KazooTimeoutError) as error:  # kazoo goes on to the next host
+        except (ConnectionDropped, KazooTimeoutError) as error:  # kazoo tries the next host
             self._error = error
             raise
         except Exception as error:  # the server or pure-sasl refuse the credentials, or ssl an option

@@ -57,7 +57,7 @@ def listed(
 
 
 def delete_holder(session: ZooKeeperSession, until: float, key: str, fence: int | None) -> Flow[bool]:
-    """Delete the node with this fence. Returns False if it does not exist any more."""
+    """Delete the node with this fence. Returns False if it no longer exists."""
     if not key.isalnum():
         return False
     parent = f"{session.path}/{key}"

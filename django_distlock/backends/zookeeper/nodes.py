@@ -14,16 +14,16 @@ from datetime import UTC, datetime
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_distlock.concurrency.caller import asker
+from django_distlock.concurrency.origin import describe_caller
 from django_distlock.records import Claim, LockInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _NODE = re.compile(r"([0-9a-f]{32})-(x|s|n[1-9][0-9]*)-([0-9]{10}|-[0-9]{9,10})")
-# The sequence is a signed counter of 32 bits, which goes on below zero after its highest value.
+# The sequence is a signed counter of 32 bits, which becomes negative after its highest value.
 _WRAP, _HALF = 2**32, 2**31
-_TEXT = 255  # characters of a holder's text that are shown, whatever wrote it
+_TEXT = 255  # most characters of a holder's text that are shown, because another program may have written it
 
 
 class LockNode(NamedTuple):
@@ -103,7 +103,7 @@ class NodeData:
 
     def of(self, claim: Claim, since: float) -> bytes:
         """JSON in ASCII, since a name may contain characters without a UTF-8 form."""
-        who = encode_basestring_ascii(f"{self._process}:{asker()}")
+        who = encode_basestring_ascii(f"{self._process}:{describe_caller()}")
         name = encode_basestring_ascii(claim.key.name)
         return f'{{"name": {name}, "holder": {who}, "since": {since:.6f}}}'.encode("ascii")
 

@@ -72,10 +72,10 @@ class Waiters:
 
 
 class NodeWatch(Waiters):
-    """Those who wait for a change of one node, or of its children.
+    """The waiters for a change of one node, or of its children.
 
-    There is one for each path: a long-held lock is waited for many times, and kazoo keeps every callback until the node
-    changes.
+    There is one watch for each path: a long-held lock has many waiters in turn, and kazoo keeps every callback until
+    the node changes.
     """
 
     def __init__(self, path: str, watches: dict[str, NodeWatch]) -> None:
@@ -83,7 +83,7 @@ class NodeWatch(Waiters):
         self._path, self._watches = path, watches
 
     def forget(self) -> None:
-        """Drop it: kazoo will not call it any more."""
+        """Drop the watch, which kazoo will not call again."""
         self._watches.pop(self._path, None)
 
     def __call__(self, event: Any) -> None:
@@ -92,8 +92,11 @@ class NodeWatch(Waiters):
 
 
 class ZooKeeperSession:
-    """``wake_at`` asks for a tick of the keepalive thread. All methods may be called from any thread; callbacks come
-    in kazoo's."""
+    """One ZooKeeper session of this process.
+
+    ``wake_at`` schedules a tick of the keepalive thread. All methods may be called from any thread; kazoo's thread runs
+    the callbacks.
+    """
 
     CONNECTING, CONNECTED, SUSPENDED, ENDED = "connecting", "connected", "suspended", "ended"
     # these may follow each other; an end is final

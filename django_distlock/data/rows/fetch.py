@@ -14,7 +14,7 @@ from django_distlock.data.timeouts import wait_limit
 from django_distlock.exceptions import LockNotAcquired, UnsupportedOperation
 
 from . import mysql
-from .query import M, RowLockOptions, locking
+from .select_for_update import M, RowLockOptions, locking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

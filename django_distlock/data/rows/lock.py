@@ -14,7 +14,7 @@ from django_distlock.locks.name_templates import follow, known_names, signature_
 from django_distlock.validation import UNSET, Timeout, Unset
 
 from .fetch import locked_rows
-from .query import M, RowLockOptions, options_of, queryset_of, refuse_queryset
+from .select_for_update import M, RowLockOptions, options_of, queryset_of, refuse_queryset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

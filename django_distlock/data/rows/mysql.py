@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from django.db.models import Model
 
-    from .query import RowLockOptions
+    from .select_for_update import RowLockOptions
 
 # From TABLES and ENGINES: a view has no engine, and a temporary table belongs to one session.
 WITHOUT_ROLLBACK = (

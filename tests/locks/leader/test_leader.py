@@ -263,4 +263,7 @@ def test_what_happens_is_logged(name: str, caplog: pytest.LogCaptureFixture) -> 
     with Leader(name, using="memory") as leader:
         assert leader.elected(PATIENCE)
     messages = [record.message for record in caplog.records]
-    assert messages == [f"{name!r} of alias 'memory': elected.", f"{name!r} of alias 'memory': leads no more, stopped."]
+    assert messages == [
+        f"{name!r} of alias 'memory': elected.",
+        f"{name!r} of alias 'memory': the term has ended (stopped).",
+    ]

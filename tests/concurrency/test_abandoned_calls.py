@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.concurrency import background as module
+from django_distlock.concurrency import abandoned_calls as module
 from django_distlock.concurrency import flow, parking
-from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import arun, run
 from tests.conftest import eventually

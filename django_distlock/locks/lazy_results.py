@@ -1,4 +1,4 @@
-"""What a decorator must not let pass: a result whose work is done only when the caller reads it, after the release."""
+"""Results that a decorator refuses: generators and the like, whose code would run after the lock is released."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _MANAGERS = (contextlib._GeneratorContextManager, contextlib._AsyncGeneratorContextManager)
-# Not iter(a_list): its items are there. Not a QuerySet: too many functions return one that is never read.
+# Not iter(a_list): its items exist already. Not a QuerySet: many functions return one that is never evaluated.
 _ITERATORS = (map, filter, zip, enumerate, *(kind for kind in vars(itertools).values() if isinstance(kind, type)))
-# Looked up by the exact type, which costs the call of a decorated function next to nothing.
+# The exact type is looked up, which adds next to nothing to the cost of a call.
 _UNFINISHED = frozenset({GeneratorType, AsyncGeneratorType, *_MANAGERS, *_ITERATORS})
 
 
@@ -27,7 +27,7 @@ def _nothing() -> Iterator[None]:
     yield
 
 
-# All functions that @contextmanager makes have one and the same code.
+# All functions made by @contextmanager share one code object.
 _MAKES_MANAGER = {
     contextlib.contextmanager(_nothing).__code__,
     contextlib.asynccontextmanager(_nothing).__code__,  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ _MAKES_MANAGER = {
 def makes_manager(function: Any) -> bool:
     """Was ``function`` made by ``@contextmanager`` or ``@asynccontextmanager``?
 
-    A function that wraps one, or wraps a generator function, may read it to its end; only its result tells.
+    A wrapper around such a function may run the context manager to its end, so only the wrapper's result is checked.
     """
     while isinstance(function, functools.partial):
         function = function.func
@@ -45,7 +45,7 @@ def makes_manager(function: Any) -> bool:
 
 
 def refuse_unfinished(function: Callable[..., Any], result: R) -> R:
-    """``result``, unless its work is yet to be done: then it is closed, and TypeError names the cure."""
+    """Return ``result``. If its code has yet to run, close it and raise TypeError, which says what to do."""
     if type(result) not in _UNFINISHED and not isinstance(result, StreamingHttpResponse):
         return result
     if inspect.isawaitable(result):  # @types.coroutine makes generators
@@ -65,12 +65,12 @@ def refuse_unfinished(function: Callable[..., Any], result: R) -> R:
 
 
 def finished(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
-    """Call ``function`` and refuse a result whose work is yet to be done."""
+    """Call ``function`` and refuse a result whose code has yet to run."""
     return refuse_unfinished(function, function(*args, **kwargs))
 
 
 def _close(result: Any) -> None:
-    """End what has begun. An asynchronous generator is closed by its event loop once it is dropped."""
+    """Close ``result``. An asynchronous generator is left to its event loop, which closes it once it is dropped."""
     for close in getattr(result, "_resource_closers", ()):  # a response; its close() would end the request for Django
         close()
     if isinstance(result, contextlib._GeneratorContextManager):

@@ -1,4 +1,4 @@
-"""Who asks for a lock, as an operator wants to read it: the thread or the task, and the address that it serves."""
+"""The caller of a lock as shown to an operator: its thread or task, and the address that it serves."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from contextvars import Token
 
-# Characters of an address that are told.
+# Longest address that is shown, in characters.
 LONGEST = 100
-# Any other is the client's own words, which an operator could take for the holder's.
+# Another method is text from the client, which could mislead an operator; "?" is shown instead.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
 
 _address: ContextVar[str] = ContextVar("django_distlock_address", default="")
 
 
 class serving:
-    """While the block runs, ``request`` is what is served. None changes nothing.
+    """Note for the length of the block that this context serves ``request``. None changes nothing.
 
-    Told is the route, ``POST /reset/<token>/``, and never the path, whose arguments may be secrets.
+    Only the route is noted, ``POST /reset/<token>/``, never the path, whose arguments may be secret.
     """
 
     __slots__ = ("_request", "_token")
@@ -40,13 +40,16 @@ class serving:
 
     def __exit__(self, *error: object) -> None:
         if self._token is not None:
-            # the garbage collector ends a coroutine in whatever context
+            # the garbage collector may close a coroutine in another context
             with suppress(ValueError):
                 _address.reset(self._token)
 
 
 def request_of_rest(args: tuple[Any, ...]) -> Any:
-    """The request of a handler of Django REST framework, which is no HttpRequest. Nobody has one without the import."""
+    """The Request of a handler of Django REST framework, which is no HttpRequest; None without one.
+
+    Django REST framework is not imported for this: unless it is imported already, there is no such object.
+    """
     kind: Any = getattr(sys.modules.get("rest_framework.request"), "Request", None)
     if kind is not None:
         for argument in args[:2]:
@@ -55,12 +58,12 @@ def request_of_rest(args: tuple[Any, ...]) -> Any:
     return None
 
 
-# What is served here and now; empty if that is not known. No function of our own: it is asked at each acquire.
+# The address that this context serves; empty if unknown. Called at each acquire, so it is no function of ours.
 address = _address.get
 
 
 def of(owner: object, address: str) -> str:
-    """A thread or a task, and what it serves."""
+    """Describe a thread or a task, and the address that it serves."""
     if isinstance(owner, asyncio.Task):
         who = f"{owner.get_name()} ({getattr(owner.get_coro(), '__qualname__', 'task')})"
     else:
@@ -68,8 +71,8 @@ def of(owner: object, address: str) -> str:
     return f"{who}, {address}" if address else who
 
 
-def asker() -> str:
-    """The thread or the task that runs this, and what it serves."""
-    # asyncio.current_task() would raise and catch an error where no event loop runs
+def describe_caller() -> str:
+    """Describe the current thread or task, and the address that it serves."""
+    # without an event loop asyncio.current_task() would raise and catch an error, which takes time
     task = None if asyncio._get_running_loop() is None else asyncio.current_task()
     return of(task or threading.current_thread(), _address.get())

@@ -1,4 +1,4 @@
-"""A holder tells its thread or task, and the route that it serves; never the path, in which there may be secrets."""
+"""A holder is shown with its thread or task and the route that it serves, never with the path, which may be secret."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rest_framework.views import APIView
 
 from django_distlock import advisory_lock, held_locks
 from django_distlock.backends.text import SHORT, readable, short
-from django_distlock.concurrency import caller
+from django_distlock.concurrency import origin
 from tests.matrix import MATRIX
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def test_a_view_tells_its_route(using: str, name: str) -> None:
     for told in (first, within):
         assert _told(using, told).startswith(f"{thread}, POST /reset/<token>/")
     assert _told(using, of_class).startswith(f"{thread}, POST /class/(?P<token>.+)/$")
-    assert caller.address() == ""
+    assert origin.address() == ""
     with advisory_lock(name, using=using, timeout=5):
         assert "POST" not in _holders(using, name).text
 
@@ -102,7 +102,7 @@ def test_an_async_view_tells_its_task_and_its_route(using: str, name: str) -> No
 
     async def ask(kind: str) -> str:
         answer: str = (await AsyncClient().get(f"/{kind}/{SECRET}/")).text
-        assert caller.address() == ""
+        assert origin.address() == ""
         return answer
 
     with override_settings(ROOT_URLCONF=_urls(using, name)):
@@ -118,11 +118,11 @@ class Rest(APIView):
 
     @advisory_lock("rest", using="memory", timeout=5)
     def post(self, request: Request, token: str) -> HttpResponse:
-        return HttpResponse(caller.address())
+        return HttpResponse(origin.address())
 
     @method_decorator(advisory_lock("rest", using="memory", timeout=5))
     def put(self, request: Request, token: str) -> HttpResponse:
-        return HttpResponse(caller.address())
+        return HttpResponse(origin.address())
 
 
 def test_handlers_of_rest_framework_and_methods_that_are_none() -> None:
@@ -147,16 +147,16 @@ def test_a_long_route_of_other_letters_is_cut_between_them() -> None:
 
 @pytest.mark.parametrize("request_of", [lambda: None, HttpRequest])
 def test_where_nothing_is_known_nothing_is_told(request_of: Callable[[], Any]) -> None:
-    with caller.serving(request_of()):
-        assert caller.asker() == threading.current_thread().name
+    with origin.serving(request_of()):
+        assert origin.describe_caller() == threading.current_thread().name
 
 
 def test_what_is_told_is_short_and_comes_to_an_end() -> None:
     outer = SimpleNamespace(method="GET", resolver_match=SimpleNamespace(route="a" * 300))
     inner = SimpleNamespace(method="GET", resolver_match=SimpleNamespace(route="inner"))
-    with caller.serving(outer):
-        assert len(caller.address()) == caller.LONGEST
-        with caller.serving(inner), caller.serving(None):
-            assert caller.address() == "GET /inner"
-        assert caller.address().startswith("GET /aaa")
-    assert caller.address() == ""
+    with origin.serving(outer):
+        assert len(origin.address()) == origin.LONGEST
+        with origin.serving(inner), origin.serving(None):
+            assert origin.address() == "GET /inner"
+        assert origin.address().startswith("GET /aaa")
+    assert origin.address() == ""
