@@ -27,7 +27,7 @@ from django_distlock.concurrency.parking import Parker
 from django_distlock.locks import lease, lock, lockset
 from django_distlock.manager import acquire, interrupted, open_transactions, release, transactions
 from django_distlock.manager import lock_table as lock_table_module
-from django_distlock.manager.lock_table import lock_table
+from django_distlock.manager.lock_table import LockTable, lock_table
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.faults.server import holders, lock_sessions
@@ -242,6 +242,22 @@ def test_r1_an_interrupted_release_is_finished_once(name: str, monkeypatch: pyte
     answer.set()
     eventually(lambda: not lock_table.all(), "not finished")
     assert len(asked) == 1
+
+
+def test_r1_an_interrupt_behind_a_release_takes_no_lock_from_another_reader(name: str) -> None:
+    """All readers of a process may be on one session, whose server counts unlocks."""
+    lock = advisory_lock(name, using="postgres", shared=True)
+    readers: list[Any] = []
+    thread = threading.Thread(target=lambda: readers.append(lock.acquire()))
+    thread.start()
+    thread.join()
+    lease = lock.acquire()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_in(LockTable.end, lease.release)
+    tick()
+    assert [hold.owner for hold in lock_table.held()] == [thread]
+    assert len(holders("postgres", name)) == 1
+    readers[0].release()
 
 
 def test_r11_a_lock_that_is_acquired_again_is_kept_for_the_transaction(name: str) -> None:
