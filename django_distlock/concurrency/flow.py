@@ -81,21 +81,20 @@ async def arun(flow: Flow[T]) -> T:
     """Run ``flow`` to its end in this task.
 
     After a cancellation the steps that clean up run to their end and cannot be cancelled; each of them has its own time
-    limit. If one of them fails, the cancellation is raised and not its error.
+    limit. If one of them fails, the cancellation is raised and not its error. After an error the steps can be
+    cancelled: a flow that handles the error may wait for as long as before.
     """
     interruption: BaseException | None = None
-    failed = False
     _flows.add(flow)
     try:
         step = flow.send(None)
         while True:
             try:
                 call = step.amethod(*step.args)
-                result = await (uninterrupted(call) if failed else call)
+                result = await (call if interruption is None else uninterrupted(call))
             except BaseException as error:
                 if isinstance(error, GeneratorExit) and finalizers.here.collecting:
                     raise  # the flow is closed in another thread
-                failed = True
                 interruption = _first(interruption, error)
                 step = flow.throw(error)
             else:

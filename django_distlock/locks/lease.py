@@ -85,7 +85,17 @@ class BaseLease:
 
     async def _aleave(self, error: BaseException | None) -> None:
         """Called when the block has ended, with its exception."""
-        await arun(self._release_flow(error is None))
+        await self._arelease(error is None)
+
+    async def _arelease(self, raising: bool | None) -> None:
+        flow = self._release_flow(raising)
+        releases[flow] = self.leases_left
+        try:
+            await arun(flow)
+        except (DistlockError, asyncio.CancelledError):
+            releases.pop(flow, None)
+            raise
+        releases.pop(flow, None)
 
     def release(self) -> None:
         """Release the lock. A second release does nothing.
@@ -104,7 +114,7 @@ class BaseLease:
         if finalizers.here.collecting or not owner.on_event_loop():  # the coroutine is being closed, and cannot await
             self._release(False)
         else:
-            await arun(self._release_flow(None))
+            await self._arelease(None)
 
     def __enter__(self) -> Self:
         owner.refuse_event_loop("async with")
@@ -287,10 +297,10 @@ class Lease(BaseLease):
 
     async def _aleave(self, error: BaseException | None) -> None:
         if self._guard is None or not self._guard.disarm(error):
-            await arun(self._release_flow(error is None))
+            await self._arelease(error is None)
             return
         with contextlib.suppress(DistlockError):
-            await arun(self._release_flow(True))
+            await self._arelease(True)
         if self._hold.lost is None:
             raise LockLost(f"The lock {self.name!r} of alias {self.using!r} was in doubt while it was held.") from error
         raise LockLost(self._lost_message()) from error
@@ -388,12 +398,17 @@ class LeaseSet(BaseLease):
 
 
 def release_all(leases: Any, raising: bool) -> Flow[None]:
-    """Release all leases in reverse order, then raise the first error."""
+    """Release all leases in reverse order, then raise a cancellation or the first error."""
     first: DistlockError | None = None
+    cancelled: asyncio.CancelledError | None = None
     for lease in reversed(leases):
         try:
             yield from lease._release_flow(True)
         except DistlockError as error:
             first = first or error
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
     if first is not None and raising:
         raise first

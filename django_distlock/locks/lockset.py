@@ -19,6 +19,7 @@ from django_distlock.concurrency.deadline import PAUSE, Deadline, backoff
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.manager.acquire import LockRequest, acquire_flow, announce
+from django_distlock.manager.interrupted import releases
 from django_distlock.manager.open_transactions import open_transactions
 from django_distlock.manager.registry import registry
 from django_distlock.manager.transactions import on_own_connection, unbind
@@ -30,7 +31,7 @@ from .lock import BaseLock, Lock, validate_alias
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from django_distlock.concurrency.flow import Flow
+    from django_distlock.manager.lock_table import Hold
 
 
 class SetAttempt:
@@ -65,11 +66,19 @@ class SetAttempt:
             hold.abandoned = not hold.kept and hold.leases == {lease} and hold.scope == "session"
             if hold.abandoned:
                 unbind(hold)
-        yield from release_all(self.taken, False)
-        if self._savepoint is not None:
-            with contextlib.suppress(DatabaseError):  # the transaction is over, and so are its locks
-                self._connection.savepoint_rollback(self._savepoint)
-                self._connection.savepoint_commit(self._savepoint)
+        flow = release_all(self.taken, False)
+        releases[flow] = self._leases_left
+        try:
+            yield from flow
+        finally:
+            if self._savepoint is not None:
+                with contextlib.suppress(DatabaseError):  # the transaction is over, and so are its locks
+                    self._connection.savepoint_rollback(self._savepoint)
+                    self._connection.savepoint_commit(self._savepoint)
+        releases.pop(flow, None)  # not after an interrupt: the keepalive thread finishes it
+
+    def _leases_left(self) -> list[tuple[Hold, Lease]]:
+        return [(lease._hold, lease) for lease in self.taken]
 
 
 class LockSet(BaseLock[LeaseSet]):

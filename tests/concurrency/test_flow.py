@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -183,6 +184,30 @@ def test_r7_a_cancelled_task_cleans_up_and_a_second_cancellation_does_not_stop_t
         with pytest.raises(asyncio.CancelledError):
             await task
         assert target.ended == ["first", "second"]
+
+    asyncio.run(main())
+
+
+def test_r7_a_flow_that_survives_an_error_can_be_cancelled() -> None:
+    """It asks again, on another connection, and waits there for as long as its caller wants."""
+
+    async def main() -> None:
+        target = Slow()
+
+        async def fail() -> None:
+            raise OSError
+
+        def flow() -> Flow[None]:
+            with contextlib.suppress(OSError):
+                yield Step(fail, fail)
+            yield Step(target.step, target.astep, ("wait",))
+
+        task = asyncio.create_task(arun(flow()))
+        await _rest()
+        assert target.begun == ["wait"]
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.shield(task), 1)
 
     asyncio.run(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import threading
 import time
@@ -192,6 +193,25 @@ def test_r7_lock_all_that_is_cancelled_half_way_gives_back_what_it_had(rival: An
     for each in names[:-1]:
         rival.release(rival.acquire(using, each, timeout=1))
     rival.release(busy)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_r7_lock_all_whose_release_is_cancelled_releases_all(rival: Any, using: str, name: str, steps: int) -> None:
+    names = [f"{name}{letter}" for letter in "abc"]
+
+    async def main() -> None:
+        leases = await lock_all(names, using=using, timeout=PATIENCE).aacquire()
+        task = asyncio.create_task(leases.arelease())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert not any(lease.held for lease in leases)
+
+    asyncio.run(main())
+    for each in names:
+        rival.release(rival.acquire(using, each, timeout=1))
 
 
 def test_r7_an_exception_of_the_body_leaves_nothing(me: Actor, rival: Any, using: str, name: str) -> None:

@@ -321,8 +321,10 @@ class SessionLockBackend(Backend, Generic[S]):
                     if monotonic() >= until:
                         raise
             yield from session.clear(until)
-        except Exception:
+        except BaseException as error:
             session.kill("a wait was cancelled")
+            if not isinstance(error, Exception):
+                raise
 
     # releasing
 

@@ -193,3 +193,21 @@ def test_r21_fences_rise_through_a_restart(own: Own, name: str) -> None:
                 lease.extend(20)
     assert fences == sorted(set(fences))
     assert own.keys() == ["fence"]
+
+
+def test_r7_a_waiter_that_has_lost_its_connection_can_be_cancelled(own: Own, name: str) -> None:
+    grant = own.hold(name)
+
+    async def main() -> None:
+        task = asyncio.create_task(advisory_lock(name, using=USING, timeout=None).aacquire())
+        for _ in range(2):
+            await asyncio.to_thread(eventually, lambda: waiters(USING, name) == 1, "there is no waiter")
+            own.client.client_kill_filter(_type="pubsub")
+        await asyncio.to_thread(eventually, lambda: waiters(USING, name) == 1, "there is no waiter")
+        task.cancel()
+        assert await asyncio.wait([task], timeout=2) == ({task}, set())
+        assert task.cancelled()
+
+    asyncio.run(main())
+    assert own.holder.release(grant)
+    assert own.keys() == ["fence"]
