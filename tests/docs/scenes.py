@@ -161,7 +161,7 @@ def waiting(names: Names) -> None:
     published: list[str] = []
     assert names["make_report"](lambda: "figures", published.append, None) == "made"
     with held_by_another_thread("report"):
-        assert names["make_report"](lambda: "figures", published.append, None) == "somebody else makes it"
+        assert names["make_report"](lambda: "figures", published.append, None) == "another caller makes it"
     assert published == ["figures"]
 
 
