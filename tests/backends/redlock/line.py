@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,28 @@ SOON, LATE = 0.4, UNDO_WINDOW - 0.5
 
 
 def _interrupt(thread: int, error: type[BaseException]) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+    """Raise ``error`` in another thread.
+
+    CPython gives it to the wrong thread while that one is starting a third: until it runs, a new thread has the number
+    of the thread that starts it. It would die before it says that it runs, and its starter would wait for ever.
+    """
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(10)  # no other thread runs between the look and the exception
+    try:
+        while _is_starting_another(thread):
+            time.sleep(0.001)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def _is_starting_another(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code is threading.Thread.start.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Line:
