@@ -46,7 +46,7 @@ MAX_LIMIT = 2**31
 
 
 class HolderInfo:
-    """The description of this process's holders for operators: JSON with the host, the process, the thread and the name."""
+    """Describes the holders of this process to operators: JSON with the host, the process, the thread and the name."""
 
     def __init__(self) -> None:
         host = encode_basestring_ascii(socket.gethostname())
