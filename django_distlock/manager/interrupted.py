@@ -134,7 +134,8 @@ def _give_back_flow(hold: Hold) -> Flow[None]:
     backend = hold.backend
     try:
         if hold.grant is not None:
-            yield Step(backend.release, backend.arelease, (hold.grant,))
+            if not hold.given:
+                yield Step(hold.give, hold.agive, (hold.grant,))
             if hold.held_at:
                 events.send_held(signals.lock_released, hold)
         elif hold.claim is not None and backend.queues_waiters:

@@ -56,6 +56,7 @@ class Hold:
         "calls",
         "claim",
         "claimed_at",
+        "given",
         "giving",
         "grant",
         "held_at",
@@ -101,6 +102,8 @@ class Hold:
         # manager/interrupted.py cleans up
         self.calls: dict[Any, Flow[Any]] = {}
         self.giving: Flow[Any] | None = None
+        # True once the engine has it back
+        self.given = False
         # the Lease whose release is to give it back
         self.released_by: Any = None
         self.lost: str | None = None
@@ -158,6 +161,16 @@ class Hold:
     async def aask(self, claim: Claim, wait: float) -> Grant | None:
         self.grant = await self.backend.atry_acquire(claim, wait)
         return self.grant
+
+    # The same for the step that releases it: a second release might take a lock from another reader of the session.
+
+    def give(self, grant: Grant) -> bool:
+        self.given = self.backend.release(grant)
+        return self.given
+
+    async def agive(self, grant: Grant) -> bool:
+        self.given = await self.backend.arelease(grant)
+        return self.given
 
 
 class WaitQueue:

@@ -71,9 +71,9 @@ def give_back(hold: Hold, fast: bool = False) -> Flow[DistlockError | None]:
     """
     grant = hold.grant
     try:
-        released = fast and grant is not None and hold.backend.release_fast(grant)
+        released = hold.given = fast and grant is not None and hold.backend.release_fast(grant)
         if not released:
-            released = yield Step(hold.backend.release, hold.backend.arelease, (grant,))
+            released = yield Step(hold.give, hold.agive, (grant,))
     except DistlockError as error:
         lose(hold, "unreachable", releasing=True)
         lock_table.end(hold)

@@ -27,7 +27,8 @@ from django_distlock.concurrency.parking import Parker
 from django_distlock.locks import lease, lock, lockset
 from django_distlock.manager import acquire, interrupted, open_transactions, release, transactions
 from django_distlock.manager import lock_table as lock_table_module
-from django_distlock.manager.lock_table import lock_table
+from django_distlock.manager.keepalive import keepalive
+from django_distlock.manager.lock_table import LockTable, lock_table
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.faults.server import holders, lock_sessions
@@ -244,6 +245,22 @@ def test_r1_an_interrupted_release_is_finished_once(name: str, monkeypatch: pyte
     assert len(asked) == 1
 
 
+def test_r1_an_interrupt_behind_a_release_takes_no_lock_from_another_reader(name: str) -> None:
+    """All readers of a process may be on one session, whose server counts unlocks."""
+    lock = advisory_lock(name, using="postgres", shared=True)
+    readers: list[Any] = []
+    thread = threading.Thread(target=lambda: readers.append(lock.acquire()))
+    thread.start()
+    thread.join()
+    lease = lock.acquire()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_in(LockTable.end, lease.release)
+    tick()
+    assert [hold.owner for hold in lock_table.held()] == [thread]
+    assert len(holders("postgres", name)) == 1
+    readers[0].release()
+
+
 def test_r11_a_lock_that_is_acquired_again_is_kept_for_the_transaction(name: str) -> None:
     """Of an acquire that was interrupted, whose lock its context has acquired a second time before it was given up."""
     lock = advisory_lock(name, using="redis")
@@ -301,6 +318,29 @@ def within_a_second(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() - begun < LATE, "not within a second"
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_r20_an_interrupted_start_of_the_keepalive_thread(
+    name: str, started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.close()
+    eventually(lambda: not keepalive.running, "the thread goes on without work")
+    start = threading.Thread.start
+
+    def interrupt(thread: threading.Thread) -> None:
+        if started:
+            start(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            advisory_lock(name, using="memory").acquire()
+    with advisory_lock(f"{name}-next", using="memory"):
+        assert keepalive.thread is not None
+        assert keepalive.thread.is_alive()
+        within_a_second(lambda: len(lock_table.all()) == 1)
 
 
 def test_r7_an_interrupt_at_the_entrance_of_a_with_block(name: str) -> None:
