@@ -1,4 +1,4 @@
-"""``request.idempotency``, and what is behind it: one attempt at a request with a key."""
+"""``request.idempotency``: one attempt at a request with a key."""
 
 from __future__ import annotations
 

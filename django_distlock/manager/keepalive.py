@@ -70,12 +70,15 @@ class Keepalive:
                     self.thread = threading.Thread(target=self._run, name="distlock-keepalive", daemon=True)
                     try:
                         self.thread.start()
-                    except RuntimeError:
+                    except BaseException:  # no thread to be had, or KeyboardInterrupt
                         self.thread = None
                         raise
                 self._condition.notify()
 
     def _run(self) -> None:
+        with self._condition:
+            if self.thread is not threading.current_thread():  # its start was interrupted: the next acquire starts one
+                return
         while True:
             with self._condition:
                 self.next_tick = math.inf  # a request that comes during the tick may be too late for it

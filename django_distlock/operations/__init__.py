@@ -1,1 +1,1 @@
-"""What the person on call uses: commands, the admin page, the doctor, history, metrics."""
+"""Tools for operators: commands, the admin page, the doctor, history, metrics."""

@@ -32,7 +32,7 @@ def prune(using: str | None = None, *, days: float = 30) -> dict[str, int]:
     setting), and idempotency keys after their lifetime. In batches of 1,000 rows.
 
     Locks in use are not affected: their names are seen once a day, and fences follow the clock. BackendUnavailable if a
-    server does not answer for two seconds, or has no such table; the others are pruned all the same.
+    server does not answer for two seconds, or has no such table; the others are still pruned.
     """
     deleted, failed = prune_all(using, days=days)
     if failed:

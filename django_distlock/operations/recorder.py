@@ -137,7 +137,7 @@ class Recorder:
             self._prune_at = monotonic() + PRUNE_EVERY
             try:
                 self._prune()
-            except Exception as error:  # the events are written all the same
+            except Exception as error:  # the events are written nevertheless
                 logger.warning("Old events of locks could not be deleted: %s", one_line(error))
 
 

@@ -72,7 +72,7 @@ def find_held(name: str, using: str) -> tuple[bool, list[str]]:
 
 
 def lose(lease: Lease, reason: str) -> None:
-    """Lose ``lease``: release it in the engine, and tell its holder that it is lost."""
+    """Lose ``lease``: release it in the engine, and notify its holder of the loss."""
     hold = lease._hold
     grant = hold.grant
     if lease._released or not release.lose(hold, reason):

@@ -27,6 +27,7 @@ from django_distlock.concurrency.parking import Parker
 from django_distlock.locks import lease, lock, lockset
 from django_distlock.manager import acquire, interrupted, open_transactions, release, transactions
 from django_distlock.manager import lock_table as lock_table_module
+from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.lock_table import LockTable, lock_table
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
@@ -317,6 +318,29 @@ def within_a_second(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() - begun < LATE, "not within a second"
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_r20_an_interrupted_start_of_the_keepalive_thread(
+    name: str, started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.close()
+    eventually(lambda: not keepalive.running, "the thread goes on without work")
+    start = threading.Thread.start
+
+    def interrupt(thread: threading.Thread) -> None:
+        if started:
+            start(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            advisory_lock(name, using="memory").acquire()
+    with advisory_lock(f"{name}-next", using="memory"):
+        assert keepalive.thread is not None
+        assert keepalive.thread.is_alive()
+        within_a_second(lambda: len(lock_table.all()) == 1)
 
 
 def test_r7_an_interrupt_at_the_entrance_of_a_with_block(name: str) -> None:

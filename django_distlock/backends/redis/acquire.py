@@ -1,4 +1,4 @@
-"""One attempt to get a lock: ask, wait for the hand-over, ask again when something may have gone wrong, and leave."""
+"""One attempt to acquire a lock: ask, wait for the hand-over, ask again if a message may be missing, and leave."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MAX_LIMIT = 2**31
 
 
 class HolderInfo:
-    """What the holders of this process say of themselves: JSON with the host, the process, the thread and the name."""
+    """Describes the holders of this process to operators: JSON with the host, the process, the thread and the name."""
 
     def __init__(self) -> None:
         host = encode_basestring_ascii(socket.gethostname())
@@ -137,9 +137,9 @@ class RedisAttempt:
         return Grant(claim=self._claim, fence=fence, acquired_at=start, valid_until=valid_until)
 
     def hear(self, until: float) -> Flow[Grant | None]:
-        """Wait until the lock is handed over; None if there is reason to ask again, or at the deadline.
+        """Wait until the lock is handed over. Returns None if the caller must ask again, or at the deadline.
 
-        A message is believed only if the server cannot have meant anything else; asking again settles the rest.
+        A message is accepted only if it is certainly a grant to this claim; in doubt the caller asks again.
         """
         connection = self._connection
         if connection is None:
@@ -210,7 +210,7 @@ class RedisAttempt:
         return self._connection is not None
 
     def give_back(self) -> None:
-        """Give the connection back to the pool."""
+        """Return the connection to the pool."""
         connection, self._connection = self._connection, None
         if connection is not None:
             self._pool.give(connection)

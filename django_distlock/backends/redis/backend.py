@@ -155,7 +155,7 @@ class RedisBackend(Backend):
                 return None
 
     def _forsake(self, attempt: RedisAttempt, claim: Claim, uncertain: bool) -> None:
-        """Have undone later what an attempt may have done."""
+        """Schedule the clean-up of an attempt whose effect is unknown."""
         attempt.drop()
         self._claims.pop(claim.token, None)
         if attempt.sent or attempt.echo:
@@ -175,7 +175,7 @@ class RedisBackend(Backend):
         await arun(self._withdraw(claim))
 
     def _withdraw(self, claim: Claim) -> Flow[None]:
-        """Give back a grant that an interrupt has kept from its caller. A waiter has left the queue already."""
+        """Release a grant that an interrupt has kept from its caller. A waiter has left the queue already."""
         if claim.token not in self._claims:
             return
         del self._claims[claim.token]
@@ -222,7 +222,7 @@ class RedisBackend(Backend):
             with self._wrapped():
                 given, again = yield from evaluate(self.pool, monotonic() + PATIENCE, RELEASE, claim)
         except BaseException:
-            self._leave_behind(claim, False)  # a release that comes late does no harm
+            self._leave_behind(claim, False)  # a late release does no harm
             raise
         again = again or claim.token in self._doubtful
         self._doubtful.discard(claim.token)

@@ -4,13 +4,13 @@ Each operation is one script, and therefore atomic. ``scripts/keys.lua`` describ
 one hash slot (https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/).
 
 A waiter listens on a channel of its connection. PUBSUB NUMSUB tells whether it is connected to *this* server, so a
-waiter whose process or connection is gone is passed over at once, without a heartbeat. The message of a hand-over is
-published by the script that has made the grant, and by nothing else. The reply of PUBLISH decides nothing: Redis passes
-a message on to its replicas and over the bus of a cluster, and counts patterns too. So a waiter that is connected
-elsewhere is handed nothing, and hears nothing that it could take for a grant.
+waiter whose process or connection is gone is skipped at once, without a heartbeat. The message of a hand-over is
+published only by the script that has made the grant. The reply of PUBLISH is not used: Redis forwards a message to its
+replicas and over the bus of a cluster, and counts patterns too. So a waiter that is connected elsewhere is handed
+nothing, and receives no message that it could mistake for a grant.
 
-All times are the server's. Scripts replicate their effects, so reading the clock in them is sound; SET with GET and PX
-makes Redis 6.2 the oldest that can run them. What most calls need comes first, before anything else is even defined.
+All times are the server's. Scripts replicate their effects, so they may read the clock; SET with GET and PX needs Redis
+6.2. Each script begins with the code that most calls need, before it defines the rest.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WARNED: Final = 8
 REPLY = 0.5
 # The time that a release or a listing may take; seconds.
 PATIENCE = 2.0
-# A connection that was idle may be dead, and so may the one after it; a server that hangs up each time does not stop.
+# A call may lose this many connections: idle ones may be dead. The limit is for a server that closes every connection.
 LOST_CONNECTIONS = 2
 # What a node of a Redis Cluster replies for the names of other nodes, or for all while it cannot tell.
 MOVED = {"MOVED", "ASK", "CLUSTERDOWN", "CROSSSLOT"}

@@ -67,7 +67,7 @@ def _info(
 
 
 def who_of(facts: dict[str, Any]) -> str:
-    """The thread or task that holds or waits, as an operator sees it."""
+    """Describe a holder or waiter to an operator."""
     who = [facts.get(part) for part in ("host", "pid", "thread")]
     return UNKNOWN if None in who else ":".join(map(str, who))
 

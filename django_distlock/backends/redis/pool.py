@@ -50,7 +50,7 @@ class Pool:
         self._background = Background("distlock-redis-open")
 
     def take(self) -> Connection | None:
-        """A connection at hand, or None. Never waits."""
+        """An idle connection, or None. Never waits."""
         while True:
             try:
                 connection = self._idle.pop()
@@ -61,14 +61,14 @@ class Pool:
             self.discard(connection)
 
     def open(self, timeout: float) -> None:
-        """Open a connection in this thread, and have it at hand. Raises what the driver raises."""
+        """Open a connection in this thread and add it to the idle ones. Raises the driver's errors."""
         connection = self._connect(timeout)
         with self._guard:
             self._connections.add(connection)
         self.give(connection)
 
     def get(self, until: float) -> Flow[Connection]:
-        """A connection at hand, a new one, or the next that is given back, in order of arrival. ConnectionFailed at the
+        """An idle connection, a new one, or the next that is returned, in order of arrival. ConnectionFailed at the
         monotonic time ``until``."""
         connection = self.take()
         if connection is not None:
@@ -96,7 +96,7 @@ class Pool:
         return waiter
 
     def _desert(self, waiter: ConnectionWaiter) -> None:
-        """Hand on what a waiter was given that has gone."""
+        """Hand the connection or the place of a waiter that has left to the next one."""
         if not waiter.parker.leave():
             with self._guard, contextlib.suppress(ValueError):
                 self._queue.remove(waiter)
@@ -280,12 +280,12 @@ class Places:
         """Give the place to the first waiter. Leaving twice, or without having taken it, is harmless."""
         try:
             self._leave(place)
-        except BaseException:  # Ctrl-C in the middle: the second time does the rest
+        except BaseException:  # interrupted by Ctrl-C: the second call does the rest
             self._leave(place)
             raise
 
     def left_behind(self, place: Place) -> None:
-        """:meth:`leave` wherever an exception came from, the garbage collector included."""
+        """:meth:`leave` after any exception, including one raised by the garbage collector."""
         finalizers.now_or_later(self.leave, place)
 
     def _leave(self, place: Place) -> None:

@@ -1,7 +1,7 @@
-"""kazoo's client as this package needs it: one thread, a session timeout that is known, and an end that comes in time.
+"""kazoo's client as this package needs it: with one thread, a known session timeout, and a close that ends in time.
 
-What kazoo offers for extension is used: its handler (threads, connections, ``select``), listeners and retry objects.
-Two private names of kazoo are used as well, both in :class:`Client` and for the reasons given there.
+It uses kazoo's extension points: the handler (threads, connections, ``select``), listeners and retry objects; and two
+private names of kazoo, both in :class:`Client` and for the reasons given there.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ CONNECT_TIMEOUT = 2.0
 CLOSE_TIMEOUT = 0.5
 # A server may take a sixth of the session timeout to answer to a new connection, and at least this; seconds.
 MIN_ANSWER_TIMEOUT = 1.0
-# Between two looks, during a connection attempt, at whether the client is being closed; seconds.
+# Between two checks, during a connection attempt, whether the client is being closed; seconds.
 CLOSE_CHECK_INTERVAL = 0.25
 # kazoo waits this long after it has tried all hosts in vain, growing up to the second number; seconds.
 RETRY_DELAY, MAX_RETRY_DELAY = 0.02, 0.5
 
-# The backend reports what kazoo would log, in terms of locks.
+# Drops kazoo's log messages: the backend reports the same events in terms of locks.
 _silent = logging.Logger("django_distlock.kazoo", logging.CRITICAL + 1)
 
 
@@ -151,7 +151,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return *([each for each in group if each.fileno() in found] for group in (readers, writers)), []
 
     def _look_after(self) -> float:
-        """Do what is due while the thread waits. Returns the monotonic time of the next look."""
+        """Do what is due while the thread waits. Returns the monotonic time of the next check."""
         now = monotonic()
         limits = [each for each in (self.answer_by, self.closed_by) if each is not None]
         if limits and now >= min(limits):
@@ -182,7 +182,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
             self._wakeups[1].send(b"\0")
 
     def drop(self) -> None:
-        """End the connection from any thread, so that kazoo looks for another one."""
+        """End the connection from any thread, so that kazoo opens another one."""
         if self._socket is not None:
             # not the method of an SSL socket, which is not meant for a second thread
             with contextlib.suppress(OSError):
@@ -264,7 +264,7 @@ class Client:
 
     def start(self) -> None:
         """Begin to connect without waiting for it."""
-        # a program that ends gives its locks back at once, and not when its session has timed out
+        # so that the locks of a program that ends are free at once, and not when its session times out
         atexit.register(self._close)
         self.kazoo.start_async()
 
@@ -332,6 +332,6 @@ class Client:
             self.kazoo.close()
 
     def abandon(self) -> None:
-        """Forget the session in the child of a fork, without a word to the server."""
+        """Drop the session in the child of a fork, without a message to the server."""
         atexit.unregister(self._close)
         self.handler.abandon()

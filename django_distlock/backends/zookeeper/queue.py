@@ -32,7 +32,7 @@ INTERRUPTED_LEAVE_TIMEOUT = 0.3
 
 
 class Contender:
-    """One node of this process, from before its creation until its certain deletion."""
+    """One node of this process, from before its creation until its deletion is confirmed."""
 
     def __init__(self, session: ZooKeeperSession, claim: Claim, data: bytes, acl: Any) -> None:
         self.session = session
@@ -227,7 +227,7 @@ class Contender:
             yield Step(parker.park, parker.apark, (until - monotonic(),))
 
     def abandon(self, gone: Callable[[], object] = bool) -> None:
-        """Have the node deleted without waiting, even if its creation was not answered yet. Calls ``gone`` once it
+        """Delete the node without waiting, even if its creation was not answered yet. Calls ``gone`` once it
         certainly does not exist."""
         path, creating = self.path, self._creating
         self.path, self._creating = None, False

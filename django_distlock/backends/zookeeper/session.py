@@ -157,7 +157,7 @@ class ZooKeeperSession:
             self.end(error)
 
     def end(self, error: Exception | None = None) -> None:
-        """The session has ended, and all its locks with it."""
+        """Mark the session as ended, and with it all its locks."""
         with self._guard:
             if self.state is self.ENDED:
                 return
@@ -170,7 +170,7 @@ class ZooKeeperSession:
 
     @property
     def lost_at(self) -> float:
-        """The monotonic time at which the server may have ended the session, unless it is heard before."""
+        """The monotonic time at which the server may end the session, unless it answers before."""
         return self.heard_at + self.timeout - drift(self.timeout)
 
     def lives(self) -> bool:

@@ -1,4 +1,4 @@
-"""Where claims and answers are kept: a table or a cache. Also what is done with all tables: purge, forget a user."""
+"""The storage of claims and answers: a table or a cache. Also operations on all tables: purge, forget a user."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The pages of held locks in Django's admin: the list, one lock, and breaking locks.
 
-``django_distlock.view_heldlock`` permits to look, ``django_distlock.break_lock`` in addition to break. Nothing can be
+``django_distlock.view_heldlock`` permits viewing, ``django_distlock.break_lock`` also permits breaking. Nothing can be
 added, changed or deleted.
 """
 
@@ -92,7 +92,7 @@ class HeldLockAdmin(Columns, Base):
         return request.user.has_perm("django_distlock.view_heldlock")
 
     def has_break_permission(self, request: HttpRequest) -> bool:
-        """Breaking needs the permission to look, because the page shows the holder."""
+        """Breaking needs the permission to view as well, because the page shows the holder."""
         return self.has_view_permission(request) and request.user.has_perm("django_distlock.break_lock")
 
     def has_add_permission(self, request: HttpRequest) -> bool:

@@ -160,7 +160,7 @@ class HeldLockChangeList(ChangeList):
 
 
 class _All:
-    """Stands for all rows. The query for those that match has counted them too."""
+    """Stands for all rows, which the query of the matching rows has counted too."""
 
     def __init__(self, rows: Any) -> None:
         self._rows: LockRows = rows

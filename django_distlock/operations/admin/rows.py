@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from django_distlock.backends.query import LockPage
     from django_distlock.records import BackendReport, LockInfo
 
-# The details that identify a holder, by engine. Not what it says about itself, which may change while it holds.
+# The details that identify a holder, by engine. Its own description is left out: it may change during the hold.
 _FACTS = ("token", "node", "pid", "connection", "backend_start")
 # Keys that can be part of an address without encoding.
 _PLAIN = re.compile(r"[\w.:-]{1,100}", re.ASCII)
