@@ -14,7 +14,7 @@ from django_distlock.records import Grant, drift
 
 from .nodes import NodeRequest, Undo
 from .quorum import NodeAnswer, Verdict, decide
-from .rounds import Round, Unavailable
+from .rounds import RedlockBackendUnavailable, Round
 from .scripts import ACQUIRE, JOIN, PLACES, RELEASE, RESPECT, keys_of
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class RedlockAttempt:
         lead = self.lead()
         try:
             outcome = yield from self.vote(lead, until)
-        except Unavailable as error:
+        except RedlockBackendUnavailable as error:
             if not error.lost:
                 raise
             outcome = yield from self.vote(lead, until)

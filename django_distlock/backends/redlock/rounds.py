@@ -36,7 +36,7 @@ class Crowded(BackendUnavailable):
     """Other callers of this process used all connections until the deadline."""
 
 
-class Unavailable(BackendUnavailable):
+class RedlockBackendUnavailable(BackendUnavailable):
     """Too few nodes answered. ``lost``: connections were lost, so asking again may do better."""
 
     lost = False
@@ -261,7 +261,7 @@ class Round:
                 pipeline.node.put(pipeline)
         self.nodes.places.leave(self._place)
 
-    def error(self) -> Unavailable:
+    def error(self) -> RedlockBackendUnavailable:
         """The error for too few answers. Connections on which the nodes are silent are lost with it."""
         for pipeline in self.pipelines:
             if pipeline is not None and pipeline.overdue(monotonic()):
@@ -284,7 +284,7 @@ def unavailable(
     errors: Sequence[BaseException | None],
     *,
     over: bool,
-) -> Unavailable:
+) -> RedlockBackendUnavailable:
     """The error for too few answers: which nodes failed, and which did not answer in time."""
     failed: list[int] = []
     late: list[int] = []
@@ -297,7 +297,7 @@ def unavailable(
             late.append(index)
     nodes = len(answers)
     if not failed and not late:  # a vote whose reply was lost does not count
-        return Unavailable(f"No majority of the {nodes} Redis nodes confirms it.")
+        return RedlockBackendUnavailable(f"No majority of the {nodes} Redis nodes confirms it.")
     causes = [error for index in failed if (error := errors[index]) is not None]
     kinds = sorted({type(error).__name__ for error in causes})
     failures = f"failed: {_numbers(failed)}" + (f" ({', '.join(kinds)})" if kinds else "")
@@ -310,7 +310,7 @@ def unavailable(
         text = f"{len(failed)} of {nodes} Redis nodes {failures}"
         text += f"; no answer yet: {_numbers(late)}" if late else ""
     clustered = [str(error) for error in causes if isinstance(error, ClusterNode)]
-    error = Unavailable(". ".join([text, *clustered[:1]]).removesuffix(".") + ".")
+    error = RedlockBackendUnavailable(". ".join([text, *clustered[:1]]).removesuffix(".") + ".")
     error.__cause__ = cause
     return error
 

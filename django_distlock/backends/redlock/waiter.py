@@ -14,7 +14,7 @@ from django_distlock.exceptions import BackendUnavailable
 
 from .acquire import numbers, undo_request
 from .nodes import CONNECT_TIMEOUT, Undo
-from .rounds import LATE_REPLY, Crowded, Unavailable
+from .rounds import LATE_REPLY, Crowded, RedlockBackendUnavailable
 from .scripts import GRACE, JOIN, KEPT, PLACES, RESPECT
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class RedlockWaiter:
             self._disturbed_at = asked
         self._error = error
         self._pace.split(now)
-        lost = isinstance(error, Unavailable) and error.lost  # so asking again may do better
+        lost = isinstance(error, RedlockBackendUnavailable) and error.lost  # so asking again may do better
         if now >= until or now - self._disturbed_at >= (LONG_DISTURBANCE if lost else DISTURBANCE):
             raise error
 
