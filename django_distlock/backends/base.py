@@ -91,6 +91,11 @@ class Backend(ABC):
     def release(self, grant: Grant) -> bool:
         """Release the lock. False: ``grant`` no longer held it."""
 
+    def release_again(self, grant: Grant, alone: bool) -> bool:
+        """:meth:`release` after one that was interrupted and may have reached the engine. ``alone``: this process has
+        no other grant of the key."""
+        return self.release(grant)
+
     @abstractmethod
     def inspect(self) -> Iterable[LockInfo]:
         """The locks that are held now, by all processes."""

@@ -67,7 +67,8 @@ def look(now: float) -> bool:
                 hold.calls.pop(lease, None)
         giving = hold.giving
         if giving is not None and hold.state is State.RELEASING and is_over(giving, now):
-            hold.giving = again = _give_back_flow(hold)  # while that is under way, it is not begun once more
+            # while that is under way, it is not begun once more
+            hold.giving = again = _give_back_flow(hold, again=True)
             in_thread(run, again)
     for flow, leases_left in list(releases.items()):
         if is_over(flow, now) and in_thread(_release_again, leases_left):
@@ -128,13 +129,15 @@ def _give_back(hold: Hold) -> None:
     run(flow)
 
 
-def _give_back_flow(hold: Hold) -> Flow[None]:
+def _give_back_flow(hold: Hold, again: bool = False) -> Flow[None]:
     """Give the engine back what it has granted, if it has. Its answer says nothing: the interrupted call may have done
-    that."""
+    that. ``again``: that call had begun to."""
     backend = hold.backend
     try:
         if hold.grant is not None:
-            if not hold.given:
+            if again and not hold.given:
+                backend.release_again(hold.grant, lock_table.is_alone(hold))
+            elif not hold.given:
                 yield Step(hold.give, hold.agive, (hold.grant,))
             if hold.held_at:
                 events.send_held(signals.lock_released, hold)

@@ -463,6 +463,12 @@ class LockTable:
                 if hold.state in (State.HELD, State.DEFERRED) and backend in (None, hold.backend)
             ]
 
+    def is_alone(self, hold: Hold) -> bool:
+        """Has no other hold of this process the same key?"""
+        with self._mutex:
+            slot = self._slots.get(hold.key.digest)
+            return slot is None or all(holder is hold for holder in slot.holders)
+
     def unfinished(self) -> list[Hold]:
         """The holds that are WAITING, CLAIMING or RELEASING now."""
         return [hold for hold in self.all() if hold.state in UNFINISHED]

@@ -18,8 +18,11 @@ from django.db.transaction import atomic
 
 from django_distlock import LockNotAcquired, LockTimeout, advisory_lock, lock_all, semaphore, signals
 from django_distlock.backends import memory
+from django_distlock.backends.postgres import session as postgres_session
 from django_distlock.backends.redis import backend as redis
 from django_distlock.backends.redis import pool as redis_pool
+from django_distlock.backends.sessions import backend as sessions_backend
+from django_distlock.backends.sessions import session as sessions_session
 from django_distlock.concurrency import flow
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import run
@@ -259,6 +262,46 @@ def test_r1_an_interrupt_behind_a_release_takes_no_lock_from_another_reader(name
     assert [hold.owner for hold in lock_table.held()] == [thread]
     assert len(holders("postgres", name)) == 1
     readers[0].release()
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_r1_an_interrupt_within_a_release_takes_no_lock_from_another_reader(
+    name: str, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any place of the backend, too: the other reader keeps its lock, or learns that it is lost."""
+    recipe = advisory_lock(name, using="postgres", shared=True)
+    backend: Any = registry.entry("postgres").backend
+    if not fast:
+        monkeypatch.setattr(type(backend), "release_fast", lambda self, grant: False)
+    others: list[Any] = []
+
+    def read() -> None:
+        thread = threading.Thread(target=lambda: others.append(recipe.acquire()))
+        thread.start()
+        thread.join()
+
+    place: str | None = ""
+    number = 2
+    while place is not None:
+        if not others:
+            read()
+        lease = recipe.acquire()
+        interrupter = Interrupter(number, *CORE, sessions_backend, sessions_session, postgres_session)
+        with contextlib.suppress(KeyboardInterrupt):
+            interrupter.run(lease.release)
+        place = interrupter.place
+        tick()
+        kept = others[0].held
+        assert [hold.owner for hold in lock_table.all()] == [other.owner for other in others if kept], place
+        if kept:
+            assert holders("postgres", name), f"interrupted at {place}: the lock of another reader is gone"
+        else:
+            others.clear()
+            registry.close()
+        number += 1
+    for other in others:
+        other.release()
+    assert not holders("postgres", name)
 
 
 def test_r11_a_lock_that_is_acquired_again_is_kept_for_the_transaction(name: str) -> None:

@@ -17,7 +17,7 @@ from django_distlock.backends.base import IDLE, TICK
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.parking import FairLock
 
-from .session import Session, StatementTimeout, locked
+from .session import STATEMENT_LIMIT, Session, StatementTimeout, locked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,8 +161,11 @@ class Sessions(Generic[S]):
                     session.close()
                 finally:
                     session.mutex.release()
-                with self._mutex:
-                    self._closing.discard(session)
+            elif monotonic() < session.dead_at + STATEMENT_LIMIT:
+                continue
+            # else an interrupt has lost the mutex: the connection closes when no thread refers to it
+            with self._mutex:
+                self._closing.discard(session)
 
     def retire(self, session: S) -> None:
         """Take no new locks on the shared session; it is closed when its last one is released."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -75,6 +76,7 @@ class Session(ABC):
         self.waits = waits
         self.pid = os.getpid()
         self.dead: str | None = None
+        self.dead_at = math.inf
         # holds something that cannot be accounted for: takes no new locks, is closed after its last one
         self.retired = False
         # how often each lock is held, by digest
@@ -169,6 +171,7 @@ class Session(ABC):
         with self._end:
             if self.dead is None:
                 self.dead = reason
+            self.dead_at = min(self.dead_at, monotonic())
             if not self._closed:
                 sockets.shut(self.fd)
 
