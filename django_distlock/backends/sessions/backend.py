@@ -16,7 +16,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from django_distlock.backends.base import TICK, Backend
-from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import LEAST_PATIENCE
 from django_distlock.concurrency.flow import Flow, Step, arun, finished, run
@@ -367,18 +366,12 @@ class SessionLockBackend(Backend, Generic[S]):
     def _release(self, grant: Grant, *, entered: bool = False) -> Flow[bool]:
         session: S = grant.session
         key = grant.claim.key
-        turn = None if entered else session.mutex.turn()
         try:
-            if turn is not None:
-                entered = yield Step(turn.acquire, turn.aacquire, (2 * STATEMENT_LIMIT,))
+            entered = entered or (yield Step(session.mutex.acquire, session.mutex.aacquire, (2 * STATEMENT_LIMIT,)))
         except GeneratorExit:  # the event loop is closed, and does not go on here
             threading.Thread(
                 target=self._release_in_thread, args=(grant,), name="distlock-release", daemon=True
             ).start()
-            finalizers.now_or_later((turn or session.mutex).release)
-            raise
-        except BaseException:
-            (turn or session.mutex).release()
             raise
         if not entered:
             session.kill("a release could not get through")  # rather lost than held without a holder
@@ -394,7 +387,7 @@ class SessionLockBackend(Backend, Generic[S]):
             raise unavailable(self.alias, error) from error
         finally:
             self._count_release(session, key)
-            (turn or session.mutex).release()
+            session.mutex.release()
             if (session.waits or session.retired) and not session.held:
                 self.sessions.give_back(session)
 
