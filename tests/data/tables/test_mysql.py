@@ -226,6 +226,7 @@ def test_postgres_modes_that_it_has_not(mode: str) -> None:
         sent.append(sql)
         return execute(sql, *args)
 
+    connections[DB].ensure_connection()  # which Django sets up with a statement
     with connections[DB].execute_wrapper(note), pytest.raises(UnsupportedOperation, match=mode):
         table_lock(Account, mode=mode, using=DB).__enter__()
     assert not sent
