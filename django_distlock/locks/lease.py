@@ -60,7 +60,7 @@ class BaseLease:
         raise NotImplementedError
 
     def _release(self, raising: bool) -> None:
-        """Release the lock in this thread."""
+        """:meth:`_release_flow` in this thread. After an exception the caller calls :meth:`_interrupted`."""
         perform(self._release_flow(raising))
 
     def _aenters(self) -> None:
@@ -298,7 +298,10 @@ class Lease(BaseLease):
         if self._ends_hold(raising):
             begun = begun_by_sql()
             if not give_back_fast(self._hold):
-                perform(self._give_back(begun, raising and asyncio._get_running_loop() is None))
+                detached = asyncio._get_running_loop() is not None
+                if detached:  # perform() leaves it to a thread, which an interrupt here does not end
+                    self._hold.released_by = None
+                perform(self._give_back(begun, raising and not detached))
             elif begun:
                 self._report(_uncommitted(self, begun), raising)
 

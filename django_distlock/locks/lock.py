@@ -134,9 +134,6 @@ class BaseLock(Generic[L]):
         """
         if asyncio._get_running_loop() is not None:
             owner.refuse_event_loop("await lock.aacquire()")
-        return self._acquire(timeout)
-
-    def _acquire(self, timeout: Timeout = UNSET) -> L:
         if self.cancel_on_loss:
             decorators.refuse_cancel_on_loss()
         timeout = self._resolve(timeout)
@@ -160,9 +157,6 @@ class BaseLock(Generic[L]):
         """
         if asyncio._get_running_loop() is not None:
             owner.refuse_event_loop("await lock.atry_acquire()")
-        return self._try_acquire(timeout)
-
-    def _try_acquire(self, timeout: Timeout) -> L | None:
         if self.cancel_on_loss:
             decorators.refuse_cancel_on_loss()
         return run(self._flow(self._resolve(timeout), monotonic()))
@@ -182,7 +176,7 @@ class BaseLock(Generic[L]):
             open_blocks.add(self, lease)
         except BaseException:  # KeyboardInterrupt: no block would ever release it
             open_blocks.remove(self, lease)
-            lease._release(False)
+            lease._interrupted()
             raise
         return lease
 

@@ -412,6 +412,7 @@ class LockTable:
         for listener in hold.listeners:
             listener.stop(hold)
         hold.state = State.ENDED
+        hold.released_by = None  # it refers to the hold: without the circle both are freed at once
         self._ending = None
         return True
 
