@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -172,6 +171,8 @@ class TransactionWatch:
             self.recheck()
         return result
 
+    _listen._distlock = True  # type: ignore[attr-defined]
+
     def _end_in_testcase(self) -> None:
         if in_testcase(self.connection) and only_testcases(self.connection):
             self.finish()
@@ -185,10 +186,18 @@ class TransactionWatch:
             self._uninstall()
             ended, self.holds = self.holds, []
         news: News = []
-        with ExitStack() as stack:  # after Ctrl-C in one callback the others still run
-            stack.callback(self._notify, news)
-            for hold in reversed(ended):
-                stack.callback(self._let_go, hold, news)
+        try:
+            self._let_all_go(ended[::-1], news)
+        finally:
+            self._notify(news)
+
+    def _let_all_go(self, ended: list[Hold], news: News) -> None:
+        try:
+            while ended:
+                self._let_go(ended.pop(), news)
+        except BaseException:  # Ctrl-C: the others are released all the same
+            self._let_all_go(ended, news)
+            raise
 
     def _let_go(self, hold: Hold, news: News) -> None:
         hold.transactions.discard(self)
