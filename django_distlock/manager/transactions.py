@@ -245,7 +245,8 @@ class TransactionWatch:
             self.connection.execute_wrappers.remove(self._listen)
         if attributes.get("_distlock_watch") is self:
             del attributes["_distlock_watch"]
-        for name, wrapper in self.wrappers.items():
+        wrappers, self.wrappers = self.wrappers, {}  # they refer to the watch, and that to them: a circle
+        for name, wrapper in wrappers.items():
             # other code may have wrapped our wrapper, which then stays and does nothing
             if attributes.get(name) is wrapper:
                 if name in self.replaced:
