@@ -104,8 +104,8 @@ class TransactionWatch:
         with _watching:
             watch: TransactionWatch = getattr(connection, "_distlock_watch", None) or cls(connection)
             if watch not in hold.transactions:
+                watch.holds.append(hold)  # first: the end of the transaction ends it, whatever comes in between
                 hold.transactions.add(watch)
-                watch.holds.append(hold)
                 if hold.scope == "transaction":
                     watch.listen()
         if not in_transaction(connection):  # another thread has ended it in between

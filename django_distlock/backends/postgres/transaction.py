@@ -14,7 +14,7 @@ from django.db import DatabaseError, connections
 from django.db.backends import utils
 from django.db.backends.postgresql.base import DatabaseWrapper
 from django.db.backends.utils import CursorWrapper
-from psycopg import Connection, pq
+from psycopg import Connection, Error, pq
 from psycopg.errors import error_from_result
 from psycopg.generators import execute
 from psycopg.waiting import WAIT_R
@@ -107,8 +107,14 @@ def directly(connection: Any, statement: bytes) -> list[str]:
     with connection.wrap_database_errors, raw.lock:
         if raw.pgconn.transaction_status == pq.TransactionStatus.IDLE and not raw.autocommit:
             statement = _begin(raw) + statement
-        raw.pgconn.send_query(statement)
-        result = raw.wait(execute(raw.pgconn))[-1]
+        try:
+            raw.pgconn.send_query(statement)
+            result = raw.wait(execute(raw.pgconn))[-1]
+        except BaseException:
+            if raw.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+                with contextlib.suppress(Error):  # an interrupt came before psycopg waited, which would have read it
+                    raw.wait(execute(raw.pgconn))
+            raise
         if result.status != pq.ExecStatus.TUPLES_OK:
             raise error_from_result(result, raw.info.encoding)
     return [(result.get_value(0, column) or b"").decode() for column in range(result.nfields)]
@@ -150,30 +156,21 @@ class TransactionSession:
 
 
 class Bounded:
-    """A context in which statements on a connection of psycopg end by the monotonic time ``until`` (R5).
+    """Ends the statements on a connection of psycopg by the monotonic time ``until`` (R5).
 
     psycopg runs each statement as a generator that says what it waits for at the socket, and gives it to the method
-    ``wait`` of the connection. Here that method gets this object instead, which passes on :meth:`__next__` and
-    :meth:`send`. If the server does not answer in time, the socket is shut, and psycopg raises its usual error.
+    ``wait`` of the connection. While :meth:`wait` stands in its place, that method gets this object instead, which
+    passes on :meth:`__next__` and :meth:`send`. If the server does not answer in time, the socket is shut, and psycopg
+    raises its usual error.
     """
 
-    __slots__ = ("_generator", "_outer", "_raw", "_wait", "ended", "until")
+    __slots__ = ("_generator", "_raw", "_wait", "ended", "until")
 
     def __init__(self, raw: Any, until: float) -> None:
         self._raw = raw
+        self._wait = raw.wait
         self.until = until
         self.ended = False
-
-    def __enter__(self) -> None:
-        self._outer = self._raw.__dict__.get("wait")  # of a lock that is acquired around this one, in a wrapper
-        self._wait = self._raw.wait
-        self._raw.wait = self.wait
-
-    def __exit__(self, *error: object) -> None:
-        if self._outer is None:
-            del self._raw.wait
-        else:
-            self._raw.wait = self._outer
 
     def wait(self, generator: Any, *args: Any, **options: Any) -> Any:
         self._generator = generator
@@ -233,9 +230,12 @@ class TransactionLocks:
         try:
             connection.ensure_connection()
             until = max(claim.answer_by or asked + max(wait, LEAST_PATIENCE), asked + GRACE)
-            bounded = Bounded(connection.connection, until + GRACE / 2)
+            raw: Any = connection.connection
+            outer = raw.__dict__.get("wait")  # of a lock that is acquired around this one, in a wrapper
+            bounded = Bounded(raw, until + GRACE / 2)
             isolation = None
-            with bounded:
+            try:
+                raw.wait = bounded.wait
                 if wait <= 0 or not self._busy.lately(claim.key.digest, asked):
                     isolation = self._try(connection, claim)
                     if isolation is None:
@@ -246,6 +246,11 @@ class TransactionLocks:
                 if isolation is None and wait > 0:
                     with connection.cursor() as cursor:
                         isolation = self._wait(bounded, cursor, claim, asked + wait)
+            finally:  # without a call, so that no interrupt leaves it in place
+                if outer is None:
+                    del raw.wait
+                else:
+                    raw.wait = outer
         except DatabaseError as error:
             if bounded is not None and bounded.ended:
                 raise BackendUnavailable(
