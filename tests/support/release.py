@@ -1,7 +1,7 @@
 """What has to hold before a release: ``make release-check``.
 
-Builds sdist and wheel from the files that git knows, checks metadata, contents, README and links, installs the wheel into
-an empty environment and runs a smoke test from there on each database.
+Builds sdist and wheel from the files that git knows, checks metadata, contents, README and links, installs the wheel
+into an empty environment and runs a smoke test from there on each database.
 """
 
 from __future__ import annotations
