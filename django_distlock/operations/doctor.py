@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_distlock.checks.routers import kept_out
+from django_distlock.checks.servers import kept_out
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.conf import site_key_setting
 from django_distlock.exceptions import BackendUnavailable, DistlockError, LockNotAcquired

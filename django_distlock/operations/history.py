@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from django.db import router
+from django.db.models import F
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
 from django_distlock.conf import history_days
 from django_distlock.models import LockEvent
-from django_distlock.schema import Pruner, pruners
+from django_distlock.schema import Pruner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,21 +56,9 @@ def enabled() -> bool:
 
 def recent(alias: str, name: str, limit: int = 50) -> list[Event]:
     """Return the latest events of one lock, newest first."""
-    rows = LockEvent.rows.filter(digest=digest_of(name), alias=ascii_of(alias)).order_by("-at", "-pk")[:limit]
-    return [
-        Event(
-            name=row.name,
-            using=row.alias,
-            kind=row.kind,
-            at=row.at,
-            wait=row.wait,
-            hold=row.hold,
-            fence=row.fence,
-            reason=row.reason,
-            holder=row.holder,
-        )
-        for row in rows
-    ]
+    names = [field.name for field in fields(Event) if field.name != "using"]
+    rows = LockEvent.rows.filter(digest=digest_of(name), alias=ascii_of(alias)).order_by("-at", "-pk")
+    return [Event(**row) for row in rows.values(*names, using=F("alias"))[:limit]]
 
 
 def prune(older_than_days: float, database: str | None = None) -> int:
@@ -169,7 +158,7 @@ def _description(first: datetime, last: datetime, waits: list[float], holds: lis
 
 
 # `distlock prune` goes by the setting. Without the setting, by its own --days: there may be events of an earlier time.
-pruners["events"] = Pruner(
+pruner = Pruner(
     databases=lambda: [router.db_for_write(LockEvent)],
     delete=lambda database, days: prune(days if (kept := history_days()) is None else kept, database),
 )

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
+from django.utils.module_loading import import_string
 
 from django_distlock.backends.side_connection import Silent, watched
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import BackendUnavailable, DistlockError
 from django_distlock.manager.registry import registry
-from django_distlock.schema import pruners
 from django_distlock.validation import seconds
 
 if TYPE_CHECKING:
@@ -57,10 +58,16 @@ def _steps(using: str | None, days: float) -> Iterator[Callable[[], Mapping[str,
     for alias in [using] if using is not None else registry.aliases():
         yield partial(_of_alias, alias, days)
     silent: set[str] = set()
-    for kind, pruner in pruners.items() if using is None else ():
+    for kind, pruner in _pruners().items() if using is None else ():
         for database in pruner.databases():
             if database not in silent:
                 yield partial(_of_kind, kind, pruner, database, days, silent)
+
+
+def _pruners() -> dict[str, Pruner]:
+    """What else is kept, and how it is deleted."""
+    config: Any = apps.get_app_config("django_distlock")
+    return {kind: import_string(path) for kind, path in config.pruners.items()}
 
 
 def _of_alias(alias: str, days: float) -> Mapping[str, int]:

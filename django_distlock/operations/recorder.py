@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
 from django.db import InterfaceError, OperationalError, connections
 
 from django_distlock import signals
@@ -154,11 +153,6 @@ def configure() -> None:
             signal.disconnect(dispatch_uid=UID)
 
 
-def _settings_changed(*, setting: str, **kwargs: Any) -> None:
-    if setting == "DISTLOCK_HISTORY_DAYS":
-        configure()
-
-
 def _receiver(kind: str) -> Callable[..., None]:
     rare = kind not in ("acquired", "released")
 
@@ -206,4 +200,3 @@ recorder = Recorder(_write, _prune)
 # A short command's last second is written. The child of a fork forgets what its parent will write.
 atexit.register(lambda: recorder.flush(EXIT_TIMEOUT))
 at_fork(Order.THREADS, child=recorder.reset)
-setting_changed.connect(_settings_changed, dispatch_uid=UID)
