@@ -7,6 +7,7 @@ import hashlib
 import math
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from django.db import router
@@ -88,7 +89,9 @@ def plot(events: Iterable[Event]) -> SafeString:
     On a logarithmic scale: a bar for each hold, a ring for each wait, a cross for each timeout or loss. Without styles
     and scripts: it takes the colour of the text around it, and tells waits from holds by shape.
     """
-    shown = sorted((event for event in events if event.wait is not None or event.hold is not None), key=_at)
+    shown = sorted(
+        (event for event in events if event.wait is not None or event.hold is not None), key=attrgetter("at")
+    )
     if not shown:
         return mark_safe("")
     first, last = shown[0].at, shown[-1].at
@@ -128,10 +131,6 @@ def plot(events: Iterable[Event]) -> SafeString:
     )
 
 
-def _at(event: Event) -> datetime:
-    return event.at
-
-
 def _seconds(value: float) -> str:
     return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
 
@@ -142,16 +141,12 @@ def _description(first: datetime, last: datetime, waits: list[float], holds: lis
         _("From %(first)s to %(last)s (UTC).")
         % {"first": f"{first:%Y-%m-%d %H:%M:%S}", "last": f"{last:%Y-%m-%d %H:%M:%S}"}
     ]
-    if waits:
-        said.append(
-            _("Waits (rings): %(count)d, the longest %(longest)s.")
-            % {"count": len(waits), "longest": _seconds(max(waits))}
-        )
-    if holds:
-        said.append(
-            _("Holds (bars): %(count)d, the longest %(longest)s.")
-            % {"count": len(holds), "longest": _seconds(max(holds))}
-        )
+    for text, values in (
+        (_("Waits (rings): %(count)d, the longest %(longest)s."), waits),
+        (_("Holds (bars): %(count)d, the longest %(longest)s."), holds),
+    ):
+        if values:
+            said.append(text % {"count": len(values), "longest": _seconds(max(values))})
     if wrong:
         said.append(_("Ended badly (crosses): %(count)d.") % {"count": wrong})
     return " ".join(said)
