@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.core.checks import Tags, register
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
@@ -50,6 +50,10 @@ class DistlockConfig(AppConfig):
         checks = [*CHECKS]
         if find_spec(f"{self.name}.idempotency") is not None:  # a folder that may be deleted
             checks.append(("idempotency.checks.check_idempotency", "distlock", False))
+            if apps.is_installed("django.contrib.auth"):
+                from django.contrib.auth.signals import user_logged_in
+
+                user_logged_in.connect(_logged_in)
             self.pruners = {**self.pruners, "idempotency": f"{self.name}.idempotency.storage.pruner"}
         for path, tag, deploy in checks:
             register(partial(_check, f"{self.name}.{path}"), tag, deploy=deploy)
@@ -66,6 +70,12 @@ def _check(path: str, **kwargs: Any) -> list[CheckMessage]:
     for message in messages:
         message.hint = f"{message.hint} {DOCS}" if message.hint else DOCS
     return messages
+
+
+def _logged_in(**kwargs: Any) -> None:
+    from .idempotency import csrf
+
+    csrf.remember(**kwargs)
 
 
 def _restore_triggers(**kwargs: Any) -> None:
