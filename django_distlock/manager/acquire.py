@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 H = TypeVar("H")
 
 
-class Recipe(Protocol):
+class LockOptions(Protocol):
     """What a Lock says about itself."""
 
     using: str
@@ -73,7 +73,7 @@ class LockRequest(NamedTuple):
     since: float | None = None
 
     @classmethod
-    def of(cls, lock: Recipe, timeout: float | None, start: float) -> LockRequest:
+    def of(cls, lock: LockOptions, timeout: float | None, start: float) -> LockRequest:
         """The request for ``lock``."""
         return cls(
             lock.using, (lock.name,), timeout, start, lock.shared, lock.ttl, lock.max_hold, template=lock.template
@@ -88,7 +88,7 @@ class Arrival(NamedTuple, Generic[H]):
     mine: Any = UNSET
 
 
-def acquire(lock: Recipe, timeout: float | None, start: float, lease_of: Callable[[Hold], H]) -> H | None:
+def acquire(lock: LockOptions, timeout: float | None, start: float, lease_of: Callable[[Hold], H]) -> H | None:
     """:func:`acquire_flow` in this thread: at once by the engine's fast path, if that is possible."""
     entry = registry.entry(lock.using)
     if not (entry.fast and entry.ready):
@@ -158,7 +158,7 @@ def announce(signal: Signal, request: LockRequest, **facts: Any) -> None:
         events.send(signal, backend, request.parts[0], request.template, wait=wait, **facts)
 
 
-def _refuse_unsupported(wanted: Recipe | LockRequest, entry: Entry) -> None:
+def _refuse_unsupported(wanted: LockOptions | LockRequest, entry: Entry) -> None:
     if not wanted.shared and wanted.ttl is UNSET and wanted.max_hold is UNSET:
         return
     backend = entry.backend
@@ -248,7 +248,9 @@ def _enter_again(mine: Hold, new: Hold, lease: H) -> Flow[H | Hold]:
     return lease if entered else new
 
 
-def _take_fast_path(lock: Recipe, timeout: float | None, start: float, entry: Entry, hold: Hold, lease: Any) -> bool:
+def _take_fast_path(
+    lock: LockOptions, timeout: float | None, start: float, entry: Entry, hold: Hold, lease: Any
+) -> bool:
     """Ask the engine once, in this thread. A grant that comes after its own validity is given back."""
     opened = open_transactions()
     if opened and not on_own_connection(hold.backend, opened):
@@ -267,7 +269,7 @@ def _take_fast_path(lock: Recipe, timeout: float | None, start: float, entry: En
 
 
 def _claim(
-    request: Recipe | LockRequest, entry: Entry, hold: Hold, opened: list[BaseDatabaseWrapper], answer_by: float
+    request: LockOptions | LockRequest, entry: Entry, hold: Hold, opened: list[BaseDatabaseWrapper], answer_by: float
 ) -> Claim:
     if not entry.backend.supports_ttl:
         scope = choose_scope(entry.backend, opened) if opened else "session"
