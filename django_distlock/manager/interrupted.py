@@ -47,9 +47,10 @@ _ended: weakref.WeakSet[Any] = weakref.WeakSet()
 def look() -> None:
     """Clean up after callers that are gone."""
     lock_table.mend()
-    for lease, hold in list(interrupted_calls.items()):
-        if hold.state is State.ENDED or in_thread(_give_up, hold, lease):
-            interrupted_calls.pop(lease, None)
+    for lease in list(interrupted_calls):
+        hold = interrupted_calls.pop(lease, None)  # before it begins, so that nothing begins it a second time
+        if hold is not None and hold.state is not State.ENDED and not in_thread(_give_up, hold, lease):
+            interrupted_calls[lease] = hold
     _look_for_closed_loops(lock_table.all())
 
 
