@@ -71,34 +71,16 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
 
 
 def state_of(request: HttpRequest) -> Idempotency:
-    """``request.idempotency``, which the middleware or the decorator has set."""
-    return request.idempotency  # type: ignore[attr-defined, no-any-return]
+    """``request.idempotency``; a new one if the middleware is not in use."""
+    state: Idempotency | None = getattr(request, "idempotency", None)
+    if state is None:
+        state = request.idempotency = Idempotency()  # type: ignore[attr-defined]
+    return state
 
 
 def load_site_key() -> Flow[str]:
     key: str = site_key.pinned or (yield Step(site_key.load, site_key.aload))
     return key
-
-
-def start(request: HttpRequest, options: Options, view: Any = None) -> Flow[HttpResponse | None]:
-    """Claim the key. None: run the view. Else the answer."""
-    answer = yield from begin(request, options, view)
-    if answer is None or isinstance(answer, HttpResponse):
-        return answer
-    return (yield from blocking(answer))
-
-
-def begin(request: HttpRequest, options: Options, view: Any = None) -> Flow[HttpResponse | Answering | None]:
-    """Claim the key. None: run the view. Else the answer; for an earlier request, the function that makes it."""
-    found = yield from enter(request, options, view)
-    if not isinstance(found, KeyedRequest):
-        return found
-    state = state_of(request)
-    state.begun = True
-    answering = yield from claim(found)
-    if answering is None:
-        state.attempt = found
-    return answering
 
 
 def enter(request: HttpRequest, options: Options, view: Any = None) -> Flow[KeyedRequest | HttpResponse | None]:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.signals import got_request_exception
-from django.http import HttpResponse
 
 from django_distlock.concurrency.flow import Flow, arun, run
 
 from . import csrf, decisions  # noqa: F401 - csrf listens to log-ins
-from .execution import begin, blocking, end, finish, state_of
-from .handle import Idempotency
+from .execution import blocking, claim, end, enter, finish, state_of
+from .handle import Idempotency, KeyedRequest
 from .http import responses
 from .http.disconnect import finish_despite_disconnect
 from .http.requests import has_no_key
@@ -23,9 +22,7 @@ from .options import PLAIN, Options, is_exempt, options_of, view_class
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from django.http import HttpRequest, HttpResponseBase
-
-    from .handle import KeyedRequest
+    from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 
 class IdempotencyMiddleware:
@@ -111,15 +108,18 @@ def _before(request: HttpRequest, view: Any) -> Flow[HttpResponse | None]:
         return (yield from outcome(request, view))
     state = state_of(request)
     options: Any = state.options
-    answer = yield from begin(request, options, view)
-    if options is not PLAIN and state.attempt is not None:  # the decorator lets the view run
-        state.attempt.reached = False
-    if answer is None or isinstance(answer, HttpResponse):
-        return answer
-    if options is not PLAIN:  # the decorator gives the answer
-        state.answering = answer
-        return None
-    return (yield from blocking(answer))
+    attempt = yield from enter(request, options, view)
+    if not isinstance(attempt, KeyedRequest):
+        return attempt
+    state.begun = True
+    answering = yield from claim(attempt)
+    if answering is None:
+        state.attempt, attempt.reached = attempt, options is PLAIN
+    elif options is PLAIN:
+        return (yield from blocking(answering))
+    else:  # the decorator gives the answer
+        state.answering = answering
+    return None
 
 
 def _after(request: HttpRequest, response: HttpResponseBase) -> Flow[HttpResponseBase]:
