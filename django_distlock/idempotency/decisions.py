@@ -102,27 +102,6 @@ def scope_of(site_key: str, tenant: str, principal: str, method: str, route: str
     return keyed(site_key, "scope", tenant, principal, method, route, key)
 
 
-def derived_key(site_key: str, scope: str, name: str) -> str:
-    """The key for another service: the same each time the request arrives."""
-    return keyed(site_key, "derived", scope, name)
-
-
-def fingerprint_of(
-    site_key: str,
-    *,
-    method: str,
-    route: str,
-    path: str,
-    query: Iterable[tuple[str, str]],
-    body: Iterable[bytes],
-) -> str:
-    """The hash that is equal for two sendings of the same request."""
-    # names in any order, the values of one name in theirs: QueryDict.get returns the last one
-    pairs = sorted(query, key=lambda pair: pair[0])
-    parts: list[str | bytes] = [method, route, path, canonical_json(pairs), *body]
-    return keyed(site_key, "fingerprint", *parts)
-
-
 def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_plain)
 
@@ -168,11 +147,6 @@ def form_body(fields: Mapping[str, list[str]], exclude: Collection[str] = ()) ->
     """The fields of a form with the pressed button; the order of the values of one name counts."""
     pairs = [(name, values) for name, values in sorted(fields.items()) if name not in exclude]
     return canonical_json(pairs).encode("utf-8", "surrogatepass")
-
-
-def file_part(field: str, name: str, kind: str, size: int, digest: str) -> bytes:
-    """An uploaded file; ``kind`` is its content type."""
-    return canonical_json([field, name, kind, size, digest]).encode("utf-8", "surrogatepass")
 
 
 class Decision(Enum):

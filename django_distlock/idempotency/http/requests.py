@@ -25,7 +25,7 @@ from django_distlock.idempotency import conf, decisions
 from django_distlock.idempotency.decisions import BadKey, gettext_noop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from django.http import HttpRequest, QueryDict
 
@@ -159,14 +159,11 @@ def tenant_of(request: HttpRequest, options: Options) -> str:
 
 
 def fingerprint_of(request: HttpRequest, site_key: str, options: Options) -> str:
-    return decisions.fingerprint_of(
-        site_key,
-        method=request.method or "",
-        route=route_of(request),
-        path=request.path,
-        query=query_of(request),
-        body=body_of(request, options),
-    )
+    """The hash that is equal for two sendings of the same request."""
+    # names in any order, the values of one name in theirs: QueryDict.get returns the last one
+    query = decisions.canonical_json(sorted(query_of(request), key=lambda pair: pair[0]))
+    address = (request.method or "", route_of(request), request.path, query)
+    return decisions.keyed(site_key, "fingerprint", *address, *body_of(request, options))
 
 
 def query_of(request: HttpRequest) -> list[tuple[str, str]]:
@@ -207,7 +204,7 @@ def body_of(request: HttpRequest, options: Options) -> Iterator[bytes]:
     if kind in FORM_TYPES and is_parsed(request):
         yield from _form(request.POST.lists(), request.FILES.lists(), exclude)
         if not _length(request):  # Django parses no multipart form without a length
-            yield _digest_of(lambda: _rest(request))
+            yield _digest(_rest(request))
         return
     yield _content_type(request)
     if hasattr(request, "_body") or may_be_read(request):
@@ -279,22 +276,22 @@ def _form(
     for field, several in sorted(files, key=lambda pair: pair[0]):
         for file in several:
             if field not in exclude:
-                digest = file.digest if isinstance(file, _Digested) else _digest(file)
-                kind = decisions.canonical_json([file.content_type, getattr(file, "content_type_extra", None)])
-                yield decisions.file_part(field, str(file.name), kind, file.size or 0, digest)
+                kind = [file.content_type, getattr(file, "content_type_extra", None)]
+                facts = [field, str(file.name), kind, file.size or 0, _digest_of_file(file)]
+                yield decisions.canonical_json(facts).encode("utf-8", "surrogatepass")
 
 
-def _digest(file: Any) -> str:
-    state = hashlib.blake2b(digest_size=32)
-    for chunk in file.chunks():
-        state.update(chunk)
+def _digest_of_file(file: Any) -> str:
+    if isinstance(file, _Digested):
+        return file.digest
+    digest = _digest(file.chunks())
     file.seek(0)
-    return state.hexdigest()
+    return digest.hex()
 
 
-def _digest_of(chunks: Callable[[], Iterable[bytes]]) -> bytes:
+def _digest(chunks: Iterable[bytes]) -> bytes:
     state = hashlib.blake2b(digest_size=32)
-    for chunk in chunks():
+    for chunk in chunks:
         state.update(chunk)
     return state.digest()
 
@@ -313,7 +310,7 @@ def _stream(request: HttpRequest, exclude: Collection[str]) -> Iterator[bytes]:
             yield from parsed
             return
     stream.seek(0)
-    yield _digest_of(lambda: iter(lambda: stream.read(CHUNK), b""))
+    yield _digest(iter(lambda: stream.read(CHUNK), b""))
     stream.seek(0)
 
 
