@@ -38,11 +38,18 @@ _BARE = re.compile(r"[!-~]+")
 _QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
 
 
+def gettext_noop(text: str) -> str:
+    """Mark a text for ``makemessages``, like Django's function of this name; ``http.responses`` translates it."""
+    return text
+
+
 class BadKey(ValueError):
     """The key is refused, and the message gives the reason; ``status`` and ``code`` are those of the answer.
 
-    ``text`` and ``values`` are the parts of the message, for an answer in the language of the client.
+    ``title``, ``text`` and ``values`` are the parts of the message, for an answer in the language of the client.
     """
+
+    title = gettext_noop("This idempotency key cannot be used")
 
     def __init__(self, text: str, *values: object, status: int = 400, code: str = "bad_key") -> None:
         super().__init__(text % values if values else text)
@@ -50,9 +57,16 @@ class BadKey(ValueError):
         self.status, self.code = status, code
 
 
-def gettext_noop(text: str) -> str:
-    """Mark a text for ``makemessages``, like Django's function of this name; ``http.responses`` translates it."""
-    return text
+class MissingKey(BadKey):
+    """The request has no key, and needs one."""
+
+    title = gettext_noop("The idempotency key is missing")
+
+    def __init__(self) -> None:
+        super().__init__(
+            gettext_noop("This request needs an idempotency key, in the header Idempotency-Key or from the form."),
+            code="missing_key",
+        )
 
 
 def parse_header(raw: str) -> str:

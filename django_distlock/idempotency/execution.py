@@ -85,52 +85,60 @@ def load_site_key() -> Flow[str]:
 
 def enter(request: HttpRequest, options: Options, view: Any = None) -> Flow[KeyedRequest | HttpResponse | None]:
     """The attempt that a request is; an answer if its key is refused; None if it has no key and needs none."""
+    source: Source | None = None
     try:
-        found = find_key(request, options, view)
-    except BadKey as error:
-        return (yield from blocking(responses.bad_key, request, error, html=wants_page(request, None)))
-    if found is not None:
-        source, key = found
-        try:
-            principal = yield from blocking(principal_of, request)
-        except Error:  # the session, or the user, is in a database that is down
-            return (yield from blocking(_without_store, request, options, wants_page(request, source)))
-        if source == "header" and not (principal.known or options.anonymous):
-            found = None
-    if found is None:
-        if not options.required:
+        if (found := find_key(request, options, view)) is not None:
+            source, key = found
+            try:
+                principal = yield from blocking(principal_of, request)
+            except Error:  # the session, or the user, is in a database that is down
+                return (yield from blocking(_without_store, request, options, source))
+        if source is None or (source == "header" and not (principal.known or options.anonymous)):
+            if options.required:
+                raise decisions.MissingKey
             return None
-        return (yield from blocking(responses.missing_key, request, html=wants_page(request, None)))
-    if source == "form":
-        verified = forms.verify(request, key, principal.text)
-        if verified is not forms.Verified.GOOD:
-            logger.info("A form key was refused at %s: %s.", ascii(request.path), verified.value)
-            return (yield from blocking(responses.not_issued, request, verified))
-        key = key.partition(".")[0]
-    html = wants_page(request, source)
-    try:
-        secret = yield from load_site_key()
-    except BackendUnavailable:
-        return (yield from blocking(_without_store, request, options, html))
-    try:
-        return (yield from blocking(_attempt, request, options, source, key, principal, secret, html))
+        if source == "form":
+            verified = forms.verify(request, key, principal.text)
+            if verified is not forms.Verified.GOOD:
+                logger.info("A form key was refused at %s: %s.", ascii(request.path), verified.value)
+                return (yield from blocking(responses.not_issued, request, verified))
+            key = key.partition(".")[0]
+        try:
+            secret = yield from load_site_key()
+        except BackendUnavailable:
+            return (yield from blocking(_without_store, request, options, source))
+        return (yield from blocking(_attempt, request, options, source, key, principal, secret))
     except BadKey as error:
-        return (yield from blocking(responses.bad_key, request, error, html=html))
+        return (yield from blocking(responses.bad_key, request, error, html=wants_page(request, source)))
 
 
 def _attempt(
-    request: HttpRequest, options: Options, source: Source, key: str, principal: Principal, secret: str, html: bool
+    request: HttpRequest, options: Options, source: Source, key: str, principal: Principal, secret: str
 ) -> KeyedRequest:
-    settings = config()
-    alias = None if options.atomic is False else settings.database if options.atomic is True else options.atomic
+    settings, alias, html = config(), alias_of(options), wants_page(request, source)
+    method, route, tenant = request.method or "", route_of(request), tenant_of(request, options)
+    mark = mark_of(request, secret, principal)
+    # webhooks share one sender, and unknown clients one name: a quota would let them use up each other's keys
+    has_quota = source != "callable" and principal.kind != "anonymous"
+    claim = KeyClaim(
+        scope=decisions.scope_of(secret, tenant, principal.text, method, route, key),
+        owner=secrets.token_hex(16),
+        fingerprint=fingerprint_of(request, secret, options),
+        claim_ttl=settings.claim_ttl if options.claim_ttl is None else options.claim_ttl,
+        ttl=settings.ttl if options.ttl is None else options.ttl,
+        principal=_label_of(principal, mark),
+        method=method,
+        route=route,
+        quota=settings.max_keys if has_quota else None,
+    )
     wait = settings.form_wait if html else settings.wait
-    replays, mark = options.replay_to_credentials, mark_of(request, secret, principal)
+    replays = options.replay_to_credentials
     return KeyedRequest(
         request=request,
         source=source,
         key=key,
         principal=principal,
-        claim=_claim_of(request, options, source, key, principal, secret, mark),
+        claim=claim,
         mark=mark,
         html=html,
         site_key=secret,
@@ -144,24 +152,9 @@ def _attempt(
     )
 
 
-def _claim_of(
-    request: HttpRequest, options: Options, source: Source, key: str, principal: Principal, secret: str, mark: str
-) -> KeyClaim:
-    settings, route, method = config(), route_of(request), request.method or ""
-    tenant = tenant_of(request, options)
-    # webhooks share one sender, and unknown clients one name: a quota would let them use up each other's keys
-    has_quota = source != "callable" and principal.kind != "anonymous"
-    return KeyClaim(
-        scope=decisions.scope_of(secret, tenant, principal.text, method, route, key),
-        owner=secrets.token_hex(16),
-        fingerprint=fingerprint_of(request, secret, options),
-        claim_ttl=settings.claim_ttl if options.claim_ttl is None else options.claim_ttl,
-        ttl=settings.ttl if options.ttl is None else options.ttl,
-        principal=_label_of(principal, mark),
-        method=method,
-        route=route,
-        quota=settings.max_keys if has_quota else None,
-    )
+def alias_of(options: Options) -> str | None:
+    """The database of the exactly-once mode; None without it."""
+    return config().database if options.atomic is True else options.atomic or None
 
 
 def _label_of(principal: Principal, mark: str) -> str:
@@ -181,12 +174,12 @@ def mark_of(request: HttpRequest, secret: str, principal: Principal) -> str:
     return decisions.keyed(secret, "mark", request.get_host().lower(), principal.text)
 
 
-def _without_store(request: HttpRequest, options: Options, html: bool) -> HttpResponse | None:
+def _without_store(request: HttpRequest, options: Options, source: Source) -> HttpResponse | None:
     """The answer if it cannot be seen whether the request was carried out; None for ``on_store_error="open"``."""
     logger.exception("The store of idempotency keys does not answer.")
     if (options.on_store_error or config().on_store_error) == "open":
         return None
-    return responses.store_down(request, html=html)
+    return responses.store_down(request, html=wants_page(request, source))
 
 
 def claim(attempt: KeyedRequest) -> Flow[Answering | None]:
