@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any, TypeVar, overload
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.http import HttpRequest
@@ -36,13 +36,10 @@ def idempotency_exempt(view: F) -> F:
     def exempt(*args: Any, **kwargs: Any) -> Any:
         return view(*args, **kwargs)
 
-    @functools.wraps(view)
-    async def aexempt(*args: Any, **kwargs: Any) -> Any:
-        return await view(*args, **kwargs)
-
-    chosen: Any = aexempt if iscoroutinefunction(view) else exempt
-    setattr(chosen, EXEMPT, True)
-    return chosen  # type: ignore[no-any-return]
+    if iscoroutinefunction(view):
+        markcoroutinefunction(exempt)
+    setattr(exempt, EXEMPT, True)
+    return exempt  # type: ignore[return-value]
 
 
 @overload

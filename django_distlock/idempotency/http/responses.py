@@ -231,7 +231,7 @@ def is_secret(name: str) -> bool:
 
 def replay(request: HttpRequest, answer: StoredResponse) -> HttpResponse | None:
     """The stored answer with the same status, headers and body; None if this client does not accept its encoding."""
-    encoding = _header(answer, "content-encoding")
+    encoding = answer.header("content-encoding")
     if encoding is None or decisions.accepts(request.headers.get("Accept-Encoding", ""), encoding):
         return _again(request, answer)
     if encoding.strip().lower() != "gzip":
@@ -242,10 +242,6 @@ def replay(request: HttpRequest, answer: StoredResponse) -> HttpResponse | None:
         return None
     headers = tuple((name, value) for name, value in answer.headers if name.lower() != "content-encoding")
     return _again(request, replace(answer, headers=headers, body=body))
-
-
-def _header(answer: StoredResponse, wanted: str) -> str | None:
-    return next((value for name, value in answer.headers if name.lower() == wanted), None)
 
 
 def _again(request: HttpRequest, answer: StoredResponse) -> HttpResponse:

@@ -144,15 +144,9 @@ def of_text(text: object, now: float) -> Record | None:
     """The record that :func:`to_text` wrote; None for any other text."""
     try:
         found: Any = json.loads(text) if isinstance(text, str) else None
-        return decode_record(
-            str(found["scope"]),
-            str(found["state"]),
-            str(found["owner"]),
-            str(found["fingerprint"]),
-            expired=float(found["expires"]) <= now,
-            facts=found["answer"],
-            body=None if found["body"] is None else base64.b64decode(found["body"]),
-            phases=found["phases"],
-        )
+        expired = float(found["expires"]) <= now
+        body = None if found["body"] is None else base64.b64decode(found["body"])
+        texts = [str(found[name]) for name in ("scope", "state", "owner", "fingerprint")]
+        return decode_record([*texts, expired, found["answer"], body, found["phases"]])
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

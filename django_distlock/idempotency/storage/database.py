@@ -141,7 +141,7 @@ class DatabaseStorage(Storage):
         with self._cursor() as cursor:
             cursor.execute(self._sql(READ) + lock, [scope])
             row = cursor.fetchone()
-        return None if row is None else read_row(row)
+        return None if row is None else decode_record(row)
 
     def is_claimed_elsewhere(self, scope: str) -> bool:
         """Does another transaction, which has not committed, have the key?"""
@@ -365,18 +365,3 @@ def _in_flight_record(claim: KeyClaim) -> Record:
 
 def micros(seconds: float) -> int:
     return int(seconds * 1_000_000)
-
-
-def read_row(row: Sequence[Any]) -> Record:
-    """The record in a row."""
-    scope, state, owner, fingerprint, expired, facts, body, phases = row
-    return decode_record(
-        scope,
-        state,
-        owner,
-        fingerprint,
-        expired=bool(expired),
-        facts=facts,
-        body=None if body is None else bytes(body),
-        phases=phases,
-    )

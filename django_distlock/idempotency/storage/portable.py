@@ -17,8 +17,8 @@ from django.db.models.sql import Query
 from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, KeyClaim, Record, StoredResponse
 from django_distlock.models import IdempotencyRecord
 
-from .database import DatabaseStorage, micros, read_row, translated_errors
-from .encoding import encode_answer, encode_phases
+from .database import DatabaseStorage, micros, translated_errors
+from .encoding import decode_record, encode_answer, encode_phases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +62,7 @@ class PortableStorage(DatabaseStorage):
             rows = rows.select_for_update()
         with self._queries() as now:
             row = rows.filter(scope=scope).values_list(*READ).first()
-        return None if row is None else read_row([*row[:4], row[4] <= now, *row[5:]])
+        return None if row is None else decode_record([*row[:4], row[4] <= now, *row[5:]])
 
     def complete(self, claim: KeyClaim, answer: StoredResponse) -> bool:
         with self._queries() as now:
