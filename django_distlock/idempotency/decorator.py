@@ -124,10 +124,7 @@ def _decorate(options: Options, view: Any) -> Any:
         flow = _flow(request, options, view, call)
         return await (call() if flow is None else _arun(request, flow))
 
-    return _mark(async_idempotent_view if is_async else idempotent_view, options)
-
-
-def _mark(wrapper: Any, options: Options) -> Any:
+    wrapper: Any = async_idempotent_view if is_async else idempotent_view
     setattr(wrapper, ATTRIBUTE, options)
     with suppress(Exception):  # django-ninja looks up names of annotations in the module of the wrapper
         wrapper.__signature__ = inspect.signature(wrapper, eval_str=True)

@@ -335,20 +335,27 @@ def finish(attempt: KeyedRequest, response: HttpResponseBase) -> Flow[None]:
     if not attempt.reached:
         yield from _release(attempt)  # a decorator above has answered: the view has done nothing
         return
-    storage, claim, route = attempt.storage, attempt.claim, ascii(attempt.claim.route)
+    route = ascii(attempt.claim.route)
     if attempt.doubtful and response.status_code >= 500:
         logger.warning("Another middleware failed after %s: its claim runs out, as if the process had died.", route)
         return
     try:
-        ending = yield from blocking(ending_of, attempt, response)  # the user may be a query to the database
-        if ending is not Ending.KEEP:
-            yield from blocking(storage.release, claim, failed=bool(attempt.phases))
-        elif (yield from blocking(storage.complete, claim, answer_of(attempt, response))):
-            keep_body_when_rendered(attempt, response)
-        else:
+        if not (yield from blocking(store, attempt, response)):
             logger.warning("The answer of %s was not kept: its claim was taken over or released.", route)
     except (BackendUnavailable, LockNotAcquired):
         logger.exception("The answer of %s could not be kept.", route)
+
+
+def store(attempt: KeyedRequest, response: HttpResponseBase) -> bool:
+    """Store an answer that is final, else free the key. False: another request has the claim by now."""
+    storage, claim = attempt.storage, attempt.claim
+    if ending_of(attempt, response) is not Ending.KEEP:
+        storage.release(claim, failed=attempt.alias is None and bool(attempt.phases))
+        return True
+    stored = storage.complete(claim, _answer_of(attempt, response))
+    if stored:
+        _keep_body_when_rendered(attempt, response)
+    return stored
 
 
 def free(attempt: KeyedRequest) -> Flow[None]:
@@ -373,7 +380,7 @@ def end(attempt: KeyedRequest) -> None:
     sweeper.sweep_if_due(attempt.storage)
 
 
-def answer_of(attempt: KeyedRequest, response: HttpResponseBase) -> StoredResponse:
+def _answer_of(attempt: KeyedRequest, response: HttpResponseBase) -> StoredResponse:
     """The stored part of a response: without its body if that is not rendered yet, is streamed, or is too large."""
     request = attempt.request
     whole = not response.streaming and getattr(response, "is_rendered", True)
@@ -394,14 +401,14 @@ def _messages_of(request: HttpRequest) -> list[tuple[int, str, str, bool]]:
     return [(m.level, str(m.message), str(m.extra_tags or ""), isinstance(m.message, SafeData)) for m in queued]
 
 
-def keep_body_when_rendered(attempt: KeyedRequest, response: Any) -> None:
+def _keep_body_when_rendered(attempt: KeyedRequest, response: Any) -> None:
     """Store the body of a TemplateResponse when it is rendered, which is after the view."""
     if getattr(response, "is_rendered", True):
         return
 
     def add_body(rendered: Any) -> None:
         try:
-            attempt.storage.add_body(attempt.claim, answer_of(attempt, rendered))
+            attempt.storage.add_body(attempt.claim, _answer_of(attempt, rendered))
         except (BackendUnavailable, LockNotAcquired):
             logger.exception("The body of the answer of %s could not be kept.", ascii(attempt.claim.route))
 

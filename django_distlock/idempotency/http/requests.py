@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl
 
-from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
+from django.core.exceptions import SuspiciousOperation
 from django.core.files.uploadedfile import UploadedFile
 from django.core.files.uploadhandler import FileUploadHandler
 from django.http.multipartparser import MultiPartParser
@@ -25,7 +25,7 @@ from django_distlock.idempotency import conf, decisions
 from django_distlock.idempotency.decisions import BadKey, gettext_noop
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from django.http import HttpRequest, QueryDict
 
@@ -208,7 +208,7 @@ def body_of(request: HttpRequest, options: Options) -> Iterator[bytes]:
         return
     yield _content_type(request)
     if hasattr(request, "_body") or may_be_read(request):
-        raw = _bytes(request)
+        raw = _bytes(lambda: request.body)
         is_json = kind in JSON_TYPES or kind.endswith("+json")
         yield decisions.json_body(raw, options.fingerprint_exclude) if is_json else raw
         return
@@ -233,11 +233,9 @@ def may_be_read(request: HttpRequest) -> bool:
     return length is not None and length >= 0 and (limit is None or length <= limit)
 
 
-def _bytes(request: HttpRequest) -> bytes:
+def _bytes(read: Callable[[], bytes]) -> bytes:
     try:
-        return request.body
-    except RequestDataTooBig:  # Django answers 400
-        raise
+        return read()
     except OSError as error:
         raise BadKey(gettext_noop("The body of the request could not be read.")) from error
 
@@ -376,7 +374,7 @@ def _spooled(request: HttpRequest, stream: Any, limit: int) -> IO[bytes]:
 
     request.close = close  # type: ignore[method-assign]
     copied = 0
-    while chunk := _read(stream):
+    while chunk := _bytes(lambda: stream.read(CHUNK)):
         copied += len(chunk)
         if copied > limit:
             raise _too_large(limit)
@@ -384,13 +382,6 @@ def _spooled(request: HttpRequest, stream: Any, limit: int) -> IO[bytes]:
     spool.seek(0)
     request._stream = spool
     return spool  # type: ignore[no-any-return]
-
-
-def _read(stream: Any) -> bytes:
-    try:
-        return stream.read(CHUNK)  # type: ignore[no-any-return]
-    except OSError as error:
-        raise BadKey(gettext_noop("The body of the request could not be read.")) from error
 
 
 def _rest(request: HttpRequest) -> Iterable[bytes]:
