@@ -58,16 +58,13 @@ T = TypeVar("T")
 # What a view's decorators write on its response for the middleware that sets X-Frame-Options and
 # Content-Security-Policy (Django 6).
 MARKS = ("xframe_options_exempt", "_csp_config", "_csp_ro_config")
+_in_thread = sync_to_async(operator.call)
 
 
 def blocking(function: Callable[..., T], *args: Any, **kwargs: Any) -> Flow[T]:
     """Call a function that may block: in this thread, or for a task in Django's thread for the ORM."""
     result: T = yield Step(operator.call, _in_thread, (partial(function, *args, **kwargs),))
     return result
-
-
-async def _in_thread(call: Callable[[], Any]) -> Any:
-    return await sync_to_async(call)()
 
 
 def state_of(request: HttpRequest) -> Idempotency:

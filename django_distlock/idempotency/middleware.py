@@ -10,7 +10,7 @@ from django.core.signals import got_request_exception
 
 from django_distlock.concurrency.flow import Flow, Step, arun, run
 
-from . import csrf, decisions  # noqa: F401 - csrf listens to log-ins
+from . import decisions
 from .execution import blocking, claim, end, enter, finish, state_of
 from .handle import Idempotency, KeyedRequest
 from .http import responses
