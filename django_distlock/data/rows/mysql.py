@@ -1,4 +1,4 @@
-"""Row locks of MySQL and MariaDB: limits on the wait, and tables without row locks."""
+"""Row locks of MySQL and MariaDB: MySQL's limits on the wait, and tables without row locks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import re
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from django_distlock.data.timeouts import milliseconds, mysql_limits, wait_limit
+from django_distlock.data.timeouts import milliseconds, mysql_limits, run, wait_limit
 from django_distlock.exceptions import UnsupportedOperation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from django.db.models import Model
-
-    from .select_for_update import RowLockOptions
 
 # From TABLES and ENGINES: a view has no engine, and a temporary table belongs to one session.
 WITHOUT_ROLLBACK = (
@@ -31,49 +29,26 @@ _good: set[tuple[object, ...]] = set()
 
 
 @contextmanager
-def limited(connection: Any, options: RowLockOptions) -> Iterator[None]:
-    """Limit the wait of the SELECT inside by limits in the statement, so that no setting has to be restored.
+def limited(connection: Any, timeout: float | None) -> Iterator[None]:
+    """Limit the wait of the SELECT inside by hints, so that no setting has to be restored.
 
-    MySQL has no hint for innodb_lock_wait_timeout, at least a second: for a longer wait for rows it has to be set.
-    """
-    in_statement, longer = hinted, options.timeout is None or options.timeout > 1
-    if connection.mysql_is_mariadb:
-        in_statement, longer = set_statement, False
-
-    def execute_limited(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-        return execute(in_statement(connection, options, sql), *rest)
-
-    with (
-        wait_limit(connection, options.timeout) if longer else nullcontext(),
-        connection.execute_wrapper(execute_limited),
-    ):
-        yield
-
-
-def set_statement(connection: Any, options: RowLockOptions, sql: str) -> str:
-    """A statement of MariaDB with the limits on its waits.
-
-    https://mariadb.com/docs/server/reference/sql-statements/administrative-sql-statements/set-commands/set-statement
-    """
-    limits = mysql_limits(connection, options.timeout)
-    if options.skip_locked:
-        # with a limit of 0 a skipped row ends the statement with error 1180 (MariaDB 10.11)
-        del limits["innodb_lock_wait_timeout"]
-    return f"SET STATEMENT {', '.join(f'{name} = {value}' for name, value in limits.items())} FOR {sql}"
-
-
-def hinted(connection: Any, options: RowLockOptions, sql: str) -> str:
-    """A SELECT of MySQL with the limits on its waits: https://dev.mysql.com/doc/refman/8.4/en/optimizer-hints.html
-
+    There is no hint for innodb_lock_wait_timeout, at least a second: for a longer wait for rows it has to be set.
     max_execution_time limits the whole statement, in milliseconds, and 0 is no limit: NOWAIT ends a wait of 0, and a
     wait for a table ends after a second, the shortest that there is.
+    https://dev.mysql.com/doc/refman/8.4/en/optimizer-hints.html
     """
-    limits = {
-        "lock_wait_timeout": mysql_limits(connection, options.timeout)["lock_wait_timeout"],
-        "max_execution_time": milliseconds(options.timeout) if options.timeout else 0,
-    }
-    hints = " ".join(f"SET_VAR({name} = {value})" for name, value in limits.items())
-    return HEAD.sub(lambda head: f"{head[1]} /*+ {hints}{'' if head[2] else ' */'}", sql, count=1)
+    hints = (
+        f"SET_VAR(lock_wait_timeout = {mysql_limits(connection, timeout)['lock_wait_timeout']}) "
+        f"SET_VAR(max_execution_time = {milliseconds(timeout) if timeout else 0})"
+    )
+
+    def execute(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        hinted = HEAD.sub(lambda head: f"{head[1]} /*+ {hints}{'' if head[2] else ' */'}", sql, count=1)
+        return execute(hinted, *rest)
+
+    longer = timeout is None or timeout > 1
+    with wait_limit(connection, timeout) if longer else nullcontext(), connection.execute_wrapper(execute):
+        yield
 
 
 def refuse_without_rows(connection: Any, model: type[Model]) -> None:
@@ -85,9 +60,7 @@ def refuse_without_rows(connection: Any, model: type[Model]) -> None:
     key = (settings["HOST"], settings["PORT"], settings["NAME"], *tables)
     if key in _good:
         return
-    with connection.cursor() as cursor:
-        cursor.execute(WITHOUT_ROLLBACK.format(", ".join(["%s"] * len(tables))), tables)
-        found = cursor.fetchall()
+    found = run(connection, WITHOUT_ROLLBACK.format(", ".join(["%s"] * len(tables))), tables)
     if found:
         table, engine = found[0]
         raise UnsupportedOperation(

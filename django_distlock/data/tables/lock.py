@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, models, router
 
-from django_distlock.data import timeouts
-from django_distlock.data.base import DataLock, F, wrap
+from django_distlock.data.base import DataLock, F, check_names, held, wrap
+from django_distlock.data.timeouts import resolve
 from django_distlock.exceptions import UnsupportedOperation
 from django_distlock.validation import UNSET, Timeout
 
 from . import mysql, postgres, sqlite
 from .modes import TableLockMode, validate_mode
-from .targets import Model, Wanted, tables_of
+from .targets import Model, tables_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-ENGINES = {"postgresql": postgres.locked, "mysql": mysql.locked, "sqlite": sqlite.locked}
+    from collections.abc import Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+ENGINES = {"postgresql": postgres.lock, "mysql": mysql.lock, "sqlite": sqlite.lock}
 ALIAS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -63,47 +64,36 @@ class table_lock(DataLock[None]):
             ("read", TableLockMode.READ, _models("read", read)),
             ("write", TableLockMode.WRITE, _models("write", write)),
         )
-        self.wanted = [Wanted(_model(name, model), kind) for name, kind, group in groups for model in group]
-        if not self.wanted:
+        named = [(_model(name, model), kind) for name, kind, group in groups for model in group]
+        if not named:
             raise ValueError("table_lock needs at least one model.")
-        seen = [wanted.model._meta.concrete_model for wanted in self.wanted]
-        if len(set(seen)) < len(seen):
+        if len({model._meta.concrete_model for model, _ in named}) < len(named):
             raise ValueError("A model is named twice; write includes read.")
+        check_names(using=using)
+        self.wanted = dict(named)
         self.aliases = _aliases(aliases)
-        if using is not None and not isinstance(using, str):
-            raise TypeError(f"using must be a str or None, not {type(using).__name__}.")
-        if nowait and timeout is not UNSET:
-            raise ValueError("timeout and nowait exclude each other.")
         self.using = using
-        self.timeout = 0.0 if nowait else timeouts.resolve(timeout)
+        self.timeout = resolve(timeout, nowait=nowait)
 
     def __repr__(self) -> str:
-        return f"table_lock({', '.join(wanted.model.__name__ for wanted in self.wanted)})"
+        return f"table_lock({', '.join(model.__name__ for model in self.wanted)})"
 
-    @contextmanager
-    def hold(self) -> Iterator[None]:
+    def hold(self) -> AbstractContextManager[None]:
         """A new block that holds the lock."""
         connection = connections[self._database()]
-        if connection.vendor not in ENGINES:
+        if (lock := ENGINES.get(connection.vendor)) is None:
             raise UnsupportedOperation(f"table_lock does not know how to lock a table of {connection.vendor}.")
         tables = tables_of(connection, self.wanted, self.aliases)
-        with ENGINES[connection.vendor](connection, tables, self.timeout):
-            yield
+        return held(connection, lambda stack: lock(stack, connection, tables, self.timeout))
 
     def __call__(self, function: F) -> F:
         """Decorate a function, a method or a view: each call holds the lock while it runs."""
-
-        @contextmanager
-        def hold(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Mapping[str, Any]]:
-            with self.hold():
-                yield {}
-
-        return wrap(function, self.name, hold)
+        return wrap(function, self.name, lambda args, kwargs: self.hold())
 
     def _database(self) -> str:
         if self.using is not None:
             return self.using
-        found = {router.db_for_write(wanted.model) for wanted in self.wanted}
+        found = {router.db_for_write(model) for model in self.wanted}
         if len(found) > 1:
             names = ", ".join(sorted(found))
             raise ValueError(f"The models are written to several databases ({names}); a table lock belongs to one.")

@@ -28,7 +28,7 @@ class TableLockMode(StrEnum):
 _M = TableLockMode
 
 # SHARE ROW EXCLUSIVE is the weakest mode that conflicts with itself and with every writer; it lets readers through.
-POSTGRES = {_M.READ: _M.SHARE, _M.WRITE: _M.SHARE_ROW_EXCLUSIVE}
+POSTGRES = {mode: mode for mode in _M} | {_M.READ: _M.SHARE, _M.WRITE: _M.SHARE_ROW_EXCLUSIVE}
 
 # An engine with two modes takes the one that excludes at least as much. The four weakest let others write, which no
 # mode of these engines does.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from django.db import models
 
 from .modes import POSTGRES, TableLockMode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -20,13 +20,6 @@ Model = type[models.Model]
 # django.db.models.sql.query.Query.table_alias and bump_prefix.
 ORM_ALIASES = ("T2", "T3", "T4", "T5", "U0", "U1", "U2", "U3", "V0", "V1")
 _ORDER = list(TableLockMode)
-
-
-class Wanted(NamedTuple):
-    """A model and its mode."""
-
-    model: Model
-    mode: TableLockMode
 
 
 @dataclass(slots=True)
@@ -39,12 +32,12 @@ class Table:
 
 
 def tables_of(
-    connection: BaseDatabaseWrapper, wanted: Iterable[Wanted], aliases: Mapping[Model, Sequence[str]]
+    connection: BaseDatabaseWrapper, wanted: Mapping[Model, TableLockMode], aliases: Mapping[Model, Sequence[str]]
 ) -> list[Table]:
     """The tables of the models and of their parents by multi-table inheritance, each once. All callers get the same
     order, so that no two can wait for each other (R9)."""
     found: dict[str, Table] = {}
-    for model, mode in wanted:
+    for model, mode in wanted.items():
         for part in (model, *model._meta.concrete_model._meta.get_parent_list()):  # type: ignore[union-attr]
             name = table_name(connection, part)
             known = found.setdefault(name, Table(name, mode))
@@ -75,7 +68,7 @@ def _both(one: TableLockMode, other: TableLockMode) -> TableLockMode:
     """The weakest mode that excludes what both exclude."""
     if one == other:
         return one
-    weak, strong = sorted((POSTGRES.get(one, one), POSTGRES.get(other, other)), key=_ORDER.index)
+    weak, strong = sorted((POSTGRES[one], POSTGRES[other]), key=_ORDER.index)
     if strong is TableLockMode.SHARE and weak not in (TableLockMode.ACCESS_SHARE, TableLockMode.ROW_SHARE):
         return TableLockMode.SHARE_ROW_EXCLUSIVE
     return strong
