@@ -78,7 +78,6 @@ REASONS = {
     "backends.zookeeper.introspection": "the same role in each engine",
     "checks.routes": "checks of one subject; Django registers them by import",
     "checks.servers": "checks of one subject; Django registers them by import",
-    "data.rows.mysql": "one engine's SQL",
     "data.tables.postgres": "one engine's SQL",
     "idempotency.admin": "Django's admin imports it, and it alone needs the admin",
     "idempotency.signals": "public names",

@@ -56,8 +56,9 @@ class RowLock(DataLock[R]):
             return replace(self, pk=pk).hold()
 
         locked = wrap(function, self.name, hold, self.into)
-        signature = _without(self.into, function)
-        path = _path(self.pk, signature, function) if isinstance(self.pk, str) else None
+        called = getattr(function, "__qualname__", repr(function))
+        signature = _without(self.into, signature_of(function), called)
+        path = _path(self.pk, signature, called) if isinstance(self.pk, str) else None
         if self.into is not None:
             locked.__signature__ = signature  # type: ignore[attr-defined]
         return locked
@@ -143,39 +144,36 @@ def _check_one(model: type[Model], pk: object, options: RowLockOptions) -> None:
         raise ValueError("skip_locked goes with a queryset; for one row use nowait=True.")
 
 
-def _without(into: str | None, function: Callable[..., Any]) -> inspect.Signature:
-    """The signature of ``function`` for callers, who leave out ``into``. ValueError unless ``into`` can be passed by
-    its name, whatever the caller passes by position."""
-    signature = signature_of(function)
+def _without(into: str | None, signature: inspect.Signature, called: str) -> inspect.Signature:
+    """The signature for callers, who leave out ``into``. ValueError unless ``into`` can be passed by its name, whatever
+    the caller passes by position."""
     if into is None:
         return signature
-    _check_known("into", into, into, signature, function)
+    _check_known("into", into, into, signature, called)
     names, parameters = list(signature.parameters), list(signature.parameters.values())
     kind, *later = [parameter.kind for parameter in parameters[names.index(into) :]] if into in names else [BY_NAME[0]]
     if kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, BY_NAME[0]) or not {*later} <= {*BY_NAME}:
         raise ValueError(
-            f"into is {into!r}, which row_lock passes by its name: make it the last argument of "
-            f"{function.__qualname__!r}, or put it behind a *."
+            f"into is {into!r}, which row_lock passes by its name: make it the last argument of {called!r}, or "
+            "put it behind a *."
         )
     return signature.replace(parameters=[parameter for parameter in parameters if parameter.name != into])
 
 
-def _path(pk: str, signature: inspect.Signature, function: Callable[..., Any]) -> tuple[str, ...]:
+def _path(pk: str, signature: inspect.Signature, called: str) -> tuple[str, ...]:
     """The path to the primary key in the arguments of a call."""
     steps = tuple(pk.split("."))
     if not all(step.isidentifier() for step in steps):
         raise ValueError(f"pk must be the name of an argument with a dotted path, not {pk!r}.")
     hint = " (A primary key that is itself a str is locked with `with`.)"
-    _check_known("pk", pk, steps[0], signature, function, hint)
+    _check_known("pk", pk, steps[0], signature, called, hint)
     return steps
 
 
-def _check_known(
-    option: str, value: str, name: str, signature: inspect.Signature, function: Callable[..., Any], hint: str = ""
-) -> None:
+def _check_known(option: str, value: str, name: str, signature: inspect.Signature, called: str, hint: str = "") -> None:
     known = known_names(signature)
     if known is not None and name not in known:
         raise ValueError(
-            f"{option} is {value!r}, but {getattr(function, '__qualname__', repr(function))!r} has no argument "
-            f"{name!r}; it has {', '.join(known) or 'none'}.{hint}"
+            f"{option} is {value!r}, but {called!r} has no argument {name!r}; it has {', '.join(known) or 'none'}."
+            f"{hint}"
         )
