@@ -13,7 +13,7 @@ from django_distlock.locks.lock import advisory_lock
 from django_distlock.validation import UNSET, Timeout
 
 from .fencing.querysets import FencedQuerySet
-from .rows.fetch import lock_inside
+from .rows.fetch import locked_rows
 from .rows.lock import RowLock, row_lock
 from .rows.select_for_update import options_of
 from .tables.lock import table_lock
@@ -63,7 +63,8 @@ class LockingQuerySet(FencedQuerySet[M]):
         found = self.filter(**lookup)
         if not found.query.is_sliced and len(found.query.alias_map) <= 1:  # a join may find a row twice
             found = found.order_by("pk")[:2]  # two are enough to see that there are several
-        rows = lock_inside(found, options)
+        with locked_rows(found, options, inside=True) as rows:
+            pass  # they stay locked to the end of the transaction
         if len(rows) == 1:
             return rows[0]
         model: Any = self.model

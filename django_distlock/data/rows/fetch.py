@@ -43,12 +43,22 @@ def describe(queryset: QuerySet[Any]) -> str:
     return f"A row of {queryset.model._meta.label}"
 
 
-def locked_rows(queryset: QuerySet[M], options: RowLockOptions) -> AbstractContextManager[list[M]]:
-    """Lock the rows in the open transaction, without a savepoint, or in a new one.
+def locked_rows(
+    queryset: QuerySet[M], options: RowLockOptions, *, inside: bool = False
+) -> AbstractContextManager[list[M]]:
+    """Lock the rows in the open transaction, without a savepoint, or in a new one, which ``inside`` refuses.
 
     An exception of the block rolls back: a new transaction at once, an enclosing ``atomic()`` when it ends.
     """
-    queryset, connection = _on_its_database(queryset, options)
+    queryset = locking(queryset, options)
+    connection: Any = connections[queryset.db]  # the database that is written
+    if connection.vendor not in ("postgresql", "mysql", "sqlite"):
+        raise UnsupportedOperation(f"row_lock does not know how long {connection.vendor} waits for a row.")
+    if inside and not connection.in_atomic_block:
+        raise transaction.TransactionManagementError(
+            f"lock_row() on {queryset.model._meta.label} needs a transaction to hold the lock: call it inside "
+            "atomic(), or use `with row_lock(...)`, which opens one."
+        )
 
     def lock(stack: ExitStack) -> list[M]:
         if connection.vendor != "sqlite" or in_transaction(connection):
@@ -56,27 +66,6 @@ def locked_rows(queryset: QuerySet[M], options: RowLockOptions) -> AbstractConte
         return _fetch(stack, connection, queryset, options)
 
     return held(connection, lock)
-
-
-def lock_inside(queryset: QuerySet[M], options: RowLockOptions) -> list[M]:
-    """Lock the rows in the open transaction, to its end."""
-    queryset, connection = _on_its_database(queryset, options)
-    if not connection.in_atomic_block:
-        raise transaction.TransactionManagementError(
-            f"lock_row() on {queryset.model._meta.label} needs a transaction to hold the lock: call it inside "
-            "atomic(), or use `with row_lock(...)`, which opens one."
-        )
-    with ExitStack() as stack:  # the transaction is the caller's
-        return _fetch(stack, connection, queryset, options)
-
-
-def _on_its_database(queryset: QuerySet[M], options: RowLockOptions) -> tuple[QuerySet[M], Any]:
-    """The queryset that locks, and its connection: of the database that is written."""
-    queryset = locking(queryset, options)
-    connection = connections[queryset.db]
-    if connection.vendor not in ("postgresql", "mysql", "sqlite"):
-        raise UnsupportedOperation(f"row_lock does not know how long {connection.vendor} waits for a row.")
-    return queryset, connection
 
 
 def _fetch(stack: ExitStack, connection: Any, queryset: QuerySet[M], options: RowLockOptions) -> list[M]:

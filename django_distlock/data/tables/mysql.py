@@ -23,13 +23,12 @@ from django_distlock.data.timeouts import run, wait_limit
 from django_distlock.exceptions import LockLost, LockNotHeld, UnsupportedOperation
 from django_distlock.manager.open_transactions import in_transaction
 
-from .modes import READING, WRITING
-from .targets import described
+from .modes import TableLockMode, described
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from .targets import Table
+    from .modes import Table
 
 # In the version of servers whose LOCK TABLES does nothing: https://vitess.io/docs/reference/compatibility/,
 # https://docs.pingcap.com/tidb/stable/sql-statement-lock-tables-and-unlock-tables/
@@ -105,12 +104,10 @@ def refuse_server(connection: Any) -> None:
 
 
 def statement(connection: Any, tables: Sequence[Table]) -> str:
-    if odd := [table for table in tables if table.mode not in READING | WRITING]:
-        raise UnsupportedOperation(f"MySQL and MariaDB have no table lock like {odd[0].mode}; use read or write.")
     quote = connection.ops.quote_name
     names = []
     for table in tables:
-        mode = "READ" if table.mode in READING else "WRITE"
+        mode = "READ" if table.mode is TableLockMode.SHARE else "WRITE"
         names.append(f"{table.name} {mode}")
         names += [f"{table.name} AS {quote(alias)} {mode}" for alias in dict.fromkeys(table.aliases)]
     return f"LOCK TABLES {', '.join(names)}"

@@ -13,14 +13,13 @@ from django_distlock.data.timeouts import run, wait_limit
 from django_distlock.manager.isolation import configured_level, warn_of_stale_snapshot
 from django_distlock.manager.open_transactions import in_transaction
 
-from .modes import POSTGRES
-from .targets import described
+from .modes import described
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import ExitStack
 
-    from .targets import Table
+    from .modes import Table
 
 IDLE = 0  # libpq's PQTRANS_IDLE: atomic() has begun, BEGIN is not sent yet
 
@@ -33,21 +32,16 @@ def lock(stack: ExitStack, connection: Any, tables: Sequence[Table], timeout: fl
     """
     if not in_transaction(connection):
         stack.enter_context(transaction.atomic(using=connection.alias))
-    elif not _is_first(connection.connection):
-        # the level of the settings: asking the server would cost a statement
+    elif getattr(getattr(connection.connection, "info", None), "transaction_status", None) != IDLE:
+        # The first statement would be fine: LOCK TABLE takes no snapshot. The level is that of the settings: asking the
+        # server would cost a statement.
         warn_of_stale_snapshot(described(tables), "transaction", configured_level(connection), [connection])
     until = None if timeout is None else monotonic() + timeout
     with lock_errors(connection, described(tables), timeout):
-        for mode, group in groupby(tables, key=lambda table: POSTGRES[table.mode]):
+        for mode, group in groupby(tables, key=lambda table: table.mode):
             sql = f"LOCK TABLE {', '.join(table.name for table in group)} IN {mode.upper()} MODE"
             if timeout == 0:
                 run(connection, f"{sql} NOWAIT")
                 continue
             with wait_limit(connection, None if until is None else until - monotonic()):
                 run(connection, sql)
-
-
-def _is_first(raw: Any) -> bool:
-    """Is the lock the first statement of its transaction? LOCK TABLE takes no snapshot."""
-    info = getattr(raw, "info", None)
-    return info is not None and info.transaction_status == IDLE

@@ -11,14 +11,13 @@ from django_distlock.data.timeouts import run, wait_limit
 from django_distlock.exceptions import UnsupportedOperation
 from django_distlock.manager.open_transactions import in_transaction
 
-from .modes import READING, WRITING, TableLockMode
-from .targets import described
+from .modes import TableLockMode, described
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import ExitStack
 
-    from .targets import Table
+    from .modes import Table
 
 
 def lock(stack: ExitStack, connection: Any, tables: Sequence[Table], timeout: float | None) -> None:
@@ -26,8 +25,6 @@ def lock(stack: ExitStack, connection: Any, tables: Sequence[Table], timeout: fl
 
     LockNotAcquired at once in a transaction that has read, if another connection has written since its first query.
     """
-    if odd := [table for table in tables if table.mode not in READING | WRITING]:
-        raise UnsupportedOperation(f"SQLite has no lock like {odd[0].mode}: its one lock excludes every other writer.")
     exclusive = any(table.mode is TableLockMode.ACCESS_EXCLUSIVE for table in tables)
     if exclusive and in_transaction(connection):
         raise UnsupportedOperation("SQLite keeps readers out by BEGIN EXCLUSIVE only: use it outside atomic().")
