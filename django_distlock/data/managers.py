@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from django.core.exceptions import ValidationError
 from django.db import models
 
+from django_distlock.keys import validate_name
 from django_distlock.locks.lock import advisory_lock
 from django_distlock.validation import UNSET, Timeout
 
@@ -75,11 +76,7 @@ class LockingQuerySet(FencedQuerySet[M]):
     def advisory_lock(self, name: str, **options: Any) -> Lock:
         """:func:`advisory_lock` with a name that belongs to the model's table: two models never share a name, a model
         and its proxies do. In a decorator ``name`` may have ``{fields}``."""
-        if not isinstance(name, str):
-            raise TypeError(f"name must be a str, not {type(name).__name__}.")
-        if not name:
-            raise ValueError("name must not be empty.")
-        return advisory_lock(f"{self._scope()}:name:{name}", **options)
+        return advisory_lock(f"{self._scope()}:name:{validate_name(name)}", **options)
 
     def advisory_row_lock(self, pk: object, **options: Any) -> Lock:
         """An advisory lock for one row, which need not exist: for engines without row locks (MyISAM), and for work that

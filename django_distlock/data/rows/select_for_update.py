@@ -63,10 +63,8 @@ def queryset_of(target: object, pk: object, using: str | None) -> QuerySet[Any]:
     """The target of ``row_lock`` as a queryset on the database that is written."""
     if isinstance(target, type) and issubclass(target, Model):
         queryset = target._default_manager.filter(pk=pk)
-    elif isinstance(target, QuerySet):
+    elif isinstance(target, (QuerySet, Manager)):
         queryset = target.all()
-    elif isinstance(target, Manager):
-        queryset = target.get_queryset()
     else:
         raise TypeError(f"row_lock takes a queryset, or a model and pk=, not {target!r}.")
     return queryset.using(using) if using is not None else queryset
