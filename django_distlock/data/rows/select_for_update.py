@@ -20,7 +20,7 @@ M = TypeVar("M", bound=Model)
 
 
 class RowOptions(TypedDict, total=False):
-    """The options of a lock on one row, as callers give them."""
+    """The options of every lock on rows, for ``**options``: all may be left out."""
 
     timeout: Timeout
     nowait: bool
