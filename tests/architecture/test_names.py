@@ -76,7 +76,6 @@ REASONS = {
     "backends.leasetable.waiter": "the state of one waiter, beside the contract of a backend",
     "backends.zookeeper.doctor": "the same role in each engine",
     "backends.zookeeper.introspection": "the same role in each engine",
-    "data.rows.mysql": "one engine's SQL",
     "data.tables.postgres": "one engine's SQL",
     "idempotency.admin": "Django's admin imports it, and it alone needs the admin",
     "idempotency.signals": "public names",
