@@ -156,21 +156,30 @@ class TransactionSession:
 
 
 class Bounded:
-    """Ends the statements on a connection of psycopg by the monotonic time ``until`` (R5).
+    """A context in which statements on a connection of psycopg end by the monotonic time ``until`` (R5).
 
     psycopg runs each statement as a generator that says what it waits for at the socket, and gives it to the method
-    ``wait`` of the connection. While :meth:`wait` stands in its place, that method gets this object instead, which
-    passes on :meth:`__next__` and :meth:`send`. If the server does not answer in time, the socket is shut, and psycopg
-    raises its usual error.
+    ``wait`` of the connection. Here that method gets this object instead, which passes on :meth:`__next__` and
+    :meth:`send`. If the server does not answer in time, the socket is shut, and psycopg raises its usual error.
     """
 
-    __slots__ = ("_generator", "_raw", "_wait", "ended", "until")
+    __slots__ = ("_generator", "_outer", "_raw", "_wait", "ended", "until")
 
     def __init__(self, raw: Any, until: float) -> None:
         self._raw = raw
-        self._wait = raw.wait
         self.until = until
         self.ended = False
+
+    def __enter__(self) -> None:
+        self._outer = self._raw.__dict__.get("wait")  # of a lock that is acquired around this one, in a wrapper
+        self._wait = self._raw.wait
+        self._raw.wait = self.wait
+
+    def __exit__(self, *error: object) -> None:
+        if self._outer is None:
+            del self._raw.wait
+        else:
+            self._raw.wait = self._outer
 
     def wait(self, generator: Any, *args: Any, **options: Any) -> Any:
         self._generator = generator
@@ -231,11 +240,10 @@ class TransactionLocks:
             connection.ensure_connection()
             until = max(claim.answer_by or asked + max(wait, LEAST_PATIENCE), asked + GRACE)
             raw: Any = connection.connection
-            outer = raw.__dict__.get("wait")  # of a lock that is acquired around this one, in a wrapper
+            outer = raw.__dict__.get("wait")
             bounded = Bounded(raw, until + GRACE / 2)
             isolation = None
-            try:
-                raw.wait = bounded.wait
+            with bounded:
                 if wait <= 0 or not self._busy.lately(claim.key.digest, asked):
                     isolation = self._try(connection, claim)
                     if isolation is None:
@@ -246,12 +254,14 @@ class TransactionLocks:
                 if isolation is None and wait > 0:
                     with connection.cursor() as cursor:
                         isolation = self._wait(bounded, cursor, claim, asked + wait)
-            finally:  # without a call, so that no interrupt leaves it in place
-                if outer is None:
-                    del raw.wait
-                else:
+        except BaseException as error:
+            if bounded is not None:  # an interrupt at the entrance of its __exit__() has left it in place
+                if outer is not None:
                     raw.wait = outer
-        except DatabaseError as error:
+                elif "wait" in raw.__dict__:
+                    del raw.wait
+            if not isinstance(error, DatabaseError):
+                raise
             if bounded is not None and bounded.ended:
                 raise BackendUnavailable(
                     f"The server of alias {self.alias!r} did not answer in time: the connection of this thread to "
