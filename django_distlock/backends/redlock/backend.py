@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock.backends.base import Backend
 from django_distlock.backends.cleanup import PendingCleanup
-from django_distlock.backends.redis.commands import milliseconds
-from django_distlock.backends.redis.connection import PENDING
-from django_distlock.backends.redis.introspection import HolderInfo
-from django_distlock.backends.redis.pool import Places
+from django_distlock.backends.redis.commands import HolderInfo, milliseconds
+from django_distlock.backends.redis.connection import PENDING, Places
 from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Flow, arun, run
+from django_distlock.concurrency.flow import Flow, both, run
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
@@ -85,13 +83,7 @@ class RedlockBackend(Backend):
 
     # acquire
 
-    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return run(self._acquire(claim, wait))
-
-    async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return await arun(self._acquire(claim, wait))
-
-    def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
+    def _acquire(self, claim: Claim, wait: float = 0) -> Flow[Grant | None]:
         now = monotonic()
         attempt = RedlockAttempt(self._nodes, claim, self._holder.facts(claim.key), self._patience(claim.ttl or 0.0))
         self._claims[claim.token] = (attempt,)
@@ -120,6 +112,8 @@ class RedlockBackend(Backend):
         self.wake_at(monotonic() + TICK)
         return grant
 
+    try_acquire, atry_acquire = both(_acquire)
+
     def _note_busy(self, key: LockKey) -> None:
         if len(self._busy) >= CACHED_NAMES:
             self._busy.clear()
@@ -145,12 +139,6 @@ class RedlockBackend(Backend):
 
     # while it is held
 
-    def release(self, grant: Grant) -> bool:
-        return run(self._release(grant))
-
-    async def arelease(self, grant: Grant) -> bool:
-        return await arun(self._release(grant))
-
     def _release(self, grant: Grant) -> Flow[bool]:
         self._claims.pop(grant.claim.token, None)
         votes, undo = grant.session.votes, _undo_of(grant)
@@ -175,11 +163,7 @@ class RedlockBackend(Backend):
             raise ballot.error()
         return verdict is Verdict.GRANTED
 
-    def extend(self, grant: Grant, ttl: float) -> Grant | None:
-        return run(self._extend(grant, ttl))
-
-    async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
-        return await arun(self._extend(grant, ttl))
+    release, arelease = both(_release)
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
         asked = monotonic()
@@ -192,11 +176,7 @@ class RedlockBackend(Backend):
             return None
         return grant._replace(acquired_at=asked, valid_until=asked + ttl - drift(ttl))
 
-    def verify(self, grant: Grant) -> bool:
-        return run(self._verify(grant))
-
-    async def averify(self, grant: Grant) -> bool:
-        return await arun(self._verify(grant))
+    extend, aextend = both(_extend)
 
     def _verify(self, grant: Grant) -> Flow[bool]:
         request = self._extension(grant, None)
@@ -205,6 +185,8 @@ class RedlockBackend(Backend):
         if verdict is Verdict.UNAVAILABLE:
             raise ballot.error()
         return verdict is Verdict.GRANTED
+
+    verify, averify = both(_verify)
 
     @staticmethod
     def _extension(grant: Grant, ttl: float | None) -> NodeRequest:

@@ -6,8 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.backends.redis.commands import unknown_script
-from django_distlock.backends.redis.connection import PENDING, Connection, ConnectionFailed
-from django_distlock.backends.redis.pool import Places, Pool
+from django_distlock.backends.redis.connection import PENDING, Connection, ConnectionFailed, Places, Pool
 from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, Step

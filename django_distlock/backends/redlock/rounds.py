@@ -8,7 +8,7 @@ import select
 from typing import TYPE_CHECKING
 
 from django_distlock.backends.redis.commands import unknown_script
-from django_distlock.backends.redis.connection import PENDING
+from django_distlock.backends.redis.connection import PENDING, Place
 from django_distlock.backends.redis.target import ClusterNode, timed_out
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import PAUSE
@@ -64,7 +64,7 @@ class Round:
         self.asked_at = 0.0
         self.over = False
         self._own, self._prefer = own, prefer
-        self._place = nodes.places.new()
+        self._place = Place()
         self._entered = False
         self._repeated: set[int] = set()
         self._lost: list[int] = []

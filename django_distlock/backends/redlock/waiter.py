@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from django_distlock.backends.redis.connection import PENDING, ConnectionFailed, pack
+from django_distlock.backends.redis.connection import PENDING, ConnectionFailed, Place, pack
 from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import PAUSE
@@ -18,7 +18,7 @@ from .rounds import LATE_REPLY, Crowded, RedlockBackendUnavailable
 from .scripts import GRACE, JOIN, KEPT, PLACES, RESPECT
 
 if TYPE_CHECKING:
-    from django_distlock.backends.redis.pool import Places
+    from django_distlock.backends.redis.connection import Places
     from django_distlock.concurrency.flow import Flow
     from django_distlock.records import Grant
 
@@ -112,7 +112,7 @@ class RedlockWaiter:
         self._attempt = attempt
         self._nodes = attempt.nodes
         self._deadline = deadline
-        self._places, self._place = places, places.new()
+        self._places, self._place = places, Place()
         self._pace = Pace()
         # its name in the queue, the node that keeps the queue, and since when it waits by the clock of that node
         self._member = f"{attempt.claim.token}-{next(numbers)}"
