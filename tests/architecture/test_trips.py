@@ -29,8 +29,8 @@ TRIPS = {
     "leasetable_mariadb": Trip(acquire=19, release=12),
     "postgres": Trip(acquire=10, release=9),
     "mysql": Trip(acquire=11, release=9),
-    "redis": Trip(acquire=15, release=10),
-    "redlock": Trip(acquire=22, release=16),
+    "redis": Trip(acquire=13, release=9),
+    "redlock": Trip(acquire=16, release=12),
     "zookeeper": Trip(acquire=17, release=12),
 }
 

@@ -101,7 +101,7 @@ def _text(folder: Traversable, name: str) -> str:
     return re.sub(r"^--.*\n", "", text, flags=re.MULTILINE)
 
 
-def scripts(package: str | None, constants: Mapping[str, object], *names: str) -> Iterator[Script]:
+def scripts(package: str, constants: Mapping[str, object], *names: str) -> Iterator[Script]:
     """The scripts of a package, from the files in its folder ``scripts``. Each word in ``constants`` stands for its
     value."""
     folder = files(package) / "scripts"
@@ -111,7 +111,7 @@ def scripts(package: str | None, constants: Mapping[str, object], *names: str) -
 
 
 ACQUIRE, RELEASE, LEAVE, EXTEND, HOLDS, BREAK, LOOK = scripts(
-    __package__,
+    "django_distlock.backends.redis",
     {"KEPT": KEPT, "LATE": LATE, "WARNED": WARNED},
     *("acquire", "release", "leave", "extend", "holds", "break", "look"),
 )

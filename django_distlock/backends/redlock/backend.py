@@ -18,12 +18,10 @@ from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor
-from .acquire import RedlockAttempt, RedlockSession, undo_request, vote_request
+from .acquire import RedlockAttempt, RedlockSession
 from .introspection import break_everywhere, listing
-from .nodes import NodeRequest, Nodes, Undo
-from .quorum import NodeAnswer, Verdict, confirm, heard
-from .rounds import Round
-from .scripts import EXTEND, RELEASE, keys_of
+from .nodes import EXTEND, RELEASE, NodeRequest, Nodes, Undo, keys_of, undo_request, vote_request
+from .rounds import NodeAnswer, Round, Verdict, ask_all, confirm
 from .waiter import RedlockWaiter
 
 if TYPE_CHECKING:
@@ -106,10 +104,10 @@ class RedlockBackend(Backend):
         if grant is None:
             self._note_busy(claim.key)
             self._claims.pop(claim.token, None)
+            self.wake_at(monotonic() + TICK)  # for the connections; a grant is looked after for its renewal
         else:
             self._claims[claim.token] = grant
             attempt.keep()
-        self.wake_at(monotonic() + TICK)
         return grant
 
     try_acquire, atry_acquire = both(_acquire)
@@ -240,15 +238,10 @@ class RedlockBackend(Backend):
     def _undo_at(self, what: tuple[int, Undo], until: float) -> Flow[None]:
         """For the clean-up: undo what may be left at one node."""
         index, undo = what
-        requests: list[NodeRequest | None] = [None] * len(self._targets)
-        requests[index] = NodeRequest(RELEASE, undo.keys, undo.vote, undo.member)
-        ballot = Round(self._nodes, requests)
-        try:
-            yield from ballot.ask(_heard, until - monotonic(), until)
-            if ballot.answers[index] not in (NodeAnswer.GRANTED, NodeAnswer.REFUSED):
-                raise ballot.error()
-        finally:
-            ballot.close()
+        request = NodeRequest(RELEASE, undo.keys, undo.vote, undo.member)
+        ballot = yield from ask_all(self._nodes, {index: request}, until)
+        if ballot.answers[index] not in (NodeAnswer.GRANTED, NodeAnswer.REFUSED):
+            raise ballot.error()
 
     # what an operator sees and does
 
@@ -290,7 +283,3 @@ class RedlockBackend(Backend):
 def _undo_of(grant: Grant) -> Undo:
     ttl = max((grant.valid_until or 0.0) - grant.acquired_at, grant.claim.ttl or 0.0)
     return Undo(keys_of(grant.claim.key.text), grant.session.vote, "", ttl)
-
-
-def _heard(answers: Sequence[NodeAnswer], elapsed: float, patience: float) -> Verdict:
-    return heard(answers, elapsed=elapsed, patience=patience)

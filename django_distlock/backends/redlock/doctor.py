@@ -18,7 +18,7 @@ from django_distlock.backends.redis.doctor import RedisFacts, facts, of_server
 from django_distlock.backends.redis.target import ClusterNode, Target, WrongTarget
 from django_distlock.records import Finding
 
-from .quorum import majority
+from .rounds import majority
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

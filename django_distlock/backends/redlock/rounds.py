@@ -1,35 +1,115 @@
-"""A round: one request to each of several nodes, sent to all of them at once, until the replies are enough."""
+"""A round: one request to each of several nodes, sent to all of them at once, until the replies are enough.
+
+What is enough is decided by functions of values, without clock and sockets. The rules are those of
+https://redis.io/docs/latest/develop/use/patterns/distributed-locks/: a lock belongs to the caller to which a majority
+has granted it in time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import select
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from django_distlock.backends.redis.commands import unknown_script
 from django_distlock.backends.redis.connection import PENDING, Place
 from django_distlock.backends.redis.target import ClusterNode, timed_out
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.exceptions import BackendUnavailable
+from django_distlock.records import drift
 
-from .nodes import CONNECT_TIMEOUT, HELD_UP, NodeRequest, Nodes, Pipeline, Sent
-from .quorum import NodeAnswer, Verdict, majority
+from .nodes import CONNECT_PAUSE, CONNECT_TIMEOUT, HELD_UP, NodeRequest, Nodes, Pipeline, Sent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    # Gets the answers, the seconds since the first request, and those that an answer may take.
-    Judge = Callable[[Sequence[NodeAnswer], float, float], Verdict]
-
-# The pause between two looks for a connection, when a majority cannot be reached yet; seconds.
-CONNECT_PAUSE = 0.005
 # A connection on which a reply is due for longer than this, and than a node may take, is closed; seconds.
 SILENT = 0.25
 # The time for the reply to a request that no caller waits for; seconds.
 LATE_REPLY = 0.5
+
+
+class NodeAnswer(Enum):
+    """What one node has said so far."""
+
+    PENDING = auto()  # asked, and its time is not over
+    SLOW = auto()  # asked, but it owes us answers to older questions: not waited for if the others can decide
+    GRANTED = auto()
+    REFUSED = auto()  # somebody else has it there; it is not ours there
+    FAILED = auto()  # cannot be reached, or answered with an error
+
+
+class Verdict(Enum):
+    """What to do."""
+
+    WAIT = auto()
+    GRANTED = auto()
+    REFUSED = auto()
+    UNAVAILABLE = auto()  # the nodes that can be reached are too few to decide anything
+
+
+def majority(nodes: int) -> int:
+    """How many of ``nodes`` must agree: any two majorities have a node in common."""
+    return nodes // 2 + 1
+
+
+def validity(ttl: float, elapsed: float) -> float:
+    """Seconds for which a lock may be relied on that was asked for ``elapsed`` seconds ago. Not above zero: never."""
+    return ttl - elapsed - drift(ttl)
+
+
+def decide(answers: Sequence[NodeAnswer], *, elapsed: float, ttl: float, patience: float) -> Verdict:
+    """Is the lock ours? ``patience``: seconds that a node has for its answer.
+
+    Whatever is not GRANTED has to be taken back on every node that was asked.
+    """
+    needed = majority(len(answers))
+    granted = answers.count(NodeAnswer.GRANTED)
+    in_time = validity(ttl, elapsed) > 0
+    if granted >= needed and in_time:
+        return Verdict.GRANTED
+    waited = elapsed >= patience
+    refused = answers.count(NodeAnswer.REFUSED)
+    pending = 0 if waited else answers.count(NodeAnswer.PENDING)
+    slow = 0 if waited else answers.count(NodeAnswer.SLOW)
+    if in_time:
+        if granted + pending >= needed:
+            return Verdict.WAIT
+        # after a refusal another holder has a part of it: try again later, rather than wait for slow nodes
+        if not refused and granted + pending + slow >= needed:
+            return Verdict.WAIT
+    return Verdict.REFUSED if granted + refused + pending >= needed else Verdict.UNAVAILABLE
+
+
+def confirm(answers: Sequence[NodeAnswer], elapsed: float, patience: float) -> Verdict:
+    """Do we still have it? For extensions, releases and looks.
+
+    GRANTED if a majority says so, REFUSED if so many deny it that a majority may be somebody else's, UNAVAILABLE if
+    neither can be known.
+    """
+    needed = majority(len(answers))
+    if answers.count(NodeAnswer.GRANTED) >= needed:
+        return Verdict.GRANTED
+    if answers.count(NodeAnswer.REFUSED) > len(answers) - needed:
+        return Verdict.REFUSED
+    if elapsed < patience and (NodeAnswer.PENDING in answers or NodeAnswer.SLOW in answers):
+        return Verdict.WAIT
+    return Verdict.UNAVAILABLE
+
+
+def heard(answers: Sequence[NodeAnswer], elapsed: float, patience: float) -> Verdict:
+    """Wait for every node that answers soon. GRANTED if any did; for listings."""
+    if NodeAnswer.PENDING in answers and elapsed < patience:
+        return Verdict.WAIT
+    return Verdict.GRANTED if NodeAnswer.GRANTED in answers else Verdict.UNAVAILABLE
+
+
+if TYPE_CHECKING:
+    # Gets the answers, the seconds since the first request, and those that an answer may take.
+    Judge = Callable[[Sequence[NodeAnswer], float, float], Verdict]
 
 
 class Crowded(BackendUnavailable):
@@ -134,21 +214,12 @@ class Round:
         if not missing:
             return
         wanted = sum(request is not None for request in self.requests)
-        enough = min(wanted, majority(len(self.requests)))
-        now = monotonic()
-        until, soon = min(until, now + CONNECT_TIMEOUT), min(until, now + longer)
-        nodes = self.nodes.all
-        if fresh := [nodes[index] for index in missing if not nodes[index].trouble]:
-            yield from self.nodes.open(fresh, until if wanted - len(missing) < enough else soon)
-            missing = self._take()
-        else:
-            soon = now
-        while missing:
-            for index in missing:
-                self.nodes.open_aside(nodes[index])
-            hopeless = not any(nodes[index].connecting for index in missing)
-            now = monotonic()
-            if hopeless or now >= until or (now >= soon and wanted - len(missing) >= enough):
+        nodes, now = self.nodes.all, monotonic()
+        fresh = any(not nodes[index].trouble for index in missing)
+        until, soon = min(until, now + CONNECT_TIMEOUT), now + longer if fresh else now
+        while missing and self.nodes.connect([nodes[index] for index in missing]):
+            enough = wanted - len(missing) >= min(wanted, majority(len(self.requests)))
+            if monotonic() >= (min(until, soon) if enough else until):
                 return
             yield Step(PAUSE.sleep, PAUSE.asleep, (CONNECT_PAUSE,))
             missing = self._take()
@@ -214,13 +285,8 @@ class Round:
         pipeline, sent, request = self.pipelines[index], self.sent[index], self.requests[index]
         assert pipeline is not None and sent is not None and request is not None  # noqa: PT018, S101 - it was sent
         pipeline.hear()
-        if not sent.lost:
-            if sent.reply is PENDING:
-                return
-            if unknown_script(sent.reply):
-                pipeline.send_whole(sent)
-                if not sent.lost:
-                    return
+        if not sent.lost and sent.reply is PENDING:
+            return
         del self._by_fd[fd]
         self._poll.unregister(fd)
         if sent.lost:
@@ -322,3 +388,13 @@ def _numbers(indexes: Sequence[int]) -> str:
 def _settle(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def ask_all(nodes: Nodes, requests: Mapping[int, NodeRequest], until: float) -> Flow[Round]:
+    """One request to each of some nodes, by index. Those that do not answer soon do not count."""
+    ballot = Round(nodes, [requests.get(index) for index in range(len(nodes.all))])
+    try:
+        yield from ballot.ask(heard, until - monotonic(), until)
+    finally:
+        ballot.close()
+    return ballot

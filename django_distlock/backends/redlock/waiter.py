@@ -12,18 +12,17 @@ from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Step
 from django_distlock.exceptions import BackendUnavailable
 
-from .acquire import numbers, undo_request
-from .nodes import CONNECT_TIMEOUT, Undo
+from .acquire import numbers
+from .nodes import CONNECT_TIMEOUT, GRACE, JOIN, KEPT, PLACES, RESPECT, Undo, undo_request
 from .rounds import LATE_REPLY, Crowded, RedlockBackendUnavailable
-from .scripts import GRACE, JOIN, KEPT, PLACES, RESPECT
 
 if TYPE_CHECKING:
     from django_distlock.backends.redis.connection import Places
     from django_distlock.concurrency.flow import Flow
     from django_distlock.records import Grant
 
-    from .acquire import Outcome, RedlockAttempt
-    from .nodes import Pipeline
+    from .acquire import RedlockAttempt
+    from .nodes import Pipeline, Sent
 
 # A waiter asks without being called, because a call may be lost: first after the one time, then less and less often.
 FIRST_LOOK, LONGEST_LOOK = 0.25, 2.0
@@ -158,7 +157,7 @@ class RedlockWaiter:
             if queued:
                 yield from self._listen(until)
                 self._joined = True
-            outcome = yield from self._attempt.vote(
+            grant = yield from self._attempt.vote(
                 lead,
                 until,
                 JOIN if queued else RESPECT,
@@ -174,9 +173,9 @@ class RedlockWaiter:
         except BaseException:
             self._doubt(None)
             raise
-        self._doubt(outcome)
-        self._note(outcome)
-        return outcome.grant
+        self._doubt(self._attempt.at_lead)
+        self._note(self._attempt.at_lead)
+        return grant
 
     def _listen(self, until: float) -> Flow[None]:
         """Have a connection to the node that keeps the queue, which can call on it."""
@@ -187,10 +186,7 @@ class RedlockWaiter:
         now = monotonic()
         if now < node.deaf_until:
             return
-        if (own := node.take(clean=True)) is None:
-            yield from self._nodes.open([node], min(until, now + CONNECT_TIMEOUT))
-            own = node.take(clean=True)
-        self._own = own
+        own = self._own = yield from self._nodes.connected(node, min(until, now + CONNECT_TIMEOUT))
         if own is None or own.link is None or own.link.subscribed:
             return
         try:
@@ -202,20 +198,19 @@ class RedlockWaiter:
             node.lose(own, error)
             self._own = None
 
-    def _doubt(self, outcome: Outcome | None) -> None:
+    def _doubt(self, sent: Sent | None) -> None:
         """Remember a request to queue that may be executed later than the one that takes it back."""
         if not self._joined:
             return
-        sent = None if outcome is None else outcome.at_lead
         own = self._own is not None and self._own.link is not None
         known = sent is not None and not sent.lost and (sent.pipeline is self._own or sent.reply is not PENDING)
         if not own and not known:
             self._doubtful.add(self._lead)
 
-    def _note(self, outcome: Outcome) -> None:
+    def _note(self, sent: Sent | None) -> None:
         """Learn from the answer of the node that keeps the queue."""
         self._error, self._refused, now = None, True, monotonic()
-        reply = outcome.at_lead.reply if outcome.at_lead is not None else None
+        reply = None if sent is None else sent.reply
         if isinstance(reply, int) and reply < 0:
             self._pace.queued(reply, now)
             return

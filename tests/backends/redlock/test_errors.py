@@ -7,8 +7,7 @@ import socket
 import pytest
 
 from django_distlock.backends.redis.target import Target
-from django_distlock.backends.redlock.quorum import NodeAnswer
-from django_distlock.backends.redlock.rounds import unavailable
+from django_distlock.backends.redlock.rounds import NodeAnswer, unavailable
 
 LATE, REFUSED = TimeoutError(), ConnectionRefusedError()
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_distlock.backends.redlock.quorum import NodeAnswer, Verdict, confirm, decide, heard, majority, validity
+from django_distlock.backends.redlock.rounds import NodeAnswer, Verdict, confirm, decide, heard, majority, validity
 from django_distlock.records import drift
 
 ANSWERS = st.lists(st.sampled_from(NodeAnswer), min_size=1, max_size=9)
