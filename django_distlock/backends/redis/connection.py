@@ -18,6 +18,7 @@ import ssl
 import threading
 import uuid
 from collections import deque
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
 from django_distlock.backends.base import IDLE
@@ -51,13 +52,12 @@ _CODES = {
 }
 
 
-class _Pending:
-    def __repr__(self) -> str:
-        return "PENDING"
+class _Reply(Enum):
+    PENDING = auto()
 
 
 # There is no whole reply yet.
-PENDING: Final = _Pending()
+PENDING: Final = _Reply.PENDING
 
 
 class Push(list[Any]):

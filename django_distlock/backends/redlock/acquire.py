@@ -178,7 +178,7 @@ _OF_LEAD = {NodeAnswer.GRANTED: Verdict.GRANTED, NodeAnswer.REFUSED: Verdict.REF
 
 def _by_lead(lead: int) -> Judge:
     def judge(answers: Sequence[NodeAnswer], elapsed: float, patience: float) -> Verdict:
-        if answers[lead] in (NodeAnswer.PENDING, NodeAnswer.SLOW) and elapsed < patience:
+        if answers[lead] is NodeAnswer.PENDING and elapsed < patience:
             return Verdict.WAIT
         return _OF_LEAD.get(answers[lead], Verdict.UNAVAILABLE)
 

@@ -165,13 +165,19 @@ class RedlockBackend(Backend):
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
         asked = monotonic()
-        ballot = self._round(grant, [self._extension(grant, ttl)] * len(self._targets))
-        verdict = yield from self._confirmed(ballot, grant, ttl, RENEWAL_PATIENCE, revote=True)
+        requests = [self._extension(grant, ttl)] * len(self._targets)
+        ballot = self._round(grant, requests)
+        verdict = yield from self._confirmed(ballot, grant, ttl, RENEWAL_PATIENCE)
+        if verdict is Verdict.GRANTED and NodeAnswer.REFUSED in ballot.answers:
+            # Nodes have forgotten it, or an operator breaks the lock at this moment: a second look tells
+            ballot = self._round(grant, requests)
+            verdict = yield from self._confirmed(ballot, grant, ttl, RENEWAL_PATIENCE, revote=True)
         if verdict is Verdict.UNAVAILABLE:
             raise ballot.error()
         if verdict is Verdict.REFUSED:
             self._take_back(grant)
             return None
+        self._count(ballot, grant)
         return grant._replace(acquired_at=asked, valid_until=asked + ttl - drift(ttl))
 
     extend, aextend = both(_extend)
@@ -227,13 +233,19 @@ class RedlockBackend(Backend):
         session: RedlockSession = grant.session
         again = vote_request(Undo(keys_of(grant.claim.key.text), session.vote, "", ttl), session.holder)
         for index, answer in enumerate(ballot.answers):
-            vote = session.votes[index]
-            if vote is not None and vote.lost and self._nodes.undoing(index, session.vote):
-                continue
-            if answer is NodeAnswer.REFUSED:
-                session.votes[index] = ballot.tell(index, again) or vote
-            elif answer is NodeAnswer.GRANTED:  # it counts from now on, if the first request was lost
-                session.votes[index] = ballot.sent[index]
+            if answer is NodeAnswer.REFUSED and not self._undone_now(index, grant):
+                session.votes[index] = ballot.tell(index, again) or session.votes[index]
+
+    def _count(self, ballot: Round, grant: Grant) -> None:
+        """A vote that a node confirms counts from now on, also if the first request for it was lost."""
+        for index, answer in enumerate(ballot.answers):
+            if answer is NodeAnswer.GRANTED and not self._undone_now(index, grant):
+                grant.session.votes[index] = ballot.sent[index]
+
+    def _undone_now(self, index: int, grant: Grant) -> bool:
+        """Is the vote of this node being taken back, because the request for it was lost?"""
+        vote = grant.session.votes[index]
+        return vote is not None and vote.lost and self._nodes.undoing(index, grant.session.vote)
 
     def _undo_at(self, what: tuple[int, Undo], until: float) -> Flow[None]:
         """For the clean-up: undo what may be left at one node."""
@@ -255,7 +267,7 @@ class RedlockBackend(Backend):
         return run(break_everywhere(self._nodes, info, PATIENCE))
 
     def check(self) -> list[CheckMessage]:
-        return doctor.check(self.alias, self.options["nodes"], self._targets)
+        return list(doctor.check(self.alias, self.options["nodes"], self._targets))
 
     # looking after
 

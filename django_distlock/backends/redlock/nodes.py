@@ -10,6 +10,7 @@ The queue only keeps order and saves requests: a majority of all nodes decides w
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from math import inf
@@ -209,15 +210,12 @@ class Node:
     def take(self, prefer: Pipeline | None = None, *, clean: bool = False) -> Pipeline | None:
         """A connection at hand: ``prefer`` if it is free. ``clean``: one without replies due."""
         late = self._late
-        if prefer is not None and prefer in late:
-            try:
-                late.remove(prefer)
-            except ValueError:  # taken just now
-                pass
-            else:
-                late.appendleft(prefer)
         if clean:
             self._sort()
+        elif prefer is not None:
+            with contextlib.suppress(ValueError):  # it is not late any more
+                late.remove(prefer)
+                late.appendleft(prefer)
         while late and not clean:
             try:
                 pipeline = late.popleft()

@@ -36,7 +36,6 @@ class NodeAnswer(Enum):
     """What one node has said so far."""
 
     PENDING = auto()  # asked, and its time is not over
-    SLOW = auto()  # asked, but it owes us answers to older questions: not waited for if the others can decide
     GRANTED = auto()
     REFUSED = auto()  # somebody else has it there; it is not ours there
     FAILED = auto()  # cannot be reached, or answered with an error
@@ -71,16 +70,10 @@ def decide(answers: Sequence[NodeAnswer], *, elapsed: float, ttl: float, patienc
     in_time = validity(ttl, elapsed) > 0
     if granted >= needed and in_time:
         return Verdict.GRANTED
-    waited = elapsed >= patience
     refused = answers.count(NodeAnswer.REFUSED)
-    pending = 0 if waited else answers.count(NodeAnswer.PENDING)
-    slow = 0 if waited else answers.count(NodeAnswer.SLOW)
-    if in_time:
-        if granted + pending >= needed:
-            return Verdict.WAIT
-        # after a refusal another holder has a part of it: try again later, rather than wait for slow nodes
-        if not refused and granted + pending + slow >= needed:
-            return Verdict.WAIT
+    pending = answers.count(NodeAnswer.PENDING) if elapsed < patience else 0
+    if in_time and granted + pending >= needed:
+        return Verdict.WAIT
     return Verdict.REFUSED if granted + refused + pending >= needed else Verdict.UNAVAILABLE
 
 
@@ -95,7 +88,7 @@ def confirm(answers: Sequence[NodeAnswer], elapsed: float, patience: float) -> V
         return Verdict.GRANTED
     if answers.count(NodeAnswer.REFUSED) > len(answers) - needed:
         return Verdict.REFUSED
-    if elapsed < patience and (NodeAnswer.PENDING in answers or NodeAnswer.SLOW in answers):
+    if elapsed < patience and NodeAnswer.PENDING in answers:
         return Verdict.WAIT
     return Verdict.UNAVAILABLE
 
@@ -145,7 +138,6 @@ class Round:
         self.over = False
         self._own, self._prefer = own, prefer
         self._place = Place()
-        self._entered = False
         self._repeated: set[int] = set()
         self._lost: list[int] = []
         self._poll = select.poll()
@@ -206,10 +198,8 @@ class Round:
         Crowded if other callers use all connections.
         """
         places = self.nodes.places
-        if not self._entered:
-            if not places.take(self._place) and not (yield from places.enter(self._place, until - monotonic())):
-                raise Crowded("The connections to the Redis nodes are busy.")
-            self._entered = True
+        if not places.take(self._place) and not (yield from places.enter(self._place, until - monotonic())):
+            raise Crowded("The connections to the Redis nodes are busy.")
         missing = self._take()
         if not missing:
             return
@@ -243,12 +233,11 @@ class Round:
         if pipeline is None:
             self.answers[index] = NodeAnswer.FAILED
             return
-        slow = pipeline.overdue(monotonic())
         self.sent[index] = pipeline.send(request, until)
         if pipeline.link is None:
             self._lose(index, request)
             return
-        self.answers[index] = NodeAnswer.SLOW if slow else NodeAnswer.PENDING
+        self.answers[index] = NodeAnswer.PENDING
         self._by_fd[pipeline.link.fd] = index
         self._poll.register(pipeline.link.fd, select.POLLIN)
 
@@ -333,12 +322,11 @@ class Round:
             if pipeline is not None and pipeline.overdue(monotonic()):
                 pipeline.node.silence(pipeline)
         asked = [request is not None for request in self.requests]
-        sent = [each is not None and not each.lost for each in self.sent]
         errors = [
             TimeoutError("There was no connection in time.") if node.connecting and node.error is None else node.error
             for node in self.nodes.all
         ]
-        error = unavailable(self.answers, asked, sent, errors, over=self.over)
+        error = unavailable(self.answers, asked, errors, over=self.over)
         error.lost = any(each is not None and each.lost for each in self.sent)
         return error
 
@@ -346,7 +334,6 @@ class Round:
 def unavailable(
     answers: Sequence[NodeAnswer],
     asked: Sequence[bool],
-    sent: Sequence[bool],
     errors: Sequence[BaseException | None],
     *,
     over: bool,
@@ -357,9 +344,9 @@ def unavailable(
     for index, answer in enumerate(answers):
         if not asked[index]:
             continue
-        if answer is NodeAnswer.FAILED or (answer is NodeAnswer.SLOW and not sent[index]):
+        if answer is NodeAnswer.FAILED:
             (late if timed_out(errors[index]) else failed).append(index)
-        elif answer is NodeAnswer.SLOW or (answer is NodeAnswer.PENDING and over):
+        elif answer is NodeAnswer.PENDING and over:
             late.append(index)
     nodes = len(answers)
     if not failed and not late:  # a vote whose reply was lost does not count

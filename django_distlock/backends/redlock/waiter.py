@@ -31,8 +31,6 @@ FIRST_LOOK, LONGEST_LOOK = 0.25, 2.0
 EXPIRED, LATER = 0.005, 0.25
 # The pause of a waiter that cannot listen, for each place in the queue, and at most; seconds.
 NEXT, LONGEST_PAUSE = 0.01, 0.05
-# The first in the queue that cannot listen asks all nodes after this time; seconds.
-ALL_ASKED = 0.15
 # A waiter that finds no place in the queue of its process asks after this time; seconds.
 LOOK_EVERY = 0.25
 # The random delay after a vote that nobody won, doubled each time; seconds.
@@ -62,7 +60,6 @@ class Pace:
         self._looks = 0
         self._splits = 0
         self._split_since: float | None = None
-        self._all_asked_at = 0.0
 
     def queued(self, reply: int, now: float) -> None:
         """The node that keeps the queue has refused the lock."""
@@ -95,13 +92,6 @@ class Pace:
     def pause(self) -> float:
         """Seconds to wait for a waiter that cannot listen."""
         return min(NEXT * (1 + self.ahead), LONGEST_PAUSE) * (0.5 + random.random() / 2)  # noqa: S311
-
-    def asks_all(self, now: float) -> bool:
-        """Is it time for the first in the queue to ask all nodes? The one that keeps it may have a vote of nobody."""
-        if self.ahead or now - self._all_asked_at < ALL_ASKED:
-            return False
-        self._all_asked_at = now
-        return True
 
 
 class RedlockWaiter:
@@ -150,6 +140,8 @@ class RedlockWaiter:
         now = monotonic()
         until = self._attempt.until(self._deadline - now)
         try:
+            if self._own is not None and self._own.overdue(now):
+                self._own.node.silence(self._own)
             lead = self._attempt.lead(self._pace.shift)
             if lead != self._lead:
                 self._leave()
@@ -249,7 +241,7 @@ class RedlockWaiter:
         own, now = self._own, monotonic()
         if own is None or own.link is None:
             yield Step(PAUSE.sleep, PAUSE.asleep, (min(self._pace.pause(), left),))
-            return True, self._pace.asks_all(now)
+            return True, self._pace.ahead == 0
         called = yield from own.called(self._member.encode(), min(self._pace.look_at(now), self._deadline))
         if called:
             self._pace.called()
