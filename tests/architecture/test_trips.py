@@ -29,8 +29,8 @@ TRIPS = {
     "leasetable_mariadb": Trip(acquire=18, release=12),
     "postgres": Trip(acquire=9, release=8),
     "mysql": Trip(acquire=10, release=8),
-    "redis": Trip(acquire=15, release=9),
-    "redlock": Trip(acquire=21, release=16),
+    "redis": Trip(acquire=13, release=9),
+    "redlock": Trip(acquire=16, release=12),
     "zookeeper": Trip(acquire=16, release=11),
 }
 

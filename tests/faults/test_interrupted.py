@@ -20,7 +20,7 @@ from django_distlock import LockNotAcquired, LockTimeout, advisory_lock, lock_al
 from django_distlock.backends import memory
 from django_distlock.backends.postgres import session as postgres_session
 from django_distlock.backends.redis import backend as redis
-from django_distlock.backends.redis import pool as redis_pool
+from django_distlock.backends.redis import connection as redis_connection
 from django_distlock.backends.sessions import backend as sessions_backend
 from django_distlock.backends.sessions import session as sessions_session
 from django_distlock.concurrency import flow
@@ -440,7 +440,7 @@ def test_r7_an_interrupted_hand_over_reaches_the_next() -> None:
 @pytest.mark.parametrize("crowded", [False, True])
 def test_r7_an_interrupt_takes_no_place_along(crowded: bool) -> None:
     """Of those that one process has in the queues of a Redis server."""
-    places, other = redis_pool.Places(1), redis_pool.Place(0)
+    places, other = redis_connection.Places(1), redis_connection.Place()
     if crowded:
         assert places.take(other)
     backend: Any = SimpleNamespace(_places=places, _asked=nothing, _waited=nothing)
@@ -452,7 +452,7 @@ def test_r7_an_interrupt_takes_no_place_along(crowded: bool) -> None:
         until = time.monotonic() + 0.001
         run(redis.RedisBackend._queued(backend, None, until))  # type: ignore[arg-type]
 
-    assert interrupted_everywhere(ask, clean, redis, redis_pool) > 10
+    assert interrupted_everywhere(ask, clean, redis, redis_connection) > 10
 
 
 def nothing(*args: Any) -> Flow[None]:
