@@ -140,17 +140,17 @@ def test_r7_an_interrupt_when_the_creation_was_just_sent(name: str, server: Any)
     """Before kazoo's answer to that could be noted. The session goes on, and so would the node."""
     lock = advisory_lock(name, using=USING)
     with lock as lease:
-        client = session_of(lease).client
-    create = client.create_contender
+        session = session_of(lease)
+    create = session.create_contender
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         create(*args, **kwargs)
         raise KeyboardInterrupt
 
-    client.create_contender = interrupted
+    session.create_contender = interrupted
     with pytest.raises(KeyboardInterrupt):
         lock.acquire()
-    del client.create_contender
+    del session.create_contender
     eventually(lambda: nodes(server, name) == [], "a node stays behind", patience=1)
 
 
@@ -172,7 +172,7 @@ def test_r6_a_turn_that_comes_at_the_deadline_is_no_failure(name: str, settings:
 
         thread = threading.Thread(target=wait)
         thread.start()
-        watches = registry.entry(USING).backend._session.client.kazoo._data_watchers
+        watches = registry.entry(USING).backend._session.kazoo._data_watchers
         eventually(lambda: any(path in each for each in watches), "no waiter")
         proxy.swallow(1)
         server.delete(path)
@@ -188,7 +188,7 @@ def test_a_semaphores_waiter_under_whom_everything_is_deleted(name: str, server:
     backend: Any = registry.entry(USING).backend
     key = registry.entry(USING).key(name)
     assert backend.try_acquire(Claim(key=key, limit=1)) is not None
-    kazoo = backend._session.client.kazoo
+    kazoo = backend._session.kazoo
     for times in (1, 2):  # the queue is looked at for the second time, with a watch, or for the first
         look = kazoo.get_children_async
 
