@@ -22,7 +22,7 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from django_distlock.concurrency.clock import monotonic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 # Between two checks, during a connection attempt, whether the client is being closed; seconds.
 CLOSE_CHECK_INTERVAL = 0.25
@@ -121,7 +121,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def create_connection(self, address: Any, *, hostname: str, timeout: float, use_ssl: bool, **tls: Any) -> Any:
         """Connect. kazoo's own leaves a socket whose TLS handshake has failed to the garbage collector."""
-        context = _tls_context(**tls) if use_ssl else None
+        context = _tls_context(tls) if use_ssl else None
         made = socket.create_connection(address, min(timeout, self._connect_timeout))
         try:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -155,22 +155,14 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
                 each.close()
 
 
-def _tls_context(
-    *,
-    ca: str | None,
-    certfile: str | None,
-    keyfile: str | None,
-    keyfile_password: str | None,
-    verify_certs: bool,
-    check_hostname: bool,
-) -> ssl.SSLContext:
+def _tls_context(tls: Mapping[str, Any]) -> ssl.SSLContext:
     """The same as kazoo's: the system's certificates count beside those of ``ca``."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_default_certs(ssl.Purpose.SERVER_AUTH)
-    context.check_hostname = check_hostname
-    context.verify_mode = ssl.CERT_REQUIRED if verify_certs else ssl.CERT_NONE
-    if ca:
-        context.load_verify_locations(ca)
-    if certfile and keyfile:
-        context.load_cert_chain(certfile, keyfile, keyfile_password)
+    context.check_hostname = tls["check_hostname"]
+    context.verify_mode = ssl.CERT_REQUIRED if tls["verify_certs"] else ssl.CERT_NONE
+    if tls["ca"]:
+        context.load_verify_locations(tls["ca"])
+    if tls["certfile"] and tls["keyfile"]:
+        context.load_cert_chain(tls["certfile"], tls["keyfile"], tls["keyfile_password"])
     return context
