@@ -24,14 +24,14 @@ class Trip(NamedTuple):
 
 TRIPS = {
     "memory": Trip(acquire=9, release=7),
-    "leasetable": Trip(acquire=15, release=9),
-    "leasetable_postgres": Trip(acquire=18, release=11),
-    "leasetable_mariadb": Trip(acquire=19, release=12),
+    "leasetable": Trip(acquire=14, release=9),
+    "leasetable_postgres": Trip(acquire=16, release=11),
+    "leasetable_mariadb": Trip(acquire=17, release=12),
     "postgres": Trip(acquire=10, release=9),
     "mysql": Trip(acquire=11, release=9),
     "redis": Trip(acquire=15, release=10),
     "redlock": Trip(acquire=22, release=16),
-    "zookeeper": Trip(acquire=17, release=12),
+    "zookeeper": Trip(acquire=16, release=11),
 }
 
 

@@ -87,7 +87,7 @@ class LeaseTableBackend(Backend):
         self._claims[claim.token] = ASKING
         try:
             entered = store.statements.enter(store.file(), claim, self._holder.text(), wait > 0)
-            return self._entered(claim, asked, wait, *entered)
+            return self._entered(claim, asked, wait, entered)
         except Exception:  # most likely another process is writing
             return run(self._acquire(claim, wait))
         except BaseException:
@@ -107,7 +107,7 @@ class LeaseTableBackend(Backend):
                 self._claims[claim.token] = ASKING
                 until = asked + self._patience(wait)
                 entered = yield from self.store.run(until, self._sql.enter, claim, self._holder.text(), wait > 0)
-                return self._entered(claim, asked, wait, *entered)
+                return self._entered(claim, asked, wait, entered)
             if wait < LAST_LOOK:
                 return None
             fence = yield from waiter.look(self.store, claim, self._holder.text())
@@ -127,8 +127,9 @@ class LeaseTableBackend(Backend):
             raise
 
     def _entered(
-        self, claim: Claim, asked: float, wait: float, fence: int | None, ticket: Ticket | None
+        self, claim: Claim, asked: float, wait: float, entered: tuple[int | None, Ticket | None]
     ) -> Grant | None:
+        fence, ticket = entered
         if fence is not None:
             return self._granted(claim, fence, asked)
         if ticket is not None:

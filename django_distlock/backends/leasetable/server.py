@@ -24,7 +24,7 @@ from .records import StoreError, StoreOverloaded
 from .statements import Store, statements_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from django_distlock.concurrency.executor import Threads
 
@@ -78,12 +78,12 @@ class LeaseSession(SideConnection):
             # Planning costs more than executing. A pooler that changes the server session loses prepared statements.
             raw.prepare_threshold = None if pooled else 1
 
-    def change(self, statement: str, row: Sequence[object]) -> int:
+    def change(self, statement: str, row: Any) -> int:
         """Execute a write; how many rows it changed."""
         self.cursor.execute(statement, row)
         return int(self.cursor.rowcount)
 
-    def ask(self, statement: str, row: Sequence[object]) -> list[Any]:
+    def ask(self, statement: str, row: Any) -> list[Any]:
         """Execute a read; its rows."""
         self.cursor.execute(statement, row)
         return list(self.cursor.fetchall())

@@ -32,7 +32,7 @@ from .records import NOWHERE, StoreError, StoreOverloaded, Ticket
 from .statements import Executor, Statements, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from django_distlock.concurrency.executor import Threads
     from django_distlock.records import Claim
@@ -69,7 +69,7 @@ HOT = 0.05
 # cost more than the write itself, and SQLite has it only since 3.35. Reading the table that is written costs as much.
 TAKE = """
 INSERT INTO lease {columns} SELECT :digest, :alias, :name, :token, :fence, :now, :now + :ttl, :holder
-WHERE NOT EXISTS (SELECT 1 FROM ticket WHERE digest = :digest AND place < :place AND seen > :now - {grace})
+WHERE NOT EXISTS (SELECT 1 {ahead})
 ON CONFLICT (digest) DO UPDATE SET
     token = excluded.token, fence = excluded.fence, acquired_at = excluded.acquired_at,
     expires_at = excluded.expires_at, holder = excluded.holder, alias = excluded.alias
@@ -81,7 +81,8 @@ LAST = "SELECT fence, token FROM lease WHERE digest = :digest AND (token IN ('-'
 class SqliteStatements(Statements):
     """Each raises sqlite3.OperationalError while another process writes."""
 
-    placeholder = "?"
+    placeholder = r":\1"
+    ahead = "FROM ticket t WHERE t.digest = :digest AND t.place < :place AND t.seen > :now - {grace}"
     digest = staticmethod(attrgetter("key.digest"))
     join_text = """
     INSERT INTO ticket (token, digest, place, seen, holder)
@@ -98,6 +99,9 @@ class SqliteStatements(Statements):
 
     def now(self, session: object) -> int:
         return time.time_ns() // 1000
+
+    def row(self, names: list[str]) -> Callable[[dict[str, Any]], Any]:
+        return lambda values: values  # the driver finds them by their names
 
     def packed(self, digits: str) -> bytes:
         return bytes.fromhex(digits)
@@ -124,7 +128,7 @@ class SqliteStatements(Statements):
     def enter(self, session: Executor, claim: Claim, holder: str, queue: bool) -> tuple[int | None, Ticket | None]:
         # A lease that was taken a moment ago is expected to be taken: then both are one transaction, with one commit.
         digest = claim.key.digest
-        if not queue or session.used_at - self._taken.get(digest, 0.0) > HOT:
+        if not queue or digest not in self._taken or session.used_at - self._taken[digest] > HOT:
             fence = self.take(session, claim, holder)
             if fence is not None or not queue:
                 return fence, None
@@ -150,12 +154,12 @@ class LeaseFile:
         self.used_at = 0.0
         _files.add(self)
 
-    def change(self, statement: str, row: Sequence[object]) -> int:
+    def change(self, statement: str, row: Any) -> int:
         """Execute a write; how many rows it changed."""
         with self.mutex:
             return (self.cursor or self.open()).execute(statement, row).rowcount
 
-    def ask(self, statement: str, row: Sequence[object]) -> list[Any]:
+    def ask(self, statement: str, row: Any) -> list[Any]:
         """Execute a read; its rows."""
         with self.mutex:
             return (self.cursor or self.open()).execute(statement, row).fetchall()

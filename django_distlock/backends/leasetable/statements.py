@@ -26,7 +26,7 @@ from django_distlock.concurrency.origin import describe_caller
 from .records import DEAD, GRACE, KEPT, NOWHERE, LiveLease, Look, Ticket, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -34,15 +34,14 @@ if TYPE_CHECKING:
     from django_distlock.concurrency.flow import Flow
     from django_distlock.records import Claim
 
-    Prepared = tuple[str, Callable[[dict[str, Any]], Sequence[object]]]
+    Prepared = tuple[str, Callable[[dict[str, Any]], Any]]
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-# No live waiter is ahead.
-FIRST = """NOT EXISTS (
-    SELECT 1 FROM {ticket} t WHERE t.digest = :digest AND t.seen > {now} - {grace}
-    AND (t.{arrived} < :place OR (t.{arrived} = :place AND t.token < :tie)))"""
+# The live waiters ahead of a place. Tickets of one microsecond are ordered by their tokens.
+AHEAD = """FROM {ticket} t WHERE t.digest = :digest AND t.seen > {now} - {grace}
+    AND t.{arrived} <= :place AND (t.{arrived} < :place OR t.token < :token)"""
 # The lease is ours already: the statement is repeated because its reply was lost.
 OURS = """EXISTS (
     SELECT 1 FROM {lease} o WHERE o.digest = :digest AND o.token = :token AND o.expires_at > {now})"""
@@ -56,7 +55,7 @@ UPDATE = """
 UPDATE {lease}
 SET token = :token, fence = CASE WHEN fence >= {now} THEN fence + 1 ELSE {now} END, acquired_at = {now},
     expires_at = {now} + :ttl, holder = :holder, alias = :alias
-WHERE digest = :digest AND (token = :token OR ((token = '-' OR expires_at <= {now}) AND {first}))
+WHERE digest = :digest AND (token = :token OR ((token = '-' OR expires_at <= {now}) AND NOT EXISTS (SELECT 1 {ahead})))
 """
 KNOWN = "SELECT 1 FROM {lease} WHERE digest = :digest"
 FENCE = "SELECT fence FROM {lease} WHERE digest = :digest AND token = :token AND expires_at > {now}"
@@ -70,12 +69,15 @@ EXTEND = "UPDATE {lease} SET expires_at = {now} + :ttl WHERE digest = :digest AN
 JOIN = "INSERT INTO {ticket} (token, digest, arrived, seen, holder) VALUES (:token, :digest, {now}, {now}, :holder)"
 REFRESH = "UPDATE {ticket} SET seen = {now} WHERE digest = :digest AND token = :token"
 LEAVE = "DELETE FROM {ticket} WHERE digest = :digest AND (token = :token OR seen < {now} - {dead})"
+PLACE = """
+SELECT p.{arrived},
+    (SELECT COUNT(*) FROM {ticket} t WHERE t.digest = p.digest AND t.seen > {now} - {grace}
+     AND t.{arrived} <= p.{arrived} AND (t.{arrived} < p.{arrived} OR t.token < p.token))
+FROM {ticket} p WHERE p.digest = :digest AND p.token = :token
+"""
 LOOK = """
-SELECT l.token, l.fence,
-    (SELECT COUNT(*) FROM {ticket} m CROSS JOIN {ticket} t
-     WHERE m.digest = :digest AND m.token = :token AND t.digest = :digest AND t.seen > {now} - {grace}
-     AND (t.{arrived} < m.{arrived} OR (t.{arrived} = m.{arrived} AND t.token < m.token))),
-    (SELECT p.{arrived} FROM {ticket} p WHERE p.digest = :digest AND p.token = :token)
+SELECT l.token, l.fence, (SELECT COUNT(*) {ahead}),
+    (SELECT p.{arrived} FROM {ticket} p WHERE p.digest = :digest AND p.{arrived} = :place AND p.token = :token)
 FROM (SELECT 1 AS one{dual}) q LEFT JOIN {lease} l
     ON l.digest = :digest AND l.expires_at > {now} AND l.token <> '-'
 """
@@ -125,8 +127,8 @@ class Executor(Protocol):
 
     used_at: float
 
-    def change(self, statement: str, row: Sequence[object]) -> int: ...
-    def ask(self, statement: str, row: Sequence[object]) -> list[Any]: ...
+    def change(self, statement: str, row: Any) -> int: ...
+    def ask(self, statement: str, row: Any) -> list[Any]: ...
     def atomically(self, work: Callable[[], T]) -> T: ...
 
 
@@ -136,7 +138,7 @@ class Statements:
 
     clock: str | None = None
     placeholder = "%s"
-    join_text = JOIN
+    ahead, join_text = AHEAD, JOIN
     # the key of a claim, as the tables have it
     digest: Callable[[Claim], Any] = staticmethod(attrgetter("key.path"))
 
@@ -182,12 +184,14 @@ class Statements:
             "kept": microseconds(KEPT),
             "columns": COLUMNS,
         }
-        inner = {"first": FIRST.format(**parts), "ours": OURS.format(**parts), "mine": MINE.format(**parts)}
+        inner = {"ahead": self.ahead.format(**parts), "ours": OURS.format(**parts), "mine": MINE.format(**parts)}
         text = statement.format(**parts, **inner)
-        names = PARAMETER.findall(text)
-        row = itemgetter(*names) if len(names) > 1 else lambda values: [values[name] for name in names]
-        prepared = self._texts[statement] = PARAMETER.sub(self.placeholder, text), row
+        prepared = self._texts[statement] = PARAMETER.sub(self.placeholder, text), self.row(PARAMETER.findall(text))
         return prepared
+
+    def row(self, names: list[str]) -> Callable[[dict[str, Any]], Any]:
+        """What makes the parameters of a statement, for the driver, out of their values."""
+        return itemgetter(*names) if len(names) > 1 else lambda values: [values[name] for name in names]
 
     def change(self, session: Executor, statement: str, values: dict[str, Any]) -> int:
         """Execute a write; how many rows it changed."""
@@ -204,7 +208,7 @@ class Statements:
         return session.ask(text, row(values))
 
     def values(self, claim: Claim, holder: str, place: int) -> dict[str, Any]:
-        """The parameters of a statement that takes a lease. Tickets of one microsecond are ordered by their tokens."""
+        """The parameters of a statement that takes a lease."""
         return {
             "digest": self.digest(claim),
             "token": claim.token,
@@ -213,7 +217,6 @@ class Statements:
             "ttl": microseconds(claim.ttl or 0.0),
             "holder": holder,
             "place": place,
-            "tie": "" if place == NOWHERE else claim.token,
         }
 
     def take(self, session: Executor, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
@@ -261,13 +264,12 @@ class Statements:
         """Draw a ticket. Harmless if repeated."""
         with contextlib.suppress(IntegrityError):
             self.change(session, self.join_text, {**self.hold(claim), "holder": holder})
-        seen = self.look(session, claim)
-        assert seen.place is not None  # noqa: S101 - it was just written
-        return Ticket(seen.place, seen.ahead)
+        place, ahead = self.ask(session, PLACE, self.hold(claim))[0]
+        return Ticket(place, int(ahead))
 
-    def look(self, session: Executor, claim: Claim) -> Look:
+    def look(self, session: Executor, claim: Claim, place: int) -> Look:
         """How the lease and the queue are, without writing."""
-        row = self.ask(session, LOOK, self.hold(claim))[0]
+        row = self.ask(session, LOOK, {**self.hold(claim), "place": place})[0]
         return Look(row[0], row[1], int(row[2]), row[3])
 
     def refresh(self, session: Executor, claim: Claim) -> None:
@@ -304,7 +306,8 @@ class PostgresStatements(Statements):
     clock = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
     TAKE = """
     INSERT INTO {lease} AS held {columns}
-    SELECT :digest, :alias, :name, :token, {now}, {now}, {now} + :ttl, :holder WHERE {first} OR {ours}
+    SELECT :digest, :alias, :name, :token, {now}, {now}, {now} + :ttl, :holder
+    WHERE NOT EXISTS (SELECT 1 {ahead}) OR {ours}
     ON CONFLICT (digest) DO UPDATE SET
         token = EXCLUDED.token, fence = GREATEST(held.fence + 1, EXCLUDED.fence), acquired_at = EXCLUDED.acquired_at,
         expires_at = EXCLUDED.expires_at, holder = EXCLUDED.holder, alias = EXCLUDED.alias
@@ -331,7 +334,7 @@ class MySQLStatements(Statements):
     TAKE = """
     INSERT INTO {lease} {columns}
     SELECT :digest, :alias, :name, :token, LAST_INSERT_ID({now}), {now}, {now} + :ttl, :holder FROM DUAL
-    WHERE {first} OR {ours}
+    WHERE NOT EXISTS (SELECT 1 {ahead}) OR {ours}
     ON DUPLICATE KEY UPDATE
         fence = IF({mine}, LAST_INSERT_ID(GREATEST(fence + 1, {now})),
                    fence + LAST_INSERT_ID(0)),

@@ -57,7 +57,7 @@ class TicketHolder:
 
     def _look(self, store: Store, claim: Claim, holder: str) -> Flow[int | None]:
         sql, until, asked = store.statements, self.until, monotonic()
-        seen = yield from store.run(until, sql.look, claim)
+        seen = yield from store.run(until, sql.look, claim, self._place)
         now = monotonic()
         self._took = min(now - asked, LONGEST_OF_NEXT)
         if seen.place is None:  # the process was suspended, and the ticket deleted
