@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from django.core.cache import InvalidCacheBackendError, caches
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 from django.urls import get_resolver
@@ -34,7 +34,6 @@ ABOVE = (
 NOT_SHARED = ("LocMemCache", "DummyCache")
 
 
-@register("distlock")
 def check_idempotency(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """``DISTLOCK_IDEMPOTENCY``, the order of MIDDLEWARE, and the databases of exactly-once views."""
     try:

@@ -12,7 +12,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from django.contrib.auth.signals import user_logged_in
 from django.db import Error
 from django.middleware.csrf import CSRF_SESSION_KEY, REASON_NO_CSRF_COOKIE
 from django.views.csrf import csrf_failure as django_failure
@@ -104,8 +103,11 @@ def _sent_before(request: HttpRequest, key: str, text: str) -> HttpResponse | No
     )
 
 
-def remember(sender: object, request: Any, **kwargs: Any) -> None:
-    """Note the CSRF cookie, which identified the browser so far, in the new session: a log-in replaces it."""
+def remember(request: Any, **kwargs: Any) -> None:
+    """Note the CSRF cookie, which identified the browser so far, in the new session: a log-in replaces it.
+
+    A receiver of ``user_logged_in``; apps.py connects it, because a process may see log-ins before it imports this.
+    """
     session = getattr(request, "session", None)
     if session is None:
         return
@@ -113,6 +115,3 @@ def remember(sender: object, request: Any, **kwargs: Any) -> None:
     secret = session.get(CSRF_SESSION_KEY) if cookie is None else getattr(request, "COOKIES", {}).get(cookie)
     if secret:
         session[KNOWN_BEFORE] = [*session.get(KNOWN_BEFORE, []), browser_text(secret)][-MOST_KNOWN_BEFORE:]
-
-
-user_logged_in.connect(remember, dispatch_uid="django_distlock.idempotency.csrf")

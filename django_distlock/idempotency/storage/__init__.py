@@ -10,7 +10,7 @@ from django.db import connections, router
 
 from django_distlock.idempotency.conf import config
 from django_distlock.idempotency.http.requests import user_label
-from django_distlock.schema import Pruner, pruners
+from django_distlock.schema import Pruner
 
 from .base import Storage, TooManyKeys
 from .database import NOW, TABLE, DatabaseStorage
@@ -81,4 +81,4 @@ def _forget_storages(*, setting: str, **kwargs: Any) -> None:
 
 setting_changed.connect(_forget_storages)
 # An expired record is of no use, however many days `distlock prune --days` keeps of other things.
-pruners["idempotency"] = Pruner(databases, lambda database, days: purge_database(database))
+pruner = Pruner(databases, lambda database, days: purge_database(database))
