@@ -335,8 +335,9 @@ class ZooKeeperSession:
         if not (yield Step(parker.park, parker.apark, (until - monotonic(),))):
             raise NoAnswer(self.failure(None))
         for error in [result.exception for result in results]:
-            # an error that demands a login is the last answer, and will be the same each time
-            if isinstance(error, NOT_ANSWERED) and getattr(error, "code", None) != WANTS_SASL:
+            if getattr(error, "code", None) == WANTS_SASL:
+                break  # the last answer, and it will be the same each time
+            if isinstance(error, NOT_ANSWERED):
                 raise ConnectionBroken from error
         return results
 
