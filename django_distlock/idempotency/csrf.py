@@ -20,8 +20,9 @@ from django_distlock import BackendUnavailable, LockNotAcquired
 from django_distlock.manager.site_key import site_key
 
 from . import decisions
-from .conf import config, csrf_cookie
+from .conf import csrf_cookie
 from .decisions import BadKey
+from .execution import alias_of
 from .http import forms, responses
 from .http.requests import FIELD, browser_text, fingerprint_of, form_fields, principal_of, route_of, tenant_of
 from .options import PLAIN, options_of
@@ -92,10 +93,9 @@ def _sent_before(request: HttpRequest, key: str, text: str) -> HttpResponse | No
     """
     match, secret = request.resolver_match, site_key.load()
     options = (match and options_of(match.func, "POST")) or PLAIN
-    alias = config().database if options.atomic is True else options.atomic or None
     number = key.partition(".")[0]
     scope = decisions.scope_of(secret, tenant_of(request, options), text, "POST", route_of(request), number)
-    record = storage_of(alias).read(scope)
+    record = storage_of(alias_of(options)).read(scope)
     if record is None or decisions.judge(record, record.fingerprint) is decisions.Decision.TAKE_OVER:
         return None
     return responses.sent_before(
