@@ -85,11 +85,11 @@ export class Tab {
   async prove(id) {
     if (!this.locks) return this.listen(id);
     const abort = new AbortController();
-    const timer = this.wait(() => abort.abort(), 500); // at a reload the old document may still be leaving
+    const cancel = this.wait(() => abort.abort(), 500); // at a reload the old document may still be leaving
     return new Promise((resolve) => {
       this.locks
         .request(`distlock-tab-${id}`, { signal: abort.signal }, () => {
-          clearTimeout(timer);
+          cancel();
           resolve(true);
           return new Promise((release) => (this.drop = release));
         })
@@ -223,7 +223,7 @@ export class Editor {
 
   lose(reason, reply) {
     this.asked = null;
-    if (this.dirty) this.view.keep();
+    if (this.dirty && this.state !== "lost") this.view.keep();
     this.forget();
     this.reason = reason;
     const actions = reason === "other_tab" ? ["edit_here"] : reply.changed ? ["reload"] : [];
@@ -319,7 +319,7 @@ export class Client {
     this.editors = [];
     this.sending = null;
     this.again = false;
-    this.timer = null;
+    this.cancel = () => {};
     this.last = now();
     this.warned = false;
   }
@@ -333,8 +333,8 @@ export class Client {
   }
 
   schedule(seconds = this.beat) {
-    clearTimeout(this.timer);
-    this.timer = this.wait(() => this.send(), seconds * 1000);
+    this.cancel();
+    this.cancel = this.wait(() => this.send(), seconds * 1000);
   }
 
   /* A tick that comes late means that the computer slept: ask before anything is believed. */
@@ -645,7 +645,10 @@ const options = ({ grant, key, idle, mode, lease }) => ({ grant, key, idle: Numb
 /* The forms of the page that use one endpoint share one client. */
 export const start = (roots) => {
   const storage = safely(() => window.sessionStorage);
-  const wait = (call, delay) => window.setTimeout(call, delay);
+  const wait = (call, delay) => {
+    const timer = window.setTimeout(call, delay);
+    return () => window.clearTimeout(timer);
+  };
   const now = () => Date.now();
   const channel = "BroadcastChannel" in window ? new BroadcastChannel("distlock-tabs") : null;
   const tab = new Tab({ storage, locks: navigator.locks, channel, wait });
