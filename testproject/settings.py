@@ -36,11 +36,13 @@ DISTLOCK = lock_aliases(DATABASES, CACHES)
 if site_key := os.environ.get("DISTLOCK_SITE_KEY"):
     DISTLOCK_SITE_KEY = site_key
 
-# The scene of the orders shows a part of the package that can be taken out, and goes with it.
+# These scenes show parts of the package that can be taken out, and go with them.
 ORDERS = ["testproject.orders"] if find_spec("django_distlock.idempotency") else []
+ARTICLES = ["testproject.articles"] if find_spec("django_distlock.editing") else []
 
 INSTALLED_APPS = [
     "django_distlock",
+    *ARTICLES,
     "testproject.inventory",
     *ORDERS,
     "testproject.registration",
