@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib.auth import login
 from django.contrib.auth.mixins import LoginRequiredMixin
@@ -39,13 +39,13 @@ class PlainEdit(LoginRequiredMixin, UpdateView):  # type: ignore[type-arg]  # no
     template_name = "articles/edit.html"
     success_url = reverse_lazy("articles")
     login_url = reverse_lazy("articles")
-    extra_context = {"title": "Without a lock"}
+    extra_context: ClassVar = {"title": "Without a lock"}
 
 
 class LockedEdit(EditLockMixin, PlainEdit):
     """One person edits at a time; others see who."""
 
-    extra_context = {"title": "With an edit lock", "locked": True}
+    extra_context: ClassVar = {"title": "With an edit lock", "locked": True}
 
 
 @require_POST
