@@ -36,14 +36,12 @@ def alias_for(resource: Resource) -> str:
     return config().database or resource.database
 
 
-def claim(
-    resource: Resource, owner: Owner, lease: str, ttl: float, *, idle: float = 0.0, reserve: bool = False
-) -> EditLease | Busy:
+def claim(resource: Resource, owner: Owner, lease: str, ttl: float, *, idle: float = 0.0) -> EditLease | Busy:
     """Take the row if it is free, or held by the same principal in another tab, which then loses it.
 
     A lease id is good for one holding: choose another one for the next claim.
     """
-    return _take(resource, owner, lease, ttl, statements.CLAIM, "other_tab", idle=idle, reserved=int(reserve))
+    return _take(resource, owner, lease, ttl, statements.CLAIM, "other_tab", idle=idle)
 
 
 def adopt(
@@ -74,7 +72,7 @@ def renew(resource: Resource, lease: str, ttl: float, *, principal: str = "", id
     save has locked the row the lease is returned as it is, with ``saving``.
     """
     parameters = _parameters(resource, lease=lease, principal=principal, ttl=micros(ttl), idle=micros(idle))
-    text = f"{statements.MINE} AND reserved = 0"
+    text = f"{statements.MINE} AND reserved <> {statements.LEFT}"
     found = _update(resource, statements.RENEW, text, parameters)
     if isinstance(found, EditLease):
         return found
@@ -90,7 +88,7 @@ def release(resource: Resource, lease: str, reserve: float = 0.0, *, principal: 
     An unknown lease is ignored. During a save that lasts longer than a second the row is left to expire.
     """
     parameters = _parameters(
-        resource, lease=lease, principal=principal, ttl=micros(reserve), reason="released", label=""
+        resource, lease=lease, principal=principal, ttl=micros(reserve), reason="released", reserved=statements.LEFT
     )
     _update(resource, statements.RESERVE if reserve else statements.DROP, statements.MINE, parameters, RELEASE_PAUSES)
 

@@ -29,6 +29,8 @@ COLUMNS = (
 READ = f"{COLUMNS}, {{now}}"
 SELECT = f"SELECT {READ} FROM {TABLE}"  # noqa: S608
 FREE = "(lease = '' OR expires_at <= {now})"
+# Values of ``reserved``: the page has gone, or has just saved and may go. The tab has some seconds to come back.
+LEFT, SAVED = 1, 2
 # Conditions on the row, under which a verb gets it.
 CLAIM = f"({FREE} OR principal = %(principal)s)"
 ADOPT = f"({FREE} OR (principal = %(principal)s AND lease IN (%(lease)s, %(former)s)))"
@@ -48,9 +50,9 @@ previous = lease, ended = %(reason)s, principal = '', tab = '', label = '', rese
 expires_at = {now}, lease = ''
 """
 COUNT = "writes = writes + 1, changed_at = {now}, changed_by = %(label)s"
-RENEW = "seen = {now}, active_at = {now} - %(idle)s, expires_at = {now} + %(ttl)s"
+RENEW = "seen = {now}, active_at = {now} - %(idle)s, expires_at = {now} + %(ttl)s, reserved = 0"
 RESERVE = """
-seen = {now}, reserved = 1,
+seen = {now}, reserved = %(reserved)s,
 expires_at = CASE WHEN expires_at < {now} + %(ttl)s THEN expires_at ELSE {now} + %(ttl)s END
 """
 MINE = "lease = %(lease)s AND lease <> '' AND (%(principal)s = '' OR principal = %(principal)s)"
