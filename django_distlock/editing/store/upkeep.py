@@ -1,0 +1,92 @@
+"""What operators and pages with lists need: every held row, ending a lease, sweeping old rows."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from django.db import Error, connections
+
+from django_distlock import BackendUnavailable
+from django_distlock.editing.records import EditLease, Resource
+from django_distlock.editing.signals import edit_broken
+
+from . import statements
+from .rows import alias_for, decode, fetch, micros, read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+HELD = "lease <> '' AND expires_at > {now}"
+
+
+def held(alias: str, model: str | None = None, limit: int | None = None) -> list[EditLease]:
+    """The leases that are held now in a database, the oldest first; of one model, at most ``limit``."""
+    text = f"{statements.SELECT} WHERE {HELD}"
+    parameters: list[Any] = []
+    if model is not None:
+        text, parameters = f"{text} AND model = %s", [model]
+    text += " ORDER BY since, digest" + ("" if limit is None else f" LIMIT {limit:d}")
+    rows = fetch(connections[alias], text, parameters)
+    return [decode(row, Resource(database=alias, model=row[1], pk=row[2])) for row in rows]
+
+
+def held_by(principal: str, alias: str, digests: Iterable[str] = ()) -> int:
+    """How many objects the principal holds in a database, those in ``digests`` not counted."""
+    others = list(digests)
+    text = f"SELECT COUNT(*) FROM {statements.TABLE} WHERE principal = %s AND {HELD}"  # noqa: S608
+    if others:
+        text += f" AND digest NOT IN ({', '.join(['%s'] * len(others))})"
+    rows = fetch(connections[alias], text, [principal, *others])
+    return int(rows[0][0])
+
+
+def break_lease(resource: Resource, reason: str = "") -> EditLease | None:
+    """End the lease of an object. Its holder is told at the next beat. Returns what was ended; None for a free object.
+
+    Waits while a save has locked the row, as any UPDATE does.
+    """
+    before = read([resource]).get(resource.digest)
+    if before is None or not before.held:
+        return None
+    text = f"UPDATE {statements.TABLE} SET {statements.DROP} WHERE digest = %(digest)s AND lease = %(lease)s"  # noqa: S608
+    parameters = {"digest": resource.digest, "lease": before.lease, "reason": "broken"}
+    if not _change(alias_for(resource), text, parameters):
+        return None
+    edit_broken.send_robust(sender=EditLease, resource=resource, before=before, reason=reason)
+    return before
+
+
+def sweep(alias: str, older_than: float, batch: int = 1000, batches: float = math.inf) -> int:
+    """Delete rows that nobody has held, written or claimed for ``older_than`` seconds. Returns their number.
+
+    ``older_than`` has to be at least the lifetime of a rendered form.
+    """
+    deleted = done = 0
+    found = batch
+    while found == batch and done < batches:
+        found, gone = _sweep_batch(alias, older_than, batch)
+        deleted, done = deleted + gone, done + 1
+    return deleted
+
+
+def _sweep_batch(alias: str, older_than: float, batch: int) -> tuple[int, int]:
+    """Delete one batch. Returns how many rows were found and how many of them were deleted."""
+    over = "expires_at <= {now} - %s"
+    text = f"SELECT digest FROM {statements.TABLE} WHERE {over} ORDER BY expires_at LIMIT {batch:d}"  # noqa: S608
+    digests = [digest for (digest,) in fetch(connections[alias], text, [micros(older_than)])]
+    if not digests:
+        return 0, 0
+    marks = ", ".join(["%s"] * len(digests))
+    text = f"DELETE FROM {statements.TABLE} WHERE digest IN ({marks}) AND {over}"  # noqa: S608
+    return len(digests), _change(alias, text, [*sorted(digests), micros(older_than)])
+
+
+def _change(alias: str, text: str, parameters: Any) -> int:
+    connection = connections[alias]
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(statements.text_for(connection, text), parameters)
+            return int(cursor.rowcount)
+    except Error as error:
+        raise BackendUnavailable("The table of edit locks cannot be used.") from error
