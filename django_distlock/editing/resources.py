@@ -31,9 +31,12 @@ def resource_of(obj: models.Model | type[models.Model], pk: Any = None, database
     else:
         model = obj
         database = database or router.db_for_write(model)
-    return Resource(
-        database=database, model=_top(model)._meta.label_lower, pk=_text(model, pk), kind=model._meta.label_lower
-    )
+    return Resource(database=database, model=label_of(model), pk=_text(model, pk), kind=model._meta.label_lower)
+
+
+def label_of(model: type[models.Model]) -> str:
+    """The label under which the objects of a model are locked: that of its topmost concrete model."""
+    return _top(model)._meta.label_lower
 
 
 def _top(model: type[models.Model]) -> type[models.Model]:

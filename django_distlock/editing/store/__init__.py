@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from .rows import adopt, alias_for, claim, read, release, renew, takeover
+from .rows import adopt, alias_for, claim, count_write, read, release, renew, takeover
 from .saves import lock, wrote
 from .upkeep import break_lease, held, held_by, sweep
 
@@ -14,6 +14,7 @@ __all__ = [
     "alias_for",
     "break_lease",
     "claim",
+    "count_write",
     "held",
     "held_by",
     "lock",

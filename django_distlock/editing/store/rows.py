@@ -82,15 +82,33 @@ def renew(resource: Resource, lease: str, ttl: float, *, principal: str = "", id
     return Lost(reason=_why(row, lease), by=_by(row), row=row)
 
 
-def release(resource: Resource, lease: str, reserve: float = 0.0, *, principal: str = "") -> None:
+def release(
+    resource: Resource, lease: str, reserve: float = 0.0, *, principal: str = "", wrote_by: str | None = None
+) -> bool:
     """Free the row, or keep it for at most ``reserve`` seconds so that the next page of the same tab can adopt it.
 
-    An unknown lease is ignored. During a save that lasts longer than a second the row is left to expire.
+    ``wrote_by`` counts a write by this label in the same statement. False if the lease is unknown, which changes
+    nothing, or if a save lasts longer than a second: then the row is left to expire.
     """
     parameters = _parameters(
-        resource, lease=lease, principal=principal, ttl=micros(reserve), reason="released", reserved=statements.LEFT
+        resource,
+        lease=lease,
+        principal=principal,
+        ttl=micros(reserve),
+        reason="released",
+        reserved=statements.LEFT,
+        label=shown(wrote_by or ""),
     )
-    _update(resource, statements.RESERVE if reserve else statements.DROP, statements.MINE, parameters, RELEASE_PAUSES)
+    assignments = statements.RESERVE if reserve else statements.DROP
+    if wrote_by is not None:
+        assignments = f"{statements.COUNT}, {assignments}"
+    return isinstance(_update(resource, assignments, statements.MINE, parameters, RELEASE_PAUSES), EditLease)
+
+
+def count_write(resource: Resource, label: str) -> bool:
+    """Count a write outside a save. False if there is no row, or a save keeps it for more than a second."""
+    parameters = _parameters(resource, label=shown(label))
+    return isinstance(_update(resource, statements.COUNT, "1 = 1", parameters, RELEASE_PAUSES), EditLease)
 
 
 def read(resources: Iterable[Resource]) -> dict[str, EditLease]:
