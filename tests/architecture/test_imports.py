@@ -31,7 +31,7 @@ FLOORS = [
     {"data"},
     {""},
     {"checks", "middleware"},
-    {"idempotency", "operations", "testing"},
+    {"idempotency", "editing", "operations", "testing"},
     {"apps", "admin", "pytest_plugin", "templatetags", "management"},
 ]
 # Neighbours on one floor do not know each other, but for these.
@@ -233,23 +233,38 @@ def test_idempotency_knows_the_public_names_and_itself(module: str) -> None:
         assert {to, room(to)} & IDEMPOTENCY_MAY_IMPORT, f"{module} imports {to}"
 
 
+# Of the core beside its public names, as for idempotency: arguments, tables, clocks, the language of its pages.
+EDITING_MAY_IMPORT = {"", "concurrency", "editing", "exceptions", "middleware", "models", "schema", "validation"}
+
+
+@pytest.mark.parametrize("module", [module for module in PATHS if room(module) == "editing"])
+def test_editing_knows_the_public_names_and_itself(module: str) -> None:
+    for to in ours(PATHS[module]):
+        assert {to, room(to)} & EDITING_MAY_IMPORT, f"{module} imports {to}"
+
+
 # A feature beside the core: these name it, and do without it.
 KNOW_OF_IDEMPOTENCY = {"apps", "admin", "templatetags.idempotency"}
 
 
-def test_nothing_else_knows_of_idempotency() -> None:
+KNOW_OF_EDITING = {"apps", "admin", "templatetags.editing", "management.commands.distlock"}
+
+
+@pytest.mark.parametrize(("feature", "allowed"), [("idempotency", KNOW_OF_IDEMPOTENCY), ("editing", KNOW_OF_EDITING)])
+def test_nothing_else_knows_of_a_feature(feature: str, allowed: set[str]) -> None:
     knowing = {
         module
         for module, path in PATHS.items()
-        if room(module) != "idempotency"
-        and ("django_distlock.idempotency" in path.read_text() or "idempotency" in map(room, ours(path)))
+        if room(module) != feature
+        and (f"django_distlock.{feature}" in path.read_text() or feature in map(room, ours(path)))
     }
-    assert knowing <= KNOW_OF_IDEMPOTENCY
+    assert knowing <= allowed
 
 
-def test_the_rest_works_without_idempotency(tmp_path: Path) -> None:
+@pytest.mark.parametrize("feature", ["idempotency", "editing"])
+def test_the_rest_works_without(feature: str, tmp_path: Path) -> None:
     copy = tmp_path / "django_distlock"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "idempotency"))
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", feature))
     code = (
         "import django\n"
         "from django.conf import settings\n"
@@ -270,7 +285,7 @@ def test_the_rest_works_without_idempotency(tmp_path: Path) -> None:
 
 def test_settings_are_read_in_one_place() -> None:
     readers = {module for module, path in PATHS.items() if "django.conf" in imported(path)}
-    assert readers - {"idempotency.conf"} == {"checks.settings", "conf"}
+    assert readers - {"idempotency.conf", "editing.conf"} == {"checks.settings", "conf"}
 
 
 # Clocks of the standard library that stand still while the host is suspended, and those that may be of another kind.
