@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from .records import EditConflict, Editor
     from .views import EditLockMixin, edit_locked
 
-# Each name with its module, imported when it is first used: models need their apps, and the mixin for the REST framework
-# needs the framework.
+# Each name with its module, imported when it is first used: models need their apps, and one mixin the REST framework.
 _MODULES = {
     "EditConflict": "records",
     "EditLockAdmin": "admin.options",

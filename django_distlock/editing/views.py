@@ -21,7 +21,6 @@ from .http.permissions import ATTRIBUTE, GONE, NONE, Access, FunctionPage, has_t
 from .http.refusals import Group, Refusal
 from .http.transactions import outside_transactions, transactions_of_request
 from .http.visitors import user_of
-from .records import Resource
 from .resources import resource_of
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from django.urls import ResolverMatch
     from django.views.generic.base import View
 
+    from .records import Resource
     from .saving import Save
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -128,8 +128,8 @@ class EditLockMixin:
 
     def _loaded(self) -> Any:
         """The object by ``get_object()``, once for this request: a second one would be an older or a newer copy."""
-        obj = self.get_object()  # type: ignore[attr-defined,has-type]
-        self.get_object = lambda queryset=None: obj
+        obj = self.get_object()  # type: ignore[has-type]
+        self.get_object = lambda queryset=None: obj  # type: ignore[method-assign,unused-ignore]
         self.object = obj
         return obj
 
@@ -367,7 +367,7 @@ def answer(request: HttpRequest, refusal: Refusal) -> HttpResponse:
 
 
 def problem(refusal: Refusal) -> HttpResponse:
-    """The refusal for a program (RFC 9457): 423 while another user holds the lock, 412 after a change, 404 if deleted."""
+    """The refusal for a program: 423 while another user holds the lock, 412 after a change, 404 after a deletion."""
     status = {"held": LOCKED, "saving": LOCKED, "deleted": 404}.get(refusal.reason, 412)
     facts = {
         "type": "about:blank",

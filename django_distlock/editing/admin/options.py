@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django.contrib import admin
-from django.contrib.admin.options import TO_FIELD_VAR, csrf_protect_m
+from django.contrib.admin.options import TO_FIELD_VAR
 from django.contrib.admin.utils import unquote
 from django.db import router
 from django.urls import path
+from django.utils.decorators import method_decorator
 from django.utils.functional import cached_property
+from django.views.decorators.csrf import csrf_protect
 
 from django_distlock.editing.conf import EditingConfig, config
 from django_distlock.editing.http import refusals
 from django_distlock.editing.http.endpoints import beat_view, release_view
 from django_distlock.editing.http.forms import Ready, bring_up_to_date, editable_fields, open_form, ready_forms
 from django_distlock.editing.http.guard import Guard, Refused
-from django_distlock.editing.http.permissions import ATTRIBUTE, has_takeover, may_take_over
+from django_distlock.editing.http.permissions import has_takeover, may_take_over
 from django_distlock.editing.http.refusals import Refusal
 from django_distlock.editing.http.rendering import rendered
 from django_distlock.editing.http.transactions import outside_transactions, transactions_of_request
 from django_distlock.editing.http.visitors import user_of
-from django_distlock.editing.resources import resource_of
+from django_distlock.editing.resources import resource_of, rows_of
 from django_distlock.editing.views import SAFE_METHODS, review_text
 
 from . import pages
 from .comparison import groups_of, inlines_of
-from .lists import EditedFilter, EditLockLists
+from .lists import EditLockLists
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
     from django.db.models import Model
     from django.http import HttpRequest, HttpResponse
 
     from django_distlock.editing.saving import Save
 
+Page = Callable[[], "HttpResponse"]
 # Objects of inlines that are locked with their parent, because they have a page with an edit lock as well.
 MOST_CHILDREN = 50
 
@@ -78,7 +82,9 @@ class EditLockAdmin(EditLockLists):
         opts = self.opts
         urls = super().get_urls()  # type: ignore[misc]
         for url in urls:
-            if url.name in {f"{opts.app_label}_{opts.model_name}_{page}" for page in ("change", "delete", "changelist")}:
+            if url.name in {
+                f"{opts.app_label}_{opts.model_name}_{page}" for page in ("change", "delete", "changelist")
+            }:
                 outside_transactions(url.callback)
         name = f"{opts.app_label}_{opts.model_name}_edit"
         return [
@@ -88,7 +94,8 @@ class EditLockAdmin(EditLockLists):
         ]
 
     @cached_property
-    def _edit_page(self) -> pages.AdminPage:
+    def distlock_editing(self) -> pages.AdminPage:
+        """What a beat asks: see :mod:`django_distlock.editing.http.permissions`."""
         return pages.AdminPage(self)
 
     # the change form
@@ -104,7 +111,7 @@ class EditLockAdmin(EditLockLists):
             return type(form)(form.__name__, (_ReviewedForm, form), {})
         return form
 
-    @csrf_protect_m
+    @method_decorator(csrf_protect)
     def changeform_view(
         self,
         request: HttpRequest,
@@ -113,7 +120,7 @@ class EditLockAdmin(EditLockLists):
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
         """The change form, whose POST is a save under the lock."""
-        page = functools.partial(super().changeform_view, request, object_id, form_url, extra_context)  # type: ignore[misc]
+        page: Page = functools.partial(super().changeform_view, request, object_id, form_url, extra_context)  # type: ignore[misc]
         if object_id is None:
             return page()
         settings = self.get_edit_config(request)
@@ -162,7 +169,7 @@ class EditLockAdmin(EditLockLists):
         return found[:MOST_CHILDREN]
 
     def _guarded_change(
-        self, request: HttpRequest, object_id: str, settings: EditingConfig, page: Any
+        self, request: HttpRequest, object_id: str, settings: EditingConfig, page: Page
     ) -> HttpResponse:
         obj = self._object(request, object_id)
         if obj is None:
@@ -174,16 +181,16 @@ class EditLockAdmin(EditLockLists):
                 ready_forms(request)[guard.resources[0]] = ready
                 request._distlock_review = True  # type: ignore[attr-defined]
                 with transactions_of_request():
-                    return page()  # type: ignore[no-any-return]
+                    return page()
             return guard.save(
                 lambda save: self._saved(request, object_id, save, guard, obj, page),
-                may_overwrite=lambda: may_take_over(request, settings, obj, None, self._edit_page),
+                may_overwrite=lambda: may_take_over(request, settings, obj, None, self.distlock_editing),
             )
         except Refused as refused:
             return self.edit_refused(request, guard, refused.refusal, obj)
 
     def _saved(
-        self, request: HttpRequest, object_id: str, save: Save, guard: Guard, obj: Any, page: Any
+        self, request: HttpRequest, object_id: str, save: Save, guard: Guard, obj: Any, page: Page
     ) -> HttpResponse:
         """Django's own page, with the object as it was locked."""
         bring_up_to_date(obj, save.object)
@@ -202,7 +209,7 @@ class EditLockAdmin(EditLockLists):
         request._distlock_saved = True  # type: ignore[attr-defined]
         return super().response_change(request, obj)  # type: ignore[misc,no-any-return]
 
-    def _deleted(self, request: HttpRequest, object_id: str, settings: EditingConfig, page: Any) -> HttpResponse:
+    def _deleted(self, request: HttpRequest, object_id: str, settings: EditingConfig, page: Page) -> HttpResponse:
         """Django's answer for an object that is not there; a form that showed it gets its text back."""
         guard = Guard(request, settings, [])
         try:
@@ -211,7 +218,7 @@ class EditLockAdmin(EditLockLists):
         except Refused:
             pass
         with transactions_of_request():
-            return page()  # type: ignore[no-any-return]
+            return page()
 
     def edit_refused(self, request: HttpRequest, guard: Guard, refusal: Refusal, obj: Any) -> HttpResponse:
         """The answer to a refused change."""
@@ -220,7 +227,7 @@ class EditLockAdmin(EditLockLists):
         opened = guard.prepare(refusal, objects, fields=self.get_edit_fields(request, obj), inlines=inlines)
         current = opened.obj if opened is not None else None
         refusal.can_overwrite = current is not None and may_take_over(
-            request, guard.config, current, None, self._edit_page
+            request, guard.config, current, None, self.distlock_editing
         )
         groups = groups_of(self, request, obj, current)
         return refusals.page(request, refusal, groups, template=self.edit_conflict_template)
@@ -242,17 +249,17 @@ class EditLockAdmin(EditLockLists):
 
     # deletion
 
-    @csrf_protect_m
+    @method_decorator(csrf_protect)
     def delete_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         """Ask, and delete under the lock, unless another user edits what would be deleted along."""
-        page = functools.partial(super().delete_view, request, object_id, extra_context)  # type: ignore[misc]
+        page: Page = functools.partial(super().delete_view, request, object_id, extra_context)  # type: ignore[misc]
         settings = self.get_edit_config(request)
         obj = self.get_object(request, unquote(object_id)) if settings.mode != "off" else None
         if obj is None or not self.has_delete_permission(request, obj):  # type: ignore[attr-defined]
             with transactions_of_request():
-                return page()  # type: ignore[no-any-return]
+                return page()
         if request.method in SAFE_METHODS:
             with transactions_of_request():
                 opened = open_form(request, [obj], settings)
@@ -272,13 +279,13 @@ class EditLockAdmin(EditLockLists):
         pages.put_before_confirmation(response, rendered(request, ready, pages.addresses(self)))
 
     def _delete(
-        self, request: HttpRequest, object_id: str, save: Save, guard: Guard, obj: Any, page: Any
+        self, request: HttpRequest, object_id: str, save: Save, guard: Guard, obj: Any, page: Page
     ) -> HttpResponse:
         _loaded(request)[id(self), unquote(object_id)] = obj
         if guard.config.mode == "enforce":
             self._refuse_held(guard, [obj])
         response: HttpResponse = page()
-        if 300 <= response.status_code < 400 or not type(obj)._base_manager.filter(pk=resource_of_pk(save)).exists():
+        if not rows_of(save.grant.resource).exists():
             save.deleted()
         return response
 
@@ -291,9 +298,6 @@ class EditLockAdmin(EditLockLists):
             who = first.owner.label if first.owner is not None else ""
             texts = [pages.sentence(obj, row) for obj, row in held[:20]]
             raise Refused(Refusal(reason="held", who=who, others=texts, deletes=True))
-
-
-setattr(EditLockAdmin, ATTRIBUTE, property(lambda admin: admin._edit_page))
 
 
 class _ReviewedForm:

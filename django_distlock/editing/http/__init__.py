@@ -1,1 +1,1 @@
-"""What edit locks have to do with requests: visitors, permissions, the hidden field, the endpoints, the conflict page."""
+"""Edit locks and requests: visitors, permissions, the hidden field, the endpoints, the page of a refused save."""

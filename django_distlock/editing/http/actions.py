@@ -63,7 +63,9 @@ class Item:
         reason = one_line(" ".join(str(given.get("reason") or "").split()), LONGEST_REASON)
         if given["verb"] != "watch" and not ids["lease"]:
             raise BadRequest(f"{given['verb']} needs a lease.")
-        return cls(given["grant"], given["verb"], ids["lease"], ids["previous"], reason, float(idle), bool(given.get("fresh")))
+        return cls(
+            given["grant"], given["verb"], ids["lease"], ids["previous"], reason, float(idle), bool(given.get("fresh"))
+        )
 
 
 class Beat:
@@ -136,13 +138,9 @@ class Beat:
 
     def _step(self, item: Item, resource: Resource) -> EditLease | Busy | Lost:
         if item.verb == "renew":
-            return store.renew(
-                resource, item.lease, self._config.ttl, principal=self._owner.principal, idle=item.idle
-            )
+            return store.renew(resource, item.lease, self._config.ttl, principal=self._owner.principal, idle=item.idle)
         if item.verb == "adopt":
-            return store.adopt(
-                resource, self._owner, item.lease, item.previous, self._config.ttl, idle=item.idle
-            )
+            return store.adopt(resource, self._owner, item.lease, item.previous, self._config.ttl, idle=item.idle)
         return store.claim(resource, self._owner, item.lease, self._config.ttl, idle=item.idle)
 
     def _holds_too_many(self, grant: Grant) -> bool:
@@ -248,4 +246,3 @@ def release(texts: list[str], leases: list[str], *, reserve: bool) -> None:
             continue
         for resource in grant.resources:
             store.release(resource, lease, RESERVED if reserve else 0.0, principal=principal_of(grant))
-

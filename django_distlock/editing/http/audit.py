@@ -29,9 +29,12 @@ def log_takeover(
     """Record that the sender took the object over from ``holder``."""
     who = holder.owner.label if holder is not None and holder.held and holder.owner is not None else ""
     logger.info("%s took %s %s over from %s: %s", visitor.label, resource.model, resource.pk, who or "nobody", reason)
-    log(request, resource, _("Took over the editing from %(holder)s. Reason: %(reason)s") % {
-        "holder": who or "-", "reason": reason or "-"
-    })
+    log(
+        request,
+        resource,
+        _("Took over the editing from %(holder)s. Reason: %(reason)s")
+        % {"holder": who or "-", "reason": reason or "-"},
+    )
 
 
 def log_overwrite(request: HttpRequest, visitor: Visitor, resource: Resource, reason: str) -> None:

@@ -15,9 +15,9 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
 from django_distlock.editing.conf import config
 from django_distlock.editing.records import ID
-from .transactions import outside_transactions
 
 from .actions import MOST_ITEMS, BadRequest, Beat, Item, release
+from .transactions import outside_transactions
 from .visitors import leave_session_alone, visitor_of
 
 if TYPE_CHECKING:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.middleware.csrf import get_token
 from django.template.loader import render_to_string
@@ -15,6 +16,7 @@ from django_distlock.editing import store
 from django_distlock.editing.grants import Grant, GrantError, Opened, open_grant, read_grant, sign
 from django_distlock.editing.records import ID, EditLease, Resource
 from django_distlock.editing.resources import resource_of
+from django_distlock.editing.versions import version_of
 from django_distlock.middleware import language_of_texts
 
 from .permissions import may_take_over, permission_of
@@ -98,6 +100,29 @@ def open_form(
     )
 
 
+def open_rows(
+    request: HttpRequest, objects: Sequence[Model], config: EditingConfig, *, fields: Sequence[str]
+) -> list[Grant]:
+    """A grant for each row of a list, in the version of the objects as the list shows them."""
+    visitor = visitor_of(request, config)
+    resources = [resource_of(obj) for obj in objects]
+    rows = store.read(resources)
+    until = time.time() + config.form_ttl
+    return [
+        Grant(
+            resources=(resource,),
+            principal=visitor.signer,
+            mode=config.mode,
+            fields=tuple(fields),
+            version=version_of(obj, fields),
+            writes=(rows[resource.digest].writes if resource.digest in rows else None,),
+            permission=permission_of(request),
+            until=until,
+        )
+        for resource, obj in zip(resources, objects, strict=True)
+    ]
+
+
 def bring_up_to_date(obj: Model, current: Model) -> None:
     """Give ``obj`` the values of the row as it is now; it keeps annotations and what else its queryset has added."""
     if obj is current or type(obj)._meta.concrete_model is not type(current)._meta.concrete_model:
@@ -107,8 +132,8 @@ def bring_up_to_date(obj: Model, current: Model) -> None:
         if field.attname in deferred:
             continue
         value = getattr(current, field.attname)
-        if field.is_relation and getattr(obj, field.attname) != value and field.is_cached(obj):
-            field.delete_cached_value(obj)
+        if getattr(obj, field.attname) != value:
+            obj._state.fields_cache.pop(field.name, None)  # the related object
         setattr(obj, field.attname, value)
 
 
@@ -146,7 +171,8 @@ def field_again(request: HttpRequest, grant: Grant, posted: Posted) -> Field:
 
 def _claim(request: HttpRequest, field: Field, config: EditingConfig, visitor: Visitor) -> None:
     """Take the lease for as long as a page without a script may stay open; the first beat shortens it."""
-    lease, taken = secrets.token_hex(16), []
+    lease = secrets.token_hex(16)
+    taken: list[Resource] = []
     for resource in sorted(field.grant.resources, key=lambda resource: resource.digest):
         found = store.claim(resource, visitor.owner(NO_TAB), lease, config.ttl_without_script)
         if not isinstance(found, EditLease):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,9 +19,11 @@ from .audit import log_overwrite, log_takeover
 from .forms import Posted, open_form, same_object, with_mode
 from .refusals import Refusal
 from .transactions import transactions_of_request
-from .visitors import NO_TAB, visitor_of
+from .visitors import visitor_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from django.db.models import Model
     from django.http import HttpRequest
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Refused(Exception):  # noqa: N818 - an answer, and no error
+class Refused(Exception):
     """The save was refused; nothing was written."""
 
     def __init__(self, refusal: Refusal) -> None:
@@ -69,7 +70,11 @@ class Guard:
         return with_mode(found, self.config.mode)
 
     def save(
-        self, work: Callable[[Save], T], *, may_overwrite: Callable[[], bool] = lambda: False, grant: Grant | None = None
+        self,
+        work: Callable[[Save], T],
+        *,
+        may_overwrite: Callable[[], bool] = lambda: False,
+        grant: Grant | None = None,
     ) -> T:
         """Lock, compare, and call ``work`` in the transaction. Refused if the save would destroy another one.
 
@@ -88,7 +93,6 @@ class Guard:
             raise Refused(Refusal.of(conflict)) from conflict
         if overwrites:
             log_overwrite(self.request, self.visitor, grant.resource, self.posted.choice)
-        self._give_back()
         return found
 
     def _attempts(self) -> int:
@@ -122,12 +126,6 @@ class Guard:
             if not isinstance(found, EditLease):
                 raise Refused(Refusal(reason="saving"))
             log_takeover(self.request, self.visitor, resource, row, _("To save other text."))
-
-    def _give_back(self) -> None:
-        """A page without a script has no other way to give its lease back."""
-        if self.posted.tab == NO_TAB and self.lease:
-            for resource in self.resources:
-                store.release(resource, self.lease, principal=self.visitor.principal)
 
     def prepare(
         self,

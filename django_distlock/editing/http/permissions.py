@@ -6,7 +6,6 @@ answers there: the same class or admin, with the same queryset and the same perm
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +20,8 @@ from django_distlock.editing.resources import pk_of
 from .visitors import user_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from django.db.models import Model
     from django.http import HttpRequest
     from django.urls import ResolverMatch
@@ -70,6 +71,11 @@ class Gate:
         self._request = request
         self._signer = signer
         self._config = config
+
+    @classmethod
+    def forget(cls) -> None:
+        """Ask everything again; for tests."""
+        cls._remembered.clear()
 
     def access(self, permission: str, resource: Resource, *, again: bool = False) -> Access:
         """What the visitor may do with the object; ``again``: ask even if the answer is remembered."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from django.forms import BaseForm, BoundField
     from django.http import HttpRequest
 
-    from django_distlock.editing.records import EditConflict
+    from django_distlock.editing.records import EditConflict, Resource
 
 PAGE = "django_distlock/editing/conflict.html"
 # Fields that are no text of the visitor.
@@ -77,13 +78,15 @@ class Refusal:
     obj: Any = None
     can_overwrite: bool = False
     grant: str = ""  # the signed field that the buttons send
-    others: list[str] = field(default_factory=list)  # further objects that are held, as texts
+    others: list[str] = field(default_factory=list)  # the objects that are held, as texts
+    resource: Resource | None = None
+    deletes: bool = False  # a deletion or an action: no text was typed
 
     @classmethod
     def of(cls, conflict: EditConflict) -> Refusal:
         """The refusal that an error is about."""
         who = conflict.holder.label if conflict.holder is not None else conflict.changed_by
-        return cls(reason=conflict.reason, who=who, own=conflict.own, obj=conflict.obj)
+        return cls(reason=conflict.reason, who=who, own=conflict.own, obj=conflict.obj, resource=conflict.resource)
 
     @property
     def text(self) -> str:
@@ -141,11 +144,9 @@ def _shown(form_field: forms.Field, value: Any) -> str:
         return ", ".join(labels.get(str(one), str(one)) for one in _several(value))
     if isinstance(form_field, forms.BooleanField):
         return _("yes") if value else _("no")
-    try:
+    with suppress(ValidationError, TypeError, ValueError, AttributeError):
         # a value of the model and one that was typed: in the same words
         value = form_field.to_python(form_field.prepare_value(value)) if value not in (None, "") else ""
-    except (ValidationError, TypeError, ValueError, AttributeError):
-        pass
     return _text(value)
 
 
@@ -171,7 +172,7 @@ def _several(value: Any) -> list[Any]:
     return [value]
 
 
-def _flat(choices: Iterable[Any]) -> list[tuple[Any, Any]]:
+def _flat(choices: Any) -> list[tuple[Any, Any]]:
     found: list[tuple[Any, Any]] = []
     for key, label in choices:
         found.extend(label if isinstance(label, (list, tuple)) else [(key, label)])
@@ -200,7 +201,9 @@ def typed(request: HttpRequest) -> list[Row]:
             rows.append(Row(label=name, mine="", kind="secret"))
         else:
             rows.extend(Row(label=name, mine=str(value)) for value in values if value)
-    rows.extend(Row(label=name, mine=str(file.name), kind="file") for name, file in request.FILES.items())
+    rows.extend(
+        Row(label=name, mine=str(getattr(file, "name", "")), kind="file") for name, file in request.FILES.items()
+    )
     return rows
 
 
@@ -236,7 +239,13 @@ def _has_secrets(request: HttpRequest) -> bool:
 
 def _choices(request: HttpRequest, refusal: Refusal) -> list[str]:
     """The buttons. Files and secrets are not kept, so a form that has some cannot be sent again from here."""
-    if refusal.reason == "deleted" or request.FILES or _has_secrets(request) or request.method != "POST":
+    if (
+        refusal.deletes
+        or refusal.reason == "deleted"
+        or request.FILES
+        or _has_secrets(request)
+        or request.method != "POST"
+    ):
         return []
     choices = ["retry"] if refusal.reason in ("held", "saving", "csrf") else ["review"]
     if refusal.can_overwrite and refusal.reason in ("held", "changed"):
@@ -246,9 +255,7 @@ def _choices(request: HttpRequest, refusal: Refusal) -> list[str]:
 
 def _again(request: HttpRequest, refusal: Refusal, posted: Posted) -> list[tuple[str, str]]:
     """The fields of the form that the buttons send."""
-    fields = [
-        (name, value) for name, values in request.POST.lists() for value in values if name not in _OURS
-    ]
+    fields = [(name, value) for name, values in request.POST.lists() for value in values if name not in _OURS]
     lease, tab = request.POST.get(LEASE_FIELD, ""), request.POST.get(TAB_FIELD, "")
     texts = [refusal.grant] if refusal.grant else request.POST.getlist(FIELD)
     return [*fields, *((FIELD, text) for text in texts), (LEASE_FIELD, lease), (TAB_FIELD, tab)]

@@ -20,12 +20,8 @@ def _states() -> dict[str, str]:
         "changed": _("{who} has saved this meanwhile. Load the new version before you edit."),
         "changed_typing": _("{who} has saved this meanwhile. When you save, you will see both versions."),
         "session_ends": _("Your session ends in {left}. Save now, or log in again in another tab."),
-        "idle_warning": _(
-            "Are you still editing? In {left} this is given back to others. Press any key to go on."
-        ),
-        "idle": _(
-            "This was given back to others, because nothing was typed for a while. Go on typing to edit again."
-        ),
+        "idle_warning": _("Are you still editing? In {left} this is given back to others. Press any key to go on."),
+        "idle": _("This was given back to others, because nothing was typed for a while. Go on typing to edit again."),
         "offline": _("No connection. Go on typing; the save will check whether somebody else has edited this."),
         "error": _("The edit lock does not answer. The save will check whether somebody else has edited this."),
         "kept": _("You had typed something here that was not saved."),
@@ -41,9 +37,7 @@ def _losses() -> dict[str, str]:
         "expired": _("Your edit lock has ended and {who} is editing. What you typed is still here and is not saved."),
         "deleted": _("This was deleted meanwhile. What you typed is still here: copy what you need."),
         "permission": _("You may no longer edit this. What you typed is still here: copy what you need."),
-        "logged_out": _(
-            "You are logged out. What you typed is still here. Log in in another tab, then go on here."
-        ),
+        "logged_out": _("You are logged out. What you typed is still here. Log in in another tab, then go on here."),
     }
 
 

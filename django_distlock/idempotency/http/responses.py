@@ -34,6 +34,7 @@ WAIT_PARAMETER = "_idempotency_wait"
 WAIT_SALT = "django_distlock.idempotency.wait"
 REFRESH = 2  # seconds
 
+
 def problem(status: int, code: str, title: str, detail: str, retry_after: float | None = None) -> HttpResponse:
     """An error for a program; ``code`` is stable, the texts are not."""
     facts = {"type": PROBLEM.format(code), "title": title, "status": status, "detail": detail, "code": code}
