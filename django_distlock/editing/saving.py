@@ -19,7 +19,6 @@ from .conf import config
 from .records import EditConflict, EditLease
 from .resources import matched, model_of, pk_of
 from .signals import edit_refused
-from .store.statements import contended
 from .versions import version_of
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ def run_save(
             with saving(grant, owner, lease, ttl=ttl) as save:
                 return work(save)
         except Error as error:
-            if not contended(error):
+            if not store.contended(error):
                 raise
             if attempt + 1 == attempts:
                 raise _refusal(grant, owner, "saving") from error
@@ -158,7 +157,7 @@ def _begin(grant: EditGrant, owner: Owner, lease: str, ttl: float) -> tuple[Exit
                 save = _locked(grant, owner, lease, ttl)
                 return stack.pop_all(), save
         except Error as error:
-            if not contended(error):
+            if not store.contended(error):
                 raise
             if attempt + 1 == ATTEMPTS:
                 raise _refusal(grant, owner, "saving") from error
