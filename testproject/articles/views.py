@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
 
-class ArticleList(ListView):  # type: ignore[type-arg]  # not subscriptable at run time
+class ArticleList(ListView):  # type: ignore[type-arg]
     model = Article
     template_name = "articles/home.html"
 

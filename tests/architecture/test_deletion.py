@@ -1,4 +1,4 @@
-"""The packages of features can be deleted: what is left does not know of them."""
+"""Features can be deleted: what is left does not know of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ with advisory_lock("a"):
 
 
 @pytest.mark.parametrize("feature", ["idempotency", "editing"])
-def test_the_rest_works_without_the_package_of_a_feature(feature: str, tmp_path: Path) -> None:
+def test_the_rest_works_without_the_package(tmp_path: Path, feature: str) -> None:
     package = tmp_path / "django_distlock"
     shutil.copytree(ROOT / "django_distlock", package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.rmtree(package / feature)

@@ -163,14 +163,12 @@ def update_row(
         text = statements.nowait(connection) + statements.update(connection, assignments, condition)
         with connection.cursor() as cursor:
             cursor.execute(text, parameters)
-            if connection.vendor == "postgresql":
-                row = cursor.fetchone()
-                if row is not None:
-                    return decode(row, resource)
-                return LOCKED if _holds(connection, condition, parameters) else None
-            if not cursor.rowcount:
-                return None
-        return _read_one(connection, resource)
+            if not statements.returns_updated(connection):
+                return _read_one(connection, resource) if cursor.rowcount else None
+            rows = cursor.fetchall()  # all of them: on SQLite the statement ends with the last one
+        if rows:
+            return decode(rows[0], resource)
+        return LOCKED if connection.vendor == "postgresql" and _holds(connection, condition, parameters) else None
 
     return _patiently(resource, attempt, pauses)
 

@@ -20,7 +20,7 @@ from testproject.articles.models import Article
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django_distlock.editing.grants import Grant
+    from django_distlock.editing.grants import EditGrant
     from django_distlock.editing.records import Resource
     from django_distlock.editing.saving import Save
 
@@ -86,7 +86,7 @@ class Desk:
     person: str
     tab: str = field(default_factory=new_id)
     lease: str = ""
-    grant: Grant | None = None
+    grant: EditGrant | None = None
     shown: str = ""
 
     @property
