@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
@@ -13,6 +14,7 @@ from django.template.loader import render_to_string
 from django.urls import NoReverseMatch, path, reverse
 from django.utils.translation import gettext as _
 
+from django_distlock import BackendUnavailable
 from django_distlock.concurrency.text import one_line
 from django_distlock.editing import store
 from django_distlock.editing.http.audit import log
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from django_distlock.editing.records import EditLease
 
+logger = logging.getLogger("django_distlock.editing")
 MOST_SHOWN = 100
 LONGEST_REASON = 500
 
@@ -39,7 +42,11 @@ class EditLocksSection:
 
     def html(self, held: Any, request: HttpRequest) -> str:
         """The table; empty if nobody edits anything."""
-        rows = list_edits(limit=MOST_SHOWN)
+        try:
+            rows = list_edits(limit=MOST_SHOWN)
+        except BackendUnavailable:
+            logger.warning("The edit locks cannot be read.", exc_info=True)
+            return ""
         if not rows:
             return ""
         context = {
