@@ -232,8 +232,9 @@ def sleep(someone: Person, seconds: float) -> None:
 
 
 def test_a_takeover_over_dirty_text(ada: Person, bo: Person, article: Article, saved: Callable[[], str]) -> None:
-    from testproject.articles.people import person as user
     from django.contrib.auth.models import Permission
+
+    from testproject.articles.people import person as user
 
     user("bo").user_permissions.add(Permission.objects.get(codename="takeover_editlease"))
     try:
