@@ -20,6 +20,8 @@ class DistlockConfig(AppConfig):
 
         if find_spec("django_distlock.idempotency") is not None:  # a folder that may be deleted
             from .idempotency import checks  # noqa: F401
+        if find_spec("django_distlock.editing") is not None:
+            from .editing import checks as editing_checks  # noqa: F401
 
         post_migrate.connect(triggers.restore, sender=self)
         recorder.configure()

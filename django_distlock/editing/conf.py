@@ -58,6 +58,11 @@ def config(**overrides: Any) -> EditingConfig:
     return _merged(_config(), given, "The options of an edit lock") if given else _config()
 
 
+def is_set() -> bool:
+    """Does the project have the setting?"""
+    return getattr(settings, "DISTLOCK_EDITING", None) is not None
+
+
 @cache
 def _config() -> EditingConfig:
     given = getattr(settings, "DISTLOCK_EDITING", None) or {}

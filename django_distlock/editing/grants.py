@@ -33,7 +33,7 @@ class GrantError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class EditGrant:
     """What a form may edit.
 
     The version is that of the first of ``resources``, its ``fields`` and ``inlines``; None checks no version.
@@ -71,7 +71,7 @@ class Grant:
 class Opened:
     """An object as a form is to show it: ``obj`` has the values that the version in ``grant`` is about."""
 
-    grant: Grant
+    grant: EditGrant
     obj: models.Model
     leases: dict[str, EditLease]
 
@@ -102,7 +102,7 @@ def open_grant(
     if own is not None:
         named = (own,)
     rows = {inline: list(inline.rows(obj, database)) for inline in inlines}
-    grant = Grant(
+    grant = EditGrant(
         resources=tuple(resources),
         principal=principal,
         mode=options.mode,
@@ -120,7 +120,10 @@ def _writes(row: EditLease | None) -> int | None:
     return None if row is None else row.writes
 
 
-def sign(grant: Grant) -> str:
+Grant = EditGrant  # until http/ and admin/ say EditGrant
+
+
+def sign(grant: EditGrant) -> str:
     """The grant as the value of a hidden field."""
     packed: dict[str, Any] = {
         "r": [[resource.database, resource.model, resource.pk, resource.kind] for resource in grant.resources],
@@ -136,7 +139,7 @@ def sign(grant: Grant) -> str:
     return signing.dumps(packed, salt=SALT, compress=True)
 
 
-def read_grant(text: str, principal: str | None) -> Grant:
+def read_grant(text: str, principal: str | None) -> EditGrant:
     """The grant in ``text``. GrantError if it is forged, out of date, or that of another principal.
 
     None for ``principal`` accepts any: enough to give a lease back whose id is known.
@@ -145,7 +148,7 @@ def read_grant(text: str, principal: str | None) -> Grant:
         packed = signing.loads(text, salt=SALT)
     except signing.BadSignature as error:
         raise GrantError("forged") from error
-    grant = Grant(
+    grant = EditGrant(
         resources=tuple(Resource(*parts) for parts in packed["r"]),
         principal=packed["p"],
         mode=packed["m"],

@@ -91,13 +91,17 @@ def break_edit(obj: models.Model | Resource, *, reason: str = "") -> EditLease |
     return ended
 
 
+def written_databases() -> list[str]:
+    """The databases that the routers write models to."""
+    return sorted({router.db_for_write(model) for model in apps.get_models() if model._meta.managed})
+
+
 def databases() -> list[str]:
-    """The databases that hold edit locks: those that the routers write models to."""
+    """The databases that hold edit locks."""
     named = config().database
-    aliases = [named] if named else [router.db_for_write(model) for model in apps.get_models() if model._meta.managed]
     return [
         alias
-        for alias in dict.fromkeys(aliases)
+        for alias in ([named] if named else written_databases())
         if connections[alias].vendor in NOW
         and router.allow_migrate(alias, "django_distlock", model_name="editleaserow")
     ]

@@ -19,7 +19,6 @@ from .conf import config
 from .records import EditConflict, EditLease
 from .resources import matched, model_of, pk_of
 from .signals import edit_refused
-from .store.statements import contended
 from .versions import version_of
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from django.db import models
 
-    from .grants import Grant
+    from .grants import EditGrant
     from .records import ConflictReason, Owner, Resource
     from .versions import Inline
 
@@ -45,7 +44,7 @@ class Save:
     ``warnings`` has what would have refused the save if the mode were not "warn".
     """
 
-    grant: Grant
+    grant: EditGrant
     owner: Owner
     lease: str
     rows: dict[str, EditLease]
@@ -92,7 +91,7 @@ class Save:
 
 
 @contextmanager
-def saving(grant: Grant, owner: Owner, lease: str = "", *, ttl: float | None = None) -> Iterator[Save]:
+def saving(grant: EditGrant, owner: Owner, lease: str = "", *, ttl: float | None = None) -> Iterator[Save]:
     """Run the block in a transaction that has locked the objects of ``grant``; call ``wrote()`` in it.
 
     ``lease`` is the id that the form had, "" without one: then the version decides. EditConflict if another user holds
@@ -106,7 +105,7 @@ def saving(grant: Grant, owner: Owner, lease: str = "", *, ttl: float | None = N
 
 
 def run_save(
-    grant: Grant,
+    grant: EditGrant,
     owner: Owner,
     lease: str,
     work: Callable[[Save], T],
@@ -123,14 +122,14 @@ def run_save(
             with saving(grant, owner, lease, ttl=ttl) as save:
                 return work(save)
         except Error as error:
-            if not contended(error):
+            if not store.contended(error):
                 raise
             if attempt + 1 == attempts:
                 raise _refusal(grant, owner, "saving") from error
     raise ValueError("attempts must be above zero.")
 
 
-def _require_no_transaction(grant: Grant) -> None:
+def _require_no_transaction(grant: EditGrant) -> None:
     for alias in {grant.database, store.alias_for(grant.resource)}:
         if in_transaction(alias):
             raise TransactionManagementError(
@@ -148,7 +147,7 @@ def in_transaction(alias: str) -> bool:
     return any(not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
 
 
-def _begin(grant: Grant, owner: Owner, lease: str, ttl: float) -> tuple[ExitStack, Save]:
+def _begin(grant: EditGrant, owner: Owner, lease: str, ttl: float) -> tuple[ExitStack, Save]:
     """The open transaction and the save in it."""
     for attempt in range(ATTEMPTS):
         try:
@@ -158,7 +157,7 @@ def _begin(grant: Grant, owner: Owner, lease: str, ttl: float) -> tuple[ExitStac
                 save = _locked(grant, owner, lease, ttl)
                 return stack.pop_all(), save
         except Error as error:
-            if not contended(error):
+            if not store.contended(error):
                 raise
             if attempt + 1 == ATTEMPTS:
                 raise _refusal(grant, owner, "saving") from error
@@ -179,7 +178,7 @@ def _enter(stack: ExitStack, alias: str) -> None:
         connection.transaction_mode = before
 
 
-def _locked(grant: Grant, owner: Owner, lease: str, ttl: float) -> Save:
+def _locked(grant: EditGrant, owner: Owner, lease: str, ttl: float) -> Save:
     rows = store.lock(grant.resources)
     objects = _lock_objects(grant)
     save = Save(grant=grant, owner=owner, lease=lease, rows=rows, objects=objects, inlines={}, ttl=ttl)
@@ -195,7 +194,7 @@ def _locked(grant: Grant, owner: Owner, lease: str, ttl: float) -> Save:
     return save
 
 
-def _lock_objects(grant: Grant) -> dict[Resource, models.Model]:
+def _lock_objects(grant: EditGrant) -> dict[Resource, models.Model]:
     """Lock the rows of the objects: model by model, each in the order of its primary keys."""
     kinds: dict[str, list[Resource]] = {}
     for resource in grant.resources:
@@ -232,7 +231,7 @@ def _is_mine(row: EditLease, owner: Owner, lease: str) -> bool:
     return row.lease == lease and row.owner is not None and row.owner.principal == owner.principal
 
 
-def _refusal(grant: Grant, owner: Owner, reason: ConflictReason, changed_by: str = "") -> EditConflict:
+def _refusal(grant: EditGrant, owner: Owner, reason: ConflictReason, changed_by: str = "") -> EditConflict:
     conflict = EditConflict(reason, changed_by=changed_by, resource=grant.resource)
     edit_refused.send_robust(sender=EditLease, resource=grant.resource, conflict=conflict, owner=owner)
     return conflict

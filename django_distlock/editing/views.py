@@ -15,13 +15,13 @@ from django.utils.translation import gettext as _
 
 from .conf import EditingConfig, config
 from .http import refusals
-from .http.forms import Ready, bring_up_to_date, editable_fields, open_form, ready_forms
-from .http.guard import Guard, Refused
+from .http.forms import ReadyForm, bring_up_to_date, editable_fields, open_form, ready_forms
+from .http.guard import SaveGuard, SaveRefused
 from .http.permissions import ATTRIBUTE, GONE, NONE, Access, FunctionPage, has_takeover, may_take_over
 from .http.refusals import Group, Refusal
 from .http.transactions import outside_transactions, transactions_of_request
 from .http.visitors import user_of
-from .resources import resource_of
+from .resources import resource_of, rows_of
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -92,7 +92,7 @@ class EditLockMixin:
                 opened = open_form(request, [obj], settings, fields=self.get_edit_fields()) if _is_saved(obj) else None
                 if opened is not None:
                     bring_up_to_date(obj, opened.obj)
-                    ready_forms(request)[opened.grant.resource] = Ready(grant=opened.grant, config=settings)
+                    ready_forms(request)[opened.grant.resource] = ReadyForm(grant=opened.grant, config=settings)
             return super().get(request, *args, **kwargs)  # type: ignore[misc,no-any-return]
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -115,7 +115,7 @@ class EditLockMixin:
         if not _is_saved(obj):
             with transactions_of_request():
                 return handler()
-        guard = Guard(self.request, settings, [resource_of(obj)])
+        guard = SaveGuard(self.request, settings, [resource_of(obj)])
         try:
             if guard.posted.choice == "review":
                 return self._reviewed(guard)
@@ -123,7 +123,7 @@ class EditLockMixin:
                 lambda save: self._saved(save, guard, obj, handler),
                 may_overwrite=lambda: may_take_over(self.request, settings, obj, None, ViewPage.of(self)),
             )
-        except Refused as refused:
+        except SaveRefused as refused:
             return self.edit_refused(guard, refused.refusal, obj)
 
     def _loaded(self) -> Any:
@@ -133,11 +133,13 @@ class EditLockMixin:
         self.object = obj
         return obj
 
-    def _saved(self, save: Save, guard: Guard, obj: Any, handler: Callable[[], HttpResponseBase]) -> HttpResponseBase:
+    def _saved(
+        self, save: Save, guard: SaveGuard, obj: Any, handler: Callable[[], HttpResponseBase]
+    ) -> HttpResponseBase:
         """Call the handler with the object as it was locked."""
         bring_up_to_date(obj, save.object)
         if guard.posted.text:
-            ready_forms(self.request)[guard.resources[0]] = Ready(
+            ready_forms(self.request)[guard.resources[0]] = ReadyForm(
                 grant=save.grant, config=guard.config, posted=guard.posted
             )
         response = handler()
@@ -150,18 +152,18 @@ class EditLockMixin:
 
     def _deleted(self, settings: EditingConfig) -> HttpResponseBase:
         """The answer if there is no such object: with a form that showed it, a page that keeps the text."""
-        guard = Guard(self.request, settings, [])
+        guard = SaveGuard(self.request, settings, [])
         try:
             if not guard.posted.text or not guard.grant().resources:
                 raise Http404
-        except Refused as refused:
+        except SaveRefused as refused:
             raise Http404 from refused
         return refusals.page(self.request, Refusal(reason="deleted"), template=self.edit_conflict_template)
 
-    def _reviewed(self, guard: Guard) -> HttpResponseBase:
+    def _reviewed(self, guard: SaveGuard) -> HttpResponseBase:
         """The form again, with what was typed and the version that the page of the conflict has shown."""
         grant = guard.grant()
-        ready_forms(self.request)[guard.resources[0]] = Ready(grant=grant, config=guard.config, posted=guard.posted)
+        ready_forms(self.request)[guard.resources[0]] = ReadyForm(grant=grant, config=guard.config, posted=guard.posted)
         form = self.get_form()  # type: ignore[attr-defined]
         form.is_valid()
         form.add_error(None, review_text())
@@ -169,7 +171,7 @@ class EditLockMixin:
 
     # the page of the conflict
 
-    def edit_refused(self, guard: Guard, refusal: Refusal, obj: Any) -> HttpResponseBase:
+    def edit_refused(self, guard: SaveGuard, refusal: Refusal, obj: Any) -> HttpResponseBase:
         """The answer to a refused save."""
         opened = guard.prepare(refusal, [obj], fields=self.get_edit_fields())
         refusal.can_overwrite = opened is not None and may_take_over(
@@ -262,30 +264,33 @@ def edit_locked(
 
     def decorate(view: F) -> F:
         locked = _LockedView(view, model, pk, settings_of, on_conflict)
-        if iscoroutinefunction(view):
-
-            @functools.wraps(view)
-            async def awrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-                if request.method in SAFE_METHODS or settings_of().mode == "off":
-                    return await view(request, *args, **kwargs)
-                return await sync_to_async(locked.save)(request, async_to_sync(view), args, kwargs)
-
-            chosen: Any = awrapper
-        else:
-
-            @functools.wraps(view)
-            def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-                if request.method in SAFE_METHODS or settings_of().mode == "off":
-                    with transactions_of_request():
-                        return view(request, *args, **kwargs)
-                return locked.save(request, view, args, kwargs)
-
-            chosen = wrapper
+        chosen = _async_wrapper(locked, view) if iscoroutinefunction(view) else _sync_wrapper(locked, view)
         setattr(chosen, ATTRIBUTE, FunctionPage(model, permission, takeover))
-        outside_transactions(chosen)
-        return chosen  # type: ignore[no-any-return]
+        return outside_transactions(chosen)  # type: ignore[no-any-return]
 
     return decorate
+
+
+def _sync_wrapper(locked: _LockedView, view: Any) -> Any:
+    @functools.wraps(view)
+    def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if locked.is_unguarded(request):
+            with transactions_of_request():
+                return view(request, *args, **kwargs)
+        return locked.save(request, view, args, kwargs)
+
+    return wrapper
+
+
+def _async_wrapper(locked: _LockedView, view: Any) -> Any:
+    @functools.wraps(view)
+    async def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if locked.is_unguarded(request):
+            return await view(request, *args, **kwargs)
+        # what the view asks of the database runs in the thread that has the transaction
+        return await sync_to_async(locked.save)(request, async_to_sync(view), args, kwargs)
+
+    return wrapper
 
 
 class _LockedView:
@@ -305,6 +310,10 @@ class _LockedView:
         self._settings_of = settings_of
         self._on_conflict = on_conflict
 
+    def is_unguarded(self, request: HttpRequest) -> bool:
+        """Is this a request that saves nothing, or is the lock switched off?"""
+        return request.method in SAFE_METHODS or self._settings_of().mode == "off"
+
     def save(self, request: HttpRequest, view: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call the view in a save, or answer the refusal."""
         if self._pk not in kwargs:
@@ -313,7 +322,7 @@ class _LockedView:
             resource = resource_of(self._model, kwargs[self._pk])
         except (ValueError, ObjectDoesNotExist) as error:
             raise Http404 from error
-        guard = Guard(request, self._settings_of(), [resource])
+        guard = SaveGuard(request, self._settings_of(), [resource])
 
         def work(save: Save) -> Any:
             request.edit_lock = save  # type: ignore[attr-defined]
@@ -326,7 +335,7 @@ class _LockedView:
         may_overwrite = functools.partial(_may_overwrite, request, guard, resource, page)
         try:
             return guard.save(work, may_overwrite=may_overwrite)
-        except Refused as refused:
+        except SaveRefused as refused:
             if refused.refusal.reason == "deleted" and not guard.posted.text:
                 raise Http404 from refused
             return self._refuse(request, guard, refused.refusal, resource, may_overwrite, args, kwargs)
@@ -334,15 +343,13 @@ class _LockedView:
     def _refuse(
         self,
         request: HttpRequest,
-        guard: Guard,
+        guard: SaveGuard,
         refusal: Refusal,
         resource: Resource,
         may_overwrite: Callable[[], bool],
         args: Any,
         kwargs: Any,
     ) -> Any:
-        from .resources import rows_of
-
         obj = rows_of(resource).first()
         if obj is not None:
             guard.prepare(refusal, [obj], fields=None)
@@ -352,9 +359,7 @@ class _LockedView:
         return answer(request, refusal)
 
 
-def _may_overwrite(request: HttpRequest, guard: Guard, resource: Resource, page: Any) -> bool:
-    from .resources import rows_of
-
+def _may_overwrite(request: HttpRequest, guard: SaveGuard, resource: Resource, page: Any) -> bool:
     return may_take_over(request, guard.config, rows_of(resource).first(), None, page)
 
 

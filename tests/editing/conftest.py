@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.db import connections
+from django.urls import clear_url_caches
 
 from testproject.articles.models import Article
 from tests.editing.people import Person, make_person, remove_people
@@ -48,3 +51,18 @@ def boss(crew: dict[str, Person]) -> Person:
 @pytest.fixture
 def article(crew: dict[str, Person]) -> Article:
     return Article.objects.create(title="A bridge opens", body="On Saturday.")
+
+
+@pytest.fixture
+def site(crew: dict[str, Person], settings: Any) -> None:
+    """The views of :mod:`tests.editing.site`."""
+    settings.ROOT_URLCONF = "tests.editing.site"
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [Path(__file__).parent / "templates"]}]
+    clear_url_caches()
+
+
+@pytest.fixture(params=[False, True], ids=["", "atomic"])
+def atomic_requests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """With and without ATOMIC_REQUESTS."""
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", request.param)
+    return bool(request.param)

@@ -19,7 +19,7 @@ from django_distlock.editing import store
 from django_distlock.editing.grants import Grant, sign
 from django_distlock.editing.http import refusals
 from django_distlock.editing.http.forms import bring_up_to_date, editable_fields, grants_of_rows, open_rows
-from django_distlock.editing.http.guard import Guard, Refused
+from django_distlock.editing.http.guard import SaveGuard, SaveRefused
 from django_distlock.editing.http.refusals import Group, Refusal
 from django_distlock.editing.http.transactions import transactions_of_request
 from django_distlock.editing.http.visitors import visitor_of
@@ -161,7 +161,7 @@ class EditLockLists:
         try:
             with transactions_of_request():
                 response: Any = page()
-        except Refused as refused:
+        except SaveRefused as refused:
             return refusals.page(request, refused.refusal, [], template=self.edit_conflict_template)
         listed = getattr(response, "context_data", None) or {}
         formset = getattr(listed.get("cl"), "formset", None)
@@ -178,12 +178,12 @@ class EditLockLists:
         pages.put_into_form(response, "changelist-form", pages.hidden_fields(map(sign, grants)))
 
     def _guarded_list(self, request: HttpRequest, settings: EditingConfig, page: Any) -> HttpResponse:
-        guard = Guard(request, settings, [])
+        guard = SaveGuard(request, settings, [])
         grants, bad = grants_of_rows(request, guard.visitor)
         resources = self._posted_rows(request)
         try:
             if bad:
-                raise Refused(Refusal(reason="grant"))
+                raise SaveRefused(Refusal(reason="grant"))
             if not resources:
                 with transactions_of_request():
                     return page()  # type: ignore[no-any-return]
@@ -195,7 +195,7 @@ class EditLockLists:
             return guard.save(
                 lambda save: self._save_rows(request, settings, _Rows(save, grants), save, page), grant=everything
             )
-        except Refused as refused:
+        except SaveRefused as refused:
             return self._list_refused(request, refused.refusal)
 
     def _posted_rows(self, request: HttpRequest) -> list[Resource]:
@@ -269,7 +269,7 @@ class EditLockLists:
             who = first.owner.label if first.owner is not None else ""
             texts = [pages.sentence(obj, row) for obj, row in held[:MOST_NAMED]]
             messages.error(request, _("Nothing was done: others are editing some of these objects."))
-            raise Refused(Refusal(reason="held", who=who, others=texts, deletes=True))
+            raise SaveRefused(Refusal(reason="held", who=who, others=texts, deletes=True))
 
 
 def _action(request: HttpRequest) -> str:

@@ -17,8 +17,8 @@ from django.views.decorators.csrf import csrf_protect
 from django_distlock.editing.conf import EditingConfig, config
 from django_distlock.editing.http import refusals
 from django_distlock.editing.http.endpoints import beat_view, release_view
-from django_distlock.editing.http.forms import Ready, bring_up_to_date, editable_fields, open_form, ready_forms
-from django_distlock.editing.http.guard import Guard, Refused
+from django_distlock.editing.http.forms import ReadyForm, bring_up_to_date, editable_fields, open_form, ready_forms
+from django_distlock.editing.http.guard import SaveGuard, SaveRefused
 from django_distlock.editing.http.permissions import has_takeover, may_take_over
 from django_distlock.editing.http.refusals import Refusal
 from django_distlock.editing.http.rendering import rendered
@@ -154,7 +154,7 @@ class EditLockAdmin(EditLockLists):
             return
         bring_up_to_date(obj, opened.obj)
         _loaded(request)[id(self), unquote(object_id)] = obj
-        ready_forms(request)[opened.grant.resource] = Ready(grant=opened.grant, config=settings)
+        ready_forms(request)[opened.grant.resource] = ReadyForm(grant=opened.grant, config=settings)
 
     def _children(self, inlines: Sequence[Any], obj: Any) -> list[Model]:
         """The objects of inlines that are edited on pages of their own as well: their leases are taken along."""
@@ -174,10 +174,10 @@ class EditLockAdmin(EditLockLists):
         obj = self._object(request, object_id)
         if obj is None:
             return self._deleted(request, object_id, settings, page)
-        guard = Guard(request, settings, [resource_of(obj)])
+        guard = SaveGuard(request, settings, [resource_of(obj)])
         try:
             if guard.posted.choice == "review":
-                ready = Ready(grant=guard.grant(), config=settings, posted=guard.posted)
+                ready = ReadyForm(grant=guard.grant(), config=settings, posted=guard.posted)
                 ready_forms(request)[guard.resources[0]] = ready
                 request._distlock_review = True  # type: ignore[attr-defined]
                 with transactions_of_request():
@@ -186,18 +186,18 @@ class EditLockAdmin(EditLockLists):
                 lambda save: self._saved(request, object_id, save, guard, obj, page),
                 may_overwrite=lambda: may_take_over(request, settings, obj, None, self.distlock_editing),
             )
-        except Refused as refused:
+        except SaveRefused as refused:
             return self.edit_refused(request, guard, refused.refusal, obj)
 
     def _saved(
-        self, request: HttpRequest, object_id: str, save: Save, guard: Guard, obj: Any, page: Page
+        self, request: HttpRequest, object_id: str, save: Save, guard: SaveGuard, obj: Any, page: Page
     ) -> HttpResponse:
         """Django's own page, with the object as it was locked."""
         bring_up_to_date(obj, save.object)
         _loaded(request)[id(self), unquote(object_id)] = obj
         request._distlock_saved = False  # type: ignore[attr-defined]
         if guard.posted.text:
-            ready = Ready(grant=save.grant, config=guard.config, posted=guard.posted)
+            ready = ReadyForm(grant=save.grant, config=guard.config, posted=guard.posted)
             ready_forms(request)[guard.resources[0]] = ready
         response: HttpResponse = page()
         if 300 <= response.status_code < 400 or request._distlock_saved:  # type: ignore[attr-defined]
@@ -211,16 +211,16 @@ class EditLockAdmin(EditLockLists):
 
     def _deleted(self, request: HttpRequest, object_id: str, settings: EditingConfig, page: Page) -> HttpResponse:
         """Django's answer for an object that is not there; a form that showed it gets its text back."""
-        guard = Guard(request, settings, [])
+        guard = SaveGuard(request, settings, [])
         try:
             if guard.posted.text and self.get_object(request, unquote(object_id)) is None and guard.grant().resources:
                 return refusals.page(request, Refusal(reason="deleted"), template=self.edit_conflict_template)
-        except Refused:
+        except SaveRefused:
             pass
         with transactions_of_request():
             return page()
 
-    def edit_refused(self, request: HttpRequest, guard: Guard, refusal: Refusal, obj: Any) -> HttpResponse:
+    def edit_refused(self, request: HttpRequest, guard: SaveGuard, refusal: Refusal, obj: Any) -> HttpResponse:
         """The answer to a refused change."""
         inlines = inlines_of(self, request, obj)
         objects = [obj, *self._children(inlines, obj)]
@@ -243,7 +243,7 @@ class EditLockAdmin(EditLockLists):
             response.add_post_render_callback(functools.partial(self._put_field, request, ready))
         return response  # type: ignore[no-any-return]
 
-    def _put_field(self, request: HttpRequest, ready: Ready, response: HttpResponse) -> None:
+    def _put_field(self, request: HttpRequest, ready: ReadyForm, response: HttpResponse) -> None:
         markup = rendered(request, ready, pages.addresses(self))
         pages.put_into_form(response, f"{self.opts.model_name}_form", markup)
 
@@ -265,21 +265,21 @@ class EditLockAdmin(EditLockLists):
                 opened = open_form(request, [obj], settings)
                 response: Any = page()
             if opened is not None and hasattr(response, "add_post_render_callback"):
-                ready = Ready(grant=opened.grant, config=settings)
+                ready = ReadyForm(grant=opened.grant, config=settings)
                 response.add_post_render_callback(functools.partial(self._put_confirmation, request, ready))
             return response  # type: ignore[no-any-return]
-        guard = Guard(request, settings, [resource_of(obj)])
+        guard = SaveGuard(request, settings, [resource_of(obj)])
         try:
             return guard.save(lambda save: self._delete(request, object_id, save, guard, obj, page))
-        except Refused as refused:
+        except SaveRefused as refused:
             refused.refusal.deletes = True
             return refusals.page(request, refused.refusal, [], template=self.edit_conflict_template)
 
-    def _put_confirmation(self, request: HttpRequest, ready: Ready, response: HttpResponse) -> None:
+    def _put_confirmation(self, request: HttpRequest, ready: ReadyForm, response: HttpResponse) -> None:
         pages.put_before_confirmation(response, rendered(request, ready, pages.addresses(self)))
 
     def _delete(
-        self, request: HttpRequest, object_id: str, save: Save, guard: Guard, obj: Any, page: Page
+        self, request: HttpRequest, object_id: str, save: Save, guard: SaveGuard, obj: Any, page: Page
     ) -> HttpResponse:
         _loaded(request)[id(self), unquote(object_id)] = obj
         if guard.config.mode == "enforce":
@@ -289,15 +289,15 @@ class EditLockAdmin(EditLockLists):
             save.deleted()
         return response
 
-    def _refuse_held(self, guard: Guard, objects: Sequence[Model]) -> None:
-        """Refused if another user edits one of the objects, or one that would be deleted along."""
-        using = router.db_for_write(self.model)  # type: ignore[attr-defined]
+    def _refuse_held(self, guard: SaveGuard, objects: Sequence[Model]) -> None:
+        """Raise SaveRefused if another user edits one of the objects, or one that would be deleted along."""
+        using = router.db_for_write(self.model)
         held = pages.held_by_others(pages.deleted_along(objects, using), guard.visitor.principal)
         if held:
             first = held[0][1]
             who = first.owner.label if first.owner is not None else ""
             texts = [pages.sentence(obj, row) for obj, row in held[:20]]
-            raise Refused(Refusal(reason="held", who=who, others=texts, deletes=True))
+            raise SaveRefused(Refusal(reason="held", who=who, others=texts, deletes=True))
 
 
 class _ReviewedForm:

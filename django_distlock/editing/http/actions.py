@@ -95,7 +95,7 @@ class Beat:
                 answers[index] = refused
             elif items[index].verb != "watch":
                 answers[index] = self._act(items[index], grants[index])
-        answers.update(self._watched({index: grant for index, grant in grants.items() if index not in answers}))
+        answers.update(self._watched(items, {index: grant for index, grant in grants.items() if index not in answers}))
         return [answers[index] for index in range(len(items))]
 
     def _grant(self, item: Item) -> Grant | Answer:
@@ -187,7 +187,7 @@ class Beat:
             "saving": found.saving,
             "expires_in": row.expires_in if row is not None else 0,
         }
-        allowed = not found.own and self._gate.may_take_over(grant.permission, grant.resource, row)
+        allowed = not found.own and self._gate.offers_takeover(grant.permission, grant.resource, row)
         return {"state": "busy", "holder": holder, "can_take_over": allowed}
 
     def _lost(self, found: Lost, grant: Grant) -> Answer:
@@ -199,29 +199,37 @@ class Beat:
 
     def _news(self, grant: Grant, rows: Iterable[EditLease]) -> Answer | None:
         """What has happened to the object since the form was rendered; None if nothing has."""
-        writes = dict(zip((resource.digest for resource in grant.resources), grant.writes, strict=False))
         obj = rows_of(grant.resource).first()
         if obj is None:
             return {"state": "lost", "reason": "deleted", "by": "", "changed": None}
-        for row in rows:
-            if row.resource.digest in writes and row.has_changed_since(writes[row.resource.digest]):
-                at = row.changed_at
-                return {"state": "held", "changed": {"by": row.changed_by, "at": at and at.isoformat()}}
+        if (counted := self._counted(grant, rows)) is not None:
+            return counted
         inlines = {inline: list(inline.rows(obj, grant.database)) for inline in grant.inlines}
         if grant.version is not None and version_of(obj, grant.fields, inlines) != grant.version:
             return {"state": "held", "changed": {"by": "", "at": None}}
         return None
 
+    def _counted(self, grant: Grant, rows: Iterable[EditLease]) -> Answer | None:
+        """The latest save under the lock since the form was rendered, by the counters in the rows."""
+        writes = dict(zip((resource.digest for resource in grant.resources), grant.writes, strict=False))
+        for row in rows:
+            if row.resource.digest in writes and row.has_changed_since(writes[row.resource.digest]):
+                if row.ended == "deleted" and not row.lease:
+                    return {"state": "lost", "reason": "deleted", "by": row.changed_by, "changed": None}
+                at = row.changed_at
+                return {"state": "held", "changed": {"by": row.changed_by, "at": at and at.isoformat()}}
+        return None
+
     # watching
 
-    def _watched(self, grants: dict[int, Grant]) -> dict[int, Answer]:
+    def _watched(self, items: list[Item], grants: dict[int, Grant]) -> dict[int, Answer]:
         """Answer those that only look, with one query."""
         if not grants:
             return {}
         rows = store.read([resource for grant in grants.values() for resource in grant.resources])
-        return {index: self._seen(grant, rows) for index, grant in grants.items()}
+        return {index: self._seen(items[index], grant, rows) for index, grant in grants.items()}
 
-    def _seen(self, grant: Grant, rows: Mapping[str, EditLease]) -> Answer:
+    def _seen(self, item: Item, grant: Grant, rows: Mapping[str, EditLease]) -> Answer:
         mine = [row for resource in grant.resources if (row := rows.get(resource.digest)) is not None]
         for row in mine:
             if row.held and row.owner is not None:
@@ -229,7 +237,8 @@ class Beat:
                 if own and row.owner.tab == self._owner.tab:
                     continue  # this tab's own, by a form beside this one
                 return self._busy(Busy(holder=row, own=own, saving=row.saving), grant)
-        news = self._news(grant, mine)
+        # the object itself is read only for a page that is about to open again
+        news = self._counted(grant, mine) or (self._news(grant, mine) if item.fresh else None)
         if news is not None and news["state"] == "lost":
             return news
         return {"state": "free", "changed": news and news["changed"]}

@@ -10,6 +10,7 @@ from django.core.exceptions import BadRequest as DjangoBadRequest
 from django.core.exceptions import RequestDataTooBig
 from django.db import DatabaseError
 from django.http import HttpResponse, JsonResponse, QueryDict, UnreadablePostError
+from django.http.multipartparser import MultiPartParserError
 from django.middleware.csrf import get_token
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
@@ -68,7 +69,7 @@ def release_view(request: HttpRequest) -> HttpResponse:
     try:
         texts, leases, reserve = _released(request)
         release(texts, leases, reserve=reserve)
-    except (BadRequest, RequestDataTooBig, DjangoBadRequest):
+    except (BadRequest, RequestDataTooBig, DjangoBadRequest, MultiPartParserError):
         pass
     except DatabaseError:
         logger.warning("An edit lock cannot be given back; it will expire.", exc_info=True)

@@ -243,7 +243,7 @@ def same_object(grant: Grant, resources: Iterable[Resource]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class ReadyForm:
     """The grant of a form that is about to be rendered. ``posted``: it is shown again, with errors."""
 
     grant: Grant
@@ -251,9 +251,9 @@ class Ready:
     posted: Posted | None = None
 
 
-def ready_forms(request: HttpRequest) -> dict[Resource, Ready]:
+def ready_forms(request: HttpRequest) -> dict[Resource, ReadyForm]:
     """The grants that views have made for the forms of this page, by the object of the form."""
-    found: dict[Resource, Ready] | None = getattr(request, "_distlock_edit_forms", None)
+    found: dict[Resource, ReadyForm] | None = getattr(request, "_distlock_edit_forms", None)
     if found is None:
         found = request._distlock_edit_forms = {}  # type: ignore[attr-defined]
     return found

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Refused(Exception):
+class SaveRefused(Exception):
     """The save was refused; nothing was written."""
 
     def __init__(self, refusal: Refusal) -> None:
@@ -42,7 +42,7 @@ class Refused(Exception):
         super().__init__(refusal.reason)
 
 
-class Guard:
+class SaveGuard:
     """The save of ``resources`` by one request. The first one is the object of the form."""
 
     def __init__(self, request: HttpRequest, config: EditingConfig, resources: Sequence[Resource]) -> None:
@@ -57,16 +57,16 @@ class Guard:
     def grant(self) -> Grant:
         """The grant of the form. Without one the save asks only whether another user holds the lock.
 
-        Refused if the grant is forged, too old, of another visitor or for another object.
+        SaveRefused if the grant is forged, too old, of another visitor or for another object.
         """
         try:
             found = self.posted.grant(self.visitor)
         except GrantError as error:
-            raise Refused(Refusal(reason="grant")) from error
+            raise SaveRefused(Refusal(reason="grant")) from error
         if found is None:
             return Grant(resources=self.resources, principal=self.visitor.signer, mode=self.config.mode)
         if not same_object(found, self.resources):
-            raise Refused(Refusal(reason="grant"))
+            raise SaveRefused(Refusal(reason="grant"))
         return with_mode(found, self.config.mode)
 
     def save(
@@ -76,7 +76,7 @@ class Guard:
         may_overwrite: Callable[[], bool] = lambda: False,
         grant: Grant | None = None,
     ) -> T:
-        """Lock, compare, and call ``work`` in the transaction. Refused if the save would destroy another one.
+        """Lock, compare, and call ``work`` in the transaction. SaveRefused if the save would destroy another one.
 
         ``work`` may be called twice: once again if the database gave up because of other transactions.
         """
@@ -84,13 +84,13 @@ class Guard:
         overwrites = self.posted.choice == "overwrite"
         if overwrites:
             if not may_overwrite():
-                raise Refused(Refusal(reason="held"))
+                raise SaveRefused(Refusal(reason="held"))
             self._take_over(grant)
         try:
             with transactions_of_request(but=grant.database):
                 found = run_save(grant, self.owner, self.lease, self._repeatable(work), attempts=self._attempts())
         except EditConflict as conflict:
-            raise Refused(Refusal.of(conflict)) from conflict
+            raise SaveRefused(Refusal.of(conflict)) from conflict
         if overwrites:
             log_overwrite(self.request, self.visitor, grant.resource, self.posted.choice)
         return found
@@ -124,7 +124,7 @@ class Guard:
                 continue
             found = store.takeover(resource, self.owner, self.lease, self.config.ttl, "overwrite")
             if not isinstance(found, EditLease):
-                raise Refused(Refusal(reason="saving"))
+                raise SaveRefused(Refusal(reason="saving"))
             log_takeover(self.request, self.visitor, resource, row, _("To save other text."))
 
     def prepare(

@@ -66,6 +66,7 @@ class Gate:
     """The permissions of one request, by grant. A positive answer is remembered for one beat."""
 
     _remembered: dict[tuple[str, str, str], float] = {}  # noqa: RUF012 - of the process
+    _takeovers: dict[tuple[str, str, str, str], tuple[float, bool]] = {}  # noqa: RUF012
 
     def __init__(self, request: HttpRequest, signer: str, config: EditingConfig) -> None:
         self._request = request
@@ -76,6 +77,7 @@ class Gate:
     def forget(cls) -> None:
         """Ask everything again; for tests."""
         cls._remembered.clear()
+        cls._takeovers.clear()
 
     def access(self, permission: str, resource: Resource, *, again: bool = False) -> Access:
         """What the visitor may do with the object; ``again``: ask even if the answer is remembered."""
@@ -109,6 +111,17 @@ class Gate:
                 return resolve(path, getattr(self._request, "urlconf", None))
         except Resolver404:
             return None
+
+    def offers_takeover(self, permission: str, resource: Resource, holder: EditLease | None) -> bool:
+        """Should the page offer a takeover? The answer is remembered for one beat."""
+        key = (self._signer, permission, resource.digest, "" if holder is None else holder.lease)
+        until, answer = self._takeovers.get(key, (0.0, False))
+        if until <= monotonic():
+            answer = self.may_take_over(permission, resource, holder)
+            if len(self._takeovers) >= MOST_REMEMBERED:
+                self._takeovers.clear()
+            self._takeovers[key] = (monotonic() + self._config.beat, answer)
+        return answer
 
     def may_take_over(self, permission: str, resource: Resource, holder: EditLease | None) -> bool:
         """May the visitor take this lease over? ``TAKEOVER`` of the settings may refuse what the permission allows."""

@@ -39,7 +39,7 @@ CONFLICT = 409
 
 
 @dataclass(slots=True, kw_only=True)
-class Row:
+class FieldRow:
     """One field: what the database has, and what was typed. ``theirs`` is None if it is not known."""
 
     label: str
@@ -62,7 +62,7 @@ class Group:
     """The fields of one form of the page."""
 
     title: str
-    rows: list[Row] = field(default_factory=list)
+    rows: list[FieldRow] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class Refusal:
         return texts[self.reason]
 
 
-def compare(mine: BaseForm, theirs: BaseForm | None) -> list[Row]:
+def compare(mine: BaseForm, theirs: BaseForm | None) -> list[FieldRow]:
     """A row for each visible field of a bound form, beside the same form unbound, which has what the database has."""
     mine.is_valid()
     return [
@@ -117,17 +117,17 @@ def compare(mine: BaseForm, theirs: BaseForm | None) -> list[Row]:
     ]
 
 
-def _row(mine: BoundField, theirs: BoundField | None) -> Row:
+def _row(mine: BoundField, theirs: BoundField | None) -> FieldRow:
     label = str(mine.label)
     if isinstance(mine.field.widget, forms.PasswordInput) or is_secret(mine.name):
-        return Row(label=label, mine="", kind="secret")
+        return FieldRow(label=label, mine="", kind="secret")
     if isinstance(mine.field, forms.FileField):
         chosen = getattr(mine.data, "name", "") or ""
         current = None if theirs is None else _shown(theirs.field, theirs.value())
         kind = "file" if chosen else "text"
-        return Row(label=label, mine=chosen or current or "", theirs=current, kind=kind)
+        return FieldRow(label=label, mine=chosen or current or "", theirs=current, kind=kind)
     known = mine.form.cleaned_data.get(mine.name) if mine.name in getattr(mine.form, "cleaned_data", {}) else mine.data
-    row = Row(label=label, mine=_shown(mine.field, known))
+    row = FieldRow(label=label, mine=_shown(mine.field, known))
     if theirs is not None:
         row.theirs = _shown(theirs.field, theirs.value())
         if not mine.field.has_changed(theirs.initial, mine.data):  # written otherwise, and the same
@@ -191,18 +191,18 @@ def _text(value: Any) -> str:
     return str(localize(value))
 
 
-def typed(request: HttpRequest) -> list[Row]:
+def typed(request: HttpRequest) -> list[FieldRow]:
     """A row for each field of the request, for a page that has no form to compare with."""
     rows = []
     for name, values in request.POST.lists():
         if name in _OURS or name.startswith("_") or name.endswith(_MANAGEMENT):
             continue
         if is_secret(name):
-            rows.append(Row(label=name, mine="", kind="secret"))
+            rows.append(FieldRow(label=name, mine="", kind="secret"))
         else:
-            rows.extend(Row(label=name, mine=str(value)) for value in values if value)
+            rows.extend(FieldRow(label=name, mine=str(value)) for value in values if value)
     rows.extend(
-        Row(label=name, mine=str(getattr(file, "name", "")), kind="file") for name, file in request.FILES.items()
+        FieldRow(label=name, mine=str(getattr(file, "name", "")), kind="file") for name, file in request.FILES.items()
     )
     return rows
 

@@ -11,7 +11,7 @@ from django_distlock.editing.conf import config
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.versions import version_of
 
-from .forms import Ready, editable_fields, field_again, field_of, html_of, open_form, ready_forms
+from .forms import ReadyForm, editable_fields, field_again, field_of, html_of, open_form, ready_forms
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -29,7 +29,7 @@ def tag(request: HttpRequest, obj: Any, form: Any, options: dict[str, Any]) -> S
     return SafeString() if ready is None or ready.config.mode == "off" else rendered(request, ready)
 
 
-def rendered(request: HttpRequest, ready: Ready, addresses: dict[str, str] | None = None) -> SafeString:
+def rendered(request: HttpRequest, ready: ReadyForm, addresses: dict[str, str] | None = None) -> SafeString:
     """The markup of a form whose grant is ready."""
     if ready.posted is not None and ready.posted.text:
         field = field_again(request, ready.grant, ready.posted)
@@ -43,7 +43,7 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
     return {name: getattr(checked, name) for name in options}
 
 
-def _ready(request: HttpRequest, obj: Any, form: Any, options: dict[str, Any]) -> Ready | None:
+def _ready(request: HttpRequest, obj: Any, form: Any, options: dict[str, Any]) -> ReadyForm | None:
     """The grant of a form in a view without the mixin."""
     settings = config(**options)
     if settings.mode == "off":
@@ -56,4 +56,4 @@ def _ready(request: HttpRequest, obj: Any, form: Any, options: dict[str, Any]) -
     if request.method == "GET":
         # the view has loaded what the form shows before: its version, and not that of the row as it is now
         grant = replace(grant, version=version_of(obj, grant.fields))
-    return Ready(grant=grant, config=settings)
+    return ReadyForm(grant=grant, config=settings)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .rows import adopt, alias_for, claim, count_write, read, release, renew, takeover
 from .saves import lock, wrote
+from .statements import contended
 from .upkeep import break_lease, held, held_by, sweep
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "alias_for",
     "break_lease",
     "claim",
+    "contended",
     "count_write",
     "held",
     "held_by",

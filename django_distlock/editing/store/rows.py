@@ -73,7 +73,7 @@ def renew(resource: Resource, lease: str, ttl: float, *, principal: str = "", id
     """
     parameters = _parameters(resource, lease=lease, principal=principal, ttl=micros(ttl), idle=micros(idle))
     text = f"{statements.MINE} AND reserved <> {statements.LEFT}"
-    found = _update(resource, statements.RENEW, text, parameters)
+    found = update_row(resource, statements.RENEW, text, parameters)
     if isinstance(found, EditLease):
         return found
     row = read([resource]).get(resource.digest)
@@ -102,13 +102,13 @@ def release(
     assignments = statements.RESERVE if reserve else statements.DROP
     if wrote_by is not None:
         assignments = f"{statements.COUNT}, {assignments}"
-    return isinstance(_update(resource, assignments, statements.MINE, parameters, RELEASE_PAUSES), EditLease)
+    return isinstance(update_row(resource, assignments, statements.MINE, parameters, RELEASE_PAUSES), EditLease)
 
 
 def count_write(resource: Resource, label: str) -> bool:
     """Count a write outside a save. False if there is no row, or a save keeps it for more than a second."""
     parameters = _parameters(resource, label=shown(label))
-    return isinstance(_update(resource, statements.COUNT, "1 = 1", parameters, RELEASE_PAUSES), EditLease)
+    return isinstance(update_row(resource, statements.COUNT, "1 = 1", parameters, RELEASE_PAUSES), EditLease)
 
 
 def read(resources: Iterable[Resource]) -> dict[str, EditLease]:
@@ -134,7 +134,7 @@ def _take(
     parameters |= {"principal": owner.principal, "tab": owner.tab, "label": shown(owner.label), "ttl": micros(ttl)}
     parameters["idle"] = micros(parameters["idle"])
     for _ in range(2):
-        found = _update(resource, statements.HOLD, condition, parameters)
+        found = update_row(resource, statements.HOLD, condition, parameters)
         row = None
         if found is None and (row := read([resource]).get(resource.digest)) is None:
             found = _patiently(resource, lambda: _insert(resource, parameters), PAUSES[:1])
@@ -147,7 +147,7 @@ def _take(
     return Busy(holder=row, own=own, saving=found is LOCKED)
 
 
-def _update(
+def update_row(
     resource: Resource,
     assignments: str,
     condition: str,
@@ -163,14 +163,12 @@ def _update(
         text = statements.nowait(connection) + statements.update(connection, assignments, condition)
         with connection.cursor() as cursor:
             cursor.execute(text, parameters)
-            if connection.vendor == "postgresql":
-                row = cursor.fetchone()
-                if row is not None:
-                    return decode(row, resource)
-                return LOCKED if _holds(connection, condition, parameters) else None
-            if not cursor.rowcount:
-                return None
-        return _read_one(connection, resource)
+            if not statements.returns_updated(connection):
+                return _read_one(connection, resource) if cursor.rowcount else None
+            rows = cursor.fetchall()  # all of them: on SQLite the statement ends with the last one
+        if rows:
+            return decode(rows[0], resource)
+        return LOCKED if connection.vendor == "postgresql" and _holds(connection, condition, parameters) else None
 
     return _patiently(resource, attempt, pauses)
 

@@ -104,7 +104,13 @@ def update(connection: BaseDatabaseWrapper, assignments: str, condition: str) ->
         text = f"UPDATE {TABLE} SET {assignments} WHERE digest = ({found}) RETURNING {READ}"  # noqa: S608
     else:
         text = f"UPDATE {TABLE} SET {assignments} WHERE digest = %(digest)s AND {condition}"  # noqa: S608
+        text += f" RETURNING {READ}" if returns_updated(connection) else ""
     return text_for(connection, text)
+
+
+def returns_updated(connection: BaseDatabaseWrapper) -> bool:
+    """Does the UPDATE of :func:`update` return the row? MySQL has no such statement, and MariaDB only for others."""
+    return connection.vendor != "mysql" and connection.features.can_return_rows_from_bulk_insert
 
 
 def insert(connection: BaseDatabaseWrapper) -> str:

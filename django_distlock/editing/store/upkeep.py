@@ -12,7 +12,7 @@ from django_distlock.editing.records import EditLease, Resource
 from django_distlock.editing.signals import edit_broken
 
 from . import statements
-from .rows import alias_for, decode, fetch, micros, read
+from .rows import LOCKED, RELEASE_PAUSES, decode, fetch, micros, read, update_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,14 +44,16 @@ def held_by(principal: str, alias: str, digests: Iterable[str] = ()) -> int:
 def break_lease(resource: Resource, reason: str = "") -> EditLease | None:
     """End the lease of an object. Its holder is told at the next beat. Returns what was ended; None for a free object.
 
-    Waits while a save has locked the row, as any UPDATE does.
+    BackendUnavailable if a save keeps the row for more than a second.
     """
     before = read([resource]).get(resource.digest)
     if before is None or not before.held:
         return None
-    text = f"UPDATE {statements.TABLE} SET {statements.DROP} WHERE digest = %(digest)s AND lease = %(lease)s"  # noqa: S608
-    parameters = {"digest": resource.digest, "lease": before.lease, "reason": "broken"}
-    if not _change(alias_for(resource), text, parameters):
+    parameters = {"digest": resource.digest, "lease": before.lease, "principal": "", "reason": "broken"}
+    ended = update_row(resource, statements.DROP, statements.MINE, parameters, RELEASE_PAUSES)
+    if ended is LOCKED:
+        raise BackendUnavailable(f"{resource.model} {resource.pk} is being saved: try again.")
+    if ended is None:  # released, or taken over
         return None
     edit_broken.send_robust(sender=EditLease, resource=resource, before=before, reason=reason)
     return before
@@ -79,14 +81,11 @@ def _sweep_batch(alias: str, older_than: float, batch: int) -> tuple[int, int]:
         return 0, 0
     marks = ", ".join(["%s"] * len(digests))
     text = f"DELETE FROM {statements.TABLE} WHERE digest IN ({marks}) AND {over}"  # noqa: S608
-    return len(digests), _change(alias, text, [*sorted(digests), micros(older_than)])
-
-
-def _change(alias: str, text: str, parameters: Any) -> int:
-    connection = connections[alias]
     try:
-        with connection.cursor() as cursor:
-            cursor.execute(statements.text_for(connection, text), parameters)
-            return int(cursor.rowcount)
+        with connections[alias].cursor() as cursor:
+            cursor.execute(statements.text_for(connections[alias], text), [*sorted(digests), micros(older_than)])
+            return len(digests), int(cursor.rowcount)
     except Error as error:
+        if statements.contended(error):  # a save has one of them: the next sweep comes
+            return 0, 0
         raise BackendUnavailable("The table of edit locks cannot be used.") from error

@@ -160,7 +160,7 @@ export class Editor {
     const idle = Math.round((this.now() - this.typed) / 1000);
     if (this.asked) return { grant, idle, ...this.asked };
     if (this.state === "held") return { grant, verb: "renew", lease: this.lease, idle };
-    return { grant, verb: "watch" };
+    return { grant, verb: "watch", fresh: this.state !== "free" };
   }
 
   /* True if the reply makes another request due. */
