@@ -159,6 +159,8 @@ class WebDriverProfile(Profile):
         if self.blank is not None:  # the one that the browser has started with
             handle, self.blank = self.blank, None
             return handle
+        if self.front is None:  # the one in front was closed
+            self.driver.switch_to.window(self.driver.window_handles[0])
         self.driver.switch_to.new_window("tab")
         self.front = str(self.driver.current_window_handle)
         return self.front
@@ -199,6 +201,7 @@ class FirefoxProfile(Profile):
         if self.blank is not None:
             handle, self.blank = self.blank, None
             return handle
+        self.client.switch_to_window(self.client.window_handles[0])  # the one in front may be closed
         return str(self.client.open(type="tab", focus=True)["handle"])
 
     def switch(self, handle: str) -> None:

@@ -135,6 +135,7 @@ export class Editor {
     this.submitted = false;
     this.stale = false; // somebody saved since this page was rendered
     this.warned = null;
+    this.cut = false; // the screen says that there is no connection
     this.reason = "";
   }
 
@@ -164,12 +165,15 @@ export class Editor {
 
   /* True if the reply makes another request due. */
   answered(item, reply, sent) {
-    if (item.verb === "renew" ? item.lease !== this.lease : item.verb !== "watch" && item.lease !== this.asked?.lease) return;
-    if (item.verb === "watch" && (this.asked || this.state === "held")) return;
+    // a reply is believed only if it answers the latest question about the lease of now
+    if (this.asked ? item.lease !== this.asked.lease : item.verb === "renew" && item.lease !== this.lease) return false;
+    if (!this.asked && item.verb === "watch" && this.state === "held") return false;
+    if (!this.asked && item.verb !== "watch" && item.verb !== "renew") return false;
     const changed = reply.changed ?? null;
     if (reply.state === "held") this.hold(item, reply, sent, changed);
     else if (reply.state === "busy") this.shut(reply);
     else if (reply.state === "free") return this.open(changed);
+    else if (reply.state === "lost" && reply.reason === "released") return this.again();
     else if (reply.state === "lost") this.lose(reply.reason, reply);
     else this.fail(reply);
     return false;
@@ -186,7 +190,8 @@ export class Editor {
     if (changed && !this.stale) {
       this.stale = true;
       this.view.banner("changed", this.dirty ? "changed_typing" : "changed", { who: changed.by }, ["reload"]);
-    } else if (before !== "held" && !this.stale) this.view.clear();
+    } else if (!this.stale && !this.warned && (before !== "held" || this.cut)) this.view.clear();
+    this.cut = false;
     if (this.stale && !this.dirty) this.view.readonly(true);
   }
 
@@ -207,8 +212,10 @@ export class Editor {
     if (before === "lost" && (changed || this.reason !== "taken_over")) return false;
     if (changed) {
       this.stale = true;
-      this.to("busy");
-      this.view.banner("changed", "changed", { who: changed.by }, ["reload"]);
+      this.reason = "changed";
+      if (this.dirty) this.view.keep();
+      this.to(this.dirty ? "lost" : "busy");
+      this.view.banner("changed", this.dirty ? "changed_typing" : "changed", { who: changed.by }, ["reload"]);
       return false;
     }
     this.to("free");
@@ -229,6 +236,14 @@ export class Editor {
     const actions = reason === "other_tab" ? ["edit_here"] : reply.changed ? ["reload"] : [];
     this.to("lost", reply);
     this.view.banner("lost", reason in TEXTS ? reason : "expired", { who: reply.by }, actions);
+  }
+
+  /* This tab has released it by itself, in a request that arrived late. */
+  again() {
+    this.forget();
+    this.to("free");
+    if (this.dirty) this.ask("claim");
+    return this.dirty;
   }
 
   fail(reply) {
@@ -299,15 +314,16 @@ export class Editor {
 
   /* No reply: nothing is known, so nothing is taken away. The save decides. */
   unreachable() {
-    if (this.state === "held" && this.now() > this.expires) this.view.banner("error", "offline", {}, []);
-    else if (this.state === "claiming") this.view.banner("error", "offline", {}, []);
+    this.cut = this.state === "claiming" || (this.state === "held" && this.now() > this.expires);
+    if (this.cut) this.view.banner("error", "offline", {}, []);
   }
 
   to(state, detail = {}) {
     const shut = this.options.mode !== "warn" && (state === "busy" || state === "lost" || state === "ended");
     const before = this.state;
     this.state = state;
-    this.view.readonly(shut);
+    // what was typed before the lock was lost may be sent: the server refuses it, and shows both versions
+    this.view.readonly(shut, state === "lost");
     if (before !== state) this.view.emit(state, { ...detail, reason: this.reason });
   }
 }
@@ -463,10 +479,14 @@ export class FormView {
   constructor(root, texts, storage) {
     Object.assign(this, { root, texts, storage });
     this.form = root.closest("form");
-    this.box = document.createElement("div");
-    this.box.className = "distlock-banner";
-    this.box.setAttribute("role", "status");
-    this.form.prepend(this.box);
+    // the state, and the offer of unsaved text, which stays while the state changes
+    [this.box, this.offered] = [1, 2].map(() => {
+      const box = document.createElement("div");
+      box.className = "distlock-banner";
+      box.setAttribute("role", "status");
+      return box;
+    });
+    this.form.prepend(this.box, this.offered);
     this.shut = false;
     this.shown = "";
     this.act = () => {};
@@ -491,12 +511,13 @@ export class FormView {
   }
 
   /* Read-only and never disabled: the text stays selectable, copyable and readable by screen readers. */
-  readonly(on) {
+  readonly(on, sendable = false) {
+    this.sendable = sendable;
     if (on === this.shut) return;
     this.shut = on;
     this.form.classList.toggle("distlock-locked", on);
     for (const field of this.form.elements) {
-      if (this.box.contains(field) || field.type === "hidden") continue;
+      if (this.own(field) || field.type === "hidden") continue;
       const text = field.matches("textarea, input:not([type=checkbox], [type=radio], [type=file], [type=submit], [type=button], [type=range], [type=color])");
       if (on) field.dataset.distlockWas = text && field.readOnly ? "1" : "";
       if (text) field.readOnly = on || field.dataset.distlockWas === "1";
@@ -509,7 +530,8 @@ export class FormView {
   /* Selects, checkboxes, files and editors of a site have no readonly. */
   guard(event) {
     const { target, type } = event;
-    if (!this.shut || this.box.contains(target)) return;
+    if (this.sendable && (type === "submit" || target.closest?.("button, [type=submit]"))) return;
+    if (!this.shut || this.own(target)) return;
     if (type === "keydown" && (event.key === "Tab" || event.ctrlKey || event.metaKey || /^(Arrow|Page|Home|End|Escape|Shift)/.test(event.key)) && !target.matches("select, [type=radio], [type=range], [type=number], [type=date]")) return;
     if (type === "keydown" && event.key === "Tab") return;
     const text = target.matches?.("textarea, input:not([type=checkbox], [type=radio], [type=file], [type=submit], [type=button], [type=image], [type=range], [type=color], [type=date])");
@@ -519,10 +541,14 @@ export class FormView {
     event.stopImmediatePropagation();
   }
 
-  clear() {
-    this.shown = "";
-    this.box.replaceChildren();
-    this.box.className = "distlock-banner";
+  own(element) {
+    return this.box.contains(element) || this.offered.contains(element);
+  }
+
+  clear(box = this.box) {
+    if (box === this.box) this.shown = "";
+    box.replaceChildren();
+    box.className = "distlock-banner";
   }
 
   banner(look, kind, facts, actions) {
@@ -531,11 +557,15 @@ export class FormView {
     const shown = JSON.stringify([look, kind, facts.who, actions]);
     if (shown === this.shown) return true;
     this.shown = shown;
-    this.box.className = `distlock-banner distlock-${look}`;
+    this.fill(this.box, look, message, actions);
+    return true;
+  }
+
+  fill(box, look, message, actions) {
     const text = document.createElement("p");
     text.textContent = message;
-    this.box.replaceChildren(text, ...actions.map((action) => this.button(action)));
-    return true;
+    box.className = `distlock-banner distlock-${look}`;
+    box.replaceChildren(text, ...actions.map((action) => this.button(action)));
   }
 
   button(action) {
@@ -614,7 +644,7 @@ export class FormView {
     if (!kept) return;
     const same = kept.version === this.root.dataset.version;
     if (JSON.stringify(kept.values) === JSON.stringify(this.values()) || (kept.submitted && !same)) return this.forget();
-    this.banner("kept", same ? "kept" : "kept_older", {}, ["put_back", "discard"]);
+    this.fill(this.offered, "kept", this.texts[same ? "kept" : "kept_older"], ["put_back", "discard"]);
     this.putting = kept.values;
   }
 
@@ -630,8 +660,12 @@ export class FormView {
       field.dispatchEvent(new Event("input", { bubbles: true }));
       field.dispatchEvent(new Event("change", { bubbles: true }));
     }
+    this.drop();
+  }
+
+  drop() {
     this.forget();
-    this.clear();
+    this.clear(this.offered);
   }
 }
 
@@ -681,11 +715,11 @@ const join = (client, root, storage, now) => {
   view.act = (action, detail) => {
     if (action === "reload") location.reload();
     else if (action === "put_back") view.putBack();
-    else if (action === "discard") view.forget(), view.clear();
+    else if (action === "discard") view.drop();
     else if (editor.act(action, detail)) client.send();
   };
   const typed = (event) => {
-    if (!view.box.contains(event.target) && editor.input()) client.send();
+    if (!view.own(event.target) && editor.input()) client.send();
   };
   view.form.addEventListener("input", typed);
   view.form.addEventListener("change", typed);

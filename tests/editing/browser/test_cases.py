@@ -7,8 +7,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.contrib.auth.models import Permission
+from django.contrib.sessions.models import Session
 
-from .conftest import BANNER, TIMES
+from testproject.articles.people import person as user
+
+from .conftest import BANNER, TIMES, person
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +38,11 @@ def type_and_hold(tab: Tab, text: str = " Typed.") -> None:
 
 def banner(tab: Tab, text: str, patience: float = 20) -> None:
     tab.until(lambda: text in tab.text(BANNER), f"the banner does not say {text!r} but {tab.text(BANNER)!r}", patience)
+
+
+def offered(tab: Tab, text: str) -> None:
+    """Unsaved text is offered; it says against which version it was typed."""
+    tab.until(lambda: text in tab.text(".distlock-kept"), f"{tab.text('.distlock-kept')!r} is offered")
 
 
 def read_only(tab: Tab) -> bool:
@@ -122,7 +131,7 @@ def test_unsaved_text_is_offered_after_a_reload(ada: Person, article: Article) -
     mine = ada.edit(article)
     type_and_hold(mine, " Unsaved.")
     mine.reload()
-    banner(mine, "that was not saved")
+    offered(mine, "that was not saved")
     assert mine.value(BODY) == "On Saturday."
     mine.click("[data-distlock-action=put_back]")
     assert mine.value(BODY) == "On Saturday. Unsaved."
@@ -184,8 +193,6 @@ def test_a_duplicated_tab_is_another_tab(ada: Person, article: Article) -> None:
 def test_a_killed_browser_blocks_until_the_ttl(
     ada: Person, bo: Person, article: Article, request: pytest.FixtureRequest
 ) -> None:
-    from .conftest import person
-
     name = request.node.callspec.params["people"]
     with person(name, ada.url, "ada") as other:
         type_and_hold(other.edit(article))
@@ -211,6 +218,7 @@ def test_a_browser_that_slept_beyond_the_ttl(
     ada.profile.send_signal(signal.SIGSTOP)
     try:
         theirs = bo.edit(article)
+        busy(theirs, "Ada")
         theirs.until(lambda: not read_only(theirs), "the lock did not end", TIMES["TTL"] + 10)
         theirs.type(BODY, " By Bo.")
         held(theirs)
@@ -232,10 +240,6 @@ def sleep(someone: Person, seconds: float) -> None:
 
 
 def test_a_takeover_over_dirty_text(ada: Person, bo: Person, article: Article, saved: Callable[[], str]) -> None:
-    from django.contrib.auth.models import Permission
-
-    from testproject.articles.people import person as user
-
     user("bo").user_permissions.add(Permission.objects.get(codename="takeover_editlease"))
     try:
         mine, theirs = ada.edit(article), bo.edit(article)
@@ -252,7 +256,7 @@ def test_a_takeover_over_dirty_text(ada: Person, bo: Person, article: Article, s
         save(theirs)
         assert saved() == "On Saturday. By Bo."
         mine.reload()
-        banner(mine, "against an older version")
+        offered(mine, "against an older version")
     finally:
         user("bo").user_permissions.remove(Permission.objects.get(codename="takeover_editlease"))
 
@@ -278,9 +282,9 @@ def test_the_end_of_the_session(ada: Person, article: Article, saved: Callable[[
     type_and_hold(mine, " Kept.")
     cookies = ada.home.run("return document.cookie")
     assert "sessionid" not in cookies  # HttpOnly: the server ends it
-    from django.contrib.sessions.models import Session
-
-    Session.objects.all().delete()
+    for session in Session.objects.all():
+        if session.get_decoded().get("_auth_user_id") == str(user("ada").pk):
+            session.delete()
     banner(mine, "You are logged out")
     assert read_only(mine)
     assert mine.value(BODY) == "On Saturday. Kept."
