@@ -50,7 +50,7 @@ def check_templates(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> l
     if used and not _has_addresses():
         found.append(
             Warning(
-                "{% edit_lock %} is used, and the addresses of its script are not in the URLconf: no page says who edits.",
+                "{% edit_lock %} is used, but the URLconf lacks the addresses of its script: no page says who edits.",
                 hint='Add path("distlock/editing/", include("django_distlock.editing.urls")).',
                 id="distlock.W076",
             )
