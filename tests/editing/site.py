@@ -9,8 +9,9 @@ from django.contrib import admin
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404, render
 from django.urls import include, path
-from django.views.generic import DeleteView, FormView, UpdateView
+from django.views.generic import DeleteView, FormView, UpdateView, View
 from django.views.generic.detail import SingleObjectMixin
+from django.views.generic.edit import DeletionMixin
 from rest_framework import permissions, serializers, viewsets
 from rest_framework.authentication import SessionAuthentication
 
@@ -47,6 +48,13 @@ class Careless(Edit):
 class Delete(EditLockMixin, DeleteView):  # type: ignore[type-arg]
     model = Article
     template_name = "editing_site/form.html"
+    success_url = "/done/"
+
+
+class DeleteAtOnce(EditLockMixin, DeletionMixin, SingleObjectMixin, View):  # type: ignore[type-arg]
+    """POST calls delete()."""
+
+    model = Article
     success_url = "/done/"
 
 
@@ -127,6 +135,7 @@ urlpatterns = [
     path("edit/<int:pk>/", Edit.as_view()),
     path("careless/<int:pk>/", Careless.as_view()),
     path("delete/<int:pk>/", Delete.as_view()),
+    path("at-once/<int:pk>/", DeleteAtOnce.as_view()),
     path("publish/<int:pk>/", Publish.as_view()),
     path("function/<int:pk>/", function),
     path("own/<int:pk>/", own_answer),
