@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin
+from django.contrib.messages.views import SuccessMessageMixin
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404, render
 from django.urls import include, path
@@ -30,6 +31,10 @@ class Edit(EditLockMixin, UpdateView):  # type: ignore[type-arg]
     form_class = ArticleForm
     template_name = "editing_site/form.html"
     success_url = "/done/"
+
+
+class Cheerful(SuccessMessageMixin, Edit):  # type: ignore[misc]
+    success_message = "Saved."
 
 
 class Careless(Edit):
@@ -133,6 +138,7 @@ urlpatterns = [
     path("distlock/editing/", include("django_distlock.editing.urls")),
     path("admin/", admin.site.urls),
     path("edit/<int:pk>/", Edit.as_view()),
+    path("cheerful/<int:pk>/", Cheerful.as_view()),
     path("careless/<int:pk>/", Careless.as_view()),
     path("delete/<int:pk>/", Delete.as_view()),
     path("at-once/<int:pk>/", DeleteAtOnce.as_view()),
