@@ -199,7 +199,7 @@ class Beat:
 
     def _news(self, grant: EditGrant, rows: Iterable[EditLease]) -> Answer | None:
         """What has happened to the object since the form was rendered; None if nothing has."""
-        obj = rows_of(grant.resource).first()
+        obj = next(iter(rows_of(grant.resource)), None)  # at most one row: no need to order it
         if obj is None:
             return {"state": "lost", "reason": "deleted", "by": "", "changed": None}
         if (counted := self._counted(grant, rows)) is not None:
