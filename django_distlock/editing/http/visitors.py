@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
 
     from django_distlock.editing.conf import EditingConfig
-    from django_distlock.editing.grants import Grant
+    from django_distlock.editing.grants import EditGrant
 
 LONGEST_LABEL = 100
 # The tab of a form whose script does not run: one for each principal.
@@ -59,7 +59,7 @@ def visitor_of(request: HttpRequest, config: EditingConfig) -> Visitor:
     return Visitor(f"session:{_digest(key)}" if key else "anonymous", label, site, False)
 
 
-def principal_of(grant: Grant) -> str:
+def principal_of(grant: EditGrant) -> str:
     """The principal of the leases that a grant was made for."""
     return grant.principal.rpartition("@")[0]
 
