@@ -22,6 +22,7 @@ class DistlockConfig(AppConfig):
             from .idempotency import checks  # noqa: F401
         if find_spec("django_distlock.editing") is not None:
             from .editing import checks as editing_checks  # noqa: F401
+            from .editing.http import template_checks  # noqa: F401
 
         post_migrate.connect(triggers.restore, sender=self)
         recorder.configure()

@@ -71,6 +71,8 @@ MIDDLEWARE = [
 ROOT_URLCONF = "testproject.urls"
 if ORDERS:
     CSRF_FAILURE_VIEW = "django_distlock.idempotency.csrf.csrf_failure"
+if ARTICLES:
+    CSRF_FAILURE_VIEW = "testproject.articles.failures.csrf_failure"
 WSGI_APPLICATION = "testproject.wsgi.application"
 TEMPLATES = [
     {

@@ -145,10 +145,18 @@ def read_grant(text: str, principal: str | None) -> EditGrant:
     None for ``principal`` accepts any: enough to give a lease back whose id is known.
     """
     try:
-        packed = signing.loads(text, salt=SALT)
-    except signing.BadSignature as error:
+        grant = _unpacked(signing.loads(text, salt=SALT))
+    except (signing.BadSignature, KeyError, TypeError, ValueError) as error:
         raise GrantError("forged") from error
-    grant = EditGrant(
+    if principal is not None and grant.principal != principal:
+        raise GrantError("foreign")
+    if grant.until < time.time():
+        raise GrantError("expired")
+    return grant
+
+
+def _unpacked(packed: Any) -> EditGrant:
+    return EditGrant(
         resources=tuple(Resource(*parts) for parts in packed["r"]),
         principal=packed["p"],
         mode=packed["m"],
@@ -162,8 +170,3 @@ def read_grant(text: str, principal: str | None) -> EditGrant:
         permission=packed["o"],
         until=packed["u"],
     )
-    if principal is not None and grant.principal != principal:
-        raise GrantError("foreign")
-    if grant.until < time.time():
-        raise GrantError("expired")
-    return grant

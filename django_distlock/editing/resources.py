@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def resource_of(obj: models.Model | type[models.Model], pk: Any = None, database: str | None = None) -> Resource:
     """The resource of an instance, or of ``pk`` of a model.
 
-    ``database`` is by default the one that the router writes the object to. ValueError for an instance that is not
-    saved yet: an add form has no lock.
+    ``database`` is by default the one that the router writes the object to. ValueError for what is no primary key, and
+    for an instance that is not saved yet: an add form has no lock.
     """
     if isinstance(obj, models.Model):
         if obj._state.adding or obj.pk is None:
@@ -51,9 +51,16 @@ def _text(model: type[models.Model], pk: Any) -> str:
     """The exact text of a primary key. A composite one is a list in JSON."""
     if isinstance(pk, tuple):
         return json.dumps([str(part) for part in pk])
+    return str(_python(model, pk))
+
+
+def _python(model: type[models.Model], pk: Any) -> Any:
+    """The primary key as its field has it. ValueError if it is none of this model."""
     field = _top(model)._meta.pk
-    value = field.to_python(pk) if field is not None and not field.is_relation else pk
-    return str(value)
+    try:
+        return pk if field is None or field.is_relation else field.to_python(pk)
+    except ValidationError as error:
+        raise ValueError(f"{pk!r} is no primary key of {label_of(model)}.") from error
 
 
 def model_of(resource: Resource) -> type[models.Model]:
@@ -68,10 +75,7 @@ def pk_of(resource: Resource) -> Any:
     if isinstance(top, getattr(models, "CompositePrimaryKey", ())):
         parts: Any = top
         return tuple(field.to_python(text) for field, text in zip(parts.fields, json.loads(resource.pk), strict=True))
-    try:
-        return resource.pk if top is None or top.is_relation else top.to_python(resource.pk)
-    except ValidationError as error:
-        raise ValueError(f"{resource.pk!r} is no primary key of {resource.model}.") from error
+    return _python(model, resource.pk)
 
 
 def rows_of(resource: Resource) -> QuerySet[Any]:

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from .versions import Inline
 
 T = TypeVar("T")
-# Attempts to get the locks. At REPEATABLE READ each wait for another save ends in an error of serialization.
-ATTEMPTS = 5
+# Attempts to get the locks if the database refuses them at once: at REPEATABLE READ each wait for another save ends in
+# an error of serialization. And if each attempt has waited for as long as the database allows.
+ATTEMPTS, WAITS = 5, 2
 # Seconds that a lease is kept after a save, for the next page of the same tab.
 RESERVED = 5.0
 
@@ -159,7 +160,7 @@ def _begin(grant: EditGrant, owner: Owner, lease: str, ttl: float) -> tuple[Exit
         except Error as error:
             if not store.contended(error):
                 raise
-            if attempt + 1 == ATTEMPTS:
+            if attempt + 1 == (ATTEMPTS if store.contended(error) == "refused" else WAITS):
                 raise _refusal(grant, owner, "saving") from error
     raise AssertionError("unreachable")
 

@@ -81,6 +81,8 @@ REASONS = {
     "data.rows.mysql": "one engine's SQL",
     "data.tables.postgres": "one engine's SQL",
     "editing.checks": "Django registers them by import",
+    "editing.admin.comparison": "one idea, beside the requests of the admin",
+    "editing.http.texts": "the texts of the script, which translators look for in one place",
     "editing.store.saves": "inside the transaction of a save, where errors are not translated",
     "editing.store.upkeep": "for operators, beside the verbs of holders",
     "idempotency.admin": "Django's admin imports it, and it alone needs the admin",

@@ -22,6 +22,7 @@ def crew(databases: None) -> Iterator[dict[str, Person]]:
     from django_distlock.editing.http.permissions import Gate
 
     Gate.forget()
+    of_the_scene = list(Article.objects.all())
     remove_people()
     try:
         yield {
@@ -31,6 +32,7 @@ def crew(databases: None) -> Iterator[dict[str, Person]]:
         }
     finally:
         remove_people()
+        Article.objects.bulk_create(of_the_scene)
 
 
 @pytest.fixture

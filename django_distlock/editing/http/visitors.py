@@ -49,7 +49,7 @@ def visitor_of(request: HttpRequest, config: EditingConfig) -> Visitor:
     site = request.get_host().lower()
     if user is not None and user.is_authenticated:
         label = one_line(config.label_of(user), LONGEST_LABEL)
-        return Visitor(_principal(user), label, site, True)
+        return Visitor(principal_of_user(user), label, site, True)
     label = _("A visitor without an account")
     if secret := request.META.get("CSRF_COOKIE"):
         return Visitor(f"browser:{_digest(str(secret))}", label, site, False)
@@ -77,7 +77,7 @@ def user_of(request: HttpRequest) -> Any:
     return user
 
 
-def _principal(user: Any) -> str:
+def principal_of_user(user: Any) -> str:
     """The table and the primary key of a user; users that are no model are named by their class."""
     meta = getattr(user, "_meta", None)
     kind = meta.concrete_model._meta.label_lower if meta is not None else type(user).__qualname__

@@ -158,8 +158,7 @@ def update_row(
     connection = connections[alias_for(resource)]
 
     def attempt() -> EditLease | object | None:
-        if _is_mysql_of_oracle(connection) and _is_locked(connection, resource):
-            return LOCKED
+        _fail_if_locked(connection, resource)
         text = statements.nowait(connection) + statements.update(connection, assignments, condition)
         with connection.cursor() as cursor:
             cursor.execute(text, parameters)
@@ -176,6 +175,7 @@ def update_row(
 def _insert(resource: Resource, parameters: dict[str, Any]) -> EditLease | object | None:
     """The new row; LOCKED if the row exists by now, or is being inserted: look again."""
     connection = connections[alias_for(resource)]
+    _fail_if_locked(connection, resource)
     with connection.cursor() as cursor:
         cursor.execute(statements.nowait(connection) + statements.insert(connection), parameters)
         made = cursor.rowcount
@@ -189,16 +189,12 @@ def _holds(connection: BaseDatabaseWrapper, condition: str, parameters: dict[str
     return bool(fetch(connection, text, parameters))
 
 
-def _is_mysql_of_oracle(connection: Any) -> bool:
-    return connection.vendor == "mysql" and not connection.mysql_is_mariadb
-
-
-def _is_locked(connection: BaseDatabaseWrapper, resource: Resource) -> bool:
-    """MySQL has no statement that updates without waiting; so look for the lock first."""
-    text = f"SELECT digest FROM {statements.TABLE} WHERE digest = %s"  # noqa: S608
-    return not fetch(connection, f"{text} FOR UPDATE SKIP LOCKED", [resource.digest]) and bool(
-        fetch(connection, text, [resource.digest])
-    )
+def _fail_if_locked(connection: Any, resource: Resource) -> None:
+    """On Oracle's MySQL, whose INSERT and UPDATE always wait for a lock: fail at once if the row has one."""
+    if connection.vendor == "mysql" and not connection.mysql_is_mariadb:
+        text = f"SELECT digest FROM {statements.TABLE} WHERE digest = %s FOR UPDATE NOWAIT"  # noqa: S608
+        with connection.cursor() as cursor:
+            cursor.execute(text, [resource.digest])
 
 
 def _patiently(

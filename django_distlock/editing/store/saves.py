@@ -63,9 +63,6 @@ def wrote(
         assignments = f"{statements.COUNT}, {statements.HOLD}"
         parameters |= {"principal": owner.principal, "tab": owner.tab, "lease": lease, "reason": "saved", "idle": 0}
         parameters |= {"ttl": micros(ttl), "reserved": statements.SAVED if reserve else 0}
-    else:
-        # the row is kept for as long as a form may come back that was rendered before this write
-        assignments += ", expires_at = CASE WHEN expires_at < {now} AND lease = '' THEN {now} ELSE expires_at END"
     digests = sorted(resource.digest for resource in resources)
     names = {f"digest{number}": digest for number, digest in enumerate(digests)}
     marks = ", ".join(f"%({name})s" for name in names)

@@ -7,7 +7,7 @@ Parameters are named. ``{now}`` and ``{nowait}`` are filled in by :func:`text_fo
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from django.db import Error, OperationalError
 
@@ -69,8 +69,10 @@ NOWAIT = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
 COMMITTED = "SET STATEMENT innodb_snapshot_isolation = OFF, innodb_lock_wait_timeout = 0 FOR "
 # The first releases with the setting, by series. All later series have it.
 HAVE_SNAPSHOTS = {(10, 6): 18, (10, 11): 8, (11, 0): 6, (11, 1): 5, (11, 2): 4, (11, 4): 2}
-# SQLSTATE and numbers of errors that say: another transaction was first, or has the row now.
-CONTENTION = {"40001", "40P01", "55P03", 1020, 1205, 1213, 3572}
+# SQLSTATE and numbers of errors that say: another transaction was first, or has the row now. The latter may come after
+# a wait of many seconds.
+FIRST = {"40001", "40P01", 1020, 1213}
+LOCKED_NOW = {"55P03", 1205, 3572}
 
 
 def text_for(connection: BaseDatabaseWrapper, template: str) -> str:
@@ -145,10 +147,13 @@ def upsert_and_lock(connection: BaseDatabaseWrapper, count: int) -> str:
     return text_for(connection, text)
 
 
-def contended(error: BaseException) -> bool:
-    """Did the statement fail only because another transaction was first, or has the row now?"""
+def contended(error: BaseException) -> Literal["refused", "locked"] | None:
+    """Did the statement fail only because another transaction was first ("refused"), or has the row now ("locked")?"""
     if not isinstance(error, Error):
-        return False
+        return None
     cause = error.__cause__
     codes = {getattr(cause, "sqlstate", None), *(error.args[:1])}
-    return bool(codes & CONTENTION) or (isinstance(error, OperationalError) and "database is locked" in str(error))
+    if codes & FIRST:
+        return "refused"
+    sqlite = isinstance(error, OperationalError) and "database is locked" in str(error)
+    return "locked" if codes & LOCKED_NOW or sqlite else None

@@ -74,16 +74,19 @@ def sweep(alias: str, older_than: float, batch: int = 1000, batches: float = mat
 
 def _sweep_batch(alias: str, older_than: float, batch: int) -> tuple[int, int]:
     """Delete one batch. Returns how many rows were found and how many of them were deleted."""
-    over = "expires_at <= {now} - %s"
+    # a form that was rendered before the last write has to be refused for as long as it may come back
+    over = "expires_at <= {now} - %s AND changed_at <= {now} - %s"
+    age = [micros(older_than)] * 2
     text = f"SELECT digest FROM {statements.TABLE} WHERE {over} ORDER BY expires_at LIMIT {batch:d}"  # noqa: S608
-    digests = [digest for (digest,) in fetch(connections[alias], text, [micros(older_than)])]
+    digests = [digest for (digest,) in fetch(connections[alias], text, age)]
     if not digests:
         return 0, 0
     marks = ", ".join(["%s"] * len(digests))
-    text = f"DELETE FROM {statements.TABLE} WHERE digest IN ({marks}) AND {over}"  # noqa: S608
+    delete = f"DELETE FROM {statements.TABLE} WHERE digest IN ({marks}) AND {over}"  # noqa: S608
+    text = statements.nowait(connections[alias]) + delete
     try:
         with connections[alias].cursor() as cursor:
-            cursor.execute(statements.text_for(connections[alias], text), [*sorted(digests), micros(older_than)])
+            cursor.execute(statements.text_for(connections[alias], text), [*sorted(digests), *age])
             return len(digests), int(cursor.rowcount)
     except Error as error:
         if statements.contended(error):  # a save has one of them: the next sweep comes

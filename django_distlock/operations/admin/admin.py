@@ -7,7 +7,7 @@ added, changed or deleted.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from urllib.parse import parse_qsl, urlencode
 
 import django
@@ -58,6 +58,16 @@ EVENTS = {
 }
 
 
+class Section(Protocol):
+    """A table of another feature below the list of held locks, and the addresses of its buttons."""
+
+    def urls(self, held: Any) -> list[Any]:
+        """The addresses, for the admin of held locks."""
+
+    def html(self, held: Any, request: HttpRequest) -> str:
+        """The markup; empty if there is nothing to show."""
+
+
 @admin.register(HeldLock)
 class HeldLockAdmin(Columns, Base):
     """Each row is a lock of ``held_locks()``; there is no table."""
@@ -78,6 +88,8 @@ class HeldLockAdmin(Columns, Base):
     show_facets = ShowFacets.NEVER
     actions = ("break_selected",)
     empty_value_display = "-"
+    # What other features show below the list: see django_distlock.admin.
+    sections: ClassVar[list[Section]] = []
 
     @property
     def media(self) -> forms.Media:
@@ -111,6 +123,7 @@ class HeldLockAdmin(Columns, Base):
             return path(pattern, self.admin_site.admin_view(view), name=f"django_distlock_heldlock_{what}")
 
         return [
+            *(url for section in self.sections for url in section.urls(self)),
             named(self.changelist_view, "changelist", ""),
             named(self.break_view, "break", "break/"),
             named(self.confirm_view, "confirm", "<path:object_id>/break/"),
@@ -145,6 +158,8 @@ class HeldLockAdmin(Columns, Base):
         context = dict(extra_context or {})
         if REFRESH in request.headers:  # messages belong on the page that the user asks for
             context["messages"] = ()
+        if request.method == "GET" and self.has_view_permission(request):
+            context["sections"] = [section.html(self, request) for section in self.sections]
         return super().changelist_view(request, context)  # type: ignore[no-any-return,unused-ignore]
 
     # one lock

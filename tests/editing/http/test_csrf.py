@@ -16,7 +16,7 @@ TOKEN = re.compile(r'name="csrfmiddlewaretoken" value="(\w+)"')
 
 @pytest.fixture
 def strict(ada: Person, settings: Any) -> Person:
-    settings.CSRF_FAILURE_VIEW = "django_distlock.editing.csrf.csrf_failure"
+    settings.CSRF_FAILURE_VIEW = "django_distlock.editing.http.csrf.csrf_failure"
     assert ada.user is not None
     return Person(ada.user, enforce_csrf_checks=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -288,6 +289,65 @@ def test_a_save_in_progress_keeps_nobody_waiting(resource: Resource) -> None:
     assert found["fresh"].holder is None
 
 
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+def test_on_a_mysql_without_the_statements_of_mariadb(resource: Resource, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No SET STATEMENT, no RETURNING: the same answers."""
+    connection: Any = connections["mariadb"]
+    fresh, ada, bob = resource_of(make_article("mariadb")), Desk("ada"), Desk("bob")
+    monkeypatch.setattr(connection, "mysql_is_mariadb", False)
+    monkeypatch.setattr(connection.features, "can_return_columns_from_insert", False)
+    assert not connection.features.can_return_rows_from_bulk_insert
+    assert isinstance(ada.claim(resource), EditLease)
+    assert isinstance(ada.renew(resource), EditLease)
+    assert isinstance(bob.claim(resource), Busy)
+    assert isinstance(bob.take_over(resource), EditLease)
+    begun, end = threading.Event(), threading.Event()
+
+    def save() -> None:
+        with transaction.atomic(using="mariadb"):
+            assert set(store.lock([resource, fresh])) == {resource.digest, fresh.digest}
+            begun.set()
+            end.wait(10)
+
+    thread = threading.Thread(target=at_the_side, args=(Place("mariadb", "READ COMMITTED"), save))
+    thread.start()
+    try:
+        assert begun.wait(10)
+        assert bob.renew(resource).saving
+        assert Desk("bob").claim(resource).saving
+        assert ada.claim(fresh).saving
+    finally:
+        end.set()
+        thread.join(10)
+    with transaction.atomic(using="mariadb"):
+        found = store.lock([resource, fresh])
+        assert found[resource.digest].lease == bob.lease
+        store.wrote([resource, fresh], "Bob")
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+def test_with_parameters_that_are_bound_by_the_server(resource: Resource, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection: Any = connections["postgres"]
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "server_side_binding", True)
+    connection.close()
+    try:
+        ada, bob = Desk("ada"), Desk("bob")
+        assert isinstance(ada.claim(resource), EditLease)
+        assert isinstance(ada.renew(resource), EditLease)
+        assert isinstance(bob.claim(resource), Busy)
+        ada.release(resource, 5)
+        assert isinstance(ada.adopt(resource), EditLease)
+        assert store.held_by(ada.owner.principal, "postgres", ["x"]) == 1
+        assert store.break_lease(resource) is not None
+        with transaction.atomic(using="postgres"):
+            store.lock([resource])
+            store.wrote([resource], "Ada", owner=ada.owner, lease=ada.lease, ttl=5, reserve=True)
+        assert store.held("postgres", "articles.article", 5)
+        assert store.sweep("postgres", 0) == 0
+    finally:
+        connection.close()
+
+
 @pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
 def test_a_release_during_a_short_save_is_carried_out(resource: Resource) -> None:
     ada, place = Desk("ada"), Place(resource.database, "READ COMMITTED")
@@ -362,6 +422,16 @@ def test_sweeping_spares_what_a_form_may_come_back_to(resource: Resource) -> Non
     assert store.read([resource]) == {}
 
 
+def test_sweeping_spares_what_was_written_lately(resource: Resource) -> None:
+    """A form from before the write must be refused, also if the lease of the row has run out long ago."""
+    ada = Desk("ada")
+    ada.claim(resource)
+    expire(resource)
+    assert store.count_write(resource, "a command")
+    assert store.sweep(resource.database, 3600) == 0
+    assert row_of(resource).changed_by == "a command"
+
+
 def test_fences_rise_also_over_a_sweep(resource: Resource) -> None:
     ada = Desk("ada")
     fences = []
@@ -371,6 +441,8 @@ def test_fences_rise_also_over_a_sweep(resource: Resource) -> None:
         fences.append(ada.claim(resource).fence)
         ada.release(resource)
         store.sweep(resource.database, 0)
+        # SQLite counts milliseconds; a row is swept days after its last use
+        eventually(lambda: time.time() * 1_000_000 > fences[-1] + 2_000, "the clock stands still")
     assert fences == sorted(set(fences))
 
 

@@ -1,6 +1,6 @@
 """The page that keeps the text of a form when Django's CSRF check refuses it, after a log-in in another tab.
 
-``CSRF_FAILURE_VIEW = "django_distlock.editing.csrf.csrf_failure"`` shows what was typed, and a button. It lets no
+``CSRF_FAILURE_VIEW = "django_distlock.editing.http.csrf.csrf_failure"`` shows what was typed, and a button. It lets no
 request pass: the button sends a new one, which is checked like any other. The page is shown only for a form of this
 site that was rendered for this visitor; otherwise Django's own page is.
 """
@@ -13,12 +13,13 @@ from urllib.parse import urlsplit
 from django.middleware.csrf import REASON_NO_CSRF_COOKIE
 from django.views.csrf import csrf_failure as django_failure
 
-from .conf import config
-from .grants import GrantError
-from .http import refusals
-from .http.forms import Posted
-from .http.refusals import Refusal
-from .http.visitors import visitor_of
+from django_distlock.editing.conf import config
+from django_distlock.editing.grants import GrantError
+
+from . import refusals
+from .forms import Posted
+from .refusals import Refusal
+from .visitors import visitor_of
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
