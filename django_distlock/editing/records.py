@@ -98,6 +98,10 @@ class EditLease:
         """True if the lease has run out and nobody has come since."""
         return bool(self.lease) and self.expires_in <= 0
 
+    def is_of(self, principal: str, lease: str) -> bool:
+        """Is it this lease of this principal? Another one may have chosen the same id."""
+        return self.lease == lease and self.owner is not None and self.owner.principal == principal
+
     @property
     def editor(self) -> Editor | None:
         """The holder, as others see it."""

@@ -88,7 +88,7 @@ class Save:
     def _keeps(self, resource: Resource) -> bool:
         """Is the lease of this tab the present one, or may it be again?"""
         row = self.rows[resource.digest]
-        return bool(self.lease) and (not row.held or _is_mine(row, self.owner, self.lease))
+        return bool(self.lease) and (not row.held or row.is_of(self.owner.principal, self.lease))
 
 
 @contextmanager
@@ -226,10 +226,6 @@ def _changed(save: Save) -> EditConflict | None:
     if grant.version is not None and version_of(save.object, grant.fields, save.inlines) != grant.version:
         return EditConflict("changed", obj=save.object, resource=grant.resource)
     return None
-
-
-def _is_mine(row: EditLease, owner: Owner, lease: str) -> bool:
-    return row.lease == lease and row.owner is not None and row.owner.principal == owner.principal
 
 
 def _refusal(grant: EditGrant, owner: Owner, reason: ConflictReason, changed_by: str = "") -> EditConflict:

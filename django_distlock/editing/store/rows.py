@@ -28,6 +28,8 @@ LONGEST_LABEL = 255
 PAUSES = (0.002, 0.005, 0.01, 0.02, 0.05)
 # A release is sent once, by a page that is going away: it is worth a longer wait.
 RELEASE_PAUSES = (*PAUSES, 0.1, 0.2, 0.4)
+# Attempts at a row that changes hands between two statements.
+ATTEMPTS = 5
 LOCKED: Final = object()
 
 
@@ -74,7 +76,7 @@ def renew(resource: Resource, lease: str, ttl: float, *, principal: str = "", id
     parameters = _parameters(resource, lease=lease, principal=principal, ttl=micros(ttl), idle=micros(idle))
     text = f"{statements.MINE} AND reserved <> {statements.LEFT}"
     found = update_row(resource, statements.RENEW, text, parameters)
-    if isinstance(found, EditLease):
+    if isinstance(found, EditLease) and found.lease == lease:
         return found
     row = read([resource]).get(resource.digest)
     if row is not None and row.lease == lease and not row.reserved and found is LOCKED:
@@ -133,18 +135,28 @@ def _take(
     )
     parameters |= {"principal": owner.principal, "tab": owner.tab, "label": shown(owner.label), "ttl": micros(ttl)}
     parameters["idle"] = micros(parameters["idle"])
-    for _ in range(2):
+    for _ in range(ATTEMPTS):
         found = update_row(resource, statements.HOLD, condition, parameters)
-        row = None
-        if found is None and (row := read([resource]).get(resource.digest)) is None:
+        row = found if isinstance(found, EditLease) else read([resource]).get(resource.digest)
+        if found is None and row is None:
             found = _patiently(resource, lambda: _insert(resource, parameters), PAUSES[:1])
-        if isinstance(found, EditLease):
-            return found
-        if found is LOCKED or row is not None:  # else another claim has just made the row
+            row = found if isinstance(found, EditLease) else None
+        if found is not LOCKED and row is not None and row.held and row.is_of(owner.principal, lease):
+            return row
+        # between two statements another claim may have come or gone: what is free now, or one's own, is asked for again
+        if found is LOCKED or (row is not None and not _may_take(row, condition, parameters)):
             break
-    row = row or read([resource]).get(resource.digest)
     own = row is not None and row.owner is not None and row.owner.principal == owner.principal
-    return Busy(holder=row, own=own, saving=found is LOCKED)
+    busy = found is LOCKED or row is None or _may_take(row, condition, parameters)
+    return Busy(holder=row, own=own, saving=busy)
+
+
+def _may_take(row: EditLease, condition: str, parameters: dict[str, Any]) -> bool:
+    """Does the row, as it was read, fulfil the condition of the verb?"""
+    if not row.held or row.owner is None or condition == statements.TAKEOVER:
+        return True
+    own = row.owner.principal == parameters["principal"]
+    return own and (condition == statements.CLAIM or row.lease in (parameters["lease"], parameters["former"]))
 
 
 def update_row(

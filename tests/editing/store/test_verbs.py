@@ -265,6 +265,51 @@ def test_what_a_claim_costs(resource: Resource) -> None:
     assert len(statements_of(alias, lambda: bob.claim(resource))) <= (3 if alias == "postgres" else 2)
 
 
+def after_statement(alias: str, word: str, work: Callable[[], object]) -> Any:
+    """A wrapper that does something once, right after the first statement with this word."""
+    done: list[bool] = []
+
+    def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        found = execute(sql, params, many, context)
+        if word in sql and not done:
+            done.append(True)
+            at_the_side(Place(alias, "READ COMMITTED"), work)
+        return found
+
+    return connections[alias].execute_wrapper(wrapper)
+
+
+def test_no_one_is_told_held_by_you_if_it_changes_hands_meanwhile(resource: Resource) -> None:
+    """Bob gives it back after the claim was refused, and another tab of the same person takes it before it is read."""
+    first, second, bob = Desk("ada"), Desk("ada"), Desk("bob")
+    bob.claim(resource)
+
+    def meanwhile() -> None:
+        bob.release(resource)
+        first.claim(resource)
+
+    with after_statement(resource.database, "UPDATE", meanwhile):
+        found = second.claim(resource)
+    assert isinstance(found, EditLease)
+    assert found.lease == second.lease
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_a_lease_that_is_lost_at_once_is_none(resource: Resource) -> None:
+    """MariaDB reads the row by a second statement: it may be that of another holder."""
+    ada, bob = Desk("ada"), Desk("bob")
+    ada.claim(resource)
+    ada.release(resource)
+    with after_statement(resource.database, "UPDATE", lambda: bob.take_over(resource)):
+        found = ada.claim(resource)
+    if isinstance(found, EditLease):
+        assert found.lease == ada.lease
+    else:
+        assert found.holder is not None
+        assert found.holder.lease == bob.lease
+    assert row_of(resource).lease == bob.lease
+
+
 @pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
 def test_a_save_in_progress_keeps_nobody_waiting(resource: Resource) -> None:
     """Not a beat, and not a claim, whether the row is there yet or not."""
