@@ -462,11 +462,11 @@ export class Client {
   }
 }
 
-/* "3 minutes": the language of the page by the texts of the server. */
+/* "3 minutes": the language of the page by the texts of the server, which have no singular. */
 export const span = (texts, seconds) => {
   const [unit, n] =
     seconds < 90 ? ["seconds", seconds] : seconds < 5400 ? ["minutes", seconds / 60] : ["hours", seconds / 3600];
-  return texts[unit].replace("{n}", String(Math.max(0, Math.round(n))));
+  return texts[unit].replace("{n}", String(Math.max(2, Math.round(n))));
 };
 
 export const fill = (texts, kind, facts) =>
