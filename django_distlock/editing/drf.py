@@ -10,7 +10,7 @@ from django.db import Error
 from rest_framework.response import Response
 
 from .conf import EditingConfig, config
-from .grants import Grant
+from .grants import EditGrant
 from .http.forms import bring_up_to_date
 from .http.refusals import Refusal
 from .http.transactions import outside_transactions, transactions_of_request
@@ -105,7 +105,7 @@ class EditLockViewSetMixin:
         visitor = visitor_of(request, settings)
         lease = request.headers.get(LEASE_HEADER, "")
         mode = "warn" if settings.mode == "warn" or self.may_ignore_lock(request, obj) else "enforce"
-        grant = Grant(resources=(resource_of(obj),), principal=visitor.signer, mode=mode)
+        grant = EditGrant(resources=(resource_of(obj),), principal=visitor.signer, mode=mode)
         work = functools.partial(self._work, functools.partial(handler, request, *args, **kwargs), request, obj)
         try:
             with transactions_of_request(but=grant.database):

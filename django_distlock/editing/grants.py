@@ -120,9 +120,6 @@ def _writes(row: EditLease | None) -> int | None:
     return None if row is None else row.writes
 
 
-Grant = EditGrant  # until http/ and admin/ say EditGrant
-
-
 def sign(grant: EditGrant) -> str:
     """The grant as the value of a hidden field."""
     packed: dict[str, Any] = {

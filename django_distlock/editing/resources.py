@@ -56,9 +56,11 @@ def _text(model: type[models.Model], pk: Any) -> str:
 
 def _python(model: type[models.Model], pk: Any) -> Any:
     """The primary key as its field has it. ValueError if it is none of this model."""
-    field = _top(model)._meta.pk
+    field: Any = _top(model)._meta.pk
+    while field.is_relation:  # a primary key that is a foreign key as well
+        field = field.target_field
     try:
-        return pk if field is None or field.is_relation else field.to_python(pk)
+        return field.to_python(pk)
     except ValidationError as error:
         raise ValueError(f"{pk!r} is no primary key of {label_of(model)}.") from error
 
@@ -74,7 +76,10 @@ def pk_of(resource: Resource) -> Any:
     top = _top(model)._meta.pk
     if isinstance(top, getattr(models, "CompositePrimaryKey", ())):
         parts: Any = top
-        return tuple(field.to_python(text) for field, text in zip(parts.fields, json.loads(resource.pk), strict=True))
+        texts = json.loads(resource.pk)
+        if not isinstance(texts, list) or len(texts) != len(parts.fields):
+            raise ValueError(f"{resource.pk!r} is no primary key of {resource.model}.")
+        return tuple(field.to_python(text) for field, text in zip(parts.fields, texts, strict=True))
     return _python(model, resource.pk)
 
 

@@ -54,6 +54,40 @@ def test_the_text_of_a_key_is_exact() -> None:
     assert Resource("default", "a.b", str(key)).pk == str(key)
 
 
+class Pair(models.Model):
+    pk = models.CompositePrimaryKey("shelf", "name")
+    shelf = models.IntegerField()
+    name = models.CharField(max_length=10)
+
+    class Meta:
+        managed = False
+        app_label = "dataapp"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Profile(models.Model):
+    user = models.OneToOneField("auth.User", models.CASCADE, primary_key=True, related_name="+")
+
+    class Meta:
+        managed = False
+        app_label = "dataapp"
+
+    def __str__(self) -> str:
+        return ""
+
+
+def test_keys_of_several_columns_and_keys_that_are_foreign() -> None:
+    found = resource_of(Pair, (7, "a,b"))
+    assert found.pk == '["7", "a,b"]'
+    assert pk_of(found) == (7, "a,b")
+    with pytest.raises(ValueError, match="primary key"):
+        pk_of(Resource("default", "dataapp.pair", "7"))
+    assert resource_of(Profile, "05").pk == "5"
+    assert pk_of(resource_of(Profile, 5)) == 5
+
+
 def test_an_add_form_has_no_lock() -> None:
     with pytest.raises(ValueError, match="not saved yet"):
         resource_of(Article(title="new"))

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.csrf import csrf_protect
 
 from django_distlock.editing import store
-from django_distlock.editing.grants import Grant, sign
+from django_distlock.editing.grants import EditGrant, sign
 from django_distlock.editing.http import refusals
 from django_distlock.editing.http.forms import bring_up_to_date, editable_fields, grants_of_rows, open_rows
 from django_distlock.editing.http.guard import SaveGuard, SaveRefused
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 COLUMN = "being_edited_by"
 # Leases of one model that the filter and the actions look through.
-MOST_HELD = 10_000
+MOST_HELD = 5_000
 # Objects of an action that are named in a refusal.
 MOST_NAMED = 20
 
@@ -79,7 +79,7 @@ def held_of(model: type[Model]) -> dict[Any, str]:
 class _Rows:
     """The rows of an editable list while they are saved, all of them locked."""
 
-    def __init__(self, save: Save, grants: dict[Resource, Grant]) -> None:
+    def __init__(self, save: Save, grants: dict[Resource, EditGrant]) -> None:
         self._save = save
         self._grants = grants
         self.untouched: set[int] = set()  # ids of instances
@@ -189,7 +189,7 @@ class EditLockLists:
                     return page()  # type: ignore[no-any-return]
             guard.resources = tuple(resources)
             # a row that another user edits matters only if this user has changed it: see _Rows
-            everything = Grant(
+            everything = EditGrant(
                 resources=guard.resources, principal=guard.visitor.signer, mode="warn", permission="list"
             )
             return guard.save(

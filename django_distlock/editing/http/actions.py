@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_distlock.concurrency.text import one_line
 from django_distlock.editing import store
-from django_distlock.editing.grants import Grant, GrantError, read_grant
+from django_distlock.editing.grants import EditGrant, GrantError, read_grant
 from django_distlock.editing.records import ID, Busy, EditLease, Lost, Resource
 from django_distlock.editing.resources import rows_of
 from django_distlock.editing.versions import version_of
@@ -82,10 +82,10 @@ class Beat:
     def answers(self, items: list[Item]) -> list[Answer]:
         """Answer each item."""
         answers: dict[int, Answer] = {}
-        grants: dict[int, Grant] = {}
+        grants: dict[int, EditGrant] = {}
         for index, item in enumerate(items):
             found = self._grant(item)
-            if isinstance(found, Grant):
+            if isinstance(found, EditGrant):
                 grants[index] = found
             else:
                 answers[index] = found
@@ -98,14 +98,14 @@ class Beat:
         answers.update(self._watched(items, {index: grant for index, grant in grants.items() if index not in answers}))
         return [answers[index] for index in range(len(items))]
 
-    def _grant(self, item: Item) -> Grant | Answer:
+    def _grant(self, item: Item) -> EditGrant | Answer:
         try:
             return read_grant(item.text, self._visitor.signer)
         except GrantError as error:
             self.foreign = self.foreign or error.reason == "foreign"
             return {"state": "error", "reason": "grant", "detail": error.reason}
 
-    def _refused(self, item: Item, grant: Grant) -> Answer | None:
+    def _refused(self, item: Item, grant: EditGrant) -> Answer | None:
         """The answer if the visitor may not edit (any more): the lease ends, and nothing is said about the object."""
         access = self._access(grant)
         if access.edit:
@@ -115,10 +115,10 @@ class Beat:
                 store.release(resource, item.lease, principal=self._owner.principal)
         return {"state": "lost", "reason": "deleted" if access.gone else "permission", "by": "", "changed": None}
 
-    def _access(self, grant: Grant) -> Access:
+    def _access(self, grant: EditGrant) -> Access:
         return self._gate.access(grant.permission, grant.resource)
 
-    def _act(self, item: Item, grant: Grant) -> Answer:
+    def _act(self, item: Item, grant: EditGrant) -> Answer:
         if item.verb in ("claim", "takeover") and self._holds_too_many(grant):
             return {"state": "error", "reason": "quota"}
         if item.verb == "takeover":
@@ -143,7 +143,7 @@ class Beat:
             return store.adopt(resource, self._owner, item.lease, item.previous, self._config.ttl, idle=item.idle)
         return store.claim(resource, self._owner, item.lease, self._config.ttl, idle=item.idle)
 
-    def _holds_too_many(self, grant: Grant) -> bool:
+    def _holds_too_many(self, grant: EditGrant) -> bool:
         most = self._config.max_held
         if most is None:
             return False
@@ -151,7 +151,7 @@ class Beat:
         alias = store.alias_for(grant.resource)
         return store.held_by(self._owner.principal, alias, digests) + len(digests) > most
 
-    def _take_over(self, item: Item, grant: Grant) -> Answer:
+    def _take_over(self, item: Item, grant: EditGrant) -> Answer:
         rows = store.read(grant.resources)
         for resource in grant.resources:
             if not self._gate.may_take_over(grant.permission, resource, rows.get(resource.digest)):
@@ -176,7 +176,7 @@ class Beat:
             "changed": news and news["changed"],
         }
 
-    def _busy(self, found: Busy, grant: Grant) -> Answer:
+    def _busy(self, found: Busy, grant: EditGrant) -> Answer:
         row = found.holder
         label = row.owner.label if row is not None and row.owner is not None else ""
         holder = {
@@ -190,16 +190,16 @@ class Beat:
         allowed = not found.own and self._gate.offers_takeover(grant.permission, grant.resource, row)
         return {"state": "busy", "holder": holder, "can_take_over": allowed}
 
-    def _lost(self, found: Lost, grant: Grant) -> Answer:
+    def _lost(self, found: Lost, grant: EditGrant) -> Answer:
         rows = [found.row] if found.row is not None else []
         news = self._news(grant, rows)
         changed = None if news is None else news["changed"]
         reason = "deleted" if news is not None and news["state"] == "lost" else found.reason
         return {"state": "lost", "reason": reason, "by": found.by, "changed": changed}
 
-    def _news(self, grant: Grant, rows: Iterable[EditLease]) -> Answer | None:
+    def _news(self, grant: EditGrant, rows: Iterable[EditLease]) -> Answer | None:
         """What has happened to the object since the form was rendered; None if nothing has."""
-        obj = rows_of(grant.resource).first()
+        obj = next(iter(rows_of(grant.resource)), None)  # at most one row: no need to order it
         if obj is None:
             return {"state": "lost", "reason": "deleted", "by": "", "changed": None}
         if (counted := self._counted(grant, rows)) is not None:
@@ -209,7 +209,7 @@ class Beat:
             return {"state": "held", "changed": {"by": "", "at": None}}
         return None
 
-    def _counted(self, grant: Grant, rows: Iterable[EditLease]) -> Answer | None:
+    def _counted(self, grant: EditGrant, rows: Iterable[EditLease]) -> Answer | None:
         """The latest save under the lock since the form was rendered, by the counters in the rows."""
         writes = dict(zip((resource.digest for resource in grant.resources), grant.writes, strict=False))
         for row in rows:
@@ -222,14 +222,14 @@ class Beat:
 
     # watching
 
-    def _watched(self, items: list[Item], grants: dict[int, Grant]) -> dict[int, Answer]:
+    def _watched(self, items: list[Item], grants: dict[int, EditGrant]) -> dict[int, Answer]:
         """Answer those that only look, with one query."""
         if not grants:
             return {}
         rows = store.read([resource for grant in grants.values() for resource in grant.resources])
         return {index: self._seen(items[index], grant, rows) for index, grant in grants.items()}
 
-    def _seen(self, item: Item, grant: Grant, rows: Mapping[str, EditLease]) -> Answer:
+    def _seen(self, item: Item, grant: EditGrant, rows: Mapping[str, EditLease]) -> Answer:
         mine = [row for resource in grant.resources if (row := rows.get(resource.digest)) is not None]
         for row in mine:
             if row.held and row.owner is not None:

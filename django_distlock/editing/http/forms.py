@@ -13,7 +13,7 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.html import json_script
 
 from django_distlock.editing import store
-from django_distlock.editing.grants import Grant, GrantError, Opened, open_grant, read_grant, sign
+from django_distlock.editing.grants import EditGrant, GrantError, Opened, open_grant, read_grant, sign
 from django_distlock.editing.records import ID, EditLease, Resource
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.versions import version_of
@@ -64,7 +64,7 @@ class Posted:
             form.get(CHOICE_FIELD, ""),
         )
 
-    def grant(self, visitor: Visitor) -> Grant | None:
+    def grant(self, visitor: Visitor) -> EditGrant | None:
         """The grant; None without one. GrantError if it is forged, expired or of another visitor."""
         return read_grant(self.text, visitor.signer) if self.text else None
 
@@ -102,14 +102,14 @@ def open_form(
 
 def open_rows(
     request: HttpRequest, objects: Sequence[Model], config: EditingConfig, *, fields: Sequence[str]
-) -> list[Grant]:
+) -> list[EditGrant]:
     """A grant for each row of a list, in the version of the objects as the list shows them."""
     visitor = visitor_of(request, config)
     resources = [resource_of(obj) for obj in objects]
     rows = store.read(resources)
     until = time.time() + config.form_ttl
     return [
-        Grant(
+        EditGrant(
             resources=(resource,),
             principal=visitor.signer,
             mode=config.mode,
@@ -142,7 +142,7 @@ class Field:
     """The hidden fields of one form, and the banner of an object that was found held while the page was rendered."""
 
     text: str
-    grant: Grant
+    grant: EditGrant
     lease: str = ""
     tab: str = ""
     holder: EditLease | None = None
@@ -155,7 +155,7 @@ def is_prefetch(request: HttpRequest) -> bool:
     return any("prefetch" in request.headers.get(name, "").lower() for name in PREFETCH_HEADERS)
 
 
-def field_of(request: HttpRequest, grant: Grant, config: EditingConfig, visitor: Visitor | None = None) -> Field:
+def field_of(request: HttpRequest, grant: EditGrant, config: EditingConfig, visitor: Visitor | None = None) -> Field:
     """The field for a new grant. With ``WHEN = "open"`` this visit takes the lease."""
     visitor = visitor or visitor_of(request, config)
     field = Field(text=sign(grant), grant=grant)
@@ -164,7 +164,7 @@ def field_of(request: HttpRequest, grant: Grant, config: EditingConfig, visitor:
     return field
 
 
-def field_again(request: HttpRequest, grant: Grant, posted: Posted) -> Field:
+def field_again(request: HttpRequest, grant: EditGrant, posted: Posted) -> Field:
     """The field of a form that is shown again with errors: the version that the form was rendered with goes on."""
     return Field(text=posted.text, grant=grant, lease=posted.lease, tab="" if posted.tab == NO_TAB else posted.tab)
 
@@ -218,9 +218,9 @@ def addresses() -> dict[str, str]:
         return {}
 
 
-def grants_of_rows(request: HttpRequest, visitor: Visitor) -> tuple[dict[Resource, Grant], bool]:
+def grants_of_rows(request: HttpRequest, visitor: Visitor) -> tuple[dict[Resource, EditGrant], bool]:
     """The grants of a form with several objects, and whether one of them was refused."""
-    found: dict[Resource, Grant] = {}
+    found: dict[Resource, EditGrant] = {}
     bad = False
     for text in request.POST.getlist(FIELD):
         try:
@@ -232,12 +232,12 @@ def grants_of_rows(request: HttpRequest, visitor: Visitor) -> tuple[dict[Resourc
     return found, bad
 
 
-def with_mode(grant: Grant, mode: str) -> Grant:
+def with_mode(grant: EditGrant, mode: str) -> EditGrant:
     """The grant in the mode of the view that saves: that of another page of the same object may be weaker."""
     return grant if grant.mode == mode else replace(grant, mode=mode)
 
 
-def same_object(grant: Grant, resources: Iterable[Resource]) -> bool:
+def same_object(grant: EditGrant, resources: Iterable[Resource]) -> bool:
     """Is the grant one for these objects?"""
     return set(resources) <= set(grant.resources)
 
@@ -246,7 +246,7 @@ def same_object(grant: Grant, resources: Iterable[Resource]) -> bool:
 class ReadyForm:
     """The grant of a form that is about to be rendered. ``posted``: it is shown again, with errors."""
 
-    grant: Grant
+    grant: EditGrant
     config: EditingConfig
     posted: Posted | None = None
 

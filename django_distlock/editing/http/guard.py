@@ -11,7 +11,7 @@ from django.contrib.messages import get_messages
 from django.utils.translation import gettext as _
 
 from django_distlock.editing import store
-from django_distlock.editing.grants import Grant, GrantError, sign
+from django_distlock.editing.grants import EditGrant, GrantError, sign
 from django_distlock.editing.records import EditConflict, EditLease, Resource
 from django_distlock.editing.saving import Save, run_save
 
@@ -54,7 +54,7 @@ class SaveGuard:
         self.owner = self.visitor.owner(self.posted.tab)
         self.lease = self.posted.lease
 
-    def grant(self) -> Grant:
+    def grant(self) -> EditGrant:
         """The grant of the form. Without one the save asks only whether another user holds the lock.
 
         SaveRefused if the grant is forged, too old, of another visitor or for another object.
@@ -64,7 +64,7 @@ class SaveGuard:
         except GrantError as error:
             raise SaveRefused(Refusal(reason="grant")) from error
         if found is None:
-            return Grant(resources=self.resources, principal=self.visitor.signer, mode=self.config.mode)
+            return EditGrant(resources=self.resources, principal=self.visitor.signer, mode=self.config.mode)
         if not same_object(found, self.resources):
             raise SaveRefused(Refusal(reason="grant"))
         return with_mode(found, self.config.mode)
@@ -74,7 +74,7 @@ class SaveGuard:
         work: Callable[[Save], T],
         *,
         may_overwrite: Callable[[], bool] = lambda: False,
-        grant: Grant | None = None,
+        grant: EditGrant | None = None,
     ) -> T:
         """Lock, compare, and call ``work`` in the transaction. SaveRefused if the save would destroy another one.
 
@@ -115,7 +115,7 @@ class SaveGuard:
 
         return repeatable
 
-    def _take_over(self, grant: Grant) -> None:
+    def _take_over(self, grant: EditGrant) -> None:
         self.lease = self.lease or secrets.token_hex(16)
         rows = store.read(grant.resources)
         for resource in sorted(grant.resources, key=lambda resource: resource.digest):
