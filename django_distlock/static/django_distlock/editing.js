@@ -4,8 +4,8 @@
    and a FormView, the DOM. Rules E11 to E20 in the documentation say what each state means. */
 
 export const TEXTS = {
-  busy: "{who} is editing this, since {since}. You can read it; it opens here when {who} has finished.",
-  busy_idle: "{who} is editing this, since {since}, and has typed nothing for {idle}.",
+  busy: "{who} is editing this, and has been for {since}. You can read it; it opens here when {who} has finished.",
+  busy_idle: "{who} is editing this, and has been for {since}, but has typed nothing for {idle}.",
   own_tab: "You are editing this in another tab.",
   saving: "{who} is saving this. One moment.",
   edit_here: "Edit here",
