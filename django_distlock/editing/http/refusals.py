@@ -55,7 +55,7 @@ class FieldRow:
     @property
     def lines(self) -> int:
         """The height of the box with the text."""
-        return max(1, min(12, sum(1 + len(line) // 60 for line in (self.mine or " ").splitlines())))
+        return max(1, min(12, sum(1 + len(line) // 30 for line in (self.mine or " ").splitlines())))
 
 
 @dataclass(slots=True, kw_only=True)

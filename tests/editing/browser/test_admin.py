@@ -40,9 +40,10 @@ def test_save_and_continue_keeps_the_lock(ada: Person, bo: Person, article: Arti
     held(mine)
     assert mine.value("[name=distlock_edit_lease]") != before
     assert saved() == "On Saturday. First."
-    banner(theirs, "has saved this meanwhile")
+    busy(theirs, "Ada")
     type_and_hold(mine, " Second.")
     save(mine, "[name=_save]")
+    banner(theirs, "Ada has saved this meanwhile")
     assert saved() == "On Saturday. First. Second."
 
 
@@ -80,15 +81,15 @@ def test_the_list_says_who_edits_and_keeps_its_rows_from_being_destroyed(
     other = Article.objects.create(title="Another one", body="-")
     type_and_hold(change(ada, article))
     listed = bo.open(LIST)
-    assert listed.text(".field-being_edited_by") == "Ada"
-    tick = f"input[value='{article.pk}'][name$='-id']"
-    listed.run("document.querySelector(arguments[0]).closest('tr').querySelector('[name$=published]').click()", tick)
+    row = f"tr:has(.action-select[value='{article.pk}'])"
+    assert listed.text(f"{row} .field-being_edited_by") == "Ada"
+    listed.click(f"{row} [name$=published]")
     save(listed, "[name=_save]")
     assert "Ada" in listed.text("[role=alert]")
     assert not Article.objects.get(pk=article.pk).published
     # a row that nobody edits is saved
     listed.open(f"{bo.url}{LIST}")
-    listed.click(f"tr:has(input[value='{other.pk}']) [name$=published]")
+    listed.click(f"tr:has(.action-select[value='{other.pk}']) [name$=published]")
     save(listed, "[name=_save]")
     assert Article.objects.get(pk=other.pk).published
 

@@ -121,13 +121,13 @@ def test_a_network_that_is_away_for_longer_than_the_ttl(
     ada: Person, bo: Person, article: Article, saved: Callable[[], str]
 ) -> None:
     """Somebody came meanwhile: nothing of either text is lost."""
-    mine = ada.edit(article)
+    mine, theirs = ada.edit(article), bo.edit(article)
     type_and_hold(mine, " Offline.")
+    busy(theirs, "Ada")
     ada.profile.offline(mine, True)
     banner(mine, "No connection")
     assert not read_only(mine)
-    theirs = bo.edit(article)
-    theirs.until(lambda: not read_only(theirs), "the lock did not end")
+    banner(theirs, "You can edit this now")
     type_and_hold(theirs, " By Bo.")
     save(theirs)
     mine.type(BODY, " Still offline.")
@@ -163,18 +163,19 @@ def test_a_tab_that_crashed_and_was_restored(
     assert saved().endswith("After it.")
 
 
-def test_text_is_offered_in_a_tab_that_was_restored_after_somebody_else_saved(
+def test_text_is_offered_to_who_comes_back_after_somebody_else_saved(
     ada: Person, bo: Person, article: Article, saved: Callable[[], str]
 ) -> None:
-    mine = ada.edit(article)
+    mine, theirs = ada.edit(article), bo.edit(article)
     type_and_hold(mine, " Unsaved.")
+    busy(theirs, "Ada")
     mine.open(f"{ada.url}/articles/")
-    theirs = bo.edit(article)
-    theirs.until(lambda: not read_only(theirs), "the lock did not end")
+    banner(theirs, "You can edit this now")
     type_and_hold(theirs, " By Bo.")
     save(theirs)
     mine.open(f"{ada.url}/articles/{article.pk}/")
     offered(mine, "against an older version")
+    mine.until(lambda: not read_only(mine), "what Bo has left is not free")
     mine.click("[data-distlock-action=put_back]")
     assert mine.value(BODY) == "On Saturday. Unsaved."
     held(mine)
