@@ -28,7 +28,7 @@ $(error DB=$(DB) is not one of: sqlite postgres mariadb)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test debian13 chaos bench services services-down services-status packages browser chromium gettext lint format messages docs screenshots wheel clean
+.PHONY: help venv demo test debian13 chaos bench services services-down services-status packages browser chromium gettext lint format messages docs screenshots release-check wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -82,6 +82,9 @@ screenshots: $(VENV)/group-test.stamp  ## take the pictures in the documentation
 	@$(SERVICES) run $(BIN)/python -m pytest -q tests/operations/admin/screenshots.py $(ARGS)
 	@$(BIN)/python -m tests.scenarios.screenshots
 
+release-check: $(VENV)/group-release.stamp  ## before a release: sdist, wheel, metadata, links, workflows, and a smoke test of the wheel on each database
+	@$(SERVICES) run $(BIN)/python -m tests.support.release
+
 wheel: $(VENV)/pip.stamp  ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
@@ -106,7 +109,7 @@ $(VENV)/group-%.stamp: $(VENV)/pip.stamp pyproject.toml
 	@touch $@
 
 # What these groups need beside Python: the servers, and a compiler for mysqlclient.
-$(VENV)/group-test.stamp $(VENV)/group-bench.stamp $(VENV)/group-demo-postgres.stamp $(VENV)/group-demo-mariadb.stamp: \
+$(VENV)/group-test.stamp $(VENV)/group-bench.stamp $(VENV)/group-release.stamp $(VENV)/group-demo-postgres.stamp $(VENV)/group-demo-mariadb.stamp: \
   | packages
 $(VENV)/group-demo-postgres.stamp: export DISTLOCK_SERVERS = postgres
 $(VENV)/group-demo-mariadb.stamp: export DISTLOCK_SERVERS = mariadb

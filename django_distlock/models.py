@@ -5,10 +5,27 @@ The models are for reading. Backends and storages write by their own SQL, mostly
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from .schema import AsciiField
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+
+class AsciiField(models.CharField):  # type: ignore[type-arg]  # not subscriptable at run time
+    """Text of ASCII characters, compared byte by byte: an index entry is as small as it can be.
+
+    PostgreSQL gets the long spelling of varchar: for the short one Django adds an index for LIKE to each unique column.
+    """
+
+    def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
+        if connection.vendor == "postgresql":
+            return f'character varying({self.max_length}) COLLATE "C"'
+        if connection.vendor == "mysql":
+            return f"varchar({self.max_length}) CHARACTER SET ascii COLLATE ascii_bin"
+        return super().db_type(connection)
 
 
 class EmptyManager(models.Manager):  # type: ignore[type-arg]  # not subscriptable at run time

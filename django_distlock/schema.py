@@ -22,30 +22,12 @@ if TYPE_CHECKING:
     from django.db.migrations.state import ProjectState
 
 
-class AsciiField(models.CharField):  # type: ignore[type-arg]  # not subscriptable at run time
-    """Text of ASCII characters, compared byte by byte: an index entry is as small as it can be.
-
-    PostgreSQL gets the long spelling of varchar: for the short one Django adds an index for LIKE to each unique column.
-    """
-
-    def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
-        if connection.vendor == "postgresql":
-            return f'character varying({self.max_length}) COLLATE "C"'
-        if connection.vendor == "mysql":
-            return f"varchar({self.max_length}) CHARACTER SET ascii COLLATE ascii_bin"
-        return super().db_type(connection)
-
-
 class Pruner(NamedTuple):
     """How `distlock prune` deletes what a part of the package keeps: ``delete(database, days)`` deletes what is older,
     in each of ``databases()``, and returns how much."""
 
     databases: Callable[[], Iterable[str]]
     delete: Callable[[str, float], int]
-
-
-# By the name of what is kept. Each part of the package registers its own.
-pruners: dict[str, Pruner] = {}
 
 
 class CreateKeptTable(Operation):

@@ -1,1 +1,1 @@
-"""System checks. ``ready()`` in apps.py imports them, which registers them."""
+"""System checks. apps.py registers them; each module is imported when one of its checks runs."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, Error
 from django.urls import URLPattern, URLResolver, get_resolver
-
-from .links import linked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,8 +14,6 @@ if TYPE_CHECKING:
     from django.apps import AppConfig
 
 
-@register("distlock")
-@linked
 def check_routes(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Report fields of lock names that the route does not give. A decorator cannot find them where
     ``method_decorator`` or ``**kwargs`` hides the signature, and the first request would fail."""

@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.utils.module_loading import import_string
 
 from django_distlock.backends.base import Backend
 from django_distlock.conf import KEYS, MIN_SITE_KEY_LENGTH, AliasConfig, history_days, read_alias, site_key_setting
-
-from .links import linked
 
 if TYPE_CHECKING:
     from django.apps import AppConfig
@@ -25,8 +23,6 @@ EXTRAS = {"psycopg": "postgres", "MySQLdb": "mysql", "redis": "redis", "kazoo": 
 LEAST_TTL = 3.0
 
 
-@register("distlock")
-@linked
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check DISTLOCK, DISTLOCK_SITE_KEY and DISTLOCK_HISTORY_DAYS."""
     found = [*_check_site_key(), *_check_history()]
@@ -153,8 +149,6 @@ def _check_history() -> list[CheckMessage]:
     return []
 
 
-@register("distlock")
-@linked
 def check_isolation(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Report isolation levels under which reads can be older than the lock (R13)."""
     found: list[CheckMessage] = []
@@ -171,46 +165,3 @@ def check_isolation(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> l
                 )
             )
     return found
-
-
-@register("distlock", deploy=True)
-@linked
-def check_shared_servers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Report a site key that differs between databases, for locks that are outside of them."""
-    given = getattr(settings, "DISTLOCK", {})
-    if not isinstance(given, Mapping) or getattr(settings, "DISTLOCK_SITE_KEY", None):
-        return []
-    found: list[CheckMessage] = []
-    for alias, entry in given.items():
-        try:
-            factory = import_string(str(entry["BACKEND"]))
-        except (ImportError, KeyError, TypeError):  # reported by check_settings
-            continue
-        if getattr(factory, "apart_from_databases", False):
-            found.append(
-                Warning(
-                    f"DISTLOCK[{alias!r}]: the site key is in the database, and these locks are not. Projects with "
-                    "other databases do not exclude each other there.",
-                    hint="Set DISTLOCK_SITE_KEY to the same value in all projects that share these locks.",
-                    id="distlock.W004",
-                )
-            )
-    return found
-
-
-@register("distlock", deploy=True)
-@linked
-def check_timeouts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Report aliases whose callers wait for ever: requests that wait for a stuck lock use up all workers."""
-    given = getattr(settings, "DISTLOCK", {})
-    if not isinstance(given, Mapping):
-        return []
-    return [
-        Warning(
-            f"DISTLOCK[{alias!r}]: TIMEOUT is None: a request waits for ever for a lock that is stuck.",
-            hint="Set seconds here, and give timeout=None where a task may wait for ever.",
-            id="distlock.W007",
-        )
-        for alias, entry in given.items()
-        if isinstance(entry, Mapping) and entry.get("TIMEOUT", 0) is None
-    ]

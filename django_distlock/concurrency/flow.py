@@ -10,16 +10,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from . import finalizers
 from .text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
 logger = logging.getLogger("django_distlock.locks")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -108,6 +109,21 @@ async def arun(flow: Flow[T]) -> T:
     finally:
         finalizers.now_or_later(_abandon, flow)
     raise interruption
+
+
+def both(flow: Callable[P, Flow[T]]) -> tuple[Callable[P, T], Callable[P, Coroutine[Any, Any, T]]]:
+    """The method for threads and the one for tasks, of a method that returns a flow::
+
+    release, arelease = both(_release)
+    """
+
+    def method(*args: P.args, **kwargs: P.kwargs) -> T:
+        return run(flow(*args, **kwargs))
+
+    async def amethod(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await arun(flow(*args, **kwargs))
+
+    return method, amethod
 
 
 def _abandon(flow: Flow[Any]) -> None:

@@ -153,6 +153,10 @@ class FairLock:
 
     def release(self) -> None:
         """Hand it to the first waiter that still waits."""
+        with self._guard:
+            if not self._queue:
+                self._holder = None
+                return
         if self._holder is not None:
             self._pass_on(self._holder)
 

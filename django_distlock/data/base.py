@@ -9,15 +9,16 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from django_distlock.exceptions import LockNotHeld
+from django_distlock.exceptions import LockLost, LockNotHeld
 from django_distlock.locks import decorators
 from django_distlock.locks.lazy_results import finished
 from django_distlock.manager.owner import refuse_trio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
 T = TypeVar("T")
@@ -29,12 +30,6 @@ class _Open(threading.local):
 
     def __init__(self) -> None:
         self.blocks: list[tuple[object, AbstractContextManager[Any]]] = []
-
-    def pop(self, lock: object) -> AbstractContextManager[Any]:
-        for index in range(len(self.blocks) - 1, -1, -1):
-            if self.blocks[index][0] is lock:
-                return self.blocks.pop(index)[1]
-        raise LockNotHeld(f"{lock!r} was not entered by this thread.")
 
 
 _open = _Open()
@@ -57,13 +52,44 @@ class DataLock(Generic[T]):
         return value
 
     def __exit__(self, *error: Any) -> bool | None:
-        return _open.pop(self).__exit__(*error)
+        for lock, block in reversed(_open.blocks):
+            if lock is self:
+                _open.blocks.remove((lock, block))
+                suppressed: bool | None = block.__exit__(*error)
+                return suppressed
+        raise LockNotHeld(f"{self!r} was not entered by this thread.")
 
     async def __aenter__(self) -> NoReturn:
         refuse_async(self.name)
 
     async def __aexit__(self, *error: object) -> None:
         """Without it ``async with`` would not call :meth:`__aenter__`, which refuses."""
+
+
+@contextmanager
+def held(connection: Any, lock: Callable[[ExitStack], T]) -> Iterator[T]:
+    """Call ``lock``, which takes the lock and enters its transaction, and hold it for the block.
+
+    LockLost if the connection was closed inside the block: Django leaves an ``atomic()`` without an error then, and the
+    server has rolled back.
+    """
+    connection.ensure_connection()  # without a connection autocommit does not show an open transaction
+    with ExitStack() as stack:
+        value = lock(stack)
+        raw = connection.connection
+        yield value
+        if connection.closed_in_transaction or connection.connection is not raw:
+            raise LockLost(
+                f"The connection {connection.alias!r} was closed inside the block: the lock is lost, and what the "
+                "block wrote is rolled back."
+            )
+
+
+def check_names(**names: object) -> None:
+    """TypeError for an argument that is neither a str nor None."""
+    for argument, value in names.items():
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"{argument} must be a str or None, not {type(value).__name__}.")
 
 
 def refuse_async(name: str) -> NoReturn:
@@ -76,9 +102,10 @@ def refuse_async(name: str) -> NoReturn:
 def wrap(
     function: F,
     name: str,
-    hold: Callable[[tuple[Any, ...], dict[str, Any]], AbstractContextManager[Mapping[str, Any]]],
+    hold: Callable[[tuple[Any, ...], dict[str, Any]], AbstractContextManager[Any]],
+    into: str | None = None,
 ) -> F:
-    """Wrap ``function`` so that each call runs inside ``hold(args, kwargs)``, which may give it further arguments.
+    """Wrap ``function`` so that each call runs inside ``hold(args, kwargs)``; its argument ``into`` gets the value.
 
     A view under ATOMIC_REQUESTS is called inside the lock and inside the transactions of the request (R12). TypeError
     for what a lock around the call cannot protect, ``async def`` included.
@@ -94,7 +121,8 @@ def wrap(
     def locked(*args: Any, **kwargs: Any) -> Any:
         request = decorators.request_of(args) if innermost else None
         excluded: decorators.LockedView = locked._non_atomic_requests  # type: ignore[attr-defined]
-        with hold(args, kwargs) as more:
+        with hold(args, kwargs) as value:
+            more = {} if into is None else {into: value}
             result = decorators.call_view(run, request, excluded, *args, **kwargs, **more)
             if inspect.isawaitable(result):  # it would run after the lock is released
                 if inspect.iscoroutine(result):

@@ -12,7 +12,6 @@ from django_distlock.exceptions import (
     BackendUnavailable,
     DeadlockDetected,
     DistlockError,
-    LockLost,
     LockNotAcquired,
     LockTimeout,
     UnsupportedOperation,
@@ -26,18 +25,16 @@ if TYPE_CHECKING:
 Code = str | int | None
 
 # PostgreSQL's SQLSTATE, https://www.postgresql.org/docs/current/errcodes-appendix.html; the numbers of MySQL, from
-# https://dev.mysql.com/doc/mysql-errors/8.4/en/server-error-reference.html, and of MariaDB where it has its own;
-# SQLite's are in _sqlite().
+# https://dev.mysql.com/doc/mysql-errors/8.4/en/server-error-reference.html, and of MariaDB where it has its own; the
+# names of SQLite, https://sqlite.org/rescode.html
 # lock_timeout and NOWAIT, a cancelled statement (statement_timeout); lock wait timeout, KILL QUERY, MariaDB's
 # max_statement_time, MySQL's max_execution_time and NOWAIT
-BUSY = frozenset({"55P03", "57014", 1205, 1317, 1969, 3024, 3572})
+BUSY = frozenset({"55P03", "57014", 1205, 1317, 1969, 3024, 3572, "SQLITE_BUSY", "SQLITE_LOCKED"})
 DEADLOCK = frozenset({"40P01", 1213, 3058})
-# a row was changed after the snapshot of the transaction
-STALE = frozenset({"40001", 1020})
+# a row, or SQLite's database, was changed after the snapshot of the transaction
+STALE = frozenset({"40001", 1020, "SQLITE_BUSY_SNAPSHOT"})
 # the connection, the session or the server is gone or refuses to talk
-GONE = frozenset({1040, 1053, 1152, 1927, 2002, 2003, 2006, 2013, 2055, 4031})
-SQLITE_BUSY, SQLITE_LOCKED, SQLITE_BUSY_SNAPSHOT = 5, 6, 517
-SQLITE_IOERR, SQLITE_CANTOPEN = 10, 14
+GONE = frozenset({1040, 1053, 1152, 1927, 2002, 2003, 2006, 2013, 2055, 4031, "SQLITE_IOERR", "SQLITE_CANTOPEN"})
 
 
 @contextmanager
@@ -59,9 +56,9 @@ def lock_errors(connection: BaseDatabaseWrapper, what: str, timeout: float | Non
 
 
 def code_of(error: BaseException) -> Code:
-    """The engine's code of an error of Django or of a driver: SQLSTATE, or the number of MySQL or SQLite."""
+    """The engine's code of an error of Django or of a driver: SQLSTATE, MySQL's number, SQLite's name."""
     driver = error.__cause__ if isinstance(error, Error) and error.__cause__ is not None else error
-    for attribute in ("sqlstate", "pgcode", "sqlite_errorcode"):  # psycopg 3, psycopg2, sqlite3
+    for attribute in ("sqlstate", "pgcode", "sqlite_errorname"):  # psycopg 3, psycopg2, sqlite3
         code: Code = getattr(driver, attribute, None)
         if code is not None:
             return code
@@ -72,60 +69,29 @@ def code_of(error: BaseException) -> Code:
 def translate(connection: BaseDatabaseWrapper, error: Error, what: str, timeout: float | None) -> DistlockError:
     """The DistlockError for an ``error`` of a locking statement."""
     code = code_of(error)
-    if connection.vendor == "sqlite" and isinstance(code, int):
-        return _sqlite(error, code, what, timeout)
+    if connection.vendor == "sqlite" and code not in STALE:
+        code = "_".join(str(code).split("_")[:2])  # SQLITE_IOERR_READ is a SQLITE_IOERR
     if code in BUSY:
-        return busy(what, timeout)
+        if timeout == 0:
+            return LockNotAcquired(f"{what} is locked by another session.")
+        after = "at the end of the database's own timeout" if timeout is None else f"after {timeout:g} s"
+        return LockTimeout(f"{what} was still locked by another session {after}.")
     if code in DEADLOCK:
         return DeadlockDetected(f"{what} could not be locked: waiting would have closed a circle of waiters.")
     if code in STALE:
-        return stale(what)
+        return LockNotAcquired(
+            f"{what} could not be locked: another transaction has written since this transaction first read. Take the "
+            "lock before the first query of the transaction, or run the transaction again."
+        )
     if isinstance(error, NotSupportedError):
         return UnsupportedOperation(f"{what} could not be locked: {error}")
     if _gone(connection, error, code):
-        return BackendUnavailable(f"{what} could not be locked: the database did not answer.")
+        return BackendUnavailable(f"{what} could not be locked, because the database did not answer: {error}")
     return DistlockError(f"{what} could not be locked: {error}")
-
-
-def busy(what: str, timeout: float | None) -> LockNotAcquired:
-    if timeout == 0:
-        return LockNotAcquired(f"{what} is locked by another session.")
-    after = "at the end of the database's own timeout" if timeout is None else f"after {timeout:g} s"
-    return LockTimeout(f"{what} was still locked by another session {after}.")
-
-
-def stale(what: str) -> LockNotAcquired:
-    return LockNotAcquired(
-        f"{what} could not be locked: another transaction has written since this transaction first read. Take the lock "
-        "before the first query of the transaction, or run the transaction again."
-    )
 
 
 def _gone(connection: BaseDatabaseWrapper, error: Error, code: Code) -> bool:
-    if isinstance(error, InterfaceError):
-        return True
-    if connection.vendor == "postgresql":  # without a SQLSTATE it is an error of the client: the server did not answer
+    if connection.vendor == "postgresql" and not isinstance(error, InterfaceError):
+        # without a SQLSTATE it is an error of the client: the server did not answer
         return code is None or str(code).startswith(("08", "57P"))
-    return code in GONE
-
-
-def _sqlite(error: Error, code: int, what: str, timeout: float | None) -> DistlockError:
-    """https://sqlite.org/rescode.html: the low byte of an extended code is the primary one."""
-    if code == SQLITE_BUSY_SNAPSHOT:
-        return stale(what)
-    primary = code & 0xFF
-    if primary in (SQLITE_BUSY, SQLITE_LOCKED):
-        return busy(what, timeout)
-    if primary in (SQLITE_IOERR, SQLITE_CANTOPEN):
-        return BackendUnavailable(f"{what} could not be locked: {error}")
-    return DistlockError(f"{what} could not be locked: {error}")
-
-
-def ensure_open(connection: BaseDatabaseWrapper, raw: object) -> None:
-    """LockLost if ``connection`` no longer uses ``raw``, on which the lock was. If the connection was closed inside an
-    ``atomic()``, Django leaves the block without an error, and the server has rolled back."""
-    if connection.closed_in_transaction or connection.connection is not raw:
-        raise LockLost(
-            f"The connection {connection.alias!r} was closed inside the block: the lock is lost, and what the block "
-            "wrote is rolled back."
-        )
+    return isinstance(error, InterfaceError) or code in GONE

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from django.core.exceptions import ValidationError
 from django.db import models
 
+from django_distlock.keys import validate_name
 from django_distlock.locks.lock import advisory_lock
 from django_distlock.validation import UNSET, Timeout
 
 from .fencing.querysets import FencedQuerySet
-from .rows.fetch import lock_inside
+from .rows.fetch import locked_rows
 from .rows.lock import RowLock, row_lock
 from .rows.select_for_update import options_of
 from .tables.lock import table_lock
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from django_distlock.locks.lock import Lock
 
     from .fencing.tokens import Fencing
+    from .rows.select_for_update import RowOptions
     from .tables.modes import TableLockMode
 
 M = TypeVar("M", bound=models.Model, covariant=True)
@@ -34,20 +36,15 @@ class LockingQuerySet(FencedQuerySet[M]):
 
     def lock_table(self, mode: str | TableLockMode = "write", **options: Any) -> table_lock:
         """:func:`table_lock` of the model, beyond the rows of the queryset: ``with Account.objects.lock_table():``."""
-        return table_lock(self.model, mode=mode, **{"using": self._locked_database(), **options})
+        rows = self.all()
+        rows._for_write = True
+        return table_lock(self.model, mode=mode, **{"using": rows.db, **options})
 
     def lock_rows(
-        self,
-        *,
-        timeout: Timeout = UNSET,
-        nowait: bool = False,
-        skip_locked: bool = False,
-        of: Sequence[str] = (),
-        no_key: bool = False,
-        into: str | None = None,
+        self, *, skip_locked: bool = False, into: str | None = None, **options: Unpack[RowOptions]
     ) -> RowLock[list[M]]:
         """:func:`row_lock` of these rows: ``with Account.objects.filter(...).lock_rows() as accounts:``."""
-        return row_lock(self, timeout=timeout, nowait=nowait, skip_locked=skip_locked, of=of, no_key=no_key, into=into)
+        return row_lock(self, skip_locked=skip_locked, into=into, **options)
 
     def lock_row(
         self,
@@ -63,11 +60,12 @@ class LockingQuerySet(FencedQuerySet[M]):
         Raises TransactionManagementError outside of a transaction, the model's DoesNotExist and
         MultipleObjectsReturned, and what :func:`row_lock` raises.
         """
-        options = options_of(timeout, nowait=nowait, skip_locked=False, of=of, no_key=no_key)
+        options = options_of(timeout, nowait=nowait, of=of, no_key=no_key)
         found = self.filter(**lookup)
         if not found.query.is_sliced and len(found.query.alias_map) <= 1:  # a join may find a row twice
             found = found.order_by("pk")[:2]  # two are enough to see that there are several
-        rows = lock_inside(found, options)
+        with locked_rows(found, options, inside=True) as rows:
+            pass  # they stay locked to the end of the transaction
         if len(rows) == 1:
             return rows[0]
         model: Any = self.model
@@ -78,44 +76,31 @@ class LockingQuerySet(FencedQuerySet[M]):
     def advisory_lock(self, name: str, **options: Any) -> Lock:
         """:func:`advisory_lock` with a name that belongs to the model's table: two models never share a name, a model
         and its proxies do. In a decorator ``name`` may have ``{fields}``."""
-        if not isinstance(name, str):
-            raise TypeError(f"name must be a str, not {type(name).__name__}.")
-        if not name:
-            raise ValueError("name must not be empty.")
-        return advisory_lock(f"{self._scope()}:name:{name}", **options)
+        return advisory_lock(f"{self._scope()}:name:{validate_name(name)}", **options)
 
     def advisory_row_lock(self, pk: object, **options: Any) -> Lock:
         """An advisory lock for one row, which need not exist: for engines without row locks (MyISAM), and for work that
         outlasts a transaction. It excludes only code that takes the same lock."""
-        return advisory_lock(f"{self._scope()}:row:{_escaped(str(self._primary_key(pk)))}", **options)
+        if pk is None:
+            raise ValueError("pk must not be None.")
+        try:
+            value = self.model._meta.pk.to_python(pk)  # 7 and "7" are one row
+        except (ValidationError, TypeError, ValueError) as error:
+            raise ValueError(f"pk is {pk!r}, which is no primary key of {self.model._meta.label}.") from error
+        return advisory_lock(f"{self._scope()}:row:{_escaped(str(value))}", **options)
 
     def _scope(self) -> str:
         return f"table:{_escaped(self.model._meta.db_table)}"
 
-    def _primary_key(self, pk: object) -> object:
-        """``pk`` as its field converts it, so that 7 and "7" are one row."""
-        if pk is None:
-            raise ValueError("pk must not be None.")
-        field = self.model._meta.pk
-        try:
-            value = field.to_python(pk)
-        except (ValidationError, TypeError, ValueError) as error:
-            raise ValueError(f"pk is {pk!r}, which is no primary key of {self.model._meta.label}.") from error
-        return value
 
-    def _locked_database(self) -> str:
-        return self._chain_for_write().db
-
-    def _chain_for_write(self) -> Self:
-        queryset = self._chain()  # type: ignore[attr-defined]
-        queryset._for_write = True
-        return queryset  # type: ignore[no-any-return]
+if TYPE_CHECKING:
+    _Manager = models.Manager
+else:
+    _Manager = models.Manager.from_queryset(LockingQuerySet)
 
 
-class LockingManager(models.Manager[M]):
+class LockingManager(_Manager[M]):
     """``objects = LockingManager()``, or ``LockingManager.from_queryset(MyQuerySet)()`` with any queryset class."""
-
-    _queryset_class: type[models.QuerySet[Any]] = LockingQuerySet
 
     @classmethod
     def from_queryset(cls, queryset_class: type[models.QuerySet[Any]], class_name: str | None = None) -> type[Self]:
@@ -123,11 +108,9 @@ class LockingManager(models.Manager[M]):
         name = class_name or f"{cls.__name__}From{queryset_class.__name__}"
         return super().from_queryset(with_locks(queryset_class), name)
 
-    def get_queryset(self) -> LockingQuerySet[M]:
-        return super().get_queryset()  # type: ignore[return-value]
-
     if TYPE_CHECKING:  # these go through get_queryset()
 
+        def get_queryset(self) -> LockingQuerySet[M]: ...
         def all(self) -> LockingQuerySet[M]: ...
         def none(self) -> LockingQuerySet[M]: ...
         def using(self, alias: str | None) -> LockingQuerySet[M]: ...
@@ -135,30 +118,12 @@ class LockingManager(models.Manager[M]):
         def exclude(self, *args: Any, **kwargs: Any) -> LockingQuerySet[M]: ...
         def order_by(self, *field_names: Any) -> LockingQuerySet[M]: ...
         def select_related(self, *fields: Any) -> LockingQuerySet[M]: ...
-
-    def lock_table(self, mode: str | TableLockMode = "write", **options: Any) -> table_lock:
-        """See :meth:`LockingQuerySet.lock_table`."""
-        return self.get_queryset().lock_table(mode, **options)
-
-    def lock_rows(self, **options: Any) -> RowLock[list[M]]:
-        """See :meth:`LockingQuerySet.lock_rows`."""
-        return self.get_queryset().lock_rows(**options)
-
-    def lock_row(self, **options: Any) -> M:
-        """See :meth:`LockingQuerySet.lock_row`."""
-        return self.get_queryset().lock_row(**options)
-
-    def advisory_lock(self, name: str, **options: Any) -> Lock:
-        """See :meth:`LockingQuerySet.advisory_lock`."""
-        return self.get_queryset().advisory_lock(name, **options)
-
-    def advisory_row_lock(self, pk: object, **options: Any) -> Lock:
-        """See :meth:`LockingQuerySet.advisory_row_lock`."""
-        return self.get_queryset().advisory_row_lock(pk, **options)
-
-    def fenced(self, fence: Fencing | int) -> LockingQuerySet[M]:
-        """See :meth:`FencedQuerySet.fenced`."""
-        return self.get_queryset().fenced(fence)
+        def fenced(self, fence: Fencing | int) -> LockingQuerySet[M]: ...
+        def lock_table(self, mode: str | TableLockMode = ..., **options: Any) -> table_lock: ...
+        def lock_rows(self, **options: Any) -> RowLock[list[M]]: ...
+        def lock_row(self, **options: Any) -> M: ...
+        def advisory_lock(self, name: str, **options: Any) -> Lock: ...
+        def advisory_row_lock(self, pk: object, **options: Any) -> Lock: ...
 
 
 @cache

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error
 
 from django_distlock.manager.isolation import STALE_LEVELS, configured_level
-from django_distlock.validation import UNSET, Timeout, optional_seconds
+from django_distlock.validation import UNSET, Timeout, flag, optional_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -26,6 +23,7 @@ LONGEST_MS = 2**31 - 1
 # MySQL's longest lock_wait_timeout, a year, and MariaDB's longest innodb_lock_wait_timeout; seconds.
 LONGEST_WAIT, LONGEST_ROW_WAIT = 31_536_000, 100_000_000
 
+PG_LIMITS = ("lock_timeout", "statement_timeout")
 PG_SET = (
     "SELECT current_setting('lock_timeout'), current_setting('statement_timeout'),"
     " set_config('lock_timeout', %s, true),"
@@ -33,10 +31,19 @@ PG_SET = (
 )
 PG_RESTORE = "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true)"
 
+# A statement and its parameters.
+Statement = tuple[str, Any]
 
-def resolve(timeout: Timeout) -> float | None:
-    """Seconds to wait, None for ever. ValueError or TypeError that names the argument."""
+
+def resolve(timeout: Timeout, **no_wait: bool) -> float | None:
+    """Seconds to wait, None for ever; 0 with one of the flags ``no_wait``. ValueError or TypeError that names the
+    argument."""
     given = optional_seconds("timeout", timeout, none=True)
+    for argument, value in no_wait.items():
+        if flag(argument, value):
+            if given not in (UNSET, 0):
+                raise ValueError(f"{argument} does not wait: timeout and {argument} exclude each other.")
+            given = 0.0
     return DEFAULT_TIMEOUT if given is UNSET else given
 
 
@@ -52,71 +59,66 @@ def wait_limit(connection: BaseDatabaseWrapper, timeout: float | None, *, whole:
     """End the statement inside with the engine's busy error after ``timeout`` seconds, and restore the settings.
 
     For one statement inside a transaction. On PostgreSQL and MariaDB the limit is on the whole statement, because
-    their lock timeouts start again for each table or row. It costs two statements; none on PostgreSQL for None, where
-    lock_timeout of the server applies (by default for ever). After an error on PostgreSQL the rollback of the
-    transaction or savepoint restores the settings. Oracle's MySQL has whole seconds, at least one.
+    their lock timeouts start again for each table or row. On MariaDB it is a part of the statement. Elsewhere it costs
+    two statements; none on PostgreSQL for None, where lock_timeout of the server applies (by default for ever). After
+    an error on PostgreSQL the rollback of the transaction or savepoint restores the settings. Oracle's MySQL has whole
+    seconds, at least one.
 
-    Without ``whole`` PostgreSQL's limit is on each lock and not on the statement: for a statement that has work to do
-    and must not wait.
+    Without ``whole`` the limit is on the wait for tables only: for a statement that has work to do and does not wait
+    for rows, by NOWAIT or SKIP LOCKED.
     """
-    setters: dict[str, Callable[..., AbstractContextManager[None]]] = {
-        "postgresql": partial(_postgres, whole=whole),
-        "mysql": _mysql,
-        "sqlite": _sqlite,
-    }
-    if (setter := setters.get(connection.vendor)) is None:
-        yield
+    if getattr(connection, "mysql_is_mariadb", False):
+        with connection.execute_wrapper(_mariadb(connection, timeout, whole)):
+            yield
         return
-    with setter(connection, timeout):
-        yield
-
-
-@contextmanager
-def _postgres(connection: Any, timeout: float | None, *, whole: bool) -> Iterator[None]:
-    if timeout is None:
-        yield
-        return
-    limit = str(milliseconds(timeout, least=1))  # 0 would be for ever
-    with connection.cursor() as cursor:
-        if configured_level(connection) in STALE_LEVELS:
-            before = _without_a_snapshot(cursor, limit, whole)
-        else:
-            cursor.execute(PG_SET, [limit, limit if whole else None])
-            before = cursor.fetchone()[:2]
-    yield
-    # explicitly: a local setting outlives the release of its savepoint
-    with connection.cursor() as cursor:
-        cursor.execute(PG_RESTORE, before)
-
-
-def _without_a_snapshot(cursor: Any, limit: str, whole: bool) -> list[str]:
-    """Set the limits by SHOW and SET, which take no snapshot, as LOCK TABLE takes none: that of a SELECT would be older
-    than the lock. It costs two more statements."""
-    before = []
-    for name in ("lock_timeout", "statement_timeout"):
-        cursor.execute(f"SHOW {name}")
-        before.append(cursor.fetchone()[0])
-        if whole or name == "lock_timeout":
-            cursor.execute(f"SET LOCAL {name} = {limit}")
-    return before
-
-
-@contextmanager
-def _mysql(connection: Any, timeout: float | None) -> Iterator[None]:
-    """The old values stay on the server, in variables of the session, so that no digit of them is lost."""
-    limits = mysql_limits(connection, timeout)
-    keep = ", ".join(f"@distlock_{name} = @@SESSION.{name}" for name in limits)
-    put = ", ".join(f"SESSION {name} = {value}" for name, value in limits.items())
-    back = ", ".join(f"SESSION {name} = @distlock_{name}" for name in limits)
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET {keep}, {put}")
+    back = {"postgresql": _postgres, "mysql": _mysql, "sqlite": _sqlite}[connection.vendor](connection, timeout, whole)
     try:
         yield
     except BaseException:
-        with contextlib.suppress(Error):  # the connection is gone, and its settings with it
-            _run(connection, f"SET {back}")
+        if back is not None and connection.vendor != "postgresql":
+            with suppress(Error):  # the connection is gone, and its settings with it
+                run(connection, *back)
         raise
-    _run(connection, f"SET {back}")
+    if back is not None:
+        run(connection, *back)
+
+
+def _postgres(connection: Any, timeout: float | None, whole: bool) -> Statement | None:
+    """Set the limits; return the statement that restores them, because a local setting outlives its savepoint.
+
+    SHOW and SET take no snapshot, as LOCK TABLE takes none: that of a SELECT would be older than the lock. They cost
+    two more statements.
+    """
+    if timeout is None:
+        return None
+    limit = str(milliseconds(timeout, least=1))  # 0 would be for ever
+    if configured_level(connection) not in STALE_LEVELS:
+        return PG_RESTORE, run(connection, PG_SET, [limit, limit if whole else None])[0][:2]
+    before = [run(connection, f"SHOW {name}")[0][0] for name in PG_LIMITS]
+    for name in PG_LIMITS if whole else PG_LIMITS[:1]:
+        run(connection, f"SET LOCAL {name} = {limit}")
+    return PG_RESTORE, before
+
+
+def _mysql(connection: Any, timeout: float | None, whole: bool) -> Statement:
+    """The old values stay on the server, in variables of the session."""
+    limits = mysql_limits(connection, timeout)
+    keep = ", ".join(f"@distlock_{name} = @@SESSION.{name}" for name in limits)
+    run(connection, f"SET {keep}, " + ", ".join(f"SESSION {name} = {value}" for name, value in limits.items()))
+    return "SET " + ", ".join(f"SESSION {name} = @distlock_{name}" for name in limits), None
+
+
+def _mariadb(connection: Any, timeout: float | None, whole: bool) -> Callable[..., Any]:
+    """An execute wrapper that gives a statement its limits, so that no setting has to be restored.
+
+    https://mariadb.com/docs/server/reference/sql-statements/administrative-sql-statements/set-commands/set-statement
+    """
+    limits = mysql_limits(connection, timeout)
+    if not whole:
+        # with a limit of 0 a row that SKIP LOCKED skips ends the statement with error 1180 (MariaDB 10.11)
+        del limits["innodb_lock_wait_timeout"]
+    prefix = f"SET STATEMENT {', '.join(f'{name} = {value}' for name, value in limits.items())} FOR "
+    return lambda execute, sql, *rest: execute(prefix + sql, *rest)
 
 
 def mysql_limits(connection: Any, timeout: float | None) -> dict[str, str]:
@@ -134,18 +136,14 @@ def mysql_limits(connection: Any, timeout: float | None) -> dict[str, str]:
     return limits
 
 
-@contextmanager
-def _sqlite(connection: Any, timeout: float | None) -> Iterator[None]:
-    with connection.cursor() as cursor:
-        before = int(cursor.execute("PRAGMA busy_timeout").fetchone()[0])
-        cursor.execute(f"PRAGMA busy_timeout = {milliseconds(timeout)}")
-    try:
-        yield
-    finally:
-        with contextlib.suppress(Error):
-            _run(connection, f"PRAGMA busy_timeout = {before}")
+def _sqlite(connection: Any, timeout: float | None, whole: bool) -> Statement:
+    ((before,),) = run(connection, "PRAGMA busy_timeout")
+    run(connection, f"PRAGMA busy_timeout = {milliseconds(timeout)}")
+    return f"PRAGMA busy_timeout = {before}", None
 
 
-def _run(connection: BaseDatabaseWrapper, sql: str) -> None:
+def run(connection: BaseDatabaseWrapper, sql: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+    """Send a statement; the rows of its result."""
     with connection.cursor() as cursor:
-        cursor.execute(sql)
+        cursor.execute(sql, parameters)
+        return list(cursor.fetchall()) if cursor.description else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 from django.urls import get_resolver
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from django.apps import AppConfig
 
 
-@register("distlock")
 def check_editing(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """``DISTLOCK_EDITING``, and the databases that hold the rows."""
     try:

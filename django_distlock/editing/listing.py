@@ -9,7 +9,7 @@ from django.apps import apps
 from django.db import connections, models, router
 from django.db.models import QuerySet
 
-from django_distlock.schema import Pruner, pruners
+from django_distlock.schema import Pruner
 
 from . import store
 from .conf import config
@@ -113,4 +113,4 @@ def sweep(database: str) -> int:
 
 
 # `distlock prune` deletes old rows; its days do not count, because a form may come back for as long as FORM_TTL says
-pruners["edits"] = Pruner(databases, lambda database, days: sweep(database))
+pruner = Pruner(databases, lambda database, days: sweep(database))

@@ -13,7 +13,7 @@ from django_distlock import BackendUnavailable, LockNotAcquired
 from django_distlock.concurrency.flow import run
 
 from .decisions import Ending
-from .execution import answer_of, claim, end, ending_of, keep_body_when_rendered, logger
+from .execution import claim, end, ending_of, logger, store
 from .http import responses
 
 if TYPE_CHECKING:
@@ -80,18 +80,12 @@ def _finish_inside(attempt: KeyedRequest, response: Any) -> Any:
     # the store was down and on_store_error is "open", or the view has chosen to roll back
     if not attempt.running or connections[attempt.alias].needs_rollback:  # type: ignore[index]
         return response
-    ending = ending_of(attempt, response)
-    if ending is Ending.ROLL_BACK:
+    if ending_of(attempt, response) is Ending.ROLL_BACK:
         transaction.set_rollback(True, using=attempt.alias)
         return response
     try:
-        if ending is Ending.RELEASE:
-            attempt.storage.release(attempt.claim)
-            return response
-        kept = attempt.storage.complete(attempt.claim, answer_of(attempt, response))
+        if not store(attempt, response):
+            raise AnswerNotStored("The claim is gone: a savepoint from before it was rolled back.")
     except (BackendUnavailable, LockNotAcquired) as error:
         raise AnswerNotStored from error
-    if not kept:
-        raise AnswerNotStored("The claim is gone: a savepoint from before it was rolled back.")
-    keep_body_when_rendered(attempt, response)
     return response

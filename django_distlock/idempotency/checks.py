@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from django.core.cache import InvalidCacheBackendError, caches
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, router
+from django.db import connections
 from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
 from . import conf
 from .decorator import atomic_aliases
 from .middleware import IdempotencyMiddleware
+from .storage import is_allowed
+from .storage.encoding import require_cryptography
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from django.apps import AppConfig
 
@@ -34,19 +35,17 @@ ABOVE = (
 NOT_SHARED = ("LocMemCache", "DummyCache")
 
 
-@register("distlock")
 def check_idempotency(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """``DISTLOCK_IDEMPOTENCY``, the order of MIDDLEWARE, and the databases of exactly-once views."""
     try:
         config = conf.config()
     except ImproperlyConfigured as error:
         return [Error(str(error), id="distlock.E031")]
-    used = _position() is not None
-    found = _check_order()
-    if used or atomic_aliases:
-        found += [*_check_storage(config), *_check_encryption(config)]
-        found += _check_aliases(config)
-    return found
+    position = _position()
+    if position is None and not atomic_aliases:
+        return []
+    below = [] if position is None else conf.middleware()[position + 1 :]
+    return [*_check_order(below), *_check_cache(config), *_check_encryption(), *_check_aliases(config)]
 
 
 def _position() -> int | None:
@@ -60,90 +59,69 @@ def _position() -> int | None:
     return None
 
 
-def _check_order() -> list[CheckMessage]:
-    position = _position()
-    if position is None:
-        return []
-    late = [path for path in conf.middleware()[position + 1 :] if path.rpartition(".")[2] in ABOVE]
+def _check_order(below: list[str]) -> list[CheckMessage]:
     return [
         Error(
             f"MIDDLEWARE has {path} below the IdempotencyMiddleware: stored answers would be given before it runs.",
             hint="Move the IdempotencyMiddleware down.",
             id="distlock.E032",
         )
-        for path in late
+        for path in below
+        if path.rpartition(".")[2] in ABOVE
     ]
 
 
-def _check_storage(config: conf.Config) -> list[CheckMessage]:
-    if config.storage == "database":
-        return []
+def _check_cache(config: conf.Config) -> Iterator[CheckMessage]:
+    if config.storage != "cache":
+        return
     try:
         kind = type(caches[config.cache]).__name__
     except InvalidCacheBackendError as error:
-        return [Error(f"DISTLOCK_IDEMPOTENCY: {error}", id="distlock.E031")]
-    found: list[CheckMessage] = []
+        yield Error(f"DISTLOCK_IDEMPOTENCY: {error}", id="distlock.E031")
+        return
     if config.max_keys is not None:
-        found.append(
-            Warning(
-                "MAX_KEYS has no effect on idempotency keys in a cache, which cannot count the keys of a principal.",
-                hint='Use STORAGE = "database", or remove MAX_KEYS.',
-                id="distlock.W064",
-            )
+        yield Warning(
+            "MAX_KEYS has no effect on idempotency keys in a cache, which cannot count the keys of a principal.",
+            hint='Use STORAGE = "database", or remove MAX_KEYS.',
+            id="distlock.W064",
         )
-    if kind not in NOT_SHARED:
-        return found
-    return [
-        *found,
-        Warning(
+    if kind in NOT_SHARED:
+        yield Warning(
             f"The idempotency keys are in the cache {config.cache!r}, a {kind}, which other processes do not see.",
             hint="Use the database, or a cache that all processes share.",
             id="distlock.W031",
-        ),
-    ]
-
-
-def _check_encryption(config: conf.Config) -> list[CheckMessage]:
-    if not config.encrypt or find_spec("cryptography") is not None:
-        return []
-    return [
-        Error(
-            'DISTLOCK_IDEMPOTENCY["ENCRYPT"] is set, and the package cryptography is not installed: each request with '
-            "a key would fail.",
-            hint="pip install 'django-distlock[encryption]'",
-            id="distlock.E064",
         )
-    ]
 
 
-def _check_aliases(config: conf.Config) -> list[CheckMessage]:
+def _check_encryption() -> list[CheckMessage]:
+    try:
+        require_cryptography()
+    except ImproperlyConfigured as error:
+        return [Error(f"{error} Each request with a key would fail.", id="distlock.E064")]
+    return []
+
+
+def _check_aliases(config: conf.Config) -> Iterator[CheckMessage]:
     """Every database that holds keys exists and gets the table."""
     try:
         _ = get_resolver().url_patterns  # imports the views, whose decorators register their aliases
     except Exception:
-        return []
+        return
     atomic = {config.database if alias is True else str(alias) for alias in atomic_aliases}
-    aliases = atomic | ({config.database} if config.storage == "database" else set())
-    found: list[CheckMessage] = []
-    for alias in sorted(aliases):
+    for alias in sorted(atomic | ({config.database} if config.storage == "database" else set())):
         if alias not in connections.settings:
-            found.append(Error(f"Idempotency keys: {alias!r} is not in DATABASES.", id="distlock.E033"))
-        elif not router.allow_migrate(alias, "django_distlock", model_name="idempotencyrecord"):
-            found.append(
-                Error(
-                    f"Idempotency keys: a router keeps their table out of the database {alias!r}.",
-                    hint="@idempotent(atomic=...) needs the table in the database that the view writes to.",
-                    id="distlock.E034",
-                )
+            yield Error(f"Idempotency keys: {alias!r} is not in DATABASES.", id="distlock.E033")
+        elif not is_allowed(alias):
+            yield Error(
+                f"Idempotency keys: a router keeps their table out of the database {alias!r}.",
+                hint="@idempotent(atomic=...) needs the table in the database that the view writes to.",
+                id="distlock.E034",
             )
     others = [alias for alias in conf.atomic_requests() if alias not in atomic]
     if atomic and others:
-        found.append(
-            Warning(
-                f"@idempotent(atomic=True) covers {', '.join(sorted(atomic))}, and ATOMIC_REQUESTS is on for "
-                f"{', '.join(others)} too: what a view writes there is not part of the same transaction.",
-                hint="Name the database that the view writes to: @idempotent(atomic='alias').",
-                id="distlock.W032",
-            )
+        yield Warning(
+            f"@idempotent(atomic=True) covers {', '.join(sorted(atomic))}, and ATOMIC_REQUESTS is on for "
+            f"{', '.join(others)} too: what a view writes there is not part of the same transaction.",
+            hint="Name the database that the view writes to: @idempotent(atomic='alias').",
+            id="distlock.W032",
         )
-    return found

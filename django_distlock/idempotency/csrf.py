@@ -12,7 +12,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from django.contrib.auth.signals import user_logged_in
 from django.db import Error
 from django.middleware.csrf import CSRF_SESSION_KEY, REASON_NO_CSRF_COOKIE
 from django.views.csrf import csrf_failure as django_failure
@@ -21,8 +20,9 @@ from django_distlock import BackendUnavailable, LockNotAcquired
 from django_distlock.manager.site_key import site_key
 
 from . import decisions
-from .conf import config, csrf_cookie
+from .conf import csrf_cookie
 from .decisions import BadKey
+from .execution import alias_of
 from .http import forms, responses
 from .http.requests import FIELD, browser_text, fingerprint_of, form_fields, principal_of, route_of, tenant_of
 from .options import PLAIN, options_of
@@ -93,10 +93,9 @@ def _sent_before(request: HttpRequest, key: str, text: str) -> HttpResponse | No
     """
     match, secret = request.resolver_match, site_key.load()
     options = (match and options_of(match.func, "POST")) or PLAIN
-    alias = config().database if options.atomic is True else options.atomic or None
     number = key.partition(".")[0]
     scope = decisions.scope_of(secret, tenant_of(request, options), text, "POST", route_of(request), number)
-    record = storage_of(alias).read(scope)
+    record = storage_of(alias_of(options)).read(scope)
     if record is None or decisions.judge(record, record.fingerprint) is decisions.Decision.TAKE_OVER:
         return None
     return responses.sent_before(
@@ -104,8 +103,11 @@ def _sent_before(request: HttpRequest, key: str, text: str) -> HttpResponse | No
     )
 
 
-def remember(sender: object, request: Any, **kwargs: Any) -> None:
-    """Note the CSRF cookie, which identified the browser so far, in the new session: a log-in replaces it."""
+def remember(request: Any, **kwargs: Any) -> None:
+    """Note the CSRF cookie, which identified the browser so far, in the new session: a log-in replaces it.
+
+    A receiver of ``user_logged_in``; apps.py connects it, because a process may see log-ins before it imports this.
+    """
     session = getattr(request, "session", None)
     if session is None:
         return
@@ -113,6 +115,3 @@ def remember(sender: object, request: Any, **kwargs: Any) -> None:
     secret = session.get(CSRF_SESSION_KEY) if cookie is None else getattr(request, "COOKIES", {}).get(cookie)
     if secret:
         session[KNOWN_BEFORE] = [*session.get(KNOWN_BEFORE, []), browser_text(secret)][-MOST_KNOWN_BEFORE:]
-
-
-user_logged_in.connect(remember, dispatch_uid="django_distlock.idempotency.csrf")

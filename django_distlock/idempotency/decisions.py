@@ -38,11 +38,18 @@ _BARE = re.compile(r"[!-~]+")
 _QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
 
 
+def gettext_noop(text: str) -> str:
+    """Mark a text for ``makemessages``, like Django's function of this name; ``http.responses`` translates it."""
+    return text
+
+
 class BadKey(ValueError):
     """The key is refused, and the message gives the reason; ``status`` and ``code`` are those of the answer.
 
-    ``text`` and ``values`` are the parts of the message, for an answer in the language of the client.
+    ``title``, ``text`` and ``values`` are the parts of the message, for an answer in the language of the client.
     """
+
+    title = gettext_noop("This idempotency key cannot be used")
 
     def __init__(self, text: str, *values: object, status: int = 400, code: str = "bad_key") -> None:
         super().__init__(text % values if values else text)
@@ -50,9 +57,16 @@ class BadKey(ValueError):
         self.status, self.code = status, code
 
 
-def gettext_noop(text: str) -> str:
-    """Mark a text for ``makemessages``, like Django's function of this name; ``http.responses`` translates it."""
-    return text
+class MissingKey(BadKey):
+    """The request has no key, and needs one."""
+
+    title = gettext_noop("The idempotency key is missing")
+
+    def __init__(self) -> None:
+        super().__init__(
+            gettext_noop("This request needs an idempotency key, in the header Idempotency-Key or from the form."),
+            code="missing_key",
+        )
 
 
 def parse_header(raw: str) -> str:
@@ -102,27 +116,6 @@ def scope_of(site_key: str, tenant: str, principal: str, method: str, route: str
     return keyed(site_key, "scope", tenant, principal, method, route, key)
 
 
-def derived_key(site_key: str, scope: str, name: str) -> str:
-    """The key for another service: the same each time the request arrives."""
-    return keyed(site_key, "derived", scope, name)
-
-
-def fingerprint_of(
-    site_key: str,
-    *,
-    method: str,
-    route: str,
-    path: str,
-    query: Iterable[tuple[str, str]],
-    body: Iterable[bytes],
-) -> str:
-    """The hash that is equal for two sendings of the same request."""
-    # names in any order, the values of one name in theirs: QueryDict.get returns the last one
-    pairs = sorted(query, key=lambda pair: pair[0])
-    parts: list[str | bytes] = [method, route, path, canonical_json(pairs), *body]
-    return keyed(site_key, "fingerprint", *parts)
-
-
 def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_plain)
 
@@ -168,11 +161,6 @@ def form_body(fields: Mapping[str, list[str]], exclude: Collection[str] = ()) ->
     """The fields of a form with the pressed button; the order of the values of one name counts."""
     pairs = [(name, values) for name, values in sorted(fields.items()) if name not in exclude]
     return canonical_json(pairs).encode("utf-8", "surrogatepass")
-
-
-def file_part(field: str, name: str, kind: str, size: int, digest: str) -> bytes:
-    """An uploaded file; ``kind`` is its content type."""
-    return canonical_json([field, name, kind, size, digest]).encode("utf-8", "surrogatepass")
 
 
 class Decision(Enum):

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any, TypeVar, overload
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.http import HttpRequest
 
-from django_distlock.concurrency.flow import arun, run
+from django_distlock.concurrency.flow import Flow, Step, arun, run
 
 from .atomic import exactly_once, in_transaction
 from .conf import atomic_requests, config
 from .decisions import SAFE_METHODS
-from .execution import end, enter, finish, free, start, state_of
+from .execution import blocking, claim, end, enter, finish, free, state_of
 from .handle import Idempotency, KeyedRequest
 from .http.disconnect import finish_despite_disconnect
 from .http.waiting_page import is_outcome_request, outcome
@@ -36,13 +36,10 @@ def idempotency_exempt(view: F) -> F:
     def exempt(*args: Any, **kwargs: Any) -> Any:
         return view(*args, **kwargs)
 
-    @functools.wraps(view)
-    async def aexempt(*args: Any, **kwargs: Any) -> Any:
-        return await view(*args, **kwargs)
-
-    chosen: Any = aexempt if iscoroutinefunction(view) else exempt
-    setattr(chosen, EXEMPT, True)
-    return chosen  # type: ignore[no-any-return]
+    if iscoroutinefunction(view):
+        markcoroutinefunction(exempt)
+    setattr(exempt, EXEMPT, True)
+    return exempt  # type: ignore[return-value]
 
 
 @overload
@@ -107,17 +104,27 @@ def _decorate(options: Options, view: Any) -> Any:
         raise TypeError("Decorate dispatch or a handler of the class: @method_decorator(idempotent, name='dispatch').")
     if not callable(view):
         raise TypeError(f"@idempotent decorates a view, not {type(view).__name__}.")
-    if iscoroutinefunction(view):
-        if options.atomic:
-            raise TypeError("atomic=True needs a sync view: Django's transactions are not for async code.")
-        return _mark(_async_wrapper(options, view), options)
+    is_async = iscoroutinefunction(view)
     if options.atomic:
+        if is_async:
+            raise TypeError("atomic=True needs a sync view: Django's transactions are not for async code.")
         atomic_aliases.add(options.atomic)
-        return _mark(_atomic_wrapper(options, view), options)
-    return _mark(_sync_wrapper(options, view), options)
 
+    @functools.wraps(view)
+    def idempotent_view(*args: Any, **kwargs: Any) -> Any:
+        request, call = request_of(args), functools.partial(view, *args, **kwargs)
+        flow = _flow(request, options, view, call)
+        if flow is None:
+            return _without_half_commit(request, call())
+        return _arun(request, flow) if _is_awaited(view, args) else run(flow)
 
-def _mark(wrapper: Any, options: Options) -> Any:
+    @functools.wraps(view)
+    async def async_idempotent_view(*args: Any, **kwargs: Any) -> Any:
+        request, call = request_of(args), functools.partial(view, *args, **kwargs)
+        flow = _flow(request, options, view, call)
+        return await (call() if flow is None else _arun(request, flow))
+
+    wrapper: Any = async_idempotent_view if is_async else idempotent_view
     setattr(wrapper, ATTRIBUTE, options)
     with suppress(Exception):  # django-ninja looks up names of annotations in the module of the wrapper
         wrapper.__signature__ = inspect.signature(wrapper, eval_str=True)
@@ -134,13 +141,37 @@ def request_of(args: tuple[Any, ...]) -> HttpRequest:
     raise TypeError("@idempotent decorates views: no request was found in the arguments.")
 
 
-def _is_handled(request: HttpRequest, options: Options) -> bool:
+def _flow(request: HttpRequest, options: Options, view: Any, call: Callable[[], Any]) -> Flow[Any] | None:
+    """What is done with this request; None: only call the view."""
+    if request.method in SAFE_METHODS:
+        return seen(request, call) if is_outcome_request(request) else None
+    state = state_of(request)
+    if options.atomic:
+        _refuse_claimed(state)
+    elif _is_handled(state, options):
+        return None if state.answering is None else blocking(state.answering)
+    else:
+        _refuse_open_transaction()
+    return once(request, options, view, call)
+
+
+def _is_awaited(view: Any, args: tuple[Any, ...]) -> bool:
+    """Is the answer of this sync function awaited, as that of ``dispatch`` of an async class is?"""
+    while isinstance(view, functools.partial) or hasattr(view, "__wrapped__"):
+        view = view.func if isinstance(view, functools.partial) else view.__wrapped__
+    return bool(getattr(getattr(view, "__self__", args[0]), "view_is_async", False))
+
+
+async def _arun(request: HttpRequest, flow: Flow[Any]) -> Any:
+    state = state_of(request)
+    if state.options is not None:  # the middleware finishes the request
+        return await arun(flow)
+    return await finish_despite_disconnect(arun(flow), lambda: state.begun)
+
+
+def _is_handled(state: Idempotency, options: Options) -> bool:
     """Has the middleware claimed the key, or found its answer? ImproperlyConfigured if it did not see the options."""
-    state: Idempotency | None = getattr(request, "idempotency", None)
-    if state is None:
-        request.idempotency = Idempotency()  # type: ignore[attr-defined]
-        return False
-    if state.options is None:  # exempt, or a view that claims the key itself
+    if state.options is None:  # no middleware, exempt, or a view that claims the key itself
         return state.attempt is not None and state.attempt.running
     # PLAIN: the middleware has seen no decorator, and would answer before the decorators above are called
     if state.options is PLAIN or (state.options is not options and state.options != options):
@@ -153,107 +184,52 @@ def _is_handled(request: HttpRequest, options: Options) -> bool:
     return True
 
 
-def _sync_wrapper(options: Options, view: Any) -> Any:
-    @functools.wraps(view)
-    def idempotent_view(*args: Any, **kwargs: Any) -> Any:
-        request = request_of(args)
-        if request.method in SAFE_METHODS:
-            if is_outcome_request(request):
-                return _call_or_awaitable(request, functools.partial(_outcome, request, view, args, kwargs))
-            return view(*args, **kwargs)
-        if _is_handled(request, options):
-            answering = state_of(request).answering
-            if answering is None:
-                return _without_half_commit(view, args, kwargs)
-            return _call_or_awaitable(request, answering)
-        _refuse_open_transaction()
-        if (answer := run(start(request, options, view))) is not None:
-            return answer
-        attempt = state_of(request).attempt
-        if attempt is None:
-            return view(*args, **kwargs)
-        with freeing(attempt):
-            response = view(*args, **kwargs)
-            if inspect.isawaitable(response):
-                return _afinish(attempt, response)
-        run(finish(attempt, response))
-        return response
-
-    return idempotent_view
-
-
-def _call_or_awaitable(request: HttpRequest, step: Callable[[], Any]) -> Any:
-    """Call a function that blocks; below an async view (``dispatch`` of an async class) return an awaitable of it."""
-    match = request.resolver_match
-    return _awaited(step) if match is not None and iscoroutinefunction(match.func) else step()
-
-
-async def _awaited(step: Callable[[], Any]) -> Any:
-    found = await sync_to_async(step)()
-    return await found if inspect.isawaitable(found) else found
-
-
-def _outcome(request: HttpRequest, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The outcome that the waiting page asks for, else the answer of the view."""
-    seen = run(outcome(request))
-    return view(*args, **kwargs) if seen is None else seen
-
-
-@contextmanager
-def freeing(attempt: KeyedRequest) -> Iterator[None]:
-    """Free the key if the view raises: otherwise the claim would be renewed as long as the process lives."""
+def once(
+    request: HttpRequest, options: Options, view: Any, call: Callable[[], Any], *, vouched: bool = False
+) -> Flow[Any]:
+    """Claim the key, call the view and store its answer; or give the answer that replaces the view's."""
+    attempt = yield from enter(request, options, view)
+    if attempt is None:
+        return (yield _step(call))
+    if not isinstance(attempt, KeyedRequest):
+        return attempt
+    state = state_of(request)
+    state.begun, attempt.vouched = True, vouched
+    if attempt.alias is not None:
+        return (yield from blocking(exactly_once, attempt, state, call))
+    if (answering := (yield from claim(attempt))) is not None:
+        return (yield from blocking(answering))
+    state.attempt = attempt
     try:
-        yield
+        response = yield _step(call)
     except Exception:
-        run(free(attempt))
+        yield from free(attempt)
         raise
-    except BaseException:
+    except BaseException:  # otherwise the claim would be renewed as long as the process lives
         end(attempt)
         raise
-
-
-async def _afinish(attempt: KeyedRequest, awaitable: Any) -> Any:
-    try:
-        response = await awaitable
-    except Exception:
-        await arun(free(attempt))
-        raise
-    except BaseException:
-        end(attempt)
-        raise
-    await arun(finish(attempt, response))
+    yield from finish(attempt, response)
     return response
 
 
-def _async_wrapper(options: Options, view: Any) -> Any:
-    @functools.wraps(view)
-    async def idempotent_view(*args: Any, **kwargs: Any) -> Any:
-        request = request_of(args)
-        if request.method in SAFE_METHODS:
-            seen = await arun(outcome(request)) if is_outcome_request(request) else None
-            return await view(*args, **kwargs) if seen is None else seen
-        if _is_handled(request, options):
-            answering = state_of(request).answering
-            return await (view(*args, **kwargs) if answering is None else sync_to_async(answering)())
-        answer = _answer(request, options, view, args, kwargs)
-        return await finish_despite_disconnect(answer, lambda: state_of(request).begun)
-
-    return idempotent_view
+def seen(request: HttpRequest, call: Callable[[], Any]) -> Flow[Any]:
+    """The outcome that the waiting page asks for, else the answer of the view."""
+    found = yield from outcome(request)
+    return (yield _step(call)) if found is None else found
 
 
-async def _answer(
-    request: HttpRequest, options: Options, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    if (answer := await arun(start(request, options, view))) is not None:
-        return answer
-    attempt = state_of(request).attempt
-    return await (view(*args, **kwargs) if attempt is None else _afinish(attempt, view(*args, **kwargs)))
+def _step(call: Callable[[], Any]) -> Step:
+    return Step(call, functools.partial(_awaited, call))
 
 
-def _without_half_commit(view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+async def _awaited(call: Callable[[], Any]) -> Any:
+    found = call()
+    return await found if inspect.isawaitable(found) else found
+
+
+def _without_half_commit(request: HttpRequest, response: Any) -> Any:
     """Under ATOMIC_REQUESTS, roll back what the view wrote if it returns a 5xx, which also frees the key."""
-    response = view(*args, **kwargs)
-    if getattr(response, "status_code", 0) >= 500:
+    if request.method not in SAFE_METHODS and getattr(response, "status_code", 0) >= 500:
         for alias in atomic_requests():
             if connections[alias].in_atomic_block:
                 transaction.set_rollback(True, using=alias)
@@ -268,28 +244,11 @@ def _refuse_open_transaction() -> None:
         )
 
 
-def _atomic_wrapper(options: Options, view: Any) -> Any:
-    @functools.wraps(view)
-    def idempotent_view(*args: Any, **kwargs: Any) -> Any:
-        request = request_of(args)
-        state: Idempotency | None = getattr(request, "idempotency", None)
-        if state is None:
-            state = request.idempotency = Idempotency()  # type: ignore[attr-defined]
-        # an attempt that has ended is an earlier one: a decorator above has called the view again
-        running = state.attempt is not None and state.attempt.running
-        if running or (state.options is not None and not state.options.atomic):
-            raise ImproperlyConfigured(
-                "The IdempotencyMiddleware did not see that this view is @idempotent(atomic=True): a decorator above "
-                "hides it. Put @idempotent on top, or use functools.wraps in that decorator."
-            )
-        if request.method in SAFE_METHODS:
-            waiting = run(outcome(request)) if is_outcome_request(request) else None
-            return view(*args, **kwargs) if waiting is None else waiting
-        attempt = run(enter(request, options, view))
-        if attempt is None:
-            return view(*args, **kwargs)
-        if not isinstance(attempt, KeyedRequest):
-            return attempt
-        return exactly_once(attempt, state, functools.partial(view, *args, **kwargs))
-
-    return idempotent_view
+def _refuse_claimed(state: Idempotency) -> None:
+    # an attempt that has ended is an earlier one: a decorator above has called the view again
+    running = state.attempt is not None and state.attempt.running
+    if running or (state.options is not None and not state.options.atomic):
+        raise ImproperlyConfigured(
+            "The IdempotencyMiddleware did not see that this view is @idempotent(atomic=True): a decorator above "
+            "hides it. Put @idempotent on top, or use functools.wraps in that decorator."
+        )

@@ -10,14 +10,13 @@ from django.db import transaction
 
 from django_distlock.concurrency.flow import run
 
-from .atomic import exactly_once, in_transaction
+from .atomic import in_transaction
 from .conf import config
 from .decisions import SAFE_METHODS
-from .decorator import atomic_aliases, freeing
-from .execution import claim, enter, finish
-from .handle import Idempotency, KeyedRequest
+from .decorator import atomic_aliases, once, seen
+from .execution import state_of
 from .http.requests import HEADER, may_be_read
-from .http.waiting_page import is_outcome_request, outcome
+from .http.waiting_page import is_outcome_request
 from .options import EXEMPT, Options
 
 if TYPE_CHECKING:
@@ -51,14 +50,10 @@ class IdempotentMixin:
         name = request.method.lower()
         handler = getattr(self, name, None)
         if is_outcome_request(plain):
-            setattr(self, name, partial(self._seen, handler or self.http_method_not_allowed))  # type: ignore[attr-defined]
+            view = partial(handler or self.http_method_not_allowed, request, *args, **kwargs)  # type: ignore[attr-defined]
+            setattr(self, name, lambda *args, **kwargs: run(seen(plain, view)))
         if request.method not in SAFE_METHODS and handler is not None and not getattr(handler, EXEMPT, False):
             setattr(self, name, partial(self._once, handler))
-
-    def _seen(self, handler: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
-        """The outcome that the waiting page asks for, else the answer of the handler."""
-        seen = run(outcome(request._request))
-        return handler(request, *args, **kwargs) if seen is None else seen
 
     def _options(self) -> Options:
         """The options; in the transaction of the request (ATOMIC_REQUESTS) those of the exactly-once mode.
@@ -71,29 +66,15 @@ class IdempotentMixin:
         return options
 
     def _once(self, handler: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
-        plain: HttpRequest = request._request
-        state: Idempotency | None = getattr(plain, "idempotency", None)
-        if state is None:
-            state = plain.idempotency = Idempotency()  # type: ignore[attr-defined]
-        attempt = run(enter(plain, self._options(), self))
-        if not isinstance(attempt, KeyedRequest):
-            return handler(request, *args, **kwargs) if attempt is None else attempt
-        call = partial(self._answered, handler, attempt, request, *args, **kwargs)
-        attempt.vouched = request.successful_authenticator is not None
-        if attempt.alias is not None:
-            return exactly_once(attempt, state, call)
-        if (answering := run(claim(attempt))) is not None:
-            return answering()
-        state.attempt = attempt
-        with freeing(attempt):
-            response = call()
-        run(finish(attempt, response))
-        return response
+        call = partial(self._answered, handler, request, *args, **kwargs)
+        vouched = request.successful_authenticator is not None
+        return run(once(request._request, self._options(), self, call, vouched=vouched))
 
-    def _answered(
-        self, handler: Callable[..., Any], attempt: KeyedRequest, request: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        """The answer of the handler, or that of the framework to its exception."""
+    def _answered(self, handler: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
+        """The answer of the handler, or, if there is a key, that of the framework to its exception."""
+        attempt = state_of(request._request).attempt
+        if attempt is None:
+            return handler(request, *args, **kwargs)
         try:
             return handler(request, *args, **kwargs)
         except Exception as error:

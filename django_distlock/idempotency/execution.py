@@ -58,6 +58,7 @@ T = TypeVar("T")
 # What a view's decorators write on its response for the middleware that sets X-Frame-Options and
 # Content-Security-Policy (Django 6).
 MARKS = ("xframe_options_exempt", "_csp_config", "_csp_ro_config")
+_in_thread = sync_to_async(operator.call)
 
 
 def blocking(function: Callable[..., T], *args: Any, **kwargs: Any) -> Flow[T]:
@@ -66,13 +67,12 @@ def blocking(function: Callable[..., T], *args: Any, **kwargs: Any) -> Flow[T]:
     return result
 
 
-async def _in_thread(call: Callable[[], Any]) -> Any:
-    return await sync_to_async(call)()
-
-
 def state_of(request: HttpRequest) -> Idempotency:
-    """``request.idempotency``, which the middleware or the decorator has set."""
-    return request.idempotency  # type: ignore[attr-defined, no-any-return]
+    """``request.idempotency``; a new one if the middleware is not in use."""
+    state: Idempotency | None = getattr(request, "idempotency", None)
+    if state is None:
+        state = request.idempotency = Idempotency()  # type: ignore[attr-defined]
+    return state
 
 
 def load_site_key() -> Flow[str]:
@@ -80,75 +80,62 @@ def load_site_key() -> Flow[str]:
     return key
 
 
-def start(request: HttpRequest, options: Options, view: Any = None) -> Flow[HttpResponse | None]:
-    """Claim the key. None: run the view. Else the answer."""
-    answer = yield from begin(request, options, view)
-    if answer is None or isinstance(answer, HttpResponse):
-        return answer
-    return (yield from blocking(answer))
-
-
-def begin(request: HttpRequest, options: Options, view: Any = None) -> Flow[HttpResponse | Answering | None]:
-    """Claim the key. None: run the view. Else the answer; for an earlier request, the function that makes it."""
-    found = yield from enter(request, options, view)
-    if not isinstance(found, KeyedRequest):
-        return found
-    state = state_of(request)
-    state.begun = True
-    answering = yield from claim(found)
-    if answering is None:
-        state.attempt = found
-    return answering
-
-
 def enter(request: HttpRequest, options: Options, view: Any = None) -> Flow[KeyedRequest | HttpResponse | None]:
     """The attempt that a request is; an answer if its key is refused; None if it has no key and needs none."""
+    source: Source | None = None
     try:
-        found = find_key(request, options, view)
-    except BadKey as error:
-        return (yield from blocking(responses.bad_key, request, error, html=wants_page(request, None)))
-    if found is not None:
-        source, key = found
-        try:
-            principal = yield from blocking(principal_of, request)
-        except Error:  # the session, or the user, is in a database that is down
-            return (yield from blocking(_without_store, request, options, wants_page(request, source)))
-        if source == "header" and not (principal.known or options.anonymous):
-            found = None
-    if found is None:
-        if not options.required:
+        if (found := find_key(request, options, view)) is not None:
+            source, key = found
+            try:
+                principal = yield from blocking(principal_of, request)
+            except Error:  # the session, or the user, is in a database that is down
+                return (yield from blocking(_without_store, request, options, source))
+        if source is None or (source == "header" and not (principal.known or options.anonymous)):
+            if options.required:
+                raise decisions.MissingKey
             return None
-        return (yield from blocking(responses.missing_key, request, html=wants_page(request, None)))
-    if source == "form":
-        verified = forms.verify(request, key, principal.text)
-        if verified is not forms.Verified.GOOD:
-            logger.info("A form key was refused at %s: %s.", ascii(request.path), verified.value)
-            return (yield from blocking(responses.not_issued, request, verified))
-        key = key.partition(".")[0]
-    html = wants_page(request, source)
-    try:
-        secret = yield from load_site_key()
-    except BackendUnavailable:
-        return (yield from blocking(_without_store, request, options, html))
-    try:
-        return (yield from blocking(_attempt, request, options, source, key, principal, secret, html))
+        if source == "form":
+            verified = forms.verify(request, key, principal.text)
+            if verified is not forms.Verified.GOOD:
+                logger.info("A form key was refused at %s: %s.", ascii(request.path), verified.value)
+                return (yield from blocking(responses.not_issued, request, verified))
+            key = key.partition(".")[0]
+        try:
+            secret = yield from load_site_key()
+        except BackendUnavailable:
+            return (yield from blocking(_without_store, request, options, source))
+        return (yield from blocking(_attempt, request, options, source, key, principal, secret))
     except BadKey as error:
-        return (yield from blocking(responses.bad_key, request, error, html=html))
+        return (yield from blocking(responses.bad_key, request, error, html=wants_page(request, source)))
 
 
 def _attempt(
-    request: HttpRequest, options: Options, source: Source, key: str, principal: Principal, secret: str, html: bool
+    request: HttpRequest, options: Options, source: Source, key: str, principal: Principal, secret: str
 ) -> KeyedRequest:
-    settings = config()
-    alias = None if options.atomic is False else settings.database if options.atomic is True else options.atomic
+    settings, alias, html = config(), alias_of(options), wants_page(request, source)
+    method, route, tenant = request.method or "", route_of(request), tenant_of(request, options)
+    mark = mark_of(request, secret, principal)
+    # webhooks share one sender, and unknown clients one name: a quota would let them use up each other's keys
+    has_quota = source != "callable" and principal.kind != "anonymous"
+    claim = KeyClaim(
+        scope=decisions.scope_of(secret, tenant, principal.text, method, route, key),
+        owner=secrets.token_hex(16),
+        fingerprint=fingerprint_of(request, secret, options),
+        claim_ttl=settings.claim_ttl if options.claim_ttl is None else options.claim_ttl,
+        ttl=settings.ttl if options.ttl is None else options.ttl,
+        principal=_label_of(principal, mark),
+        method=method,
+        route=route,
+        quota=settings.max_keys if has_quota else None,
+    )
     wait = settings.form_wait if html else settings.wait
-    replays, mark = options.replay_to_credentials, mark_of(request, secret, principal)
+    replays = options.replay_to_credentials
     return KeyedRequest(
         request=request,
         source=source,
         key=key,
         principal=principal,
-        claim=_claim_of(request, options, source, key, principal, secret, mark),
+        claim=claim,
         mark=mark,
         html=html,
         site_key=secret,
@@ -162,24 +149,9 @@ def _attempt(
     )
 
 
-def _claim_of(
-    request: HttpRequest, options: Options, source: Source, key: str, principal: Principal, secret: str, mark: str
-) -> KeyClaim:
-    settings, route, method = config(), route_of(request), request.method or ""
-    tenant = tenant_of(request, options)
-    # webhooks share one sender, and unknown clients one name: a quota would let them use up each other's keys
-    has_quota = source != "callable" and principal.kind != "anonymous"
-    return KeyClaim(
-        scope=decisions.scope_of(secret, tenant, principal.text, method, route, key),
-        owner=secrets.token_hex(16),
-        fingerprint=fingerprint_of(request, secret, options),
-        claim_ttl=settings.claim_ttl if options.claim_ttl is None else options.claim_ttl,
-        ttl=settings.ttl if options.ttl is None else options.ttl,
-        principal=_label_of(principal, mark),
-        method=method,
-        route=route,
-        quota=settings.max_keys if has_quota else None,
-    )
+def alias_of(options: Options) -> str | None:
+    """The database of the exactly-once mode; None without it."""
+    return config().database if options.atomic is True else options.atomic or None
 
 
 def _label_of(principal: Principal, mark: str) -> str:
@@ -199,12 +171,12 @@ def mark_of(request: HttpRequest, secret: str, principal: Principal) -> str:
     return decisions.keyed(secret, "mark", request.get_host().lower(), principal.text)
 
 
-def _without_store(request: HttpRequest, options: Options, html: bool) -> HttpResponse | None:
+def _without_store(request: HttpRequest, options: Options, source: Source) -> HttpResponse | None:
     """The answer if it cannot be seen whether the request was carried out; None for ``on_store_error="open"``."""
     logger.exception("The store of idempotency keys does not answer.")
     if (options.on_store_error or config().on_store_error) == "open":
         return None
-    return responses.store_down(request, html=html)
+    return responses.store_down(request, html=wants_page(request, source))
 
 
 def claim(attempt: KeyedRequest) -> Flow[Answering | None]:
@@ -360,20 +332,27 @@ def finish(attempt: KeyedRequest, response: HttpResponseBase) -> Flow[None]:
     if not attempt.reached:
         yield from _release(attempt)  # a decorator above has answered: the view has done nothing
         return
-    storage, claim, route = attempt.storage, attempt.claim, ascii(attempt.claim.route)
+    route = ascii(attempt.claim.route)
     if attempt.doubtful and response.status_code >= 500:
         logger.warning("Another middleware failed after %s: its claim runs out, as if the process had died.", route)
         return
     try:
-        ending = yield from blocking(ending_of, attempt, response)  # the user may be a query to the database
-        if ending is not Ending.KEEP:
-            yield from blocking(storage.release, claim, failed=bool(attempt.phases))
-        elif (yield from blocking(storage.complete, claim, answer_of(attempt, response))):
-            keep_body_when_rendered(attempt, response)
-        else:
+        if not (yield from blocking(store, attempt, response)):
             logger.warning("The answer of %s was not kept: its claim was taken over or released.", route)
     except (BackendUnavailable, LockNotAcquired):
         logger.exception("The answer of %s could not be kept.", route)
+
+
+def store(attempt: KeyedRequest, response: HttpResponseBase) -> bool:
+    """Store an answer that is final, else free the key. False: another request has the claim by now."""
+    storage, claim = attempt.storage, attempt.claim
+    if ending_of(attempt, response) is not Ending.KEEP:
+        storage.release(claim, failed=attempt.alias is None and bool(attempt.phases))
+        return True
+    stored = storage.complete(claim, _answer_of(attempt, response))
+    if stored:
+        _keep_body_when_rendered(attempt, response)
+    return stored
 
 
 def free(attempt: KeyedRequest) -> Flow[None]:
@@ -398,7 +377,7 @@ def end(attempt: KeyedRequest) -> None:
     sweeper.sweep_if_due(attempt.storage)
 
 
-def answer_of(attempt: KeyedRequest, response: HttpResponseBase) -> StoredResponse:
+def _answer_of(attempt: KeyedRequest, response: HttpResponseBase) -> StoredResponse:
     """The stored part of a response: without its body if that is not rendered yet, is streamed, or is too large."""
     request = attempt.request
     whole = not response.streaming and getattr(response, "is_rendered", True)
@@ -419,14 +398,14 @@ def _messages_of(request: HttpRequest) -> list[tuple[int, str, str, bool]]:
     return [(m.level, str(m.message), str(m.extra_tags or ""), isinstance(m.message, SafeData)) for m in queued]
 
 
-def keep_body_when_rendered(attempt: KeyedRequest, response: Any) -> None:
+def _keep_body_when_rendered(attempt: KeyedRequest, response: Any) -> None:
     """Store the body of a TemplateResponse when it is rendered, which is after the view."""
     if getattr(response, "is_rendered", True):
         return
 
     def add_body(rendered: Any) -> None:
         try:
-            attempt.storage.add_body(attempt.claim, answer_of(attempt, rendered))
+            attempt.storage.add_body(attempt.claim, _answer_of(attempt, rendered))
         except (BackendUnavailable, LockNotAcquired):
             logger.exception("The body of the answer of %s could not be kept.", ascii(attempt.claim.route))
 

@@ -85,7 +85,7 @@ class Idempotency:
         """
         if self.attempt is None:
             return secrets.token_hex(32)
-        return decisions.derived_key(self.attempt.site_key, self.attempt.claim.scope, name)
+        return decisions.keyed(self.attempt.site_key, "derived", self.attempt.claim.scope, name)
 
     def phase(self, name: str) -> Phase:
         """A step that is not repeated when the request arrives again after a crash or a server error.

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.signals import got_request_exception
-from django.http import HttpResponse
 
-from django_distlock.concurrency.flow import Flow, arun, run
+from django_distlock.concurrency.flow import Flow, Step, arun, run
 
-from . import csrf, decisions  # noqa: F401 - csrf listens to log-ins
-from .execution import begin, blocking, end, finish, state_of
-from .handle import Idempotency
+from . import decisions
+from .execution import blocking, claim, end, enter, finish, state_of
+from .handle import Idempotency, KeyedRequest
 from .http import responses
 from .http.disconnect import finish_despite_disconnect
 from .http.requests import has_no_key
@@ -23,9 +22,7 @@ from .options import PLAIN, Options, is_exempt, options_of, view_class
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from django.http import HttpRequest, HttpResponseBase
-
-    from .handle import KeyedRequest
+    from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 
 class IdempotencyMiddleware:
@@ -50,26 +47,9 @@ class IdempotencyMiddleware:
             self.process_template_response = self.aprocess_template_response  # type: ignore[method-assign]
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
-        request.idempotency = Idempotency()  # type: ignore[attr-defined]
-        if self.is_async:
-            return self._acall(request)
-        try:
-            response: HttpResponseBase = self.get_response(request)
-        except BaseException:  # KeyboardInterrupt, SystemExit: no answer comes, so the renewal must end
-            _leave(request)
-            raise
-        return run(_after(request, response))
-
-    async def _acall(self, request: HttpRequest) -> HttpResponseBase:
-        return await finish_despite_disconnect(self._answer(request), lambda: state_of(request).begun)
-
-    async def _answer(self, request: HttpRequest) -> HttpResponseBase:
-        try:
-            response: HttpResponseBase = await self.get_response(request)
-        except BaseException:
-            _leave(request)
-            raise
-        return await arun(_after(request, response))
+        state = request.idempotency = Idempotency()  # type: ignore[attr-defined]
+        flow = _answer(request, state, Step(self.get_response, self.get_response, (request,)))
+        return finish_despite_disconnect(arun(flow), lambda: state.begun) if self.is_async else run(flow)
 
     def process_template_response(self, request: HttpRequest, response: Any) -> Any:
         """Store the answer before it is rendered: the view has acted, and rendering may fail."""
@@ -102,7 +82,8 @@ def _has_nothing_to_do(request: HttpRequest, view: Any) -> bool:
     method = request.method or ""
     if method in decisions.SAFE_METHODS:
         return not is_outcome_request(request) or is_answered_by_view(view, method)
-    options = state_of(request).options = _acting(view, method)
+    state: Idempotency = request.idempotency  # type: ignore[attr-defined]
+    options = state.options = _acting(view, method)
     return options is None or has_no_key(request, options)
 
 
@@ -111,30 +92,35 @@ def _before(request: HttpRequest, view: Any) -> Flow[HttpResponse | None]:
         return (yield from outcome(request, view))
     state = state_of(request)
     options: Any = state.options
-    answer = yield from begin(request, options, view)
-    if options is not PLAIN and state.attempt is not None:  # the decorator lets the view run
-        state.attempt.reached = False
-    if answer is None or isinstance(answer, HttpResponse):
-        return answer
-    if options is not PLAIN:  # the decorator gives the answer
-        state.answering = answer
-        return None
-    return (yield from blocking(answer))
+    attempt = yield from enter(request, options, view)
+    if not isinstance(attempt, KeyedRequest):
+        return attempt
+    state.begun = True
+    answering = yield from claim(attempt)
+    if answering is None:
+        state.attempt, attempt.reached = attempt, options is PLAIN
+    elif options is PLAIN:
+        return (yield from blocking(answering))
+    else:  # the decorator gives the answer
+        state.answering = answering
+    return None
 
 
-def _after(request: HttpRequest, response: HttpResponseBase) -> Flow[HttpResponseBase]:
-    if (attempt := _attempt_of(request)) is not None:
-        yield from finish(attempt, response)
-    if _is_not_allowed(request, response):
+def _answer(request: HttpRequest, state: Idempotency, call: Step) -> Flow[HttpResponseBase]:
+    try:
+        response: HttpResponseBase = yield call
+    except BaseException:  # KeyboardInterrupt, SystemExit: no answer comes, so the renewal must end
+        if state.attempt is not None:
+            end(state.attempt)
+        raise
+    if state.attempt is not None:
+        yield from finish(state.attempt, response)
+    # a decorator above @idempotent, like require_POST, may have refused the GET of the waiting page
+    if response.status_code == 405 and is_outcome_request(request):
         response = (yield from outcome(request, bare=True)) or response
     if getattr(request, "idempotency_key_issued", False):
         responses.mark_as_private(response)
     return response
-
-
-def _is_not_allowed(request: HttpRequest, response: HttpResponseBase) -> bool:
-    """Has a decorator above ``@idempotent``, like ``require_POST``, refused the GET of the waiting page?"""
-    return response.status_code == 405 and is_outcome_request(request)
 
 
 def _acting(view: Any, method: str) -> Options | None:
@@ -153,11 +139,6 @@ def _acting_once(view: Any, method: str) -> Options | None:
     return None if options.atomic else options
 
 
-def _leave(request: HttpRequest) -> None:
-    if (attempt := _attempt_of(request)) is not None:
-        end(attempt)
-
-
 def _note_failure(*, request: HttpRequest | None = None, **facts: Any) -> None:
     """Note an exception that another middleware has raised: Django answers 500, and the view may have acted."""
     if request is not None and hasattr(request, "idempotency") and (attempt := _attempt_of(request)) is not None:
@@ -169,5 +150,5 @@ got_request_exception.connect(_note_failure, dispatch_uid="django_distlock.idemp
 
 def _attempt_of(request: HttpRequest) -> KeyedRequest | None:
     """The attempt that the middleware has to finish."""
-    attempt = state_of(request).attempt
+    attempt: KeyedRequest | None = request.idempotency.attempt  # type: ignore[attr-defined]
     return attempt if attempt is not None and attempt.running and attempt.alias is None else None

@@ -24,9 +24,13 @@ class StoredResponse:
     # attributes of the response that other middleware reads
     marks: dict[str, Any] = field(default_factory=dict)
 
+    def header(self, wanted: str) -> str | None:
+        """The value of a header, whose name is given in lower case."""
+        return next((value for name, value in self.headers if name.lower() == wanted), None)
+
     @property
     def location(self) -> str | None:
-        return next((value for name, value in self.headers if name.lower() == "location"), None)
+        return self.header("location")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

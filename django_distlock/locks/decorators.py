@@ -35,8 +35,8 @@ class Recipe(Protocol):
 
     def templates(self) -> tuple[str, ...]: ...
     def formatted(self, values: Mapping[str, str]) -> Self: ...
-    def _acquire(self) -> Any: ...
-    def _try_acquire(self, timeout: Any) -> Any: ...
+    def acquire(self) -> Any: ...
+    def try_acquire(self, timeout: Any) -> Any: ...
     async def aacquire(self) -> Any: ...
     async def atry_acquire(self, timeout: Any) -> Any: ...
 
@@ -127,7 +127,7 @@ def decorate(lock: Recipe, function: F, on_busy: OnBusy) -> F:
         recipe = _recipe(lock, template, args, kwargs)
         if owner.on_event_loop():
             _refuse_event_loop(function)
-        lease = recipe._try_acquire(recipe.timeout) if on_busy != "raise" else recipe._acquire()
+        lease = recipe.try_acquire(recipe.timeout) if on_busy != "raise" else recipe.acquire()
         if lease is None:
             return call_view(on_busy, request, excluded, *args, **kwargs) if callable(on_busy) else None
         return _run(lease, function, call, args, kwargs)
@@ -190,12 +190,12 @@ def _run(
 ) -> Any:
     try:
         result = call(*args, **kwargs)
-    except BaseException:
-        lease._release(False)  # so that the exception of the body is raised
+    except BaseException as error:
+        lease.__exit__(type(error), error, None)  # so that the exception of the body is raised
         raise
     if inspect.isawaitable(result):
         return _Awaited(lease, function, result)
-    lease._release(True)  # the call may stand in an except block, whose exception is unrelated
+    lease.__exit__(None, None, None)  # the call may stand in an except block, whose exception is unrelated
     return result
 
 

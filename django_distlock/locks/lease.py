@@ -14,16 +14,16 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, Step, arun, run
 from django_distlock.exceptions import DistlockError, LockLost, LockNotHeld, UnsupportedOperation
 from django_distlock.manager import owner
-from django_distlock.manager.interrupted import in_thread, releases
+from django_distlock.manager.interrupted import in_thread
 from django_distlock.manager.keepalive import RENEWALS_PER_TTL, keepalive
-from django_distlock.manager.lock_table import FORKED, Hold, State, lock_table
+from django_distlock.manager.lock_table import FORKED, Hold, State, interrupted_calls, lock_table
 from django_distlock.manager.open_transactions import begun_by_sql
-from django_distlock.manager.release import give_back, lose_dead, notice_loss
+from django_distlock.manager.release import give_back, give_back_fast, lose_dead, notice_loss
 from django_distlock.manager.transactions import defer
 from django_distlock.validation import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -33,22 +33,17 @@ if TYPE_CHECKING:
 
 
 def perform(flow: Flow[None]) -> None:
-    """Run the flow of a release, which the caller has registered in :data:`releases`.
+    """Run the flow of a release.
 
     On an event loop only the part that never waits runs here: another task of the same loop may be in the middle of a
     statement, which ends only if the loop keeps running. A thread does the rest.
     """
-    try:
-        if asyncio._get_running_loop() is not None:
-            step = next(flow, None)
-            if step is not None:
-                in_thread(run, flow, step)
-        else:
-            run(flow)
-    except DistlockError:
-        releases.pop(flow, None)
-        raise
-    releases.pop(flow, None)  # not after an interrupt: then the keepalive thread finishes the release
+    if asyncio._get_running_loop() is None:
+        run(flow)
+        return
+    step = next(flow, None)
+    if step is not None:
+        in_thread(run, flow, step)
 
 
 class BaseLease:
@@ -56,29 +51,17 @@ class BaseLease:
 
     __slots__ = ()
 
-    def _release_flow(self, raising: bool | None, sync: bool = False) -> Flow[None]:
-        """Release the lock.
-
-        ``raising``: raise the errors; None: raise them unless another exception is being handled.
-        ``sync``: the engine's fast path may be used.
-        """
+    def _release_flow(self, raising: bool) -> Flow[None]:
+        """Release the lock. ``raising``: raise the errors, do not log them."""
         raise NotImplementedError
 
-    def leases_left(self) -> Iterable[tuple[Hold, Lease]]:
-        """The leases that an interrupted release has not released."""
+    def _interrupted(self) -> None:
+        """Leave the rest of a release that has failed to the keepalive thread. Does nothing if none is left."""
         raise NotImplementedError
 
-    def _release(self, raising: bool | None) -> None:
-        flow = self._release_flow(raising, sync=True)
-        releases[flow] = self.leases_left
-        self._perform(flow)
-
-    def _perform(self, flow: Flow[None]) -> None:
-        if finalizers.here.collecting:
-            flow.close()
-            finalizers.later(perform, self._release_flow(False, sync=True))
-        else:
-            perform(flow)
+    def _release(self, raising: bool) -> None:
+        """:meth:`_release_flow` in this thread. After an exception the caller calls :meth:`_interrupted`."""
+        perform(self._release_flow(raising))
 
     def _aenters(self) -> None:
         """Called when an ``async with`` block begins in this task."""
@@ -87,15 +70,12 @@ class BaseLease:
         """Called when the block has ended, with its exception."""
         await self._arelease(error is None)
 
-    async def _arelease(self, raising: bool | None) -> None:
-        flow = self._release_flow(raising)
-        releases[flow] = self.leases_left
+    async def _arelease(self, raising: bool) -> None:
         try:
-            await arun(flow)
-        except (DistlockError, asyncio.CancelledError):
-            releases.pop(flow, None)
+            await arun(self._release_flow(raising))
+        except BaseException:
+            self._interrupted()
             raise
-        releases.pop(flow, None)
 
     def release(self) -> None:
         """Release the lock. A second release does nothing.
@@ -103,27 +83,35 @@ class BaseLease:
         Raises LockLost if the lock was lost before, unless another exception is being handled. Inside a transaction
         the engine keeps the lock until the transaction has ended.
         """
-        flow = self._release_flow(None, sync=True)
-        releases[flow] = (
-            self.leases_left
-        )  # before anything else: if an interrupt ends it, the keepalive thread cleans up
-        self._perform(flow)
+        try:
+            if finalizers.here.collecting:
+                finalizers.later(self._release, False)
+            else:
+                self._release(sys.exc_info()[0] is None)
+        except BaseException:
+            self._interrupted()
+            raise
 
     async def arelease(self) -> None:
         """:meth:`release` for a task."""
         if finalizers.here.collecting or not owner.on_event_loop():  # the coroutine is being closed, and cannot await
-            self._release(False)
+            self.__exit__(GeneratorExit, None, None)
         else:
-            await self._arelease(None)
+            await self._arelease(sys.exc_info()[0] is None)
 
     def __enter__(self) -> Self:
         owner.refuse_event_loop("async with")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        flow = self._release_flow(kind is None, sync=True)
-        releases[flow] = self.leases_left
-        self._perform(flow)
+        try:
+            if finalizers.here.collecting:
+                finalizers.later(self._release, False)
+            else:
+                self._release(kind is None)
+        except BaseException:
+            self._interrupted()
+            raise
 
     async def __aenter__(self) -> Self:
         self._aenters()
@@ -131,7 +119,7 @@ class BaseLease:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if finalizers.here.collecting or not owner.on_event_loop():
-            self._release(False)
+            self.__exit__(GeneratorExit, error, trace)
         else:
             await self._aleave(error)
 
@@ -157,9 +145,6 @@ class Lease(BaseLease):
     def __repr__(self) -> str:
         state = "lost" if self.lost else "held" if self.held else "released"
         return f"<Lease {self.name!r} on {self.using!r}: {state}>"
-
-    def leases_left(self) -> Iterable[tuple[Hold, Lease]]:
-        return ((self._hold, self),)
 
     @property
     def owner(self) -> object:
@@ -305,30 +290,48 @@ class Lease(BaseLease):
             raise LockLost(f"The lock {self.name!r} of alias {self.using!r} was in doubt while it was held.") from error
         raise LockLost(self._lost_message()) from error
 
-    def _release_flow(self, raising: bool | None, sync: bool = False) -> Flow[None]:
-        hold = self._hold
-        if self._released or hold.lost == FORKED:
-            return
-        self._released = True
-        if raising is None:
-            raising = sys.exc_info()[0] is None
-        if hold.lost is not None:
-            self._report(LockLost(self._lost_message()), raising)
-            return
-        if not lock_table.leave(hold, self):
-            return
-        self._last = True
-        if defer(hold):
-            self._last = False
-            return
-        begun = begun_by_sql()
-        detached = sync and asyncio._get_running_loop() is not None
-        hold.giving = give_back(hold, fast=sync)
-        error = yield from hold.giving
+    def _interrupted(self) -> None:
+        if self._hold.state is not State.ENDED:
+            interrupted_calls[self] = self._hold
+
+    def _release(self, raising: bool) -> None:
+        if self._ends_hold(raising):
+            begun = begun_by_sql()
+            if not give_back_fast(self._hold):
+                detached = asyncio._get_running_loop() is not None
+                if detached:  # perform() leaves it to a thread, which an interrupt here does not end
+                    self._hold.released_by = None
+                perform(self._give_back(begun, raising and not detached))
+            elif begun:
+                self._report(_uncommitted(self, begun), raising)
+
+    def _release_flow(self, raising: bool) -> Flow[None]:
+        if self._ends_hold(raising):
+            yield from self._give_back(begun_by_sql(), raising)
+
+    def _give_back(self, begun: list[BaseDatabaseWrapper], raising: bool) -> Flow[None]:
+        error = yield from give_back(self._hold)
         if error is None and begun:
             error = _uncommitted(self, begun)
         if error is not None:
-            self._report(error, raising and not detached)
+            self._report(error, raising)
+
+    def _ends_hold(self, raising: bool) -> bool:
+        """Stop using the hold. True if the engine is to be asked to release it now."""
+        hold = self._hold
+        if self._released or hold.lost == FORKED:
+            return False
+        self._released = True
+        if hold.lost is not None:
+            self._report(LockLost(self._lost_message()), raising)
+            return False
+        if not lock_table.leave(hold, self):
+            return False
+        self._last = True
+        if defer(hold):
+            self._last = False
+            return False
+        return True
 
     def _report(self, error: DistlockError, raising: bool) -> None:
         if raising:
@@ -388,13 +391,12 @@ class LeaseSet(BaseLease):
         for lease in self.leases:
             lease.ensure_held()
 
-    def leases_left(self) -> Iterable[tuple[Hold, Lease]]:
-        return [(lease._hold, lease) for lease in reversed(self.leases)]
+    def _interrupted(self) -> None:
+        for lease in reversed(self.leases):
+            lease._interrupted()
 
-    def _release_flow(self, raising: bool | None, sync: bool = False) -> Flow[None]:
-        if raising is None:
-            raising = sys.exc_info()[0] is None
-        yield from release_all(self.leases, raising)
+    def _release_flow(self, raising: bool) -> Flow[None]:
+        return release_all(self.leases, raising)
 
 
 def release_all(leases: Any, raising: bool) -> Flow[None]:

@@ -7,7 +7,6 @@ block is therefore not kept on them, but in :data:`open_blocks`.
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -17,21 +16,18 @@ from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, arun, run
 from django_distlock.concurrency.fork import Order, at_fork
-from django_distlock.exceptions import DistlockError, LockNotAcquired, LockNotHeld, LockTimeout
+from django_distlock.exceptions import LockNotAcquired, LockNotHeld, LockTimeout
 from django_distlock.keys import validate_name
 from django_distlock.manager import owner
-from django_distlock.manager.acquire import LockRequest, acquire_flow
-from django_distlock.manager.interrupted import releases
+from django_distlock.manager.acquire import LockRequest, acquire, acquire_flow
 from django_distlock.manager.registry import registry
 from django_distlock.validation import UNSET, Timeout, flag, optional_seconds
 
 from . import decorators
-from .lease import BaseLease, Lease, perform
+from .lease import BaseLease, Lease
 from .task_guard import TaskGuard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from django_distlock.manager.lock_table import Hold
 
 L = TypeVar("L", bound=BaseLease)
@@ -43,34 +39,26 @@ class OpenBlocks:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        # the recipe is kept beside its id, so that Python does not give the id to another object; each lease has the
-        # number of its block
-        self._open: dict[int, tuple[object, list[tuple[int, Any]]]] = {}
-        # the number of the latest block
-        self.latest = 0
+        # the recipe is kept beside its id, so that Python does not give the id to another object
+        self._open: dict[int, tuple[object, tuple[Any, ...]]] = {}
+
+    # Each change is one assignment, so that an interrupt leaves nothing half done, and a reader needs no mutex.
 
     def add(self, recipe: object, lease: Any) -> None:
         with self._guard:
-            self.latest += 1
             found = self._open.get(id(recipe))
-            if found is None:
-                self._open[id(recipe)] = (recipe, [(self.latest, lease)])
-            else:
-                found[1].append((self.latest, lease))
+            self._open[id(recipe)] = (recipe, (lease,) if found is None else (*found[1], lease))
 
-    def find(self, recipe: object, context: object = None, until: float = math.inf) -> Any | None:
-        """The lease of the latest block of ``context`` (the caller), or of the only open block (R24); None without.
-
-        Blocks with a number above ``until`` do not count."""
-        with self._guard:
-            found = self._open.get(id(recipe))
-            if found is None:
-                return None
-            leases = [lease for number, lease in found[1] if number <= until]
-            if len(leases) == 1:
-                return leases[0]
-            context = context or owner.current()
-            return next((lease for lease in reversed(leases) if lease.owner is context), None)
+    def find(self, recipe: object, context: object = None) -> Any | None:
+        """The lease of the latest block of ``context`` (the caller), or of the only open block (R24); None without."""
+        found = self._open.get(id(recipe))
+        if found is None:
+            return None
+        leases = found[1]
+        if len(leases) == 1:
+            return leases[0]
+        context = context or owner.current()
+        return next((lease for lease in reversed(leases) if lease.owner is context), None)
 
     def remove(self, recipe: object, lease: Any) -> None:
         """Remove the block of ``lease``. Does nothing if it is not open."""
@@ -78,11 +66,10 @@ class OpenBlocks:
             found = self._open.get(id(recipe))
             if found is None:
                 return
-            left = [each for each in found[1] if each[1] is not lease]
-            if left:  # in one operation, so that an interrupt leaves nothing half done
-                self._open[id(recipe)] = (recipe, left)
-            else:
+            if found[1] == (lease,):
                 del self._open[id(recipe)]
+            else:
+                self._open[id(recipe)] = (recipe, tuple([each for each in found[1] if each is not lease]))
 
     def after_fork(self) -> None:
         """In the child: replace the mutex, which another thread of the parent may have held.
@@ -106,11 +93,13 @@ class BaseLock(Generic[L]):
     #: The name as written in a decorator. Metrics use it as a label, because there are few different ones.
     template: str | None = None
 
-    def _flow(self, timeout: float | None, start: float, blocking: bool = False) -> Flow[L | None]:
-        """Acquire within ``timeout`` seconds (None: no limit) of the monotonic time ``start``; None if busy.
-
-        ``blocking``: the calling thread may be blocked by one statement."""
+    def _flow(self, timeout: float | None, start: float) -> Flow[L | None]:
+        """Acquire within ``timeout`` seconds (None: no limit) of the monotonic time ``start``; None if busy."""
         raise NotImplementedError
+
+    def _wait(self, timeout: float | None, start: float) -> L | None:
+        """:meth:`_flow` in this thread."""
+        return run(self._flow(timeout, start))
 
     def _described(self) -> str:
         raise NotImplementedError
@@ -145,13 +134,10 @@ class BaseLock(Generic[L]):
         """
         if asyncio._get_running_loop() is not None:
             owner.refuse_event_loop("await lock.aacquire()")
-        return self._acquire(timeout)
-
-    def _acquire(self, timeout: Timeout = UNSET) -> L:
         if self.cancel_on_loss:
             decorators.refuse_cancel_on_loss()
         timeout = self._resolve(timeout)
-        lease = run(self._flow(timeout, monotonic(), blocking=True))
+        lease = self._wait(timeout, monotonic())
         if lease is None:
             raise self._busy(timeout)
         return lease
@@ -171,9 +157,6 @@ class BaseLock(Generic[L]):
         """
         if asyncio._get_running_loop() is not None:
             owner.refuse_event_loop("await lock.atry_acquire()")
-        return self._try_acquire(timeout)
-
-    def _try_acquire(self, timeout: Timeout) -> L | None:
         if self.cancel_on_loss:
             decorators.refuse_cancel_on_loss()
         return run(self._flow(self._resolve(timeout), monotonic()))
@@ -193,7 +176,7 @@ class BaseLock(Generic[L]):
             open_blocks.add(self, lease)
         except BaseException:  # KeyboardInterrupt: no block would ever release it
             open_blocks.remove(self, lease)
-            lease._release(False)
+            lease._interrupted()
             raise
         return lease
 
@@ -206,64 +189,45 @@ class BaseLock(Generic[L]):
         return lease
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        begun: list[L] = []
-        flow, latest = self._exit_flow(kind is None, begun), open_blocks.latest
-        # before anything else: if an interrupt ends it, the keepalive thread cleans up
-        releases[flow] = lambda: self._leases_left(begun, latest)
-        if finalizers.here.collecting:
-            flow.close()
-            finalizers.later(self._exit, owner.current())
-            releases.pop(flow, None)
-        else:
-            perform(flow)
+        lease: L | None = None
+        try:
+            if finalizers.here.collecting:
+                finalizers.later(self._exit_for, owner.current())
+                return
+            lease = open_blocks.find(self)
+            if lease is None:
+                self._refuse_exit(kind is None)
+                return
+            lease._release(kind is None)
+            open_blocks.remove(self, lease)
+        except BaseException:  # an error of the release, or an interrupt
+            lease = lease or open_blocks.find(self)
+            if lease is not None:
+                open_blocks.remove(self, lease)
+                lease._interrupted()
+            raise
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if finalizers.here.collecting:
-            finalizers.later(self._exit, owner.current())
-        elif not owner.on_event_loop():  # the coroutine is being closed: nothing can be awaited
-            self.__exit__(kind, error, trace)
-        else:
-            lease = self._leave(kind is None)
-            if lease is not None:
-                await lease._aleave(error)
+        if finalizers.here.collecting or not owner.on_event_loop():  # the coroutine is being closed, and cannot await
+            self.__exit__(GeneratorExit, error, trace)
+            return
+        lease: L | None = open_blocks.find(self)
+        if lease is None:
+            self._refuse_exit(kind is None)
+            return
+        open_blocks.remove(self, lease)
+        await lease._aleave(error)
 
-    def _exit(self, context: object) -> None:
+    def _exit_for(self, context: object) -> None:
         """Leave the block of a generator or coroutine that the garbage collector has closed."""
-        perform(self._exit_flow(False, [], context))
-
-    def _exit_flow(self, raising: bool, begun: list[L], context: object = None) -> Flow[None]:
-        """Release the lease of the caller's block, which is put into ``begun`` before."""
         lease: L | None = open_blocks.find(self, context)
         if lease is not None:
-            begun.append(lease)
-            try:
-                yield from lease._release_flow(raising, sync=True)
-            except DistlockError:
-                open_blocks.remove(self, lease)
-                raise
-            open_blocks.remove(self, lease)  # not after an interrupt: see _leases_left()
-        elif raising:
-            raise LockNotHeld(f"{self._described()} was not entered by this context.")
-
-    def _leave(self, raising: bool) -> L | None:
-        lease: L | None = open_blocks.find(self)
-        if lease is not None:
             open_blocks.remove(self, lease)
-        elif raising:
+            lease.__exit__(GeneratorExit, None, None)
+
+    def _refuse_exit(self, raising: bool) -> None:
+        if raising:
             raise LockNotHeld(f"{self._described()} was not entered by this context.")
-        return lease
-
-    def _leases_left(self, begun: list[L], latest: int) -> Iterable[tuple[Hold, Lease]]:
-        """The leases that an interrupted exit of a ``with`` block has not released.
-
-        If the exit had not yet found its block, take one of the main thread, where signals raise their exceptions. A
-        block that was entered after this exit, with a number above ``latest``, is still in use.
-        """
-        lease: L | None = begun[0] if begun else open_blocks.find(self, threading.main_thread(), latest)
-        if lease is None:
-            return ()
-        open_blocks.remove(self, lease)
-        return lease.leases_left()
 
     def __call__(self, function: F) -> F:
         """Decorate a function, a method, an ``async def`` or a view: each call holds the lock while it runs."""
@@ -320,19 +284,11 @@ class Lock(BaseLock[Lease]):
         made.template = self.template or self.name
         return made
 
-    def _flow(self, timeout: float | None, start: float, blocking: bool = False) -> Flow[Lease | None]:
-        request = LockRequest(
-            self.using,
-            (self.name,),
-            timeout,
-            start,
-            self.shared,
-            self.ttl,
-            self.max_hold,
-            template=self.template,
-            blocking=blocking,
-        )
-        return acquire_flow(request, guarded_lease if self.cancel_on_loss else Lease)
+    def _flow(self, timeout: float | None, start: float) -> Flow[Lease | None]:
+        return acquire_flow(LockRequest.of(self, timeout, start), guarded_lease if self.cancel_on_loss else Lease)
+
+    def _wait(self, timeout: float | None, start: float) -> Lease | None:
+        return acquire(self, timeout, start, Lease)
 
 
 def guarded_lease(hold: Hold) -> Lease:

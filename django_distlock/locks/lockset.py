@@ -19,7 +19,6 @@ from django_distlock.concurrency.deadline import PAUSE, Deadline, backoff
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.manager.acquire import LockRequest, acquire_flow, announce
-from django_distlock.manager.interrupted import releases
 from django_distlock.manager.open_transactions import open_transactions
 from django_distlock.manager.registry import registry
 from django_distlock.manager.transactions import on_own_connection, unbind
@@ -30,8 +29,6 @@ from .lock import BaseLock, Lock, validate_alias
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from django_distlock.manager.lock_table import Hold
 
 
 class SetAttempt:
@@ -60,25 +57,23 @@ class SetAttempt:
 
     def abandon(self) -> Flow[None]:
         """Release the locks acquired so far, as if they had never been requested."""
-        for lease in self.taken:
-            hold = lease._hold
-            # a lock that this context held or kept before the attempt is not released
-            hold.abandoned = not hold.kept and hold.leases == {lease} and hold.scope == "session"
-            if hold.abandoned:
-                unbind(hold)
-        flow = release_all(self.taken, False)
-        releases[flow] = self._leases_left
         try:
-            yield from flow
+            for lease in self.taken:
+                hold = lease._hold
+                # a lock that this context held or kept before the attempt is not released
+                hold.abandoned = not hold.kept and hold.leases == {lease} and hold.scope == "session"
+                if hold.abandoned:
+                    unbind(hold)
+            yield from release_all(self.taken, False)
+        except BaseException:
+            for lease in self.taken:
+                lease._interrupted()
+            raise
         finally:
             if self._savepoint is not None:
                 with contextlib.suppress(DatabaseError):  # the transaction is over, and so are its locks
                     self._connection.savepoint_rollback(self._savepoint)
                     self._connection.savepoint_commit(self._savepoint)
-        releases.pop(flow, None)  # not after an interrupt: the keepalive thread finishes it
-
-    def _leases_left(self) -> list[tuple[Hold, Lease]]:
-        return [(lease._hold, lease) for lease in self.taken]
 
 
 class LockSet(BaseLock[LeaseSet]):
@@ -123,7 +118,7 @@ class LockSet(BaseLock[LeaseSet]):
     def formatted(self, values: Mapping[str, str]) -> Self:
         return type(self)([lock.formatted(values) for lock in self.locks], using=self.using, timeout=self.timeout)
 
-    def _flow(self, timeout: float | None, start: float, blocking: bool = False) -> Flow[LeaseSet | None]:
+    def _flow(self, timeout: float | None, start: float) -> Flow[LeaseSet | None]:
         attempt = SetAttempt(self.locks)
         try:
             for lock in self.locks:
@@ -171,7 +166,7 @@ class Semaphore(BaseLock[Lease]):
         made.template = made._lock.template = self.template or self.name
         return made
 
-    def _flow(self, timeout: float | None, start: float, blocking: bool = False) -> Flow[Lease | None]:
+    def _flow(self, timeout: float | None, start: float) -> Flow[Lease | None]:
         request = LockRequest(
             self.using,
             (self.name, "semaphore"),

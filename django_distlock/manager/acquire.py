@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from django_distlock import signals
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import PAUSE, Deadline
-from django_distlock.concurrency.flow import Flow, Step
+from django_distlock.concurrency.flow import Flow, Step, run
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.records import Claim
 from django_distlock.validation import UNSET
@@ -17,7 +17,7 @@ from django_distlock.validation import UNSET
 from . import events
 from .isolation import warn_of_stale_snapshot
 from .keepalive import RENEWALS_PER_TTL, keepalive
-from .lock_table import Hold, State, lock_table
+from .lock_table import Hold, State, interrupted_calls, leave_behind, lock_table
 from .open_transactions import listen_for_begin, open_transactions
 from .owner import current
 from .registry import registry
@@ -39,6 +39,17 @@ if TYPE_CHECKING:
 H = TypeVar("H")
 
 
+class LockOptions(Protocol):
+    """What a Lock says about itself."""
+
+    using: str
+    name: str
+    shared: bool
+    ttl: Timeout
+    max_hold: Timeout
+    template: str | None
+
+
 class LockRequest(NamedTuple):
     """One lock, as the calling context asks for it."""
 
@@ -58,33 +69,77 @@ class LockRequest(NamedTuple):
     reenter: bool = True
     #: The name as a decorator spells it.
     template: str | None = None
-    #: May the calling thread be blocked by one statement, as the engine's fast path does?
-    blocking: bool = False
     #: When the wait began, for an attempt that is one of several; those do not announce by themselves that it is busy.
     since: float | None = None
 
+    @classmethod
+    def of(cls, lock: LockOptions, timeout: float | None, start: float) -> LockRequest:
+        """The request for ``lock``."""
+        return cls(
+            lock.using, (lock.name,), timeout, start, lock.shared, lock.ttl, lock.max_hold, template=lock.template
+        )
 
-def acquire_flow(request: LockRequest, lease_of: Callable[[Hold], H]) -> Flow[H | None]:
+
+class Arrival(NamedTuple, Generic[H]):
+    """An attempt: a new hold, the handle of its caller, and what the lock table says, if it was asked already."""
+
+    hold: Hold
+    lease: H
+    mine: Any = UNSET
+
+
+def acquire(lock: LockOptions, timeout: float | None, start: float, lease_of: Callable[[Hold], H]) -> H | None:
+    """:func:`acquire_flow` in this thread: at once by the engine's fast path, if that is possible."""
+    entry = registry.entry(lock.using)
+    if not (entry.fast and entry.ready):
+        return run(acquire_flow(LockRequest.of(lock, timeout, start), lease_of))
+    hold = Hold(entry.backend, entry.key(lock.name), current(), lock.shared)
+    hold.template = lock.template
+    lease = lease_of(hold)
+    try:
+        try:
+            _refuse_unsupported(lock, entry)
+            mine = _arrive(hold, entry, timeout != 0)
+            if mine is hold and hold.parker is None and _take_fast_path(lock, timeout, start, entry, hold, lease):
+                return lease
+        except Exception as error:
+            run(_undo(hold))
+            announce(signals.lock_failed, LockRequest.of(lock, timeout, start), error=error)
+            raise
+        return run(acquire_flow(LockRequest.of(lock, timeout, start), lease_of, Arrival(hold, lease, mine)))
+    except BaseException:
+        leave_behind(hold, lease)
+        raise
+
+
+def acquire_flow(
+    request: LockRequest, lease_of: Callable[[Hold], H], arrival: Arrival[H] | None = None
+) -> Flow[H | None]:
     """Acquire; None if the lock stays busy until the deadline. A failure is announced by a signal.
 
     ``lease_of`` makes the caller's handle of a hold. The hold counts its handles and gives the lock back with the last.
+    ``arrival``: the first attempt, if it has begun.
     """
     entry = registry.entry(request.using)
     try:
-        if request.shared or request.ttl is not UNSET or request.max_hold is not UNSET:
-            _refuse_unsupported(request, entry)
+        _refuse_unsupported(request, entry)
         if not entry.ready:
             yield Step(site_key.load, site_key.aload)
         key, owner = entry.key(*request.parts), current()
         while True:
-            hold = Hold(entry.backend, key, owner, request.shared, request.limit)
-            hold.template = request.template
-            lease = lease_of(hold)
-            # registered before it runs: if an interrupt ends it, the keepalive thread cleans up
-            attempt = hold.calls[lease] = _attempt(request, entry, hold, lease, lease_of)
-            granted = yield from attempt
+            if arrival is None:
+                hold = Hold(entry.backend, key, owner, request.shared, request.limit)
+                hold.template = request.template
+                arrival = Arrival(hold, lease_of(hold))
+            hold, lease, _ = arrival
+            try:
+                granted = yield from _attempt(request, entry, arrival, lease_of)
+            except BaseException:
+                leave_behind(hold, lease)
+                raise
             if granted is not hold:
                 break
+            arrival = None
     except GeneratorExit:
         raise
     except BaseException as error:
@@ -103,48 +158,49 @@ def announce(signal: Signal, request: LockRequest, **facts: Any) -> None:
         events.send(signal, backend, request.parts[0], request.template, wait=wait, **facts)
 
 
-def _refuse_unsupported(request: LockRequest, entry: Entry) -> None:
+def _refuse_unsupported(wanted: LockOptions | LockRequest, entry: Entry) -> None:
+    if not wanted.shared and wanted.ttl is UNSET and wanted.max_hold is UNSET:
+        return
     backend = entry.backend
-    if request.shared and not backend.supports_shared:
+    if wanted.shared and not backend.supports_shared:
         raise backend.unsupported("share a lock")
     if not backend.supports_ttl:
         for argument in ("ttl", "max_hold"):
-            if getattr(request, argument) is not UNSET:
+            if getattr(wanted, argument) is not UNSET:
                 raise backend.unsupported(f"give a lock a {argument}: it is held for as long as its session lives")
 
 
+def _arrive(hold: Hold, entry: Entry, may_wait: bool, reenter: bool = True) -> Hold | None:
+    """Ask for a place in the lock table."""
+    mine = lock_table.arrive(hold, may_wait=may_wait, reenter=reenter, limit=entry.config.max_held)
+    if keepalive.thread is None:
+        keepalive.ensure()
+    return mine
+
+
 def _attempt(
-    request: LockRequest, entry: Entry, hold: Hold, lease: H, lease_of: Callable[[Hold], H]
+    request: LockRequest, entry: Entry, arrival: Arrival[H], lease_of: Callable[[Hold], H]
 ) -> Flow[H | Hold | None]:
     """Acquire with ``hold``, or enter a hold again that its context has. Returns the handle; None: busy; ``hold``: the
     other hold has ended meanwhile, so that the caller begins again."""
+    hold, lease, mine = arrival
     try:
-        mine = lock_table.arrive(
-            hold, may_wait=request.timeout != 0, reenter=request.reenter, limit=entry.config.max_held
-        )
-        if keepalive.thread is None:
-            keepalive.ensure()
+        if mine is UNSET:
+            mine = _arrive(hold, entry, request.timeout != 0, request.reenter)
         if mine is not hold:
             return None if mine is None else (yield from _enter_again(mine, hold, lease_of(mine)))
-        deadline: Deadline | None = None
-        if hold.parker is not None:
-            deadline = Deadline(request.timeout, monotonic, request.start)
-            if not (yield Step(hold.parker.park, hold.parker.apark, (deadline.left(),))):
-                lock_table.end(hold)
-                return None
+        deadline = Deadline(request.timeout, monotonic, request.start)
+        if hold.parker is not None and not (yield Step(hold.parker.park, hold.parker.apark, (deadline.left(),))):
+            lock_table.end(hold)
+            return None
         opened = open_transactions()
-        if entry.fast and request.blocking and deadline is None and _may_take_fast_path(hold, opened):
-            _take_fast_path(request, entry, hold, opened)
-        if hold.grant is None:
-            deadline = deadline or Deadline(request.timeout, monotonic, request.start)
-            hold.claim = claim = _claim(request, entry, hold, opened, deadline.answer_by)
-            yield from ask_engine(hold, claim, deadline, monotonic)
+        hold.claim = claim = _claim(request, entry, hold, opened, deadline.answer_by)
+        yield from ask_engine(hold, claim, deadline, monotonic)
         if hold.grant is None:
             lock_table.end(hold)
             return None
-        _establish(request, hold, hold.grant, lease, opened)
+        _establish(request.since or request.start, hold, hold.grant, lease, opened)
         hold.acquired = True
-        del hold.calls[lease]
         return lease
     except GeneratorExit:
         if hold.grant is None:  # what the engine is being asked for is cleaned up where the question was cut off
@@ -155,7 +211,7 @@ def _attempt(
         raise
 
 
-def _establish(request: LockRequest, hold: Hold, grant: Grant, lease: Any, opened: list[BaseDatabaseWrapper]) -> None:
+def _establish(began: float, hold: Hold, grant: Grant, lease: Any, opened: list[BaseDatabaseWrapper]) -> None:
     """The engine has granted it: the hold counts from now on."""
     lock_table.establish(hold, grant, lease)
     listen_for_begin(hold)
@@ -168,7 +224,7 @@ def _establish(request: LockRequest, hold: Hold, grant: Grant, lease: Any, opene
         isolation = getattr(grant.session, "isolation", None)
         warn_of_stale_snapshot(hold.key.name, grant.claim.scope, isolation, opened)
     if signals.lock_acquired.receivers:
-        events.send_held(signals.lock_acquired, hold, wait=monotonic() - (request.since or request.start))
+        events.send_held(signals.lock_acquired, hold, wait=monotonic() - began)
 
 
 def _undo(hold: Hold) -> Flow[None]:
@@ -182,36 +238,44 @@ def _undo(hold: Hold) -> Flow[None]:
 
 def _enter_again(mine: Hold, new: Hold, lease: H) -> Flow[H | Hold]:
     """Re-entry. Of a lock that is only kept for a transaction the engine is asked again (R11)."""
-    mine.calls[lease] = next(iter(new.calls.values()))
-    if mine.state is State.DEFERRED and not (yield Step(mine.backend.verify, mine.backend.averify, (mine.grant,))):
-        lose(mine, "stolen")
-    entered = not notice_loss(mine) and lock_table.enter_again(mine, lease)
-    del mine.calls[lease]
+    try:
+        if mine.state is State.DEFERRED and not (yield Step(mine.backend.verify, mine.backend.averify, (mine.grant,))):
+            lose(mine, "stolen")
+        entered = not notice_loss(mine) and lock_table.enter_again(mine, lease)
+    except BaseException:
+        interrupted_calls[lease] = mine
+        raise
     return lease if entered else new
 
 
-def _take_fast_path(request: LockRequest, entry: Entry, hold: Hold, opened: list[BaseDatabaseWrapper]) -> None:
+def _take_fast_path(
+    lock: LockOptions, timeout: float | None, start: float, entry: Entry, hold: Hold, lease: Any
+) -> bool:
     """Ask the engine once, in this thread. A grant that comes after its own validity is given back."""
-    backend = hold.backend
-    hold.claim = claim = _claim(request, entry, hold, opened, 0.0)
-    hold.grant = grant = backend.acquire_fast(claim, math.inf if request.timeout is None else request.timeout)
-    if grant is not None and grant.valid_until is not None and grant.valid_until <= monotonic():
-        backend.release(grant)
+    opened = open_transactions()
+    if opened and not on_own_connection(hold.backend, opened):
+        return False
+    hold.claim = claim = _claim(lock, entry, hold, opened, 0.0)
+    hold.grant = grant = hold.backend.acquire_fast(claim, math.inf if timeout is None else timeout)
+    if grant is None:
+        return False
+    if grant.valid_until is not None and grant.valid_until <= monotonic():
+        hold.backend.release(grant)
         hold.grant = None
-
-
-def _may_take_fast_path(hold: Hold, opened: list[BaseDatabaseWrapper]) -> bool:
-    return not opened or on_own_connection(hold.backend, opened)
+        return False
+    _establish(start, hold, grant, lease, opened)
+    hold.acquired = True
+    return True
 
 
 def _claim(
-    request: LockRequest, entry: Entry, hold: Hold, opened: list[BaseDatabaseWrapper], answer_by: float
+    request: LockOptions | LockRequest, entry: Entry, hold: Hold, opened: list[BaseDatabaseWrapper], answer_by: float
 ) -> Claim:
     if not entry.backend.supports_ttl:
         scope = choose_scope(entry.backend, opened) if opened else "session"
-        if not answer_by and scope == "session" and not request.shared and not request.limit:
+        if not answer_by and scope == "session" and not hold.shared and not hold.semaphore:
             return entry.claim(hold.key)
-        return Claim(key=hold.key, shared=request.shared, scope=scope, answer_by=answer_by, limit=request.limit)
+        return Claim(key=hold.key, shared=hold.shared, scope=scope, answer_by=answer_by, limit=hold.semaphore)
     config = entry.config
     hold.ttl = config.ttl if request.ttl is UNSET else request.ttl
     hold.max_hold = config.max_hold if request.max_hold is UNSET else request.max_hold
@@ -219,11 +283,11 @@ def _claim(
         hold.ttl = min(hold.ttl, hold.max_hold)
     return Claim(
         key=hold.key,
-        shared=request.shared,
+        shared=hold.shared,
         ttl=hold.ttl,
         token=new_token(),
         answer_by=answer_by,
-        limit=request.limit,
+        limit=hold.semaphore,
     )
 
 

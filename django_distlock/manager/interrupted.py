@@ -1,7 +1,7 @@
 """Give back what belongs to a caller that is gone.
 
-* An acquire or a release that an interrupt (KeyboardInterrupt, a task's soft time limit) has ended half way: its flow
-  is over, and still registered as under way.
+* An acquire or a release that an interrupt (KeyboardInterrupt, a task's soft time limit) has ended half way: it is in
+  :data:`interrupted_calls`.
 * A task whose event loop was closed while it held a lock: it never goes on to its release.
 
 The keepalive thread looks for both at each tick. The work is done in threads, because engines may take their time.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import inspect
 import logging
 import sys
 import threading
@@ -21,11 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from django_distlock import signals
 from django_distlock.concurrency.flow import Flow, Step, run
-from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 
 from . import events, owner
-from .lock_table import State, lock_table
+from .lock_table import State, interrupted_calls, lock_table
 from .transactions import defer, unbind
 
 if TYPE_CHECKING:
@@ -35,17 +33,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("django_distlock.locks")
-
-# Seconds after which a flow that was made and has not begun is given up: the caller was interrupted before it ran it.
-GRACE = 0.25
-
-# The release calls that are under way. The function returns the holds and their Leases that the call was to release.
-releases: dict[Flow[Any], Callable[[], Iterable[tuple[Hold, Any]]]] = {}
-
-# When flows were first seen that had not begun.
-_unbegun: weakref.WeakKeyDictionary[Flow[Any], float] = weakref.WeakKeyDictionary()
-
-at_fork(Order.HOLDS, child=releases.clear)
 
 # What a task of a closed event loop may want to await on its way out.
 _AWAITS = 100
@@ -57,36 +44,14 @@ _STEPS = frozenset({"async_generator_asend", "async_generator_athrow"})
 _ended: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def look(now: float) -> bool:
-    """Clean up after callers that are gone. True: look again after :data:`GRACE`."""
+def look() -> None:
+    """Clean up after callers that are gone."""
     lock_table.mend()
-    holds = lock_table.all()
-    for hold in holds:
-        for lease, flow in list(hold.calls.items()):
-            if is_over(flow, now) and in_thread(_give_up, hold, lease):
-                hold.calls.pop(lease, None)
-        giving = hold.giving
-        if giving is not None and hold.state is State.RELEASING and is_over(giving, now):
-            # while that is under way, it is not begun once more
-            hold.giving = again = _give_back_flow(hold, again=True)
-            in_thread(run, again)
-    for flow, leases_left in list(releases.items()):
-        if is_over(flow, now) and in_thread(_release_again, leases_left):
-            releases.pop(flow, None)
-    _look_for_closed_loops(holds)
-    return bool(_unbegun)
-
-
-def is_over(flow: Flow[Any], now: float) -> bool:
-    """Has ``flow`` ended, or will nothing ever begin it? One that has not begun is closed after :data:`GRACE`."""
-    state = inspect.getgeneratorstate(flow)
-    if state == inspect.GEN_CREATED:
-        if now - _unbegun.setdefault(flow, now) < GRACE:
-            return False
-        flow.close()  # should its caller run it after all, it does nothing
-    else:
-        _unbegun.pop(flow, None)
-    return state in (inspect.GEN_CREATED, inspect.GEN_CLOSED)
+    for lease in list(interrupted_calls):
+        hold = interrupted_calls.pop(lease, None)  # before it begins, so that nothing begins it a second time
+        if hold is not None and hold.state is not State.ENDED and not in_thread(_give_up, hold, lease):
+            interrupted_calls[lease] = hold
+    _look_for_closed_loops(lock_table.all())
 
 
 def in_thread(function: Callable[..., object], *args: Any) -> bool:
@@ -100,42 +65,27 @@ def in_thread(function: Callable[..., object], *args: Any) -> bool:
 
 
 def _give_up(hold: Hold, lease: Any) -> None:
-    """An acquire was interrupted."""
+    """Give back what an interrupted acquire or release has left."""
     if hold.state in (State.WAITING, State.CLAIMING):
-        _give_back(hold)
-    else:
-        _release(hold, lease)
-
-
-def _release_again(leases_left: Callable[[], Iterable[tuple[Hold, Any]]]) -> None:
-    """A release was interrupted."""
-    for hold, lease in leases_left():
-        _release(hold, lease)
-
-
-def _release(hold: Hold, lease: Any) -> None:
+        run(_give_back(hold))
+        return
     last = lock_table.leave(hold, lease)
     if not last:  # the interrupt may have come right behind that
-        last = hold.state is State.RELEASING and hold.released_by is lease and hold.giving is None
+        last = hold.state is State.RELEASING and hold.released_by is lease
     if last and not hold.acquired and hold.scope == "session":  # no caller ever had it, so no transaction keeps it
         hold.abandoned = True
         unbind(hold)
-    if last and not defer(hold):
-        _give_back(hold)
+    if last and (hold.giving or not defer(hold)):
+        run(_give_back(hold))
 
 
-def _give_back(hold: Hold) -> None:
-    hold.giving = flow = _give_back_flow(hold)
-    run(flow)
-
-
-def _give_back_flow(hold: Hold, again: bool = False) -> Flow[None]:
+def _give_back(hold: Hold) -> Flow[None]:
     """Give the engine back what it has granted, if it has. Its answer says nothing: the interrupted call may have done
-    that. ``again``: that call had begun to."""
+    that."""
     backend = hold.backend
     try:
         if hold.grant is not None:
-            if again and not hold.given:
+            if hold.giving and not hold.given:
                 backend.release_again(hold.grant, lock_table.is_alone(hold))
             elif not hold.given:
                 yield Step(hold.give, hold.agive, (hold.grant,))

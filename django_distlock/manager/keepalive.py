@@ -15,7 +15,7 @@ from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 
 from . import interrupted, owner
-from .lock_table import lock_table
+from .lock_table import interrupted_calls, lock_table
 from .name_log import namebook
 from .release import lose, lose_dead
 
@@ -110,13 +110,12 @@ class Keepalive:
             if wanted is not None:
                 due.append(wanted)
         held = lock_table.held()
-        if interrupted.look(now):
-            due.append(now + interrupted.GRACE)
+        interrupted.look()
         self._warned.intersection_update(held)
         for hold in held:
             due.append(self._look_after(hold, now))
         namebook.look(now, held)
-        return min([*due, now + TICK]) if due or not lock_table.empty or interrupted.releases else None
+        return min([*due, now + TICK]) if due or not lock_table.empty or interrupted_calls else None
 
     def _look_after(self, hold: Hold, now: float) -> float:
         """Renew the lease if that is due, and notice its loss. Returns the time of the next check."""

@@ -26,13 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from django_distlock.backends.base import Backend
-    from django_distlock.concurrency.flow import Flow
     from django_distlock.keys import LockKey
     from django_distlock.records import Claim, Grant, Scope
 
 
 # Why the child of a fork has lost what its parent holds.
 FORKED = "it belongs to the parent of this process"
+
+# The acquire and release calls that an interrupt (KeyboardInterrupt, a task's soft time limit) has ended, by Lease. The
+# keepalive thread gives back what they leave: see manager/interrupted.py. Python looks for signals only at calls and
+# jumps, so an assignment to an item, in the handler of the first exception, is not interrupted by a second one.
+interrupted_calls: dict[Any, Hold] = {}
 
 
 class State(Enum):
@@ -53,13 +57,13 @@ class Hold:
         "address",
         "backend",
         "callbacks",
-        "calls",
         "claim",
         "claimed_at",
         "given",
         "giving",
         "grant",
         "held_at",
+        "interrupted",
         "kept",
         "key",
         "leases",
@@ -95,14 +99,12 @@ class Hold:
         self.parker: Parker | None = None
         self.claim: Claim | None = None
         self.grant: Grant | None = None
-        # True once the caller has its Lease
+        # True once the caller has its Lease, and once an interrupt has ended its acquire
         self.acquired = False
+        self.interrupted = False
         self.leases: set[Any] = set()
-        # the acquire calls that are under way, by Lease, and the release at the engine: if an interrupt ends one,
-        # manager/interrupted.py cleans up
-        self.calls: dict[Any, Flow[Any]] = {}
-        self.giving: Flow[Any] | None = None
-        # True once the engine has it back
+        # True once the engine may have been asked to release it, and once it has it back
+        self.giving = False
         self.given = False
         # the Lease whose release is to give it back
         self.released_by: Any = None
@@ -124,11 +126,6 @@ class Hold:
         unreferenced = {object()}
         references = [sys.getrefcount(lease) for lease in [*unreferenced, *self.leases]]
         return max(references) > references[0]
-
-    @property
-    def interrupted(self) -> bool:
-        """Has an interrupt ended its acquire? Then the keepalive thread gives it back."""
-        return bool(self.calls) and all(getattr(flow, "gi_frame", None) is None for flow in self.calls.values())
 
     @property
     def scope(self) -> Scope:
@@ -165,12 +162,27 @@ class Hold:
     # The same for the step that releases it: a second release might take a lock from another reader of the session.
 
     def give(self, grant: Grant) -> bool:
+        self.giving = True
         self.given = self.backend.release(grant)
         return self.given
 
     async def agive(self, grant: Grant) -> bool:
+        self.giving = True
         self.given = await self.backend.arelease(grant)
         return self.given
+
+    def give_fast(self, grant: Grant) -> bool:
+        """:meth:`give` by the engine's fast path. False if it has none, or it is not possible now."""
+        self.giving = True
+        self.given = self.backend.release_fast(grant)
+        return self.given
+
+
+def leave_behind(hold: Hold, lease: Any) -> None:
+    """Leave what a failed acquire may have got to the keepalive thread, once."""
+    if hold.state is not State.ENDED and not hold.interrupted:
+        hold.interrupted = True
+        interrupted_calls[lease] = hold
 
 
 class WaitQueue:
@@ -400,6 +412,7 @@ class LockTable:
         for listener in hold.listeners:
             listener.stop(hold)
         hold.state = State.ENDED
+        hold.released_by = None  # it refers to the hold: without the circle both are freed at once
         self._ending = None
         return True
 
@@ -504,3 +517,4 @@ def _forget_parent() -> None:
 
 
 at_fork(Order.HOLDS, child=_forget_parent)
+at_fork(Order.HOLDS, child=interrupted_calls.clear)

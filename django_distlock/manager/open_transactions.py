@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import os
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import AsyncToSync
@@ -14,7 +13,7 @@ from django.db import connections
 from django.db.backends.signals import connection_created
 
 from django_distlock.backends.begin_listener import BeginListener, server_inside
-from django_distlock.concurrency.fork import Order, at_fork
+from django_distlock.backends.opened import opened_connections
 
 from . import owner
 from .lock_table import lock_table
@@ -47,8 +46,6 @@ class _Connections(threading.local):
 
 
 _connections = _Connections()
-_guard = threading.Lock()
-_all: weakref.WeakSet[BaseDatabaseWrapper] = weakref.WeakSet()
 _connected = itertools.count(1)
 _latest = 0
 
@@ -61,8 +58,6 @@ testcases_count = True
 
 def _note_connection(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
     global _latest  # a number that only rises
-    with _guard:
-        _all.add(connection)
     _latest = next(_connected)
     connection.__dict__.pop("_distlock_may_be_inside", None)
     if connection.vendor == "mysql" and (held := lock_table.held()):  # opened under locks that the caller holds already
@@ -72,13 +67,7 @@ def _note_connection(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
                 lock_table.listen(hold, BeginListener.of(connection))
 
 
-def _after_fork() -> None:
-    global _guard
-    _guard = threading.Lock()
-
-
 connection_created.connect(_note_connection, dispatch_uid="django_distlock.manager.open_transactions")
-at_fork(Order.PRIMITIVES, child=_after_fork)
 
 
 def open_transactions() -> list[BaseDatabaseWrapper]:
@@ -121,8 +110,7 @@ def of_thread(thread: threading.Thread) -> list[BaseDatabaseWrapper]:
 
 
 def _of_ident(ident: int | None) -> list[BaseDatabaseWrapper]:
-    with _guard:
-        found = [connection for connection in _all if getattr(connection, "_thread_ident", None) == ident]
+    found = [connection for connection in opened_connections() if getattr(connection, "_thread_ident", None) == ident]
     return _without_testcases([connection for connection in found if in_transaction(connection)])
 
 

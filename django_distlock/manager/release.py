@@ -63,17 +63,27 @@ def notify_of_loss(hold: Hold, reason: str) -> None:
     events.send_held(signals.lock_lost, hold, reason=reason)
 
 
-def give_back(hold: Hold, fast: bool = False) -> Flow[DistlockError | None]:
+def give_back_fast(hold: Hold) -> bool:
+    """Release by the engine's fast path, then let the next one of this process ask. False if that is not possible: the
+    caller uses :func:`give_back`."""
+    grant = hold.grant
+    if grant is None or not hold.give_fast(grant):
+        return False
+    lock_table.end(hold)
+    if signals.lock_released.receivers:
+        events.send_held(signals.lock_released, hold)
+    return True
+
+
+def give_back(hold: Hold) -> Flow[DistlockError | None]:
     """Release at the engine, then let the next one of this process ask. Returns what went wrong with the release.
 
-    ``fast``: by the engine's fast path, if it has one for this lock. After an interrupt (KeyboardInterrupt, a task's
-    soft time limit, which is an Exception) it is left to the keepalive thread: see manager/interrupted.py.
+    After an interrupt (KeyboardInterrupt, a task's soft time limit, which is an Exception) it is left to the keepalive
+    thread: see manager/interrupted.py.
     """
     grant = hold.grant
     try:
-        released = hold.given = fast and grant is not None and hold.backend.release_fast(grant)
-        if not released:
-            released = yield Step(hold.give, hold.agive, (grant,))
+        released = yield Step(hold.give, hold.agive, (grant,))
     except DistlockError as error:
         lose(hold, "unreachable", releasing=True)
         lock_table.end(hold)

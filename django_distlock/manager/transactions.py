@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -105,8 +104,8 @@ class TransactionWatch:
         with _watching:
             watch: TransactionWatch = getattr(connection, "_distlock_watch", None) or cls(connection)
             if watch not in hold.transactions:
+                watch.holds.append(hold)  # first: the end of the transaction ends it, whatever comes in between
                 hold.transactions.add(watch)
-                watch.holds.append(hold)
                 if hold.scope == "transaction":
                     watch.listen()
         if not in_transaction(connection):  # another thread has ended it in between
@@ -172,6 +171,8 @@ class TransactionWatch:
             self.recheck()
         return result
 
+    _listen._distlock = True  # type: ignore[attr-defined]
+
     def _end_in_testcase(self) -> None:
         if in_testcase(self.connection) and only_testcases(self.connection):
             self.finish()
@@ -185,10 +186,18 @@ class TransactionWatch:
             self._uninstall()
             ended, self.holds = self.holds, []
         news: News = []
-        with ExitStack() as stack:  # after Ctrl-C in one callback the others still run
-            stack.callback(self._notify, news)
-            for hold in reversed(ended):
-                stack.callback(self._let_go, hold, news)
+        try:
+            self._let_all_go(ended[::-1], news)
+        finally:
+            self._notify(news)
+
+    def _let_all_go(self, ended: list[Hold], news: News) -> None:
+        try:
+            while ended:
+                self._let_go(ended.pop(), news)
+        except BaseException:  # Ctrl-C: the others are released all the same
+            self._let_all_go(ended, news)
+            raise
 
     def _let_go(self, hold: Hold, news: News) -> None:
         hold.transactions.discard(self)
@@ -236,7 +245,8 @@ class TransactionWatch:
             self.connection.execute_wrappers.remove(self._listen)
         if attributes.get("_distlock_watch") is self:
             del attributes["_distlock_watch"]
-        for name, wrapper in self.wrappers.items():
+        wrappers, self.wrappers = self.wrappers, {}  # they refer to the watch, and that to them: a circle
+        for name, wrapper in wrappers.items():
             # other code may have wrapped our wrapper, which then stays and does nothing
             if attributes.get(name) is wrapper:
                 if name in self.replaced:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from django.db import migrations, models
 
-from django_distlock.schema import AsciiField, CreateKeptTable
+from django_distlock.models import AsciiField
+from django_distlock.schema import CreateKeptTable
 
 if TYPE_CHECKING:
     from django.apps.registry import Apps

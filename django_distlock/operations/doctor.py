@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_distlock.checks.routers import kept_out
+from django_distlock.checks.servers import kept_out
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.conf import site_key_setting
 from django_distlock.exceptions import BackendUnavailable, DistlockError, LockNotAcquired
@@ -16,6 +16,8 @@ from django_distlock.manager.introspection import held_locks
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import read_row
 from django_distlock.records import Finding
+
+from .lookup import with_cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +61,7 @@ def _alias(entry: Entry, alias: str, keyless: bool) -> Iterator[Finding]:
         yield from backend.diagnose()
     except (DistlockError, ImproperlyConfigured) as error:
         if not failed:
-            yield Finding("error", _message(error))
+            yield Finding("error", with_cause(error))
         return
     except Exception as error:  # an unknown kind of server must not end the report
         yield Finding("warning", f"The server could not be examined: {type(error).__name__}.")
@@ -76,7 +78,7 @@ def _acquired(alias: str) -> Iterator[Finding]:
             "warning", f"The lock {DOCTOR!r} was busy for {PATIENCE:g} s.", "Is another `distlock doctor` running?"
         )
     except (DistlockError, ImproperlyConfigured) as error:
-        yield Finding("error", f"No lock can be acquired: {_message(error)}")
+        yield Finding("error", f"No lock can be acquired: {with_cause(error)}")
     else:
         yield Finding("info", f"A lock was acquired and released in {(monotonic() - began) * 1000:.0f} ms.")
 
@@ -105,19 +107,9 @@ def _site_key() -> Iterator[Finding]:
             yield Finding("error", str(error))
             return
         row = None
-    if given is None:
-        yield Finding("info", "The site key comes from the database.")
-    elif row is None or row == given:
-        yield Finding("info", "The site key comes from DISTLOCK_SITE_KEY.")
-    else:
-        yield Finding(
-            "info",
-            "The site key comes from DISTLOCK_SITE_KEY, and the database has another one: processes with and "
-            "without the setting would not exclude each other.",
+    text = f"The site key comes from {'the database' if given is None else 'DISTLOCK_SITE_KEY'}"
+    if given is not None and row not in (None, given):
+        text += (
+            ", and the database has another one: processes with and without the setting would not exclude each other"
         )
-
-
-def _message(error: BaseException) -> str:
-    """The message of an error, and the first line of that of its cause."""
-    cause = str(error.__cause__ or "").strip().splitlines()
-    return f"{error} ({cause[0]})" if cause and cause[0] not in str(error) else str(error)
+    yield Finding("info", f"{text}.")

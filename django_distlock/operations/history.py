@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from django.db import router
+from django.db.models import F
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
 from django_distlock.conf import history_days
 from django_distlock.models import LockEvent
-from django_distlock.schema import Pruner, pruners
+from django_distlock.schema import Pruner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,21 +57,9 @@ def enabled() -> bool:
 
 def recent(alias: str, name: str, limit: int = 50) -> list[Event]:
     """Return the latest events of one lock, newest first."""
-    rows = LockEvent.rows.filter(digest=digest_of(name), alias=ascii_of(alias)).order_by("-at", "-pk")[:limit]
-    return [
-        Event(
-            name=row.name,
-            using=row.alias,
-            kind=row.kind,
-            at=row.at,
-            wait=row.wait,
-            hold=row.hold,
-            fence=row.fence,
-            reason=row.reason,
-            holder=row.holder,
-        )
-        for row in rows
-    ]
+    names = [field.name for field in fields(Event) if field.name != "using"]
+    rows = LockEvent.rows.filter(digest=digest_of(name), alias=ascii_of(alias)).order_by("-at", "-pk")
+    return [Event(**row) for row in rows.values(*names, using=F("alias"))[:limit]]
 
 
 def prune(older_than_days: float, database: str | None = None) -> int:
@@ -99,7 +89,9 @@ def plot(events: Iterable[Event]) -> SafeString:
     On a logarithmic scale: a bar for each hold, a ring for each wait, a cross for each timeout or loss. Without styles
     and scripts: it takes the colour of the text around it, and tells waits from holds by shape.
     """
-    shown = sorted((event for event in events if event.wait is not None or event.hold is not None), key=_at)
+    shown = sorted(
+        (event for event in events if event.wait is not None or event.hold is not None), key=attrgetter("at")
+    )
     if not shown:
         return mark_safe("")
     first, last = shown[0].at, shown[-1].at
@@ -139,10 +131,6 @@ def plot(events: Iterable[Event]) -> SafeString:
     )
 
 
-def _at(event: Event) -> datetime:
-    return event.at
-
-
 def _seconds(value: float) -> str:
     return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
 
@@ -153,23 +141,19 @@ def _description(first: datetime, last: datetime, waits: list[float], holds: lis
         _("From %(first)s to %(last)s (UTC).")
         % {"first": f"{first:%Y-%m-%d %H:%M:%S}", "last": f"{last:%Y-%m-%d %H:%M:%S}"}
     ]
-    if waits:
-        said.append(
-            _("Waits (rings): %(count)d, the longest %(longest)s.")
-            % {"count": len(waits), "longest": _seconds(max(waits))}
-        )
-    if holds:
-        said.append(
-            _("Holds (bars): %(count)d, the longest %(longest)s.")
-            % {"count": len(holds), "longest": _seconds(max(holds))}
-        )
+    for text, values in (
+        (_("Waits (rings): %(count)d, the longest %(longest)s."), waits),
+        (_("Holds (bars): %(count)d, the longest %(longest)s."), holds),
+    ):
+        if values:
+            said.append(text % {"count": len(values), "longest": _seconds(max(values))})
     if wrong:
         said.append(_("Ended badly (crosses): %(count)d.") % {"count": wrong})
     return " ".join(said)
 
 
 # `distlock prune` goes by the setting. Without the setting, by its own --days: there may be events of an earlier time.
-pruners["events"] = Pruner(
+pruner = Pruner(
     databases=lambda: [router.db_for_write(LockEvent)],
     delete=lambda database, days: prune(days if (kept := history_days()) is None else kept, database),
 )

@@ -1,4 +1,4 @@
-"""Finds held locks: those that match a query, a page at a time, or those of one name."""
+"""What the commands and the admin need of the inside: finding held locks by a query or a name, aliases, errors."""
 
 from __future__ import annotations
 
@@ -73,3 +73,9 @@ def listed_as(name: str, alias: str) -> str:
     if not entry.ready:
         site_key.load()
     return entry.backend.listed_as(entry.key(name))
+
+
+def with_cause(error: BaseException) -> str:
+    """The message of an error, and the first line of that of its cause."""
+    cause = str(error.__cause__ or "").strip().splitlines()
+    return f"{error} ({cause[0]})" if cause and cause[0] not in str(error) else str(error)

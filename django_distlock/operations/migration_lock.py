@@ -28,10 +28,7 @@ class MigrationEntry(Entry):
         return True
 
     def key(self, *parts: str) -> LockKey:
-        key = self._keys.get(parts)
-        if key is None:
-            key = self._keys[parts] = derive_key(MIGRATE, "", *parts)
-        return key
+        return derive_key(MIGRATE, "", *parts)
 
 
 def migration_lock(database: str, using: str | None = None) -> Lock:

@@ -49,16 +49,13 @@ class DistlockInstrumentor:
     object."""
 
     _only: ClassVar[DistlockInstrumentor | None] = None
+    _guard = threading.Lock()
+    _on = False
 
     def __new__(cls) -> Self:
         if cls._only is None:
             cls._only = super().__new__(cls)
-            cls._only._on = False
-            cls._only._guard = threading.Lock()
         return cls._only  # type: ignore[return-value]
-
-    _on: bool
-    _guard: threading.Lock
 
     def instrument(
         self,

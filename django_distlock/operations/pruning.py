@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
+from django.utils.module_loading import import_string
 
 from django_distlock.backends.side_connection import Silent, watched
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import BackendUnavailable, DistlockError
 from django_distlock.manager.registry import registry
-from django_distlock.schema import pruners
 from django_distlock.validation import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator
 
     from django_distlock.schema import Pruner
 
@@ -45,32 +46,36 @@ def prune_all(using: str | None = None, *, days: float = 30) -> tuple[dict[str, 
     days = seconds("days", days) or 0.0
     deleted: Counter[str] = Counter()
     failed: list[Failure] = []
-    for step in _steps(using, days):
+
+    @contextmanager
+    def failures_kept() -> Iterator[None]:
         try:
-            deleted.update(step())
+            yield
         except (DistlockError, ImproperlyConfigured) as error:
             failed.append(error)
+
+    for alias in [using] if using is not None else registry.aliases():
+        with failures_kept():
+            deleted.update(registry.entry(alias).backend.prune_old(days))
+    silent: set[str] = set()
+    for kind, pruner in _pruners().items() if using is None else ():
+        for database in pruner.databases():
+            if database not in silent:
+                with failures_kept():
+                    deleted[kind] += _delete(kind, pruner, database, days, silent)
     return dict(deleted), failed
 
 
-def _steps(using: str | None, days: float) -> Iterator[Callable[[], Mapping[str, int]]]:
-    for alias in [using] if using is not None else registry.aliases():
-        yield partial(_of_alias, alias, days)
-    silent: set[str] = set()
-    for kind, pruner in pruners.items() if using is None else ():
-        for database in pruner.databases():
-            if database not in silent:
-                yield partial(_of_kind, kind, pruner, database, days, silent)
+def _pruners() -> dict[str, Pruner]:
+    """What else is kept, and how it is deleted."""
+    config: Any = apps.get_app_config("django_distlock")
+    return {kind: import_string(path) for kind, path in config.pruners.items()}
 
 
-def _of_alias(alias: str, days: float) -> Mapping[str, int]:
-    return registry.entry(alias).backend.prune_old(days)
-
-
-def _of_kind(kind: str, pruner: Pruner, database: str, days: float, silent: set[str]) -> Mapping[str, int]:
+def _delete(kind: str, pruner: Pruner, database: str, days: float, silent: set[str]) -> int:
     try:
         with watched(database):
-            return {kind: pruner.delete(database, days)}
+            return pruner.delete(database, days)
     except Silent as error:
         silent.add(database)
         raise BackendUnavailable(f"{error} Its {kind}, and what else is kept there, were not pruned.") from None

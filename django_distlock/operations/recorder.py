@@ -15,10 +15,10 @@ import socket
 import threading
 from collections import deque
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
 from django.db import InterfaceError, OperationalError, connections
 
 from django_distlock import signals
@@ -149,23 +149,13 @@ def configure() -> None:
         on = False
     for kind, signal in _SIGNALS.items():
         if on:
-            signal.connect(_RECEIVERS[kind], dispatch_uid=UID, weak=False)
+            signal.connect(partial(_put, kind), dispatch_uid=UID, weak=False)
         else:
             signal.disconnect(dispatch_uid=UID)
 
 
-def _settings_changed(*, setting: str, **kwargs: Any) -> None:
-    if setting == "DISTLOCK_HISTORY_DAYS":
-        configure()
-
-
-def _receiver(kind: str) -> Callable[..., None]:
-    rare = kind not in ("acquired", "released")
-
-    def receive(sender: type, *, name: str, using: str, **facts: Any) -> None:
-        recorder.put((kind, datetime.now(UTC), name, using, facts), rare=rare)
-
-    return receive
+def _put(kind: str, sender: type, *, name: str, using: str, **facts: Any) -> None:
+    recorder.put((kind, datetime.now(UTC), name, using, facts), rare=kind not in ("acquired", "released"))
 
 
 def _write(items: Sequence[tuple[str, datetime, str, str, dict[str, Any]]]) -> None:
@@ -200,10 +190,8 @@ _SIGNALS = {
     "lost": signals.lock_lost,
     "broken": signals.lock_broken,
 }
-_RECEIVERS = {kind: _receiver(kind) for kind in _SIGNALS}
 
 recorder = Recorder(_write, _prune)
 # A short command's last second is written. The child of a fork forgets what its parent will write.
 atexit.register(lambda: recorder.flush(EXIT_TIMEOUT))
 at_fork(Order.THREADS, child=recorder.reset)
-setting_changed.connect(_settings_changed, dispatch_uid=UID)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from django_distlock.conf import configured
 from django_distlock.exceptions import DistlockError, LockNotHeld
@@ -16,7 +17,8 @@ from django_distlock.manager.registry import registry
 from .lookup import listed_as
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Mapping
+    from contextlib import AbstractContextManager
 
     from django_distlock.locks.lease import Lease
 
@@ -35,15 +37,9 @@ def in_memory(using: Collection[str] | None) -> dict[str, Mapping[str, Any]]:
     }
 
 
-@contextlib.contextmanager
-def testcases_do_not_count() -> Iterator[None]:
+def testcases_do_not_count() -> AbstractContextManager[object]:
     """Ignore the transactions that TestCase opens around a class and a test."""
-    before = open_transactions.testcases_count
-    open_transactions.testcases_count = False
-    try:
-        yield
-    finally:
-        open_transactions.testcases_count = before
+    return mock.patch.object(open_transactions, "testcases_count", False)
 
 
 def close_sessions() -> None:

@@ -23,15 +23,15 @@ class Trip(NamedTuple):
 
 
 TRIPS = {
-    "memory": Trip(acquire=9, release=7),
-    "leasetable": Trip(acquire=15, release=9),
-    "leasetable_postgres": Trip(acquire=18, release=11),
-    "leasetable_mariadb": Trip(acquire=19, release=12),
-    "postgres": Trip(acquire=10, release=9),
-    "mysql": Trip(acquire=11, release=9),
-    "redis": Trip(acquire=15, release=10),
-    "redlock": Trip(acquire=22, release=16),
-    "zookeeper": Trip(acquire=17, release=12),
+    "memory": Trip(acquire=8, release=6),
+    "leasetable": Trip(acquire=14, release=8),
+    "leasetable_postgres": Trip(acquire=16, release=11),
+    "leasetable_mariadb": Trip(acquire=17, release=12),
+    "postgres": Trip(acquire=9, release=8),
+    "mysql": Trip(acquire=10, release=8),
+    "redis": Trip(acquire=13, release=8),
+    "redlock": Trip(acquire=16, release=12),
+    "zookeeper": Trip(acquire=16, release=11),
 }
 
 

@@ -17,7 +17,7 @@ from django.views import View
 from django.views.generic import RedirectView
 
 from django_distlock import advisory_lock, lock_all
-from django_distlock.checks.links import DOCS
+from django_distlock.apps import DOCS
 from django_distlock.checks.servers import check_sessions
 from django_distlock.manager.registry import registry
 from tests.support.paths import ROOT

@@ -12,7 +12,7 @@ from django_distlock.backends.leasetable import backend
 from django_distlock.backends.leasetable.records import GRACE, KEPT
 from django_distlock.backends.mysql import backend as mysql
 from django_distlock.backends.redis import backend as redis
-from django_distlock.backends.redis import pool
+from django_distlock.backends.redis import connection
 from django_distlock.backends.redis.commands import LATE
 from django_distlock.backends.sessions import backend as session_backend
 from django_distlock.backends.sessions import pool as sessions
@@ -45,7 +45,7 @@ CLAIMS = [
     ("backends/leasetable", f"ended more than {KEPT / 3600:g} hours ago"),
     ("backends/redis", f"The first {redis.WAITERS} waiters of a process"),
     ("backends/redis", {0.25: "check four times a second"}[redis.ASK_EVERY]),
-    ("backends/redis", f"is closed after {pool.IDLE:g} s"),
+    ("backends/redis", f"is closed after {connection.IDLE:g} s"),
     ("backends/redis", {5.0: "for five seconds after the server answers again"}[UNDO_WINDOW]),
     ("usage/fencing", f"for {KEPT / 3600:g} hours"),
     ("usage/waiting", f"for `ttl` seconds, {DEFAULTS['ttl']:g} by default"),

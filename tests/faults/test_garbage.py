@@ -16,7 +16,6 @@ import pytest
 
 from django_distlock import advisory_lock
 from django_distlock.concurrency import finalizers
-from django_distlock.concurrency.clock import monotonic
 from django_distlock.locks import lock as locks
 from django_distlock.manager import interrupted, keepalive
 from django_distlock.manager import lock_table as lock_table_module
@@ -251,6 +250,6 @@ def test_r1_what_the_collector_has_released_is_not_released_twice(name: str) -> 
     gc.collect()
     eventually(lambda: not lock_table.all(), "the collector has released nothing")
     with lock as lease:
-        interrupted.look(monotonic())
+        interrupted.look()
         eventually(lambda: not any(thread.name == "distlock-release" for thread in threading.enumerate()), "at work")
         assert lease.held

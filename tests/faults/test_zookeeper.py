@@ -119,7 +119,7 @@ def test_a_connection_that_comes_back_brings_the_lock_back(name: str, settings: 
 def test_r17_a_session_that_was_ended_is_told(name: str, server: Any) -> None:
     leases = [advisory_lock(f"{name}{number}", using=USING).acquire() for number in range(3)]
     heard = [Ears(lease) for lease in leases]
-    kazoo = session_of(leases[0]).client.kazoo
+    kazoo = session_of(leases[0]).kazoo
     ended = time.monotonic()
     with clerk(client_id=kazoo.client_id):
         pass  # which closes the session

@@ -8,7 +8,7 @@ import kazoo.client
 import kazoo.handlers.utils
 import pytest
 
-from django_distlock.backends.zookeeper import backend, client, queue, session
+from django_distlock.backends.zookeeper import backend, handler, queue, session
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
@@ -20,7 +20,7 @@ from tests.support.timing import within
 
 pytestmark = pytest.mark.usefixtures("databases")
 
-MODULES = (backend, client, queue, session, kazoo.client, kazoo.handlers.utils)
+MODULES = (backend, handler, queue, session, kazoo.client, kazoo.handlers.utils)
 
 
 def test_r7_an_interrupt_leaves_no_node(name: str, settings: Any) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.http import HttpResponse
 
-from tests.idempotency.conftest import Sender, every_database, expire, states
+from tests.idempotency.conftest import MIDDLEWARE, Sender, every_database, expire, states
 from tests.idempotency.views import streamed, templated
 
 if TYPE_CHECKING:
@@ -215,8 +215,11 @@ def test_a_required_key_that_is_missing(site: Stage, shape: str) -> None:
     assert not site.runs
 
 
+@pytest.mark.parametrize("middleware", [True, False])
 @pytest.mark.parametrize("shape", ["dispatch", "async_dispatch", "handler"])
-def test_class_based_views(site: Stage, sender: Sender, shape: str) -> None:
+def test_class_based_views(site: Stage, sender: Sender, settings: Any, shape: str, middleware: bool) -> None:
+    """Without the middleware the decorator alone answers, below an async class as a coroutine."""
+    settings.MIDDLEWARE = MIDDLEWARE if middleware else MIDDLEWARE[:-1]
     assert [sender.post(shape).json()["run"] for _ in range(2)] == [1, 1]
     assert site.effects == 1
 

@@ -48,7 +48,7 @@ PAGES: dict[str, Callable[[HttpRequest], HttpResponse | None]] = {
     "running": lambda request: responses.page(request, "saved", 409, running=True, **AGAIN),
     "unknown": lambda request: responses.page(request, "saved", 409, unknown=True, action=None),
     "refused": lambda request: responses.page(request, "refused", 409, **AGAIN),
-    "missing_key": lambda request: responses.missing_key(request, html=True),
+    "missing_key": lambda request: responses.bad_key(request, decisions.MissingKey(), html=True),
     "bad_key": lambda request: responses.bad_key(request, decisions.BadKey("The key is empty."), html=True),
     "long_key": lambda request: responses.bad_key(request, bad("x" * 256), html=True),
     "store_down": lambda request: responses.store_down(request, html=True),

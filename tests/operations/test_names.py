@@ -19,8 +19,9 @@ from django_distlock.keys import LockKey
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.name_log import AGAIN, NameBook
 from django_distlock.manager.registry import registry
+from django_distlock.operations import pruning
 from django_distlock.operations.pruning import prune
-from django_distlock.schema import Pruner, pruners
+from django_distlock.schema import Pruner
 from tests.backends.actors import hold
 from tests.backends.postgres.test_backend import on
 from tests.backends.sessions.test_statements import FREE, TRY, without_heartbeats
@@ -251,7 +252,9 @@ def test_prune_counts_by_kind_and_asks_who_else_keeps_something(
         looks.look("postgres")
         looks.look("postgres")
     assert prune("postgres", days=1) == {"names": 0}
-    monkeypatch.setitem(pruners, "some", Pruner(lambda: ["default"], lambda database, days: int(days)))
+    monkeypatch.setattr(
+        pruning, "_pruners", lambda: {"some": Pruner(lambda: ["default"], lambda database, days: int(days))}
+    )
     found = prune(days=0)
     assert found["names"] >= 1
     assert (found["some"], found["leases"] >= 0) == (0, True)

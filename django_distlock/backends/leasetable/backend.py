@@ -6,7 +6,7 @@ reads the lease repeatedly, the more often the nearer its turn. Times are those 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
@@ -16,22 +16,22 @@ from django_distlock.backends.cleanup import PendingCleanup
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import LEAST_ANSWER, LEAST_PATIENCE
 from django_distlock.concurrency.flow import Flow, arun, run
-from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor
 from .pruning import Pruning
-from .records import Holder, Store, StoreError, StoreOverloaded, Ticket
+from .records import StoreError, StoreOverloaded, Ticket
 from .server import ServerStore
 from .sqlite import SqliteStore
+from .statements import Holder
 from .waiter import ASKING, TicketHolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from django.core.checks import CheckMessage
 
-P = ParamSpec("P")
+    from .statements import Store
 
 # Seconds for a release or a listing; and for a renewal, which delays the renewals of other leases.
 PATIENCE, RENEWAL_PATIENCE = 2.0, 1.0
@@ -60,7 +60,7 @@ class LeaseTableBackend(Backend):
             raise ImproperlyConfigured(
                 f"DISTLOCK[{alias!r}]: OPTIONS['database'] is {self.database!r}, which is not in DATABASES."
             )
-        self.store: Store[Any]
+        self.store: Store
         # SQLite answers at once: a thread needs neither a flow nor a watch.
         self._embedded: SqliteStore | None = None
         if connections[self.database].vendor == "sqlite":
@@ -69,12 +69,15 @@ class LeaseTableBackend(Backend):
             self.tables = ("leaserow", "leaseticket")
             self.store = ServerStore(alias, self.database, lambda: self.threads, lambda when: self.wake_at(when))
         self._sql = self.store.statements
+        self._begin()
+
+    def _begin(self) -> None:
         self._holder = Holder()
         # Claims that are asked for, with their ticket once they wait, and with their grant until the caller has it for
         # certain: an interrupted caller withdraws the claim, and its lease is freed.
         self._claims: dict[str, TicketHolder | Grant | None] = {}
-        self._cleanup = PendingCleanup(self._undo_claim, f"distlock-{alias}-undo")
-        self._pruning = Pruning(self.store, alias)
+        self._cleanup = PendingCleanup(self._undo_claim, f"distlock-{self.alias}-undo")
+        self._pruning = Pruning(self.store, self.alias)
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         store = self._embedded
@@ -84,7 +87,7 @@ class LeaseTableBackend(Backend):
         self._claims[claim.token] = ASKING
         try:
             entered = store.statements.enter(store.file(), claim, self._holder.text(), wait > 0)
-            return self._entered(claim, asked, wait, *entered)
+            return self._entered(claim, asked, wait, entered)
         except Exception:  # most likely another process is writing
             return run(self._acquire(claim, wait))
         except BaseException:
@@ -104,29 +107,29 @@ class LeaseTableBackend(Backend):
                 self._claims[claim.token] = ASKING
                 until = asked + self._patience(wait)
                 entered = yield from self.store.run(until, self._sql.enter, claim, self._holder.text(), wait > 0)
-                return self._entered(claim, asked, wait, *entered)
+                return self._entered(claim, asked, wait, entered)
             if wait < LAST_LOOK:
                 return None
             fence = yield from waiter.look(self.store, claim, self._holder.text())
             return None if fence is None else self._granted(claim, fence, asked)
         except StoreError as error:
+            self._claims.pop(claim.token, None)
             if isinstance(waiter, TicketHolder) or error.uncertain:
                 self._leave_behind(claim, error.uncertain)
-            self._claims.pop(claim.token, None)
             if isinstance(error, StoreOverloaded) and wait > 0:
                 return None  # other callers of this process used all the time
-            raise self._unavailable(error) from (error.__cause__ or error)
+            raise
         except GeneratorExit:
             self._leave_behind(claim, True)
-            self._claims.pop(claim.token, None)
             raise
         except BaseException:
             yield from self._withdraw(claim)
             raise
 
     def _entered(
-        self, claim: Claim, asked: float, wait: float, fence: int | None, ticket: Ticket | None
+        self, claim: Claim, asked: float, wait: float, entered: tuple[int | None, Ticket | None]
     ) -> Grant | None:
+        fence, ticket = entered
         if fence is not None:
             return self._granted(claim, fence, asked)
         if ticket is not None:
@@ -167,20 +170,21 @@ class LeaseTableBackend(Backend):
                 self._leave_behind(claim, waiter.asking)  # the caller has no time for a reply
                 return
             until = min(until, waiter.until + LEAVE_TIMEOUT)
+        asking = not isinstance(waiter, TicketHolder) or waiter.asking
         try:
-            if not isinstance(waiter, TicketHolder) or waiter.asking:
-                yield from self.store.run(until, self._sql.give, claim)
-            yield from self.store.run(until, self._sql.leave, claim)
+            yield from self._undo_claim(claim, until, asking)
         except StoreError as error:
             self._leave_behind(claim, error.uncertain)
 
     def _leave_behind(self, claim: Claim, uncertain: bool) -> None:
         """Have the claim undone in the background."""
+        self._claims.pop(claim.token, None)
         self._cleanup.add(claim.token, claim, claim.ttl or 0.0, uncertain)
         self.wake_at(monotonic())
 
-    def _undo_claim(self, claim: Claim, until: float) -> Flow[None]:
-        yield from self.store.run(until, self._sql.give, claim)
+    def _undo_claim(self, claim: Claim, until: float, asking: bool = True) -> Flow[None]:
+        if asking:
+            yield from self.store.run(until, self._sql.give, claim)
         yield from self.store.run(until, self._sql.leave, claim)
 
     def release_fast(self, grant: Grant) -> bool:
@@ -210,7 +214,7 @@ class LeaseTableBackend(Backend):
             given = yield from self.store.run(monotonic() + PATIENCE, self._sql.give, claim)
         except StoreError as error:
             self._leave_behind(claim, error.uncertain)
-            raise self._unavailable(error) from (error.__cause__ or error)
+            raise
         except BaseException:
             self._leave_behind(claim, True)
             raise
@@ -225,15 +229,11 @@ class LeaseTableBackend(Backend):
         return await arun(self._verify(grant))
 
     def _verify(self, grant: Grant) -> Flow[bool]:
-        held = yield from self._asked(PATIENCE, self._sql.holds, grant.claim)
-        return bool(held)
+        return bool((yield from self.store.run(monotonic() + PATIENCE, self._sql.holds, grant.claim)))
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
         # The keepalive thread calls this, which otherwise watches the statements.
-        try:
-            result: Grant | None = self.store.run_watched(self._extend(grant, ttl))
-        except StoreError as error:
-            raise self._unavailable(error) from (error.__cause__ or error)
+        result: Grant | None = self.store.run_watched(self._extend(grant, ttl))
         return result
 
     async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
@@ -241,7 +241,7 @@ class LeaseTableBackend(Backend):
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
         asked = monotonic()
-        if not (yield from self._asked(RENEWAL_PATIENCE, self._sql.extend, grant.claim, ttl)):
+        if not (yield from self.store.run(monotonic() + RENEWAL_PATIENCE, self._sql.extend, grant.claim, ttl)):
             return None
         valid_until = asked + ttl - drift(ttl)
         return Grant(claim=grant.claim, fence=grant.fence, acquired_at=grant.acquired_at, valid_until=valid_until)
@@ -253,50 +253,33 @@ class LeaseTableBackend(Backend):
         return doctor.check(self.alias, self.database) if self._embedded is not None else []
 
     def inspect(self) -> Iterable[LockInfo]:
-        return [row.info(self.alias) for row in run(self._asked(PATIENCE, self._sql.rows))]
+        return [row.info(self.alias) for row in run(self.store.run(monotonic() + PATIENCE, self._sql.rows))]
 
     def break_lock(self, info: LockInfo) -> bool:
-        return bool(run(self._asked(PATIENCE, self._sql.break_lease, info.key, info.fence or 0)))
+        return bool(run(self.store.run(monotonic() + PATIENCE, self._sql.break_lease, info.key, info.fence or 0)))
 
     def prune(self) -> int:
         """Delete the leases that ended more than 24 hours ago; how many. Fences follow the clock and go on rising."""
-        try:
-            return self._pruning.run()
-        except StoreError as error:
-            raise self._unavailable(error) from (error.__cause__ or error)
+        return self._pruning.run()
 
     def prune_old(self, days: float) -> Mapping[str, int]:
         return {"leases": self.prune()}
-
-    def _asked(
-        self, patience: float, operation: Callable[Concatenate[Any, P], object], *args: P.args, **kwargs: P.kwargs
-    ) -> Flow[Any]:
-        try:
-            return (yield from self.store.run(monotonic() + patience, operation, *args, **kwargs))
-        except StoreError as error:
-            raise self._unavailable(error) from (error.__cause__ or error)
-
-    @staticmethod
-    def _unavailable(error: StoreError) -> BackendUnavailable:
-        return BackendUnavailable(str(error))
 
     def tick(self, now: float) -> float | None:
         due = self.store.watch(now)
         cleaned = self._cleanup.tick(now)
         if self.store.is_open:
             self._pruning.tick(now)
-            if now - self.store.used_at >= IDLE:
+            if now - self.store.session.used_at >= IDLE:
                 self.store.close_idle()
         for token, claim in list(self._claims.items()):
             if isinstance(claim, Grant) and now - claim.acquired_at > TICK:
                 self._claims.pop(token, None)
-        times = [when for when in (due, cleaned) if when is not None]
-        if self.store.is_open or self._claims:
-            times.append(now + TICK)
+        in_use = now + TICK if self.store.is_open or self._claims else None
+        times = [when for when in (due, cleaned, in_use) if when is not None]
         if not times:
             self.threads.stop_if_idle()
-            return None
-        return min(times)
+        return min(times, default=None)
 
     def close(self) -> None:
         self._cleanup.close()
@@ -307,7 +290,4 @@ class LeaseTableBackend(Backend):
     def after_fork(self) -> None:
         super().after_fork()
         self.store.abandon()
-        self._holder = Holder()
-        self._claims = {}
-        self._cleanup = PendingCleanup(self._undo_claim, f"distlock-{self.alias}-undo")
-        self._pruning = Pruning(self.store, self.alias)
+        self._begin()

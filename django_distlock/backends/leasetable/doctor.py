@@ -13,8 +13,7 @@ from django.db import DatabaseError, connections
 from django_distlock.backends.side_connection import Silent, ask
 from django_distlock.records import Finding
 
-from .sqlite import SqliteStore
-from .sqlite_file import database_path
+from .sqlite import SqliteStore, database_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import random
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import run
@@ -15,7 +15,7 @@ from django_distlock.concurrency.text import one_line
 from .records import StoreError
 
 if TYPE_CHECKING:
-    from .records import Store
+    from .statements import Store
 
 logger = logging.getLogger("django_distlock.backends")
 
@@ -31,7 +31,7 @@ BREATH = 0.005
 class Pruning:
     """Prunes on demand, and regularly in the background."""
 
-    def __init__(self, store: Store[Any], alias: str) -> None:
+    def __init__(self, store: Store, alias: str) -> None:
         self._store = store
         self._name = f"distlock-{alias}-prune"
         self._due = monotonic() + self._interval()

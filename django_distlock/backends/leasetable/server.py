@@ -8,18 +8,20 @@ on a new session while there is time.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, InterfaceError, InternalError, OperationalError, connections
 
+from django_distlock.backends.side_connection import SideConnection
+from django_distlock.concurrency import sockets
 from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Flow, Step, run
 from django_distlock.concurrency.parking import FairLock
 
-from .records import Store, StoreError, StoreOverloaded
-from .server_sql import LeaseSession, dialect_of
+from .records import StoreError, StoreOverloaded
+from .statements import Store, statements_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from django_distlock.concurrency.executor import Threads
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 # Seconds for a statement: none of them waits for anything, so a server that takes longer hangs.
 STATEMENT_LIMIT = 0.5
@@ -42,6 +45,63 @@ CONFLICT_PAUSE = 0.001
 LOST_SESSIONS = 2
 
 
+class LeaseSession(SideConnection):
+    """A session of this package. Its statements go to the driver's cursor, so that Django does not log them."""
+
+    def __init__(self, database: str) -> None:
+        super().__init__(database)
+        if self.wrapper.vendor == "postgresql":
+            self.options["server_side_binding"] = True  # without it statements cannot be prepared
+        elif self.wrapper.vendor == "mysql":
+            self.options["isolation_level"] = "read committed"  # the server's default would lock gaps of the queue
+        self.used_at = monotonic()
+        self.cursor: Any = None
+
+    @classmethod
+    def connect(cls, database: str) -> LeaseSession:
+        """A session that is open. Slow, and deaf to deadlines. Errors are Django's."""
+        session = cls(database)
+        try:
+            session.open()
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def open(self) -> None:
+        super().open()
+        raw: Any = self.wrapper.connection
+        self.cursor = self.wrapper.create_cursor()
+        if hasattr(raw, "prepare_threshold"):  # psycopg 3
+            self.cursor.execute("SELECT pg_backend_pid()")
+            pooled = self.cursor.fetchone()[0] != raw.info.backend_pid
+            # Planning costs more than executing. A pooler that changes the server session loses prepared statements.
+            raw.prepare_threshold = None if pooled else 1
+
+    def change(self, statement: str, row: Any) -> int:
+        """Execute a write; how many rows it changed."""
+        self.cursor.execute(statement, row)
+        return int(self.cursor.rowcount)
+
+    def ask(self, statement: str, row: Any) -> list[Any]:
+        """Execute a read; its rows."""
+        self.cursor.execute(statement, row)
+        return list(self.cursor.fetchall())
+
+    def atomically(self, work: Callable[[], T]) -> T:
+        """Execute several statements one after the other: on servers each stands for itself."""
+        return work()
+
+    def leave_to_parent(self) -> None:
+        """In the child of a fork: never close it, since the driver would say goodbye on the parent's socket."""
+        if self._fd >= 0:
+            sockets.silence(self._fd)
+        _inherited.append(self)
+
+
+_inherited: list[LeaseSession] = []
+
+
 class Hung(Exception):
     """The server did not reply in time, and the session was ended."""
 
@@ -52,20 +112,18 @@ def code(error: Exception) -> object:
     return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or (cause.args or (None,))[0]
 
 
-class ServerStore(Store[LeaseSession]):
+class ServerStore(Store):
     """The session of one alias, and the watch over it."""
 
     def __init__(
         self, alias: str, database: str, threads: Callable[[], Threads], wake_at: Callable[[float], None]
     ) -> None:
+        super().__init__(statements_of(connections[database])(alias), threads)
         self._alias = alias
         self._database = database
-        self._threads = threads
-        self.statements = dialect_of(connections[database])(alias)
         self._opening = Background(f"distlock-{alias}-open")
         self._renewals = Background(f"distlock-{alias}-renew")
         self._turn = FairLock()
-        self._session: LeaseSession | None = None
         # the deadline of the statement that runs now
         self._limit: float | None = None
         # when the server last answered
@@ -91,14 +149,13 @@ class ServerStore(Store[LeaseSession]):
                 retry = self._judge(error, session, lost)
             finally:
                 turn.release()
-            lost += self._session is None
+            lost += self.session is None
             if retry > 0:
                 yield Step(PAUSE.sleep, PAUSE.asleep, (retry,))
 
     def attempt(
         self, session: LeaseSession, operation: Callable[..., Any], args: tuple[Any, ...], until: float
     ) -> tuple[Exception | None, Any]:
-        """The error or None, and the result. An error is not raised, since after that a task ignores cancellation."""
         now = monotonic()
         limit = self._limit = max(min(until, now + STATEMENT_LIMIT), now + LEAST_LIMIT)
         self._wake_at(limit)
@@ -118,15 +175,9 @@ class ServerStore(Store[LeaseSession]):
             self._limit = None
             session.used_at = monotonic()
 
-    async def aattempt(
-        self, session: LeaseSession, operation: Callable[..., Any], args: tuple[Any, ...], until: float
-    ) -> tuple[Exception | None, Any]:
-        """:meth:`attempt` for a task, in a thread."""
-        return await self._threads().short(self.attempt, session, operation, args, until)
-
     def _usable(self) -> LeaseSession | None:
         """The session, unless the alias has another database by now: test runners change its NAME."""
-        session = self._session
+        session: LeaseSession | None = self.session
         if session is not None and session.name != connections.settings[self._database]["NAME"]:
             self._drop()
             return None
@@ -134,14 +185,14 @@ class ServerStore(Store[LeaseSession]):
 
     def _open(self, until: float, uncertain: bool) -> Flow[LeaseSession]:
         try:
-            self._session = yield from self._opening.call(
+            session = self.session = yield from self._opening.call(
                 until, LeaseSession.connect, self._database, dispose=LeaseSession.close
             )
         except CallTimeout:
             raise self._no_time(uncertain) from None
         except Exception as error:
             raise StoreError(self._failed(error), uncertain=uncertain) from error
-        return self._session
+        return session
 
     def _judge(self, error: Exception, session: LeaseSession, lost: int) -> float:
         """The pause before the statement is repeated; StoreError if it is not. A dead session is dropped."""
@@ -182,23 +233,14 @@ class ServerStore(Store[LeaseSession]):
         return run(call.result(math.inf))
 
     def watch(self, now: float) -> float | None:
-        limit, session = self._limit, self._session
+        limit, session = self._limit, self.session
         if limit is not None and session is not None and now >= limit:
             session.cut()
             return None
         return limit
 
-    @property
-    def is_open(self) -> bool:
-        return self._session is not None
-
-    @property
-    def used_at(self) -> float:
-        session = self._session
-        return session.used_at if session is not None else 0.0
-
     def _drop(self) -> None:
-        session, self._session = self._session, None
+        session, self.session = self.session, None
         if session is not None:
             session.close()
 
@@ -213,11 +255,11 @@ class ServerStore(Store[LeaseSession]):
         if self._turn.acquire(STATEMENT_LIMIT):
             self._drop()
             self._turn.release()
-        elif (session := self._session) is not None:
+        elif (session := self.session) is not None:
             session.cut()
 
     def abandon(self) -> None:
-        session, self._session = self._session, None
+        session, self.session = self.session, None
         if session is not None:
             session.leave_to_parent()
         self._turn = FairLock()

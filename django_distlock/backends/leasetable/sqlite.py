@@ -9,35 +9,27 @@ All processes run on one host, whose clock counts: microseconds since 1970.
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
+import threading
 import time
+import weakref
 from asyncio import _get_running_loop
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from django.db import connections
 
-from django_distlock.backends.text import printable, short
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Flow, Step
+from django_distlock.concurrency.fork import Order, at_fork
 
-from .records import (
-    DEAD,
-    GRACE,
-    KEPT,
-    NOWHERE,
-    LiveLease,
-    Look,
-    Statements,
-    Store,
-    StoreError,
-    StoreOverloaded,
-    Ticket,
-    microseconds,
-    rows_of,
-)
-from .sqlite_file import LeaseFile, open_lease_file
+from .records import NOWHERE, StoreError, StoreOverloaded, Ticket
+from .statements import Executor, Statements, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,8 +38,28 @@ if TYPE_CHECKING:
     from django_distlock.records import Claim
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
-_GRACE, _DEAD, _KEPT = microseconds(GRACE), microseconds(DEAD), microseconds(KEPT)
+VERSION = 1
+SCHEMA = (
+    """
+    CREATE TABLE IF NOT EXISTS lease (
+        digest BLOB PRIMARY KEY, alias TEXT NOT NULL, name TEXT NOT NULL, token TEXT NOT NULL, fence INTEGER NOT NULL,
+        acquired_at INTEGER NOT NULL, expires_at INTEGER NOT NULL, holder TEXT NOT NULL
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS ticket (
+        digest BLOB NOT NULL, place INTEGER NOT NULL, token TEXT NOT NULL, seen INTEGER NOT NULL, holder TEXT,
+        PRIMARY KEY (digest, place)
+    ) WITHOUT ROWID
+    """,
+    f"PRAGMA user_version = {VERSION}",
+)
+# Older files have tickets without this column. The format is the same: earlier versions ignore it.
+HAS_HOLDER = "SELECT 1 FROM pragma_table_info('ticket') WHERE name = 'holder'"
+ADD_HOLDER = "ALTER TABLE ticket ADD COLUMN holder TEXT"
+
 # The pause before a statement is repeated because another process writes; seconds.
 SHORTEST, LONGEST = 0.00005, 0.001
 # Seconds for which a lease that was found taken is expected to be taken.
@@ -56,166 +68,255 @@ HOT = 0.05
 # The fence is the clock, which is nearly always above the last fence, so that it need not be read back. RETURNING would
 # cost more than the write itself, and SQLite has it only since 3.35. Reading the table that is written costs as much.
 TAKE = """
-INSERT INTO lease (digest, alias, name, token, fence, acquired_at, expires_at, holder)
-SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8
-WHERE NOT EXISTS (SELECT 1 FROM ticket WHERE digest = ?1 AND place < ?9 AND seen > ?10)
+INSERT INTO lease {columns} SELECT :digest, :alias, :name, :token, :fence, :now, :now + :ttl, :holder
+WHERE NOT EXISTS (SELECT 1 {ahead})
 ON CONFLICT (digest) DO UPDATE SET
     token = excluded.token, fence = excluded.fence, acquired_at = excluded.acquired_at,
     expires_at = excluded.expires_at, holder = excluded.holder, alias = excluded.alias
-WHERE (token = '-' OR token = excluded.token OR expires_at <= ?6) AND fence < excluded.fence
+WHERE (token = '-' OR token = excluded.token OR expires_at <= :now) AND fence < excluded.fence
 """
-LAST = "SELECT fence, token FROM lease WHERE digest = ?1 AND (token = '-' OR token = ?3 OR expires_at <= ?2)"
-GIVE = "UPDATE lease SET token = '-', expires_at = ?3 WHERE digest = ?1 AND token = ?2 AND expires_at > ?3"
-BREAK = "UPDATE lease SET token = '-', expires_at = ?3 WHERE digest = ?1 AND fence = ?2 AND expires_at > ?3"
-EXTEND = "UPDATE lease SET expires_at = ?3 WHERE digest = ?1 AND token = ?2 AND expires_at > ?4"
-HOLDS = "SELECT 1 FROM lease WHERE digest = ?1 AND token = ?2 AND expires_at > ?3"
-LAST_PLACE = "SELECT coalesce(max(place), 0), count(*) FROM ticket WHERE digest = ?1"
-JOIN = "INSERT INTO ticket (digest, place, token, seen, holder) VALUES (?1, ?2, ?3, ?4, ?5)"
-LOOK = """
-SELECT lease.token, lease.fence,
-       (SELECT count(*) FROM ticket WHERE digest = ?1 AND place < ?3 AND seen > ?4),
-       (SELECT place FROM ticket WHERE digest = ?1 AND place = ?3 AND token = ?5)
-FROM (SELECT 1) LEFT JOIN lease ON lease.digest = ?1 AND lease.expires_at > ?2 AND lease.token <> '-'
-"""
-REFRESH = "UPDATE ticket SET seen = ?4 WHERE digest = ?1 AND place = ?2 AND token = ?3"
-LEAVE = "DELETE FROM ticket WHERE digest = ?1 AND (token = ?2 OR seen < ?3)"
-ROWS = """
-SELECT lower(hex(l.digest)), l.name, l.token, l.fence, l.acquired_at, l.expires_at, l.holder, t.token, t.holder
-FROM lease l LEFT JOIN ticket t ON t.digest = l.digest AND t.seen > ?2
-WHERE l.alias = ?1 AND l.expires_at > ?3 AND l.token <> '-' ORDER BY l.acquired_at, l.digest, t.place
-"""
-LAST_OF_BATCH = "SELECT max(digest) FROM (SELECT digest FROM lease WHERE digest > ?1 ORDER BY digest LIMIT ?2)"
-# A fence in the future, after the clock was set back, must be kept: the next one has to be higher.
-PRUNE = "DELETE FROM lease WHERE digest > ?1 AND digest <= ?2 AND expires_at < ?3 AND fence < ?4"
-PRUNE_TICKETS = "DELETE FROM ticket WHERE seen < ?1"
+LAST = "SELECT fence, token FROM lease WHERE digest = :digest AND (token IN ('-', :token) OR expires_at <= :now)"
 
 
-def clock() -> int:
-    return time.time_ns() // 1000
-
-
-class SqliteStatements(Statements[LeaseFile]):
+class SqliteStatements(Statements):
     """Each raises sqlite3.OperationalError while another process writes."""
 
+    placeholder = r":\1"
+    ahead = "FROM ticket t WHERE t.digest = :digest AND t.place < :place AND t.seen > :now - {grace}"
+    digest = staticmethod(attrgetter("key.digest"))
+    join_text = """
+    INSERT INTO ticket (token, digest, place, seen, holder)
+    SELECT :token, :digest, coalesce(max(place), 0) + 1, :now, :holder FROM ticket WHERE digest = :digest
+    """
+
     def __init__(self, alias: str) -> None:
-        self._alias = short(alias)
+        super().__init__(alias)
         # when a lease was last found taken, by digest
         self._taken: dict[bytes, float] = {}
 
-    def _take(self, cursor: sqlite3.Cursor, claim: Claim, holder: str, place: int) -> int | None:
-        """Take the lease if it is free, expired or ours, and no live waiter is before ``place``; the fence, or None."""
-        key, token, now = claim.key, claim.token, clock()
-        row = (
-            key.digest,
-            self._alias,
-            printable(key.name),
-            token,
-            now,
-            now,
-            now + microseconds(claim.ttl or 0.0),
-            holder,
-            place,
-            now - _GRACE,
-        )
-        if cursor.execute(TAKE, row).rowcount == 1:
-            return now
-        last = cursor.execute(LAST, (key.digest, now, token)).fetchone()
-        if last is None:
-            return None
-        if last[1] == token:
-            place = 0  # it was granted to this claim before: waiters that came since are behind
-        elif last[0] < now:
-            return None
-        fence: int = max(last[0] + 1, now)  # the clock was set back, or two grants fell into one microsecond
-        again = (*row[:4], fence, *row[5:8], place, row[9])
-        return fence if cursor.execute(TAKE, again).rowcount == 1 else None
+    def fragments(self, session: object) -> dict[str, str]:
+        return {"lease": "lease", "ticket": "ticket", "arrived": "place", "hex": "lower(hex(l.digest))", "dual": ""}
 
-    def enter(self, file: LeaseFile, claim: Claim, holder: str, queue: bool) -> tuple[int | None, Ticket | None]:
+    def now(self, session: object) -> int:
+        return time.time_ns() // 1000
+
+    def row(self, names: list[str]) -> Callable[[dict[str, Any]], Any]:
+        return lambda values: values  # the driver finds them by their names
+
+    def packed(self, digits: str) -> bytes:
+        return bytes.fromhex(digits)
+
+    def limit(self, session: object, count: int) -> str:
+        return f"LIMIT {count}"
+
+    def take(self, session: Executor, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
+        values = self.values(claim, holder, place)
+        now = values["now"] = values["fence"] = self.now(session)
+        if self.change(session, TAKE, values):
+            return now
+        last = self.ask(session, LAST, values)
+        if not last:
+            return None
+        fence, token = last[0]
+        if token == claim.token:
+            values["place"] = 0  # it was granted to this claim before: waiters that came since are behind
+        elif fence < now:
+            return None
+        values["fence"] = max(fence + 1, now)  # the clock was set back, or two grants fell into one microsecond
+        return values["fence"] if self.change(session, TAKE, values) else None
+
+    def enter(self, session: Executor, claim: Claim, holder: str, queue: bool) -> tuple[int | None, Ticket | None]:
         # A lease that was taken a moment ago is expected to be taken: then both are one transaction, with one commit.
         digest = claim.key.digest
-        if not queue or file.used_at - self._taken.get(digest, 0.0) > HOT:
-            with file.mutex:
-                fence = self._take(file.cursor or file.open(), claim, holder, NOWHERE)
+        if not queue or digest not in self._taken or session.used_at - self._taken[digest] > HOT:
+            fence = self.take(session, claim, holder)
             if fence is not None or not queue:
                 return fence, None
             if len(self._taken) >= 1000:
                 self._taken.clear()
-        self._taken[digest] = file.used_at
+        self._taken[digest] = session.used_at
+        return session.atomically(partial(super().enter, session, claim, holder, queue))
 
-        def take_or_join(cursor: sqlite3.Cursor) -> tuple[int | None, Ticket | None]:
-            fence = self._take(cursor, claim, holder, NOWHERE)
-            return fence, self._join(cursor, claim, holder) if fence is None else None
 
-        return file.atomically(take_or_join)
+class LeaseFile:
+    """One connection with one cursor, guarded by ``mutex``; statements commit by themselves.
+
+    There is no busy timeout: SQLite's own sleeps for up to 100 ms between two attempts, and ignores the caller's
+    deadline.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self.path = path or ":memory:"
+        self.in_memory = path is None
+        # Taken by ``with`` alone: a KeyboardInterrupt between an acquire() and its try would leave it locked.
+        self.mutex = threading.RLock()
+        self.cursor: sqlite3.Cursor | None = None
+        self.used_at = 0.0
+        _files.add(self)
+
+    def change(self, statement: str, row: Any) -> int:
+        """Execute a write; how many rows it changed."""
+        with self.mutex:
+            return (self.cursor or self.open()).execute(statement, row).rowcount
+
+    def ask(self, statement: str, row: Any) -> list[Any]:
+        """Execute a read; its rows."""
+        with self.mutex:
+            return (self.cursor or self.open()).execute(statement, row).fetchall()
+
+    def atomically(self, work: Callable[[], T]) -> T:
+        """Execute several statements as one."""
+        with self.mutex:
+            cursor = self.cursor or self.open()
+            try:
+                cursor.execute("BEGIN IMMEDIATE")
+                result = work()
+                cursor.execute("COMMIT")
+                return result
+            except BaseException:
+                if cursor.connection.in_transaction:
+                    cursor.execute("ROLLBACK")
+                raise
+
+    def open(self) -> sqlite3.Cursor:
+        """Open the file, or create it; under the mutex."""
+        connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            cursor = connection.cursor()
+            # A commit costs a whole page, and a lease is one short row.
+            cursor.execute("PRAGMA page_size = 1024")
+            cursor.execute("PRAGMA journal_mode = WAL").fetchall()
+            # Leases that a power failure undoes have no holders left: those were on this host.
+            cursor.execute("PRAGMA synchronous = NORMAL")
+            version = cursor.execute("PRAGMA user_version").fetchone()[0]
+            if version > VERSION:
+                raise StoreError(
+                    f"{self.path} was made by a newer version of django-distlock (format {version}, known: {VERSION})."
+                )
+            if version < VERSION:
+                self._create(cursor)
+            elif not cursor.execute(HAS_HOLDER).fetchone():
+                self._add_holder(cursor)
+        except BaseException:
+            connection.close()
+            raise
+        self.cursor = cursor
+        # Leases in memory end with their last user, without a call of close(), of which Python 3.13 would warn.
+        self._end = weakref.finalize(self, connection.close)
+        self._end.atexit = False  # some leases are released later than that
+        return cursor
 
     @staticmethod
-    def _join(cursor: sqlite3.Cursor, claim: Claim, holder: str) -> Ticket:
-        digest = claim.key.digest
-        last, count = cursor.execute(LAST_PLACE, (digest,)).fetchone()
-        cursor.execute(JOIN, (digest, last + 1, claim.token, clock(), holder))
-        return Ticket(last + 1, count)
+    def _create(cursor: sqlite3.Cursor) -> None:
+        cursor.execute("BEGIN IMMEDIATE")
+        for statement in SCHEMA:
+            cursor.execute(statement)
+        cursor.execute("COMMIT")
 
-    def take_turn(self, file: LeaseFile, claim: Claim, holder: str, place: int) -> int | None:
-        def take_and_leave(cursor: sqlite3.Cursor) -> int | None:
-            fence = self._take(cursor, claim, holder, place)
-            if fence is not None:
-                cursor.execute(LEAVE, (claim.key.digest, claim.token, clock() - _DEAD))
-            return fence
+    @staticmethod
+    def _add_holder(cursor: sqlite3.Cursor) -> None:
+        cursor.execute("BEGIN IMMEDIATE")
+        if not cursor.execute(HAS_HOLDER).fetchone():  # another process was not faster
+            cursor.execute(ADD_HOLDER)
+        cursor.execute("COMMIT")
 
-        return file.atomically(take_and_leave)
+    def close(self) -> None:
+        """Close the connection. Leases in memory stay while they are in use."""
+        if not self.in_memory:
+            with self.mutex:
+                self._close()
 
-    def give(self, file: LeaseFile, claim: Claim) -> bool:
-        return file.change(GIVE, (claim.key.digest, claim.token, clock())) == 1
+    def _close(self) -> None:
+        if self.cursor is not None:
+            self.cursor = None
+            self._end()
 
-    def extend(self, file: LeaseFile, claim: Claim, ttl: float) -> bool:
-        now = clock()
-        return file.change(EXTEND, (claim.key.digest, claim.token, now + microseconds(ttl), now)) == 1
+    def before_fork(self) -> None:
+        """Close the connection, which the parent opens again when it needs it.
 
-    def holds(self, file: LeaseFile, claim: Claim) -> bool:
-        return bool(file.ask(HOLDS, (claim.key.digest, claim.token, clock())))
+        A child must neither use nor close an inherited SQLite connection, nor open a second one to the same file: it
+        would share lock counts with its parent, but not the locks (https://sqlite.org/howtocorrupt.html, 2.6).
+        """
+        self.mutex.acquire()
+        if not self.in_memory:
+            self._close()
 
-    def join(self, file: LeaseFile, claim: Claim, holder: str) -> Ticket:
-        return file.atomically(lambda cursor: self._join(cursor, claim, holder))
-
-    def look(self, file: LeaseFile, claim: Claim, place: int) -> Look:
-        now = clock()
-        return Look(*file.ask(LOOK, (claim.key.digest, now, place, now - _GRACE, claim.token))[0])
-
-    def refresh(self, file: LeaseFile, claim: Claim, place: int) -> None:
-        file.change(REFRESH, (claim.key.digest, place, claim.token, clock()))
-
-    def leave(self, file: LeaseFile, claim: Claim) -> None:
-        file.change(LEAVE, (claim.key.digest, claim.token, clock() - _DEAD))
-
-    def rows(self, file: LeaseFile) -> list[LiveLease]:
-        now = clock()
-        return rows_of(file.ask(ROWS, (self._alias, now - _GRACE, now)))
-
-    def break_lease(self, file: LeaseFile, digest: str, fence: int) -> bool:
-        return file.change(BREAK, (bytes.fromhex(digest), fence, clock())) == 1
-
-    def prune(self, file: LeaseFile, after: bytes | None, limit: int) -> tuple[int, bytes | None]:
-        after = after or b""
-        last: bytes | None = file.ask(LAST_OF_BATCH, (after, limit))[0][0]
-        if last is None:
-            file.change(PRUNE_TICKETS, (clock() - _DEAD,))
-            return 0, None
-        now = clock()
-        return file.change(PRUNE, (after, last, now - _KEPT, now)), last
+    def after_fork(self) -> None:
+        self.mutex.release()
 
 
-class SqliteStore(Store[LeaseFile]):
+_files: weakref.WeakSet[LeaseFile] = weakref.WeakSet()
+_in_memory: weakref.WeakValueDictionary[str, LeaseFile] = weakref.WeakValueDictionary()
+_guard = threading.Lock()
+_paused: list[LeaseFile] = []
+
+
+def database_path(name: object) -> str | None:
+    """The file of a SQLite database, whose name may be a URI; None: in memory.
+
+    Symbolic links are resolved, as SQLite does before it names its journal, even if the file does not exist yet.
+    """
+    text = os.fspath(name) if isinstance(name, os.PathLike) else str(name)
+    if text == ":memory:" or "mode=memory" in text:
+        return None
+    if text.startswith("file:"):
+        text = unquote(urlsplit(text).path)
+        if text == ":memory:":
+            return None
+    return os.path.realpath(text)
+
+
+def lease_path(name: str) -> str | None:
+    """The file of the leases of a SQLite database; None: in memory."""
+    path = database_path(name)
+    return None if path is None else f"{path}-distlock"
+
+
+def open_lease_file(name: object) -> LeaseFile:
+    """The lease file of the database ``name``. All callers share the one in memory."""
+    text = os.fspath(name) if isinstance(name, os.PathLike) else str(name)
+    path = lease_path(text)
+    if path is not None:
+        return LeaseFile(path)
+    with _guard:
+        file = _in_memory.get(text)
+        if file is None:
+            file = _in_memory[text] = LeaseFile(None)
+        return file
+
+
+def _before_fork() -> None:
+    _paused[:] = list(_files)
+    for file in _paused:
+        file.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    for file in _paused:
+        file.after_fork()
+    _paused.clear()
+
+
+def _after_fork_in_child() -> None:
+    global _guard
+    _guard = threading.Lock()
+    _after_fork_in_parent()
+    _in_memory.clear()
+
+
+at_fork(Order.SESSIONS, before=_before_fork, parent=_after_fork_in_parent, child=_after_fork_in_child)
+
+
+class SqliteStore(Store):
     """The file of one alias, which does not hang. A statement is repeated while another process writes."""
 
     def __init__(self, alias: str, database: str, threads: Callable[[], Threads]) -> None:
-        self._threads = threads
-        self.statements = SqliteStatements(alias)
+        super().__init__(SqliteStatements(alias), threads)
         self._settings = connections.settings[database]
         self._name: object = None
-        self._file: LeaseFile | None = None
 
     def run(
-        self, until: float, operation: Callable[Concatenate[LeaseFile, P], object], *args: P.args, **kwargs: P.kwargs
+        self, until: float, operation: Callable[Concatenate[Any, P], object], *args: P.args, **kwargs: P.kwargs
     ) -> Flow[Any]:
         retries = 0
         while True:
@@ -232,19 +333,12 @@ class SqliteStore(Store[LeaseFile]):
     def attempt(
         self, operation: Callable[..., Any], args: tuple[Any, ...], begin_by: float | None
     ) -> tuple[Exception | None, Any]:
-        """The error or None, and the result. An error is not raised, since after that a task ignores cancellation."""
         if begin_by is not None and monotonic() > begin_by:
             return StoreOverloaded(f"{self._name} is overloaded: the statement could not be executed in time."), None
         try:
             return None, operation(self.file(), *args)
         except (sqlite3.Error, StoreError) as error:
             return error, None
-
-    async def aattempt(
-        self, operation: Callable[..., Any], args: tuple[Any, ...], begin_by: float | None
-    ) -> tuple[Exception | None, Any]:
-        """:meth:`attempt` for a task: in a thread, since a checkpoint waits for the disk."""
-        return await self._threads().short(self.attempt, operation, args, begin_by)
 
     def _pause(self, error: Exception, until: float, retries: int) -> float:
         """The pause before the statement is repeated; StoreError if it is not."""
@@ -256,32 +350,28 @@ class SqliteStore(Store[LeaseFile]):
             return random.uniform(SHORTEST, longest)  # noqa: S311 - spreads retries
         if not busy:
             self.close()  # the file may have been deleted or replaced: the next statement opens it again
-        where = self._file.path if self._file is not None else self._name
+        where = self.session.path if self.session is not None else self._name
         raise StoreError(f"{where}: {error}") from error
 
     def file(self) -> LeaseFile:
         """The file of the database that the alias has now: test runners change its NAME."""
         name = self._settings["NAME"]
-        file = self._file
+        file: LeaseFile | None = self.session
         if file is None or (name is not self._name and name != self._name):
             if file is not None:
                 file.close()
-            file = self._file = open_lease_file(name)
+            file = self.session = open_lease_file(name)
             self._name = name
         file.used_at = monotonic()
         return file
 
     @property
     def is_open(self) -> bool:
-        return self._file is not None and self._file.cursor is not None and not self._file.in_memory
-
-    @property
-    def used_at(self) -> float:
-        return self._file.used_at if self._file is not None else 0.0
+        return self.session is not None and self.session.cursor is not None and not self.session.in_memory
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        if self.session is not None:
+            self.session.close()
 
     def abandon(self) -> None:
-        self._file = None  # it was closed before the fork; what was in memory is the parent's
+        self.session = None  # it was closed before the fork; what was in memory is the parent's

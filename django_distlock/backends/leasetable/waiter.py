@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django_distlock.concurrency.clock import monotonic
 
-from .records import SIGN_OF_LIFE, Store, StoreOverloaded, Ticket
+from .records import SIGN_OF_LIFE, StoreOverloaded, Ticket
 
 if TYPE_CHECKING:
     from django_distlock.concurrency.flow import Flow
     from django_distlock.records import Claim
+
+    from .statements import Store
 
 # Stands for a claim whose first statement has not returned.
 ASKING = None
@@ -44,7 +46,7 @@ class TicketHolder:
         steady = min((monotonic() - self._since) * SHARE_OF_HOLD, LONGEST_OF_NEXT)
         return min(max(next_one + per_place * self._ahead, steady), LONGEST_PAUSE)
 
-    def look(self, store: Store[Any], claim: Claim, holder: str) -> Flow[int | None]:
+    def look(self, store: Store, claim: Claim, holder: str) -> Flow[int | None]:
         """Read the lease, and take it if it is this waiter's turn; its fence, or None."""
         try:
             return (yield from self._look(store, claim, holder))
@@ -53,7 +55,7 @@ class TicketHolder:
                 raise
             return None  # other callers of this process had the session; the lease may still be taken
 
-    def _look(self, store: Store[Any], claim: Claim, holder: str) -> Flow[int | None]:
+    def _look(self, store: Store, claim: Claim, holder: str) -> Flow[int | None]:
         sql, until, asked = store.statements, self.until, monotonic()
         seen = yield from store.run(until, sql.look, claim, self._place)
         now = monotonic()
@@ -71,6 +73,6 @@ class TicketHolder:
             self.asking = fence is not None
             return fence
         if now - self._seen_at >= SIGN_OF_LIFE:
-            yield from store.run(until, sql.refresh, claim, self._place)
+            yield from store.run(until, sql.refresh, claim)
             self._seen_at = now
         return None

@@ -254,8 +254,8 @@ class PostgresSession(Session):
         return (yield from self.execute(statement, value, until, undo)) == b"t"
 
     def lock_fast(self, key: LockKey, shared: bool) -> bool:
-        statement, value, _ = self._lock(key, shared)
-        return self._execute_fast(statement, value) == b"t"
+        statement = self._lock(key, shared)[0] if shared else b"try_x"
+        return self._execute_fast(statement, key.number_bytes) == b"t"
 
     def unlock(self, key: LockKey, shared: bool) -> Flow[bool]:
         name = b"free_s" if shared else b"free_x"

@@ -11,7 +11,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections
-from psycopg import pq
+from django.db.backends import utils
+from django.db.backends.postgresql.base import DatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+from psycopg import Connection, Error, pq
+from psycopg.errors import error_from_result
+from psycopg.generators import execute
 from psycopg.waiting import WAIT_R
 
 from django_distlock.backends.sessions import exclusion
@@ -60,6 +65,8 @@ SILENT, LATE, PATIENCE = 0.02, 0.005, 0.5
 LAST_STRETCH = 0.15
 
 TRY = "SELECT %s(%d), current_setting('transaction_isolation')"
+# What psycopg sends before the first statement of a transaction, by the settings of the connection.
+_BEGIN: dict[tuple[Any, ...], bytes] = {}
 # Without parameters the server takes several statements at once. The caller's lock_timeout is restored explicitly: a
 # setting made after a savepoint outlives its release.
 WAIT = """SAVEPOINT distlock_wait;
@@ -69,6 +76,63 @@ SELECT %s(%d);
 RELEASE SAVEPOINT distlock_wait;
 SELECT set_config('lock_timeout', current_setting('distlock.lock_timeout'), true),
        current_setting('transaction_isolation')"""
+
+
+def nobody_looks(connection: Any) -> bool:
+    """Would nothing see a statement on this connection, and may it be sent now?
+
+    Django's query log and its wrappers of statements would see one, and so would programs that trace statements: they
+    replace a method of Django, the class of the cursors or that of the connection.
+    """
+    raw = connection.connection
+    return not (
+        connection.queries_logged
+        or connection.needs_rollback
+        or any(not hasattr(wrapper, "_distlock") for wrapper in connection.execute_wrappers)
+        or type(raw) is not Connection
+        or raw.pgconn.pipeline_status
+        or type(connection).create_cursor is not DatabaseWrapper.create_cursor
+        or CursorWrapper.execute.__code__.co_filename != utils.__file__
+    )
+
+
+def directly(connection: Any, statement: bytes) -> list[str]:
+    """The row of ``statement``, without a cursor, and with BEGIN in the same packet if the transaction has not begun.
+
+    The rest is as with a cursor: psycopg waits for the reply, cancels the statement after an interrupt, and the
+    transaction is aborted after an error.
+    """
+    raw = connection.connection
+    connection.validate_thread_sharing()
+    with connection.wrap_database_errors, raw.lock:
+        if raw.pgconn.transaction_status == pq.TransactionStatus.IDLE and not raw.autocommit:
+            statement = _begin(raw) + statement
+        try:
+            raw.pgconn.send_query(statement)
+            result = raw.wait(execute(raw.pgconn))[-1]
+        except BaseException:
+            if raw.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+                with contextlib.suppress(Error):  # an interrupt came before psycopg waited, which would have read it
+                    raw.wait(execute(raw.pgconn))
+            raise
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise error_from_result(result, raw.info.encoding)
+    return [(result.get_value(0, column) or b"").decode() for column in range(result.nfields)]
+
+
+def _begin(raw: Connection) -> bytes:
+    settings = raw.isolation_level, raw.read_only, raw.deferrable
+    begin = _BEGIN.get(settings)
+    if begin is None:
+        words = ["BEGIN"]
+        if raw.isolation_level is not None:
+            words.append("ISOLATION LEVEL " + raw.isolation_level.name.replace("_", " "))
+        if raw.read_only is not None:
+            words.append("READ ONLY" if raw.read_only else "READ WRITE")
+        if raw.deferrable is not None:
+            words.append("DEFERRABLE" if raw.deferrable else "NOT DEFERRABLE")
+        begin = _BEGIN[settings] = (" ".join(words) + ";").encode()
+    return begin
 
 
 class TransactionSession:
@@ -168,26 +232,36 @@ class TransactionLocks:
         self._proving = FairLock()
 
     def acquire(self, claim: Claim, wait: float) -> Grant | None:
-        """Take the lock through Django's cursor, so that the caller's wrappers and debugging see the statements."""
+        """Take the lock on the caller's connection. Wrappers and debugging of the caller see the statements."""
         connection = connections[self.database]
         asked = monotonic()
         bounded: Bounded | None = None
         try:
             connection.ensure_connection()
             until = max(claim.answer_by or asked + max(wait, LEAST_PATIENCE), asked + GRACE)
-            bounded = Bounded(connection.connection, until + GRACE / 2)
-            with bounded, connection.cursor() as cursor:
-                isolation = None
+            raw: Any = connection.connection
+            outer = raw.__dict__.get("wait")
+            bounded = Bounded(raw, until + GRACE / 2)
+            isolation = None
+            with bounded:
                 if wait <= 0 or not self._busy.lately(claim.key.digest, asked):
-                    isolation = self._try(cursor, claim)
+                    isolation = self._try(connection, claim)
                     if isolation is None:
                         self._proven = True  # the server has just kept this one out
                         self._busy.add(claim.key.digest, asked)
                     elif not self._proven and asked >= self._prove_from:
                         run(self._prove(claim, until))
                 if isolation is None and wait > 0:
-                    isolation = self._wait(bounded, cursor, claim, asked + wait)
-        except DatabaseError as error:
+                    with connection.cursor() as cursor:
+                        isolation = self._wait(bounded, cursor, claim, asked + wait)
+        except BaseException as error:
+            if bounded is not None:  # an interrupt at the entrance of its __exit__() has left it in place
+                if outer is not None:
+                    raw.wait = outer
+                elif "wait" in raw.__dict__:
+                    del raw.wait
+            if not isinstance(error, DatabaseError):
+                raise
             if bounded is not None and bounded.ended:
                 raise BackendUnavailable(
                     f"The server of alias {self.alias!r} did not answer in time: the connection of this thread to "
@@ -198,12 +272,17 @@ class TransactionLocks:
             return None
         return Grant(claim=claim, acquired_at=asked, session=TransactionSession(connection, isolation))
 
-    def _try(self, cursor: Any, claim: Claim) -> str | None:
+    def _try(self, connection: BaseDatabaseWrapper, claim: Claim) -> str | None:
         """The isolation level of the transaction if the lock was free."""
         function = "pg_try_advisory_xact_lock_shared" if claim.shared else "pg_try_advisory_xact_lock"
         # our integer is spelt out: binding it would cost a quarter of the statement
-        cursor.execute(TRY % (function, claim.key.number))
-        granted, isolation = cursor.fetchone()
+        statement = TRY % (function, claim.key.number)
+        if nobody_looks(connection):
+            granted, isolation = directly(connection, statement.encode())
+            return isolation if granted == "t" else None
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+            granted, isolation = cursor.fetchone()
         return isolation if granted else None
 
     def _wait(self, bounded: Bounded, cursor: Any, claim: Claim, until: float) -> str | None:

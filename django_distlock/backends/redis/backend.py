@@ -14,17 +14,30 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django_distlock.backends.base import TICK, Backend
 from django_distlock.backends.cleanup import UNDO_WINDOW, PendingCleanup
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
+from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Flow, arun, run
+from django_distlock.concurrency.flow import Flow, both, run
 from django_distlock.exceptions import BackendUnavailable, DistlockError, UnsupportedOperation
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor
-from .acquire import LEAST_PATIENCE, LEAVE_TIMEOUT, HolderInfo, RedisAttempt
-from .commands import EXTEND, HOLDS, LEAVE, PATIENCE, RELEASE, evaluate, holder_of, keys_of, milliseconds
-from .connection import ConnectionFailed
+from .commands import (
+    EXTEND,
+    HOLDS,
+    LEAST_PATIENCE,
+    LEAVE,
+    LEAVE_TIMEOUT,
+    PATIENCE,
+    RELEASE,
+    HolderInfo,
+    RedisAttempt,
+    evaluate,
+    holder_of,
+    keys_of,
+    milliseconds,
+)
+from .connection import ConnectionFailed, Place, Places, Pool
 from .introspection import broken, listed
-from .pool import Places, Pool
 from .target import ClusterNode, Target
 
 if TYPE_CHECKING:
@@ -82,13 +95,7 @@ class RedisBackend(Backend):
     def listed_as(self, key: LockKey) -> str:
         return key.text
 
-    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return run(self._acquire(claim, wait))
-
-    async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return await arun(self._acquire(claim, wait))
-
-    def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
+    def _acquire(self, claim: Claim, wait: float = 0) -> Flow[Grant | None]:
         if self._cleanup.requests and not self._cleanup.discard(claim.token):
             return None
         deadline = monotonic() + wait
@@ -115,6 +122,8 @@ class RedisBackend(Backend):
                 self._echoes[claim.token] = grant.acquired_at
         return grant
 
+    try_acquire, atry_acquire = both(_acquire)
+
     @staticmethod
     def _asked(attempt: RedisAttempt) -> Flow[Grant | None]:
         """Ask once, without queueing."""
@@ -124,19 +133,20 @@ class RedisBackend(Backend):
 
     def _queued(self, attempt: RedisAttempt, deadline: float) -> Flow[Grant | None]:
         """Queue at the server until the deadline; before that, in this process for a place to do so."""
-        place = self._places.new()
+        place = Place()
         try:
-            taken = self._places.take(place)
+            taken, grant = self._places.take(place), None
             while not taken:
                 grant = yield from self._asked(attempt)
                 left = deadline - monotonic()
                 if grant is not None or left <= 0:
-                    return grant
+                    break
                 taken = yield from self._places.enter(place, min(left, ASK_EVERY))
-            grant = yield from self._waited(attempt, deadline)
+            if taken:
+                grant = yield from self._waited(attempt, deadline)
             self._places.leave(place)
         except BaseException:
-            self._places.left_behind(place)
+            finalizers.now_or_later(self._places.leave, place)
             raise
         return grant
 
@@ -168,12 +178,6 @@ class RedisBackend(Backend):
     def _undo_claim(self, claim: Claim, until: float) -> Flow[None]:
         yield from evaluate(self.pool, until, LEAVE, claim)
 
-    def withdraw(self, claim: Claim) -> None:
-        run(self._withdraw(claim))
-
-    async def awithdraw(self, claim: Claim) -> None:
-        await arun(self._withdraw(claim))
-
     def _withdraw(self, claim: Claim) -> Flow[None]:
         """Release a grant that an interrupt has kept from its caller. A waiter has left the queue already."""
         if claim.token not in self._claims:
@@ -185,6 +189,8 @@ class RedisBackend(Backend):
             self._leave_behind(claim, True)
             if not isinstance(error, ConnectionFailed):
                 raise
+
+    withdraw, awithdraw = both(_withdraw)
 
     def release_fast(self, grant: Grant) -> bool:
         """Release with one command on a connection at hand. It waits for no task, so an event loop may call it."""
@@ -209,12 +215,6 @@ class RedisBackend(Backend):
             self._claims.pop(claim.token, None)
         return bool(given == 1)
 
-    def release(self, grant: Grant) -> bool:
-        return run(self._release(grant))
-
-    async def arelease(self, grant: Grant) -> bool:
-        return await arun(self._release(grant))
-
     def _release(self, grant: Grant) -> Flow[bool]:
         claim = grant.claim
         self._claims.pop(claim.token, None)
@@ -232,26 +232,20 @@ class RedisBackend(Backend):
             return grant.valid_until is not None and monotonic() < grant.valid_until
         return bool(given)
 
-    def verify(self, grant: Grant) -> bool:
-        return run(self._verify(grant))
-
-    async def averify(self, grant: Grant) -> bool:
-        return await arun(self._verify(grant))
+    release, arelease = both(_release)
 
     def _verify(self, grant: Grant) -> Flow[bool]:
         return bool((yield from self._tried(PATIENCE, HOLDS, grant.claim)))
 
-    def extend(self, grant: Grant, ttl: float) -> Grant | None:
-        return run(self._extend(grant, ttl))
-
-    async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
-        return await arun(self._extend(grant, ttl))
+    verify, averify = both(_verify)
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
         asked = monotonic()
         if not (yield from self._tried(RENEWAL_PATIENCE, EXTEND, grant.claim, milliseconds(ttl), int(asked * 1e6))):
             return None
         return grant._replace(valid_until=asked + ttl - drift(ttl))
+
+    extend, aextend = both(_extend)
 
     def _tried(self, patience: float, script: Script, claim: Claim, *args: Any) -> Flow[Any]:
         with self._wrapped():

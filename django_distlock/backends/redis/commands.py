@@ -1,4 +1,4 @@
-"""The Lua scripts of a lock, and running one of them on the server.
+"""The Lua scripts of a lock, and the callers that have the server run them.
 
 Each operation is one script, and therefore atomic. ``scripts/keys.lua`` describes the four keys of a lock. They share
 one hash slot (https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/).
@@ -18,22 +18,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
 import re
+import socket
 from importlib.resources import files
+from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any, Final
 
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Step
+from django_distlock.concurrency.origin import describe_caller
+from django_distlock.records import Claim, Grant, drift
 
 from .connection import Connection, ConnectionFailed, pack, reply_code
 from .target import ClusterNode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from importlib.resources.abc import Traversable
+
     from django_distlock.concurrency.flow import Flow
     from django_distlock.keys import LockKey
-    from django_distlock.records import Claim
 
-    from .pool import Pool
+    from .connection import Pool, Push
 
 PREFIX: Final = b"distlock:{"
 HELD: Final = b"}:held"
@@ -54,6 +61,16 @@ LOST_CONNECTIONS = 2
 MOVED = {"MOVED", "ASK", "CLUSTERDOWN", "CROSSSLOT"}
 # A task that is cancelled while a reply is on its way waits for it this long; seconds.
 LAST_REPLY = 0.5
+# The first waiter asks again when the lease of the holder ends, each one after it this much later than the one before,
+# LATEST at most. Seconds.
+LATER, LATEST = 0.25, 1.0
+LEAST_WAIT = 0.01
+# The time that a waiter has to leave the queue after its timeout; else it is undone later. Seconds.
+LEAVE_TIMEOUT = 0.02
+# A caller that does not wait still gives the server this long to answer; seconds.
+LEAST_PATIENCE = 0.5
+# The largest limit of a semaphore: Lua prints it in full.
+MAX_LIMIT = 2**31
 
 
 class Script:
@@ -77,20 +94,26 @@ def unknown_script(reply: object) -> bool:
     return reply_code(reply) == "NOSCRIPT"
 
 
-def _text(name: str) -> str:
-    """A file of ``scripts/`` with the files that it includes, without the lines that are comments."""
-    text = (files(__package__) / "scripts" / name).read_text("utf-8")
-    text = re.sub(r"^-- include (.+)\n", lambda match: _text(match[1]), text, flags=re.MULTILINE)
+def _text(folder: Traversable, name: str) -> str:
+    """A file with the files that it includes, without the lines that are comments."""
+    text = (folder / name).read_text("utf-8")
+    text = re.sub(r"^-- include (.+)\n", lambda match: _text(folder, match[1]), text, flags=re.MULTILINE)
     return re.sub(r"^--.*\n", "", text, flags=re.MULTILINE)
 
 
-def _script(name: str) -> Script:
-    constants = {"KEPT": KEPT, "LATE": LATE, "WARNED": WARNED}
-    return Script(re.sub(r"\b(KEPT|LATE|WARNED)\b", lambda match: str(constants[match[1]]), _text(f"{name}.lua")))
+def scripts(package: str, constants: Mapping[str, object], *names: str) -> Iterator[Script]:
+    """The scripts of a package, from the files in its folder ``scripts``. Each word in ``constants`` stands for its
+    value."""
+    folder = files(package) / "scripts"
+    words = re.compile(rf"\b({'|'.join(constants)})\b")
+    for name in names:
+        yield Script(words.sub(lambda match: str(constants[match[1]]), _text(folder, f"{name}.lua")))
 
 
-ACQUIRE, RELEASE, LEAVE, EXTEND, HOLDS, BREAK, LOOK = map(
-    _script, ("acquire", "release", "leave", "extend", "holds", "break", "look")
+ACQUIRE, RELEASE, LEAVE, EXTEND, HOLDS, BREAK, LOOK = scripts(
+    "django_distlock.backends.redis",
+    {"KEPT": KEPT, "LATE": LATE, "WARNED": WARNED},
+    *("acquire", "release", "leave", "extend", "holds", "break", "look"),
 )
 
 
@@ -141,44 +164,203 @@ def converse(
     return reply
 
 
+class Exchange:
+    """The requests of one caller about one claim, repeated on another connection when one is lost.
+
+    ``sent``: the server may know the request. ``echo``: a request whose reply was lost may still be executed.
+    """
+
+    def __init__(self, pool: Pool, claim: Claim) -> None:
+        self._pool = pool
+        self._claim = claim
+        self._who = holder_of(claim)
+        self._keys = keys_of(claim.key)
+        self._connection: Connection | None = None
+        self._asked = 0.0  # monotonic, before the request was sent
+        self.sent = self.echo = False
+
+    def request(self, script: Script, until: float, args: Callable[[Connection], tuple[Any, ...]]) -> Flow[Any]:
+        """Run ``script`` and return its reply. ``args`` follow the name of the holder. ConnectionFailed if the server
+        refuses it, loses too many connections, or has not answered at the monotonic time ``until``."""
+        lost = 0
+        while True:
+            try:
+                connection = self._connection = (
+                    self._connection or self._pool.take() or (yield from self._pool.get(until))
+                )
+                self._asked = monotonic()
+                self.sent = True
+                call = (self._who, *args(connection))
+                return (yield from converse(connection, script, self._keys, call, min(until, self._asked + REPLY)))
+            except Refused:
+                self.give_back()
+                raise
+            except ConnectionFailed as error:
+                unreachable = self._connection is None
+                self.drop()
+                self.echo = self.echo or error.uncertain
+                if isinstance(error, Demoted):
+                    self._pool.discard_idle()
+                lost += not error.timed_out
+                if unreachable or lost > LOST_CONNECTIONS or monotonic() >= until:
+                    error.uncertain = self.sent
+                    raise
+
+    def settle(self, until: float) -> Flow[None]:
+        """Wait for the replies that are due. ConnectionFailed at the monotonic time ``until``."""
+        connection = self._connection
+        while connection is not None and connection.owed:
+            yield Step(connection.receive, connection.areceive, (until,))
+
+    def give_back(self) -> None:
+        """Return the connection to the pool."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._pool.give(connection)
+
+    def drop(self) -> None:
+        """Close the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._pool.discard(connection)
+
+
 def evaluate(pool: Pool, until: float, script: Script, claim: Claim, *args: Any) -> Flow[tuple[Any, bool]]:
     """The reply, and whether it had been sent before: each of the scripts may be."""
-    keys, lost, sent = keys_of(claim.key), 0, False
-    while True:
-        try:
-            connection = pool.take() or (yield from pool.get(until))
-        except ConnectionFailed as error:
-            error.uncertain = sent
-            raise
-        try:
-            args_of = (holder_of(claim), *args)
-            reply = yield from converse(connection, script, keys, args_of, min(until, monotonic() + REPLY))
-        except Refused:
-            pool.give(connection)
-            raise
-        except ConnectionFailed as error:
-            pool.discard(connection)
-            if isinstance(error, Demoted):
-                pool.discard_idle()
-            lost, sent = lost + (not error.timed_out), sent or error.uncertain
-            if lost > LOST_CONNECTIONS or monotonic() >= until:
-                error.uncertain = sent
-                raise
-            continue
-        except asyncio.CancelledError:
-            yield from _finish(pool, connection)
-            raise
-        except BaseException:
-            pool.discard(connection)
-            raise
-        pool.give(connection)
-        return reply, sent
+    exchange = Exchange(pool, claim)
+    try:
+        reply = yield from exchange.request(script, until, lambda _: args)
+        exchange.give_back()
+    except asyncio.CancelledError:
+        with contextlib.suppress(ConnectionFailed):
+            yield from exchange.settle(monotonic() + LAST_REPLY)
+        exchange.give_back()
+        raise
+    finally:
+        exchange.drop()
+    return reply, exchange.echo
 
 
-def _finish(pool: Pool, connection: Connection) -> Flow[None]:
-    """A task was cancelled while a reply was on its way."""
-    until = monotonic() + LAST_REPLY
-    with contextlib.suppress(ConnectionFailed):
-        while connection.owed:
-            yield Step(connection.receive, connection.areceive, (until,))
-    pool.give(connection)
+class HolderInfo:
+    """Describes the holders of this process to operators: JSON with the host, the process, the thread and the name."""
+
+    def __init__(self) -> None:
+        host = encode_basestring_ascii(socket.gethostname())
+        self._process = f'"host": {host}, "pid": {os.getpid()}'
+
+    def facts(self, key: LockKey) -> bytes:
+        """The JSON of a holder of ``key`` in the thread or task that calls."""
+        name, thread = encode_basestring_ascii(key.name), encode_basestring_ascii(describe_caller())
+        return f'{{"name": {name}, {self._process}, "thread": {thread}}}'.encode("ascii")
+
+
+class RedisAttempt(Exchange):
+    """An attempt to acquire: ask, wait for the hand-over, ask again if a message may be missing, and leave.
+
+    While ``sent`` is true, a caller that gives up calls :meth:`leave`, or has the claim undone later.
+    """
+
+    def __init__(self, pool: Pool, claim: Claim, info: bytes, deadline: float) -> None:
+        super().__init__(pool, claim)
+        self._info = info
+        self._deadline = deadline
+        self._server = 0  # the server's clock when it answered, µs
+
+    def ask(self, queue: bool) -> Flow[tuple[Grant | None, float]]:
+        """Return the grant, or None and the monotonic time at which to ask again. ``queue``: join the queue if busy."""
+        claim = self._claim
+        answer_by = max(claim.answer_by, self._pool.ready_at + LEAST_PATIENCE, monotonic() + LEAVE_TIMEOUT)
+        about = (min(claim.limit, MAX_LIMIT), milliseconds(claim.ttl))
+        reply = yield from self.request(
+            ACQUIRE,
+            answer_by,
+            lambda connection: (*about, connection.subscribe() if queue else b"", self._info),
+        )
+        self.sent = queue or reply[0] > 0
+        return self._answered(reply)
+
+    def _answered(self, reply: list[int]) -> tuple[Grant | None, float]:
+        fence, self._server = reply[0], reply[1]
+        if fence:
+            self.give_back()
+            return self._grant(fence, self._asked, 0.0), 0.0
+        taken, place = reply[2], reply[3]
+        wait = max(taken / 1000, LEAST_WAIT) + min(place * LATER, LATEST)
+        return None, monotonic() + wait
+
+    def _grant(self, fence: int, start: float, waited: float) -> Grant:
+        ttl = self._claim.ttl or 0.0
+        valid_until = start + ttl - drift(ttl) - waited * 0.01
+        return Grant(claim=self._claim, fence=fence, acquired_at=start, valid_until=valid_until)
+
+    def hear(self, until: float) -> Flow[Grant | None]:
+        """Wait until the lock is handed over. Returns None if the caller must ask again, or at the deadline.
+
+        A message is accepted only if it is certainly a grant to this claim; in doubt the caller asks again.
+        """
+        connection = self._connection
+        if connection is None:
+            return None
+        try:
+            while True:
+                push: Push | None = yield Step(connection.listen, connection.alisten, (min(until, self._deadline),))
+                if push is None:
+                    return None
+                if (message := self._addressed(push)) is None:
+                    continue
+                grant = self._handed(*message)
+                if grant is None or self._worn(grant):
+                    return None
+                self.give_back()
+                return grant
+        except ConnectionFailed:
+            self.drop()
+            return None
+
+    def _addressed(self, push: Push) -> tuple[int, int] | None:
+        """The fence and the server's clock (µs) of a message to this waiter; None if it is for another."""
+        if push[0] != b"message":
+            return None
+        who, _, rest = push[2].partition(b" ")
+        try:
+            fence, clock = map(int, rest.split())
+        except ValueError:  # not from our scripts
+            return None
+        return (fence, clock) if who == self._who else None
+
+    def _handed(self, fence: int, clock: int) -> Grant | None:
+        """The grant of a hand-over; None if the message is none, or belongs to an earlier grant.
+
+        The lease began when the lock was handed over. The server dates that by the clock that it sent in its reply to
+        the request, so it was not before ``_asked`` plus the difference of the two, and a process that sleeps over the
+        message knows it. A message from before that reply says nothing of the time after it.
+        """
+        if not fence or clock < self._server:
+            return None
+        waited = (clock - self._server) / 1e6
+        return self._grant(fence, min(self._asked + waited, monotonic()), waited)
+
+    def _worn(self, grant: Grant) -> bool:
+        """Has the allowance for the drift of the clocks during a long wait become larger than that for the lease? Then
+        it is better to ask again: the lease is granted already."""
+        ttl = self._claim.ttl or 0.0
+        return (grant.valid_until or 0.0) < grant.acquired_at + ttl - 2 * drift(ttl)
+
+    def leave(self, until: float) -> Flow[None]:
+        """Leave the queue and release the lock. ConnectionFailed without an answer by the monotonic time ``until``.
+
+        The server executes the commands of one connection in order, so a request whose reply has not arrived yet is
+        undone as well.
+        """
+        connection = self._connection
+        if connection is None:
+            raise ConnectionFailed("The connection was lost.", uncertain=True)
+        yield from self.settle(until)
+        yield from converse(connection, LEAVE, self._keys, (self._who,), until)
+        self.sent = False
+        self.give_back()
+
+    @property
+    def connected(self) -> bool:
+        """Does the attempt still have the connection on which it asked?"""
+        return self._connection is not None

@@ -10,7 +10,6 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Step
 from django_distlock.records import MOST_WAITING, LockInfo
 
-from .acquire import HolderInfo as HolderInfo  # Redlock imports it from here
 from .commands import BREAK, HELD, LOOK, PREFIX, Refused, converse, keys_named, unknown_script
 from .connection import pack
 
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
 
     from django_distlock.concurrency.flow import Flow
 
-    from .connection import Connection
-    from .pool import Pool
+    from .connection import Connection, Pool
 
 UNKNOWN = "unknown"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -73,7 +71,7 @@ def who_of(facts: dict[str, Any]) -> str:
 
 
 def facts_of(said: bytes) -> dict[str, Any]:
-    """The facts of a :class:`~.acquire.HolderInfo`; none if they cannot be read."""
+    """The facts of a :class:`~.commands.HolderInfo`; none if they cannot be read."""
     try:
         facts = json.loads(said)
     except (ValueError, RecursionError):

@@ -7,15 +7,12 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_distlock.backends.redis.commands import milliseconds
-from django_distlock.backends.redis.connection import pack
 from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.records import Grant, drift
 
-from .nodes import NodeRequest, Undo
-from .quorum import NodeAnswer, Verdict, decide
-from .rounds import RedlockBackendUnavailable, Round
-from .scripts import ACQUIRE, JOIN, PLACES, RELEASE, RESPECT, keys_of
+from .nodes import ACQUIRE, JOIN, PLACES, RESPECT, NodeRequest, Undo, keys_of, undo_request, vote_request
+from .rounds import NodeAnswer, RedlockBackendUnavailable, Round, Verdict, decide
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,24 +46,6 @@ class RedlockSession(NamedTuple):
         return "<Session>"  # the vote contains the token
 
 
-class Outcome(NamedTuple):
-    """``at_lead``: the request to the node that keeps the queue. It may have no reply yet."""
-
-    grant: Grant | None
-    at_lead: Sent | None
-
-
-def vote_request(undo: Undo, holder: str) -> NodeRequest:
-    """A request for the vote that ``undo`` takes back, at a node without a queue."""
-    value = undo.vote + holder
-    return NodeRequest(None, packed=pack("SET", undo.keys[0], value, "NX", "PX", milliseconds(undo.ttl)), undo=undo)
-
-
-def undo_request(undo: Undo) -> NodeRequest:
-    """A request that takes back a vote, and takes its owner out of the queue."""
-    return NodeRequest(RELEASE, undo.keys, undo.vote, undo.member, undo=undo, repeat=True, final=True)
-
-
 class RedlockAttempt:
     """The attempts at one claim. ``told``: what the holder tells of itself; ``patience``: the time of a node for its
     reply, in seconds."""
@@ -78,6 +57,8 @@ class RedlockAttempt:
         self.ttl = claim.ttl or 0.0
         self.patience = patience
         self._told = told[1:].decode()
+        # the request of the last vote to the node that keeps the queue; it may have no reply yet
+        self.at_lead: Sent | None = None
         # an attempt that has not ended: its round, and the vote
         self._round: Round | None = None
         self._vote = ""
@@ -91,12 +72,11 @@ class RedlockAttempt:
         """Ask all nodes; and again if connections turn out to be lost, as after a restart."""
         lead = self.lead()
         try:
-            outcome = yield from self.vote(lead, until)
+            return (yield from self.vote(lead, until))
         except RedlockBackendUnavailable as error:
             if not error.lost:
                 raise
-            outcome = yield from self.vote(lead, until)
-        return outcome.grant
+        return (yield from self.vote(lead, until))
 
     def lead(self, shift: int = 0) -> int:
         """The node that keeps the queue: the same one in all processes while it is healthy and knows the holder."""
@@ -113,7 +93,7 @@ class RedlockAttempt:
         own: Pipeline | None = None,
         member: str = "",
         since: str = "",
-    ) -> Flow[Outcome]:
+    ) -> Flow[Grant | None]:
         """Ask the nodes for their votes: all at once, or first the node ``lead`` alone and the others if it grants.
 
         ``own``: the connection to ``lead``, for a caller that waits in its queue. BackendUnavailable if too few nodes
@@ -148,7 +128,8 @@ class RedlockAttempt:
             self.end(refused=True)
         else:
             ballot.close()
-        return Outcome(grant, ballot.sent[lead])
+        self.at_lead = ballot.sent[lead]
+        return grant
 
     def _grant(self, ballot: Round, vote: str, holder: str) -> Grant:
         asked = ballot.asked_at
@@ -197,7 +178,7 @@ _OF_LEAD = {NodeAnswer.GRANTED: Verdict.GRANTED, NodeAnswer.REFUSED: Verdict.REF
 
 def _by_lead(lead: int) -> Judge:
     def judge(answers: Sequence[NodeAnswer], elapsed: float, patience: float) -> Verdict:
-        if answers[lead] in (NodeAnswer.PENDING, NodeAnswer.SLOW) and elapsed < patience:
+        if answers[lead] is NodeAnswer.PENDING and elapsed < patience:
             return Verdict.WAIT
         return _OF_LEAD.get(answers[lead], Verdict.UNAVAILABLE)
 

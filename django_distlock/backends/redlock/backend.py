@@ -9,23 +9,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock.backends.base import Backend
 from django_distlock.backends.cleanup import PendingCleanup
-from django_distlock.backends.redis.commands import milliseconds
-from django_distlock.backends.redis.connection import PENDING
-from django_distlock.backends.redis.introspection import HolderInfo
-from django_distlock.backends.redis.pool import Places
+from django_distlock.backends.redis.commands import HolderInfo, milliseconds
+from django_distlock.backends.redis.connection import PENDING, Places
 from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import Flow, arun, run
+from django_distlock.concurrency.flow import Flow, both, run
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor
-from .acquire import RedlockAttempt, RedlockSession, undo_request, vote_request
+from .acquire import RedlockAttempt, RedlockSession
 from .introspection import break_everywhere, listing
-from .nodes import NodeRequest, Nodes, Undo
-from .quorum import NodeAnswer, Verdict, confirm, heard
-from .rounds import Round
-from .scripts import EXTEND, RELEASE, keys_of
+from .nodes import EXTEND, RELEASE, NodeRequest, Nodes, Undo, keys_of, undo_request, vote_request
+from .rounds import NodeAnswer, Round, Verdict, ask_all, confirm
 from .waiter import RedlockWaiter
 
 if TYPE_CHECKING:
@@ -85,13 +81,7 @@ class RedlockBackend(Backend):
 
     # acquire
 
-    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return run(self._acquire(claim, wait))
-
-    async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return await arun(self._acquire(claim, wait))
-
-    def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
+    def _acquire(self, claim: Claim, wait: float = 0) -> Flow[Grant | None]:
         now = monotonic()
         attempt = RedlockAttempt(self._nodes, claim, self._holder.facts(claim.key), self._patience(claim.ttl or 0.0))
         self._claims[claim.token] = (attempt,)
@@ -114,11 +104,13 @@ class RedlockBackend(Backend):
         if grant is None:
             self._note_busy(claim.key)
             self._claims.pop(claim.token, None)
+            self.wake_at(monotonic() + TICK)  # for the connections; a grant is looked after for its renewal
         else:
             self._claims[claim.token] = grant
             attempt.keep()
-        self.wake_at(monotonic() + TICK)
         return grant
+
+    try_acquire, atry_acquire = both(_acquire)
 
     def _note_busy(self, key: LockKey) -> None:
         if len(self._busy) >= CACHED_NAMES:
@@ -145,12 +137,6 @@ class RedlockBackend(Backend):
 
     # while it is held
 
-    def release(self, grant: Grant) -> bool:
-        return run(self._release(grant))
-
-    async def arelease(self, grant: Grant) -> bool:
-        return await arun(self._release(grant))
-
     def _release(self, grant: Grant) -> Flow[bool]:
         self._claims.pop(grant.claim.token, None)
         votes, undo = grant.session.votes, _undo_of(grant)
@@ -175,28 +161,26 @@ class RedlockBackend(Backend):
             raise ballot.error()
         return verdict is Verdict.GRANTED
 
-    def extend(self, grant: Grant, ttl: float) -> Grant | None:
-        return run(self._extend(grant, ttl))
-
-    async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
-        return await arun(self._extend(grant, ttl))
+    release, arelease = both(_release)
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
         asked = monotonic()
-        ballot = self._round(grant, [self._extension(grant, ttl)] * len(self._targets))
-        verdict = yield from self._confirmed(ballot, grant, ttl, RENEWAL_PATIENCE, revote=True)
+        requests = [self._extension(grant, ttl)] * len(self._targets)
+        ballot = self._round(grant, requests)
+        verdict = yield from self._confirmed(ballot, grant, ttl, RENEWAL_PATIENCE)
+        if verdict is Verdict.GRANTED and NodeAnswer.REFUSED in ballot.answers:
+            # Nodes have forgotten it, or an operator breaks the lock at this moment: a second look tells
+            ballot = self._round(grant, requests)
+            verdict = yield from self._confirmed(ballot, grant, ttl, RENEWAL_PATIENCE, revote=True)
         if verdict is Verdict.UNAVAILABLE:
             raise ballot.error()
         if verdict is Verdict.REFUSED:
             self._take_back(grant)
             return None
+        self._count(ballot, grant)
         return grant._replace(acquired_at=asked, valid_until=asked + ttl - drift(ttl))
 
-    def verify(self, grant: Grant) -> bool:
-        return run(self._verify(grant))
-
-    async def averify(self, grant: Grant) -> bool:
-        return await arun(self._verify(grant))
+    extend, aextend = both(_extend)
 
     def _verify(self, grant: Grant) -> Flow[bool]:
         request = self._extension(grant, None)
@@ -205,6 +189,8 @@ class RedlockBackend(Backend):
         if verdict is Verdict.UNAVAILABLE:
             raise ballot.error()
         return verdict is Verdict.GRANTED
+
+    verify, averify = both(_verify)
 
     @staticmethod
     def _extension(grant: Grant, ttl: float | None) -> NodeRequest:
@@ -247,26 +233,27 @@ class RedlockBackend(Backend):
         session: RedlockSession = grant.session
         again = vote_request(Undo(keys_of(grant.claim.key.text), session.vote, "", ttl), session.holder)
         for index, answer in enumerate(ballot.answers):
-            vote = session.votes[index]
-            if vote is not None and vote.lost and self._nodes.undoing(index, session.vote):
-                continue
-            if answer is NodeAnswer.REFUSED:
-                session.votes[index] = ballot.tell(index, again) or vote
-            elif answer is NodeAnswer.GRANTED:  # it counts from now on, if the first request was lost
-                session.votes[index] = ballot.sent[index]
+            if answer is NodeAnswer.REFUSED and not self._undone_now(index, grant):
+                session.votes[index] = ballot.tell(index, again) or session.votes[index]
+
+    def _count(self, ballot: Round, grant: Grant) -> None:
+        """A vote that a node confirms counts from now on, also if the first request for it was lost."""
+        for index, answer in enumerate(ballot.answers):
+            if answer is NodeAnswer.GRANTED and not self._undone_now(index, grant):
+                grant.session.votes[index] = ballot.sent[index]
+
+    def _undone_now(self, index: int, grant: Grant) -> bool:
+        """Is the vote of this node being taken back, because the request for it was lost?"""
+        vote = grant.session.votes[index]
+        return vote is not None and vote.lost and self._nodes.undoing(index, grant.session.vote)
 
     def _undo_at(self, what: tuple[int, Undo], until: float) -> Flow[None]:
         """For the clean-up: undo what may be left at one node."""
         index, undo = what
-        requests: list[NodeRequest | None] = [None] * len(self._targets)
-        requests[index] = NodeRequest(RELEASE, undo.keys, undo.vote, undo.member)
-        ballot = Round(self._nodes, requests)
-        try:
-            yield from ballot.ask(_heard, until - monotonic(), until)
-            if ballot.answers[index] not in (NodeAnswer.GRANTED, NodeAnswer.REFUSED):
-                raise ballot.error()
-        finally:
-            ballot.close()
+        request = NodeRequest(RELEASE, undo.keys, undo.vote, undo.member)
+        ballot = yield from ask_all(self._nodes, {index: request}, until)
+        if ballot.answers[index] not in (NodeAnswer.GRANTED, NodeAnswer.REFUSED):
+            raise ballot.error()
 
     # what an operator sees and does
 
@@ -280,7 +267,7 @@ class RedlockBackend(Backend):
         return run(break_everywhere(self._nodes, info, PATIENCE))
 
     def check(self) -> list[CheckMessage]:
-        return doctor.check(self.alias, self.options["nodes"], self._targets)
+        return list(doctor.check(self.alias, self.options["nodes"], self._targets))
 
     # looking after
 
@@ -308,7 +295,3 @@ class RedlockBackend(Backend):
 def _undo_of(grant: Grant) -> Undo:
     ttl = max((grant.valid_until or 0.0) - grant.acquired_at, grant.claim.ttl or 0.0)
     return Undo(keys_of(grant.claim.key.text), grant.session.vote, "", ttl)
-
-
-def _heard(answers: Sequence[NodeAnswer], elapsed: float, patience: float) -> Verdict:
-    return heard(answers, elapsed=elapsed, patience=patience)

@@ -18,7 +18,7 @@ from django_distlock.backends.redis.doctor import RedisFacts, facts, of_server
 from django_distlock.backends.redis.target import ClusterNode, Target, WrongTarget
 from django_distlock.records import Finding
 
-from .quorum import majority
+from .rounds import majority
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,39 +48,31 @@ def _wrong(alias: str, option: str, wanted: str) -> ImproperlyConfigured:
     return ImproperlyConfigured(f"DISTLOCK[{alias!r}]: OPTIONS[{option!r}] must be {wanted}.")
 
 
-def check(alias: str, nodes: Sequence[str], targets: Sequence[Target]) -> list[CheckMessage]:
+def check(alias: str, nodes: Sequence[str], targets: Sequence[Target]) -> Iterator[CheckMessage]:
     where = f"DISTLOCK[{alias!r}]"
-    found: list[CheckMessage] = []
     if len(set(nodes)) < len(nodes):
-        found.append(
-            Error(
-                f"{where}: OPTIONS['nodes'] names a node twice.",
-                hint="Each vote must come from a server of its own.",
-                id="distlock.E021",
-            )
+        yield Error(
+            f"{where}: OPTIONS['nodes'] names a node twice.",
+            hint="Each vote must come from a server of its own.",
+            id="distlock.E021",
         )
     if len(nodes) < LEAST_NODES:
-        found.append(
-            Error(
-                f"{where}: Redlock needs at least {LEAST_NODES} nodes, not {len(nodes)}.",
-                hint="With one Redis take django_distlock.backends.redis.RedisBackend.",
-                id="distlock.E022",
-            )
+        yield Error(
+            f"{where}: Redlock needs at least {LEAST_NODES} nodes, not {len(nodes)}.",
+            hint="With one Redis take django_distlock.backends.redis.RedisBackend.",
+            id="distlock.E022",
         )
     elif len(nodes) % 2 == 0:
-        found.append(
-            Warning(
-                f"{where}: with {len(nodes)} nodes no more may fail than with {len(nodes) - 1}.",
-                hint="Take an odd number of nodes.",
-                id="distlock.W021",
-            )
+        yield Warning(
+            f"{where}: with {len(nodes)} nodes no more may fail than with {len(nodes) - 1}.",
+            hint="Take an odd number of nodes.",
+            id="distlock.W021",
         )
     for number, target in enumerate(targets, 1):
         try:
             target.resolve()
         except WrongTarget as error:
-            found.append(Error(f"{where}: node {number} of OPTIONS['nodes']: {error}", id="distlock.E023"))
-    return found
+            yield Error(f"{where}: node {number} of OPTIONS['nodes']: {error}", id="distlock.E023")
 
 
 def findings(alias: str, targets: Sequence[Target]) -> Iterator[Finding]:

@@ -11,37 +11,19 @@ from django_distlock.backends.redis.introspection import facts_of, moment_of, wh
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.records import LockInfo
 
-from .nodes import NodeRequest
-from .quorum import heard, majority
-from .rounds import Round
-from .scripts import BREAK, DESCRIBE, PREFIX, keys_of
+from .nodes import BREAK, DESCRIBE, PREFIX, NodeRequest, keys_of
+from .rounds import ask_all, majority
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from django_distlock.concurrency.flow import Flow
 
     from .nodes import Nodes
-    from .quorum import NodeAnswer, Verdict
+    from .rounds import Round
 
 # Keys looked at in one step of SCAN, and described in one call.
 SCANNED, DESCRIBED = b"1000", 100
 # Digits of the digest by which a vote is shown.
 DIGEST = 16
-
-
-def _ask(nodes: Nodes, requests: Mapping[int, NodeRequest], until: float) -> Flow[Round]:
-    """One request to each of some nodes. Those that do not answer soon do not count."""
-    ballot = Round(nodes, [requests.get(index) for index in range(len(nodes.all))])
-    try:
-        yield from ballot.ask(_heard, until - monotonic(), until)
-    finally:
-        ballot.close()
-    return ballot
-
-
-def _heard(answers: Sequence[NodeAnswer], elapsed: float, patience: float) -> Verdict:
-    return heard(answers, elapsed=elapsed, patience=patience)
 
 
 def _replies(ballot: Round) -> dict[int, Any]:
@@ -56,7 +38,7 @@ def listing(alias: str, nodes: Nodes, patience: float) -> Flow[list[LockInfo]]:
     keys: dict[int, set[bytes]] = {index: set() for index in cursors}
     while cursors:
         scans = {index: _scan(cursor) for index, cursor in cursors.items()}
-        ballot = yield from _ask(nodes, scans, until)
+        ballot = yield from ask_all(nodes, scans, until)
         replies = _replies(ballot)
         for index in list(cursors):
             if index not in replies:
@@ -72,7 +54,7 @@ def listing(alias: str, nodes: Nodes, patience: float) -> Flow[list[LockInfo]]:
     left = {index: sorted(found) for index, found in keys.items() if found}
     while left:
         parts = {index: found[:DESCRIBED] for index, found in left.items()}
-        ballot = yield from _ask(nodes, {index: _describe(part) for index, part in parts.items()}, until)
+        ballot = yield from ask_all(nodes, {index: _describe(part) for index, part in parts.items()}, until)
         for index, rows in _replies(ballot).items():
             for key, row in zip(parts[index], rows, strict=True):
                 copy = seen(key, row)
@@ -98,7 +80,7 @@ def break_everywhere(nodes: Nodes, info: LockInfo, patience: float) -> Flow[bool
     if len(token) != DIGEST:  # a part of it could mean other votes as well
         return False
     request = NodeRequest(BREAK, keys_of(info.key), token, repeat=True)
-    ballot = yield from _ask(nodes, dict.fromkeys(range(len(nodes.all)), request), monotonic() + patience)
+    ballot = yield from ask_all(nodes, dict.fromkeys(range(len(nodes.all)), request), monotonic() + patience)
     replies = _replies(ballot)
     if len(replies) < majority(len(nodes.all)):
         raise ballot.error()

@@ -1,17 +1,28 @@
-"""The Redis servers of one alias: how each is reached, and what is undone at it later."""
+"""The Redis servers of one alias: what they store, how each is reached, and what is undone at it later.
+
+A lock is one key with a TTL, ``redlock:{<key>}``. Its value is the *vote*, a space and the facts of the holder in JSON.
+A vote is the claim's token with the number of the attempt. What takes back one attempt may be executed late, and never
+removes a later one.
+Waiters queue at one node: in a sorted set by the time of their arrival, and in a hash with the time at which each was
+last seen, the channel on which it listens, and its facts. A script that frees the key there calls the first of them.
+The queue only keeps order and saves requests: a majority of all nodes decides who has the lock.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import deque
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_distlock.backends.redis.commands import unknown_script
-from django_distlock.backends.redis.connection import PENDING, Connection, ConnectionFailed
-from django_distlock.backends.redis.pool import Places, Pool
-from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
+from django_distlock.backends.redis.commands import milliseconds, scripts, unknown_script
+from django_distlock.backends.redis.connection import PENDING, Connection, ConnectionFailed, Places, Pool, pack
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.sockets import READY
+from django_distlock.records import MOST_WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,8 +31,16 @@ if TYPE_CHECKING:
     from django_distlock.backends.redis.commands import Script
     from django_distlock.backends.redis.target import Target
 
-    from .scripts import Keys
-
+PREFIX = b"redlock:"
+# A waiter that was called, or cannot be called, loses its turn if it does not ask within this time; milliseconds.
+GRACE = 500
+# The queue is forgotten if no waiter asks within this time; milliseconds. Waiters ask every few seconds.
+KEPT = 15_000
+# A refusal is -1, less the number of waiters ahead, less this for each millisecond that the key has to live. None: the
+# lock is free, but others came first.
+PLACES = 1_000_000
+# What ACQUIRE does about the queue: give way to those in it, or join it.
+RESPECT, JOIN = "0", "1"
 # The time for one attempt to connect, and the pause after one that failed; seconds.
 CONNECT_TIMEOUT, RETRY = 1.0, 0.1
 # A node that has not been connected to after this time no longer delays the connections to the others; seconds.
@@ -30,6 +49,22 @@ HELD_UP = 0.05
 MAX_DUE = 64
 # Rounds of one process that run at the same time. Each uses one connection to each node.
 ROUNDS = 8
+# The pause between two looks for a connection; seconds.
+CONNECT_PAUSE = 0.002
+
+ACQUIRE, RELEASE, EXTEND, DESCRIBE, BREAK = scripts(
+    "django_distlock.backends.redlock",
+    {"GRACE": GRACE, "KEPT": KEPT, "PLACES": PLACES, "JOIN": JOIN, "MOST_WAITING": MOST_WAITING},
+    *("acquire", "release", "extend", "describe", "break"),
+)
+
+Keys = tuple[bytes, bytes, bytes]
+
+
+def keys_of(text: str) -> Keys:
+    """The keys of one lock on each node: the lock, its queue, and the facts of the waiters."""
+    key = b"%b{%b}" % (PREFIX, text.encode("ascii"))
+    return key, key + b":queue", key + b":waiters"
 
 
 class Undo(NamedTuple):
@@ -44,11 +79,9 @@ class Undo(NamedTuple):
 class NodeRequest:
     """A command for one or several nodes.
 
-    ``undo`` removes what it may leave behind. ``repeat``: send it again if its connection is lost. ``final``: send the
-    whole script to a node that does not know it, even if the caller does not wait for the reply.
+    ``undo`` removes what it may leave behind. ``repeat``: it may be executed late or twice, so it is sent again if its
+    connection is lost.
     """
-
-    __slots__ = ("call", "final", "packed", "repeat", "undo")
 
     def __init__(
         self,
@@ -57,23 +90,25 @@ class NodeRequest:
         packed: bytes = b"",
         undo: Undo | None = None,
         repeat: bool = False,
-        final: bool = False,
     ) -> None:
-        self.call = None if script is None else (script, call)
+        self.script, self.call = script, call
         self.packed = packed if script is None else script.by_hash(*call)
-        self.undo, self.repeat, self.final = undo, repeat, final
+        self.undo, self.repeat = undo, repeat
 
-    def whole(self) -> bytes:
-        """The command with the text of its script."""
-        assert self.call is not None  # noqa: S101 - only scripts can be unknown to a server
-        script, call = self.call
-        return script.whole(*call)
+
+def vote_request(undo: Undo, holder: str) -> NodeRequest:
+    """A request for the vote that ``undo`` takes back, at a node without a queue."""
+    value = undo.vote + holder
+    return NodeRequest(None, packed=pack("SET", undo.keys[0], value, "NX", "PX", milliseconds(undo.ttl)), undo=undo)
+
+
+def undo_request(undo: Undo) -> NodeRequest:
+    """A request that takes back a vote, and takes its owner out of the queue."""
+    return NodeRequest(RELEASE, undo.keys, undo.vote, undo.member, undo=undo, repeat=True)
 
 
 class Sent:
     """A request as it was sent to one node, and the reply. ``lost``: the connection ended before the reply came."""
-
-    __slots__ = ("lost", "pipeline", "reply", "request", "until")
 
     def __init__(self, pipeline: Pipeline, request: NodeRequest, until: float) -> None:
         self.pipeline, self.request, self.until = pipeline, request, until
@@ -86,8 +121,6 @@ class Pipeline:
 
     A node executes the requests of one connection in order. So a request may follow one whose reply has not come yet.
     """
-
-    __slots__ = ("due", "link", "node")
 
     def __init__(self, node: Node, link: Connection) -> None:
         self.node = node
@@ -119,9 +152,11 @@ class Pipeline:
         try:
             while self.due and self.link is not None and (reply := self.link.take()) is not PENDING:
                 sent = self.due.popleft()
-                if sent.request.final and unknown_script(reply):
+                script, call = sent.request.script, sent.request.call
+                # a vote must not come after what takes it back
+                if script is not None and unknown_script(reply) and (sent.request.repeat or not self.due):
                     self.due.append(sent)
-                    self.link.send(sent.request.whole())
+                    self.link.send(script.whole(*call))
                 else:
                     sent.reply = reply
         except ConnectionFailed as error:
@@ -129,16 +164,6 @@ class Pipeline:
         except BaseException:
             self.node.lose(self, None)
             raise
-
-    def send_whole(self, sent: Sent) -> None:
-        """Send the script of a request to a node that does not know it."""
-        sent.reply = PENDING
-        self.due.append(sent)
-        try:
-            assert self.link is not None  # noqa: S101 - the node has just answered
-            self.link.send(sent.request.whole())
-        except ConnectionFailed as error:
-            self.node.lose(self, error)
 
     def overdue(self, now: float) -> bool:
         """Is the node silent for longer than it may be?"""
@@ -173,7 +198,8 @@ class Node:
         self._undo_later = undo_later
         # connections with replies due that no caller waits for
         self._late: deque[Pipeline] = deque()
-        self.connecting = 0
+        # since when (monotonic) a thread connects to it; infinite: none has begun, 0: none will
+        self.connecting = 0.0
         # Did the last attempt to connect fail, or the last connection fall silent? Callers do not wait for such a node.
         self.trouble = False
         self.retry_at = 0.0
@@ -184,15 +210,12 @@ class Node:
     def take(self, prefer: Pipeline | None = None, *, clean: bool = False) -> Pipeline | None:
         """A connection at hand: ``prefer`` if it is free. ``clean``: one without replies due."""
         late = self._late
-        if prefer is not None and prefer in late:
-            try:
-                late.remove(prefer)
-            except ValueError:  # taken just now
-                pass
-            else:
-                late.appendleft(prefer)
         if clean:
             self._sort()
+        elif prefer is not None:
+            with contextlib.suppress(ValueError):  # it is not late any more
+                late.remove(prefer)
+                late.appendleft(prefer)
         while late and not clean:
             try:
                 pipeline = late.popleft()
@@ -241,18 +264,18 @@ class Node:
 
     def open(self) -> None:
         """Open a connection, in a thread that may wait."""
+        self.connecting = monotonic()
         try:
             self.pool.open(CONNECT_TIMEOUT)
             self.trouble, self.error = False, None
         except Exception as error:  # of the socket or of redis-py
-            self.error = error
-            self.failed()
+            self.failed(error)
         finally:
-            self.connecting -= 1
+            self.connecting = 0.0
 
-    def failed(self) -> None:
+    def failed(self, error: Exception) -> None:
         """The attempt to connect has failed."""
-        self.trouble, self.retry_at = True, monotonic() + RETRY
+        self.trouble, self.error, self.retry_at, self.connecting = True, error, monotonic() + RETRY, 0.0
 
     def tick(self, now: float) -> bool:
         """Close what is idle or silent. True if a connection is open."""
@@ -291,7 +314,10 @@ class Nodes:
     ) -> None:
         self.all = [Node(number, target, self.undo_later) for number, target in enumerate(targets, 1)]
         self.places = Places(ROUNDS)
-        self._connecting = Background(f"distlock-{alias}-connect", len(targets) * ROUNDS)
+        self._thread_name = f"distlock-{alias}-connect"
+        # nodes to connect to, and when the last thread that does it has begun with one (monotonic)
+        self._wanted: deque[Node] = deque()
+        self._moved_at = -inf
         self._cleanup = cleanup
         self._wake_at = wake_at
 
@@ -300,33 +326,46 @@ class Nodes:
         order = [(first + step) % len(self.all) for step in range(len(self.all))]
         return [index for index in order if not self.all[index].trouble] or order
 
-    def open(self, nodes: Sequence[Node], until: float) -> Flow[None]:
-        """Open a connection to each of ``nodes``, until the monotonic time ``until``.
+    def connect(self, nodes: Sequence[Node]) -> bool:
+        """Begin to connect to each of ``nodes`` in the background. False if there is nothing to wait for.
 
-        One thread connects to one after the other. Another one takes over those behind a node that does not answer.
+        One thread connects to one after the other. If a node does not answer, another thread takes over those behind
+        it. So no more threads are stuck than nodes.
         """
-        left = deque(nodes)
-        for node in left:
-            node.connecting += 1
-        while left and monotonic() < until:
+        now = monotonic()
+        for node in nodes:
+            if node.connecting:
+                node.trouble = node.trouble or now - node.connecting >= HELD_UP
+            elif now >= node.retry_at:
+                node.connecting = inf
+                self._wanted.append(node)
+        if self._wanted and now - self._moved_at >= HELD_UP:
+            self._moved_at = now
             try:
-                yield from self._connecting.call(min(until, monotonic() + HELD_UP), _open, left)
-            except CallTimeout:
-                for node in nodes:
-                    node.trouble = node.trouble or (node.connecting > 0 and node not in left)
-            except NotStarted as error:
-                _give_up(left, error)
+                threading.Thread(target=self._connect, name=self._thread_name, daemon=True).start()
+            except RuntimeError as error:  # there is no thread, as at the end of the interpreter
+                self._moved_at = -inf
+                while self._wanted:
+                    self._wanted.popleft().failed(error)
+        return any(node.connecting for node in nodes)
 
-    def open_aside(self, node: Node) -> None:
-        """Try to connect to a node in trouble, without waiting for it."""
-        if node.connecting or monotonic() < node.retry_at:
-            return
-        node.connecting += 1
-        left = deque([node])
-        try:
-            self._connecting.start(_open, left).abandon()
-        except NotStarted as error:
-            _give_up(left, error)
+    def _connect(self) -> None:
+        while self._wanted:
+            try:
+                node = self._wanted.popleft()
+            except IndexError:
+                break
+            self._moved_at = monotonic()
+            node.open()
+        self._moved_at = -inf
+
+    def connected(self, node: Node, until: float) -> Flow[Pipeline | None]:
+        """A connection without replies due, None if there is none by the monotonic time ``until``."""
+        while (pipeline := node.take(clean=True)) is None:
+            if not self.connect([node]) or monotonic() >= until:
+                return None
+            yield Step(PAUSE.sleep, PAUSE.asleep, (CONNECT_PAUSE,))
+        return pipeline
 
     def undo_later(self, index: int, undo: Undo, *, uncertain: bool = True) -> None:
         """Undo a request at a node behind the back of its caller. ``uncertain``: it may be executed later."""
@@ -355,20 +394,3 @@ class Nodes:
 
 def _token(index: int, vote: str, member: str) -> str:
     return f"{index} {vote}{member}"
-
-
-def _open(left: deque[Node]) -> None:
-    while True:
-        try:
-            node = left.popleft()
-        except IndexError:
-            return
-        node.open()
-
-
-def _give_up(left: deque[Node], error: Exception) -> None:
-    while left:
-        node = left.popleft()
-        node.connecting -= 1
-        node.error = error
-        node.failed()

@@ -1,35 +1,108 @@
-"""A round: one request to each of several nodes, sent to all of them at once, until the replies are enough."""
+"""A round: one request to each of several nodes, sent to all of them at once, until the replies are enough.
+
+What is enough is decided by functions of values, without clock and sockets. The rules are those of
+https://redis.io/docs/latest/develop/use/patterns/distributed-locks/: a lock belongs to the caller to which a majority
+has granted it in time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import select
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from django_distlock.backends.redis.commands import unknown_script
-from django_distlock.backends.redis.connection import PENDING
+from django_distlock.backends.redis.connection import PENDING, Place
 from django_distlock.backends.redis.target import ClusterNode, timed_out
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.exceptions import BackendUnavailable
+from django_distlock.records import drift
 
-from .nodes import CONNECT_TIMEOUT, HELD_UP, NodeRequest, Nodes, Pipeline, Sent
-from .quorum import NodeAnswer, Verdict, majority
+from .nodes import CONNECT_PAUSE, CONNECT_TIMEOUT, HELD_UP, NodeRequest, Nodes, Pipeline, Sent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    # Gets the answers, the seconds since the first request, and those that an answer may take.
-    Judge = Callable[[Sequence[NodeAnswer], float, float], Verdict]
-
-# The pause between two looks for a connection, when a majority cannot be reached yet; seconds.
-CONNECT_PAUSE = 0.005
 # A connection on which a reply is due for longer than this, and than a node may take, is closed; seconds.
 SILENT = 0.25
 # The time for the reply to a request that no caller waits for; seconds.
 LATE_REPLY = 0.5
+
+
+class NodeAnswer(Enum):
+    """What one node has said so far."""
+
+    PENDING = auto()  # asked, and its time is not over
+    GRANTED = auto()
+    REFUSED = auto()  # somebody else has it there; it is not ours there
+    FAILED = auto()  # cannot be reached, or answered with an error
+
+
+class Verdict(Enum):
+    """What to do."""
+
+    WAIT = auto()
+    GRANTED = auto()
+    REFUSED = auto()
+    UNAVAILABLE = auto()  # the nodes that can be reached are too few to decide anything
+
+
+def majority(nodes: int) -> int:
+    """How many of ``nodes`` must agree: any two majorities have a node in common."""
+    return nodes // 2 + 1
+
+
+def validity(ttl: float, elapsed: float) -> float:
+    """Seconds for which a lock may be relied on that was asked for ``elapsed`` seconds ago. Not above zero: never."""
+    return ttl - elapsed - drift(ttl)
+
+
+def decide(answers: Sequence[NodeAnswer], *, elapsed: float, ttl: float, patience: float) -> Verdict:
+    """Is the lock ours? ``patience``: seconds that a node has for its answer.
+
+    Whatever is not GRANTED has to be taken back on every node that was asked.
+    """
+    needed = majority(len(answers))
+    granted = answers.count(NodeAnswer.GRANTED)
+    in_time = validity(ttl, elapsed) > 0
+    if granted >= needed and in_time:
+        return Verdict.GRANTED
+    refused = answers.count(NodeAnswer.REFUSED)
+    pending = answers.count(NodeAnswer.PENDING) if elapsed < patience else 0
+    if in_time and granted + pending >= needed:
+        return Verdict.WAIT
+    return Verdict.REFUSED if granted + refused + pending >= needed else Verdict.UNAVAILABLE
+
+
+def confirm(answers: Sequence[NodeAnswer], elapsed: float, patience: float) -> Verdict:
+    """Do we still have it? For extensions, releases and looks.
+
+    GRANTED if a majority says so, REFUSED if so many deny it that a majority may be somebody else's, UNAVAILABLE if
+    neither can be known.
+    """
+    needed = majority(len(answers))
+    if answers.count(NodeAnswer.GRANTED) >= needed:
+        return Verdict.GRANTED
+    if answers.count(NodeAnswer.REFUSED) > len(answers) - needed:
+        return Verdict.REFUSED
+    if elapsed < patience and NodeAnswer.PENDING in answers:
+        return Verdict.WAIT
+    return Verdict.UNAVAILABLE
+
+
+def heard(answers: Sequence[NodeAnswer], elapsed: float, patience: float) -> Verdict:
+    """Wait for every node that answers soon. GRANTED if any did; for listings."""
+    if NodeAnswer.PENDING in answers and elapsed < patience:
+        return Verdict.WAIT
+    return Verdict.GRANTED if NodeAnswer.GRANTED in answers else Verdict.UNAVAILABLE
+
+
+if TYPE_CHECKING:
+    # Gets the answers, the seconds since the first request, and those that an answer may take.
+    Judge = Callable[[Sequence[NodeAnswer], float, float], Verdict]
 
 
 class Crowded(BackendUnavailable):
@@ -64,8 +137,7 @@ class Round:
         self.asked_at = 0.0
         self.over = False
         self._own, self._prefer = own, prefer
-        self._place = nodes.places.new()
-        self._entered = False
+        self._place = Place()
         self._repeated: set[int] = set()
         self._lost: list[int] = []
         self._poll = select.poll()
@@ -126,29 +198,18 @@ class Round:
         Crowded if other callers use all connections.
         """
         places = self.nodes.places
-        if not self._entered:
-            if not places.take(self._place) and not (yield from places.enter(self._place, until - monotonic())):
-                raise Crowded("The connections to the Redis nodes are busy.")
-            self._entered = True
+        if not places.take(self._place) and not (yield from places.enter(self._place, until - monotonic())):
+            raise Crowded("The connections to the Redis nodes are busy.")
         missing = self._take()
         if not missing:
             return
         wanted = sum(request is not None for request in self.requests)
-        enough = min(wanted, majority(len(self.requests)))
-        now = monotonic()
-        until, soon = min(until, now + CONNECT_TIMEOUT), min(until, now + longer)
-        nodes = self.nodes.all
-        if fresh := [nodes[index] for index in missing if not nodes[index].trouble]:
-            yield from self.nodes.open(fresh, until if wanted - len(missing) < enough else soon)
-            missing = self._take()
-        else:
-            soon = now
-        while missing:
-            for index in missing:
-                self.nodes.open_aside(nodes[index])
-            hopeless = not any(nodes[index].connecting for index in missing)
-            now = monotonic()
-            if hopeless or now >= until or (now >= soon and wanted - len(missing) >= enough):
+        nodes, now = self.nodes.all, monotonic()
+        fresh = any(not nodes[index].trouble for index in missing)
+        until, soon = min(until, now + CONNECT_TIMEOUT), now + longer if fresh else now
+        while missing and self.nodes.connect([nodes[index] for index in missing]):
+            enough = wanted - len(missing) >= min(wanted, majority(len(self.requests)))
+            if monotonic() >= (min(until, soon) if enough else until):
                 return
             yield Step(PAUSE.sleep, PAUSE.asleep, (CONNECT_PAUSE,))
             missing = self._take()
@@ -172,12 +233,11 @@ class Round:
         if pipeline is None:
             self.answers[index] = NodeAnswer.FAILED
             return
-        slow = pipeline.overdue(monotonic())
         self.sent[index] = pipeline.send(request, until)
         if pipeline.link is None:
             self._lose(index, request)
             return
-        self.answers[index] = NodeAnswer.SLOW if slow else NodeAnswer.PENDING
+        self.answers[index] = NodeAnswer.PENDING
         self._by_fd[pipeline.link.fd] = index
         self._poll.register(pipeline.link.fd, select.POLLIN)
 
@@ -214,13 +274,8 @@ class Round:
         pipeline, sent, request = self.pipelines[index], self.sent[index], self.requests[index]
         assert pipeline is not None and sent is not None and request is not None  # noqa: PT018, S101 - it was sent
         pipeline.hear()
-        if not sent.lost:
-            if sent.reply is PENDING:
-                return
-            if unknown_script(sent.reply):
-                pipeline.send_whole(sent)
-                if not sent.lost:
-                    return
+        if not sent.lost and sent.reply is PENDING:
+            return
         del self._by_fd[fd]
         self._poll.unregister(fd)
         if sent.lost:
@@ -267,12 +322,11 @@ class Round:
             if pipeline is not None and pipeline.overdue(monotonic()):
                 pipeline.node.silence(pipeline)
         asked = [request is not None for request in self.requests]
-        sent = [each is not None and not each.lost for each in self.sent]
         errors = [
             TimeoutError("There was no connection in time.") if node.connecting and node.error is None else node.error
             for node in self.nodes.all
         ]
-        error = unavailable(self.answers, asked, sent, errors, over=self.over)
+        error = unavailable(self.answers, asked, errors, over=self.over)
         error.lost = any(each is not None and each.lost for each in self.sent)
         return error
 
@@ -280,7 +334,6 @@ class Round:
 def unavailable(
     answers: Sequence[NodeAnswer],
     asked: Sequence[bool],
-    sent: Sequence[bool],
     errors: Sequence[BaseException | None],
     *,
     over: bool,
@@ -291,9 +344,9 @@ def unavailable(
     for index, answer in enumerate(answers):
         if not asked[index]:
             continue
-        if answer is NodeAnswer.FAILED or (answer is NodeAnswer.SLOW and not sent[index]):
+        if answer is NodeAnswer.FAILED:
             (late if timed_out(errors[index]) else failed).append(index)
-        elif answer is NodeAnswer.SLOW or (answer is NodeAnswer.PENDING and over):
+        elif answer is NodeAnswer.PENDING and over:
             late.append(index)
     nodes = len(answers)
     if not failed and not late:  # a vote whose reply was lost does not count
@@ -322,3 +375,13 @@ def _numbers(indexes: Sequence[int]) -> str:
 def _settle(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def ask_all(nodes: Nodes, requests: Mapping[int, NodeRequest], until: float) -> Flow[Round]:
+    """One request to each of some nodes, by index. Those that do not answer soon do not count."""
+    ballot = Round(nodes, [requests.get(index) for index in range(len(nodes.all))])
+    try:
+        yield from ballot.ask(heard, until - monotonic(), until)
+    finally:
+        ballot.close()
+    return ballot

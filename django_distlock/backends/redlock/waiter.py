@@ -5,25 +5,24 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from django_distlock.backends.redis.connection import PENDING, ConnectionFailed, pack
+from django_distlock.backends.redis.connection import PENDING, ConnectionFailed, Place, pack
 from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Step
 from django_distlock.exceptions import BackendUnavailable
 
-from .acquire import numbers, undo_request
-from .nodes import CONNECT_TIMEOUT, Undo
+from .acquire import numbers
+from .nodes import CONNECT_TIMEOUT, GRACE, JOIN, KEPT, PLACES, RESPECT, Undo, undo_request
 from .rounds import LATE_REPLY, Crowded, RedlockBackendUnavailable
-from .scripts import GRACE, JOIN, KEPT, PLACES, RESPECT
 
 if TYPE_CHECKING:
-    from django_distlock.backends.redis.pool import Places
+    from django_distlock.backends.redis.connection import Places
     from django_distlock.concurrency.flow import Flow
     from django_distlock.records import Grant
 
-    from .acquire import Outcome, RedlockAttempt
-    from .nodes import Pipeline
+    from .acquire import RedlockAttempt
+    from .nodes import Pipeline, Sent
 
 # A waiter asks without being called, because a call may be lost: first after the one time, then less and less often.
 FIRST_LOOK, LONGEST_LOOK = 0.25, 2.0
@@ -32,8 +31,6 @@ FIRST_LOOK, LONGEST_LOOK = 0.25, 2.0
 EXPIRED, LATER = 0.005, 0.25
 # The pause of a waiter that cannot listen, for each place in the queue, and at most; seconds.
 NEXT, LONGEST_PAUSE = 0.01, 0.05
-# The first in the queue that cannot listen asks all nodes after this time; seconds.
-ALL_ASKED = 0.15
 # A waiter that finds no place in the queue of its process asks after this time; seconds.
 LOOK_EVERY = 0.25
 # The random delay after a vote that nobody won, doubled each time; seconds.
@@ -63,7 +60,6 @@ class Pace:
         self._looks = 0
         self._splits = 0
         self._split_since: float | None = None
-        self._all_asked_at = 0.0
 
     def queued(self, reply: int, now: float) -> None:
         """The node that keeps the queue has refused the lock."""
@@ -97,13 +93,6 @@ class Pace:
         """Seconds to wait for a waiter that cannot listen."""
         return min(NEXT * (1 + self.ahead), LONGEST_PAUSE) * (0.5 + random.random() / 2)  # noqa: S311
 
-    def asks_all(self, now: float) -> bool:
-        """Is it time for the first in the queue to ask all nodes? The one that keeps it may have a vote of nobody."""
-        if self.ahead or now - self._all_asked_at < ALL_ASKED:
-            return False
-        self._all_asked_at = now
-        return True
-
 
 class RedlockWaiter:
     """``attempt`` until it is granted or the monotonic time ``deadline``. ``places``: for those that wait at a node."""
@@ -112,7 +101,7 @@ class RedlockWaiter:
         self._attempt = attempt
         self._nodes = attempt.nodes
         self._deadline = deadline
-        self._places, self._place = places, places.new()
+        self._places, self._place = places, Place()
         self._pace = Pace()
         # its name in the queue, the node that keeps the queue, and since when it waits by the clock of that node
         self._member = f"{attempt.claim.token}-{next(numbers)}"
@@ -151,6 +140,8 @@ class RedlockWaiter:
         now = monotonic()
         until = self._attempt.until(self._deadline - now)
         try:
+            if self._own is not None and self._own.overdue(now):
+                self._own.node.silence(self._own)
             lead = self._attempt.lead(self._pace.shift)
             if lead != self._lead:
                 self._leave()
@@ -158,7 +149,7 @@ class RedlockWaiter:
             if queued:
                 yield from self._listen(until)
                 self._joined = True
-            outcome = yield from self._attempt.vote(
+            grant = yield from self._attempt.vote(
                 lead,
                 until,
                 JOIN if queued else RESPECT,
@@ -174,9 +165,9 @@ class RedlockWaiter:
         except BaseException:
             self._doubt(None)
             raise
-        self._doubt(outcome)
-        self._note(outcome)
-        return outcome.grant
+        self._doubt(self._attempt.at_lead)
+        self._note(self._attempt.at_lead)
+        return grant
 
     def _listen(self, until: float) -> Flow[None]:
         """Have a connection to the node that keeps the queue, which can call on it."""
@@ -187,10 +178,7 @@ class RedlockWaiter:
         now = monotonic()
         if now < node.deaf_until:
             return
-        if (own := node.take(clean=True)) is None:
-            yield from self._nodes.open([node], min(until, now + CONNECT_TIMEOUT))
-            own = node.take(clean=True)
-        self._own = own
+        own = self._own = yield from self._nodes.connected(node, min(until, now + CONNECT_TIMEOUT))
         if own is None or own.link is None or own.link.subscribed:
             return
         try:
@@ -202,20 +190,19 @@ class RedlockWaiter:
             node.lose(own, error)
             self._own = None
 
-    def _doubt(self, outcome: Outcome | None) -> None:
+    def _doubt(self, sent: Sent | None) -> None:
         """Remember a request to queue that may be executed later than the one that takes it back."""
         if not self._joined:
             return
-        sent = None if outcome is None else outcome.at_lead
         own = self._own is not None and self._own.link is not None
         known = sent is not None and not sent.lost and (sent.pipeline is self._own or sent.reply is not PENDING)
         if not own and not known:
             self._doubtful.add(self._lead)
 
-    def _note(self, outcome: Outcome) -> None:
+    def _note(self, sent: Sent | None) -> None:
         """Learn from the answer of the node that keeps the queue."""
         self._error, self._refused, now = None, True, monotonic()
-        reply = outcome.at_lead.reply if outcome.at_lead is not None else None
+        reply = None if sent is None else sent.reply
         if isinstance(reply, int) and reply < 0:
             self._pace.queued(reply, now)
             return
@@ -254,7 +241,7 @@ class RedlockWaiter:
         own, now = self._own, monotonic()
         if own is None or own.link is None:
             yield Step(PAUSE.sleep, PAUSE.asleep, (min(self._pace.pause(), left),))
-            return True, self._pace.asks_all(now)
+            return True, self._pace.ahead == 0
         called = yield from own.called(self._member.encode(), min(self._pace.look_at(now), self._deadline))
         if called:
             self._pace.called()

@@ -8,17 +8,14 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from kazoo.exceptions import NoNodeError, ZookeeperError
-
 from django_distlock.backends.base import Backend
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, arun, run
-from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Finding, Grant, LockInfo
 
 from . import doctor
-from .introspection import delete_holder, listed
+from .introspection import delete_holder, deletion, listed
 from .nodes import NodeData
 from .options import NAMES, Settings
 from .queue import Contender
@@ -40,10 +37,6 @@ REQUEST_TIMEOUT = 2.0
 IDLE_TIMEOUT = 5.0
 # A lock that is held for longer is watched, so that its holder learns if an operator breaks it; seconds.
 WATCH_AFTER = 0.25
-
-
-def _delete(path: str, kazoo: Any) -> Any:
-    return kazoo.delete_async(path)
 
 
 class ZooKeeperBackend(Backend):
@@ -81,12 +74,12 @@ class ZooKeeperBackend(Backend):
             session = self._session
             if session is None or not session.lives():
                 if session is not None:
-                    session.client.close(wait=False)
-                name = f"distlock-{self.alias}-zookeeper"
+                    session.close(wait=False)
+                settings = self._settings
                 session = self._session = ZooKeeperSession(
-                    name, self._settings.kazoo, self._settings.path, lambda when: self.wake_at(when)
+                    self.alias, settings.kazoo, settings.path, lambda when: self.wake_at(when)
                 )
-                session.client.start()
+                session.start()
             session.used_by.add(work)
             session.used_at = monotonic()
         return session
@@ -141,19 +134,11 @@ class ZooKeeperBackend(Backend):
                 return (yield from work(session))
             except ConnectionBroken:
                 continue
-            except SessionEnded as ended:
+            except SessionEnded:
                 if not session.reached or monotonic() >= until:
-                    raise self._unavailable(ended.__cause__) from ended.__cause__
-            except NoAnswer as silence:
-                raise self._unavailable(None) from silence
-            except ZookeeperError as error:
-                raise self._unavailable(error) from error
+                    raise
             finally:
                 self._leave(session, work)
-
-    def _unavailable(self, error: BaseException | None) -> BackendUnavailable:
-        what = f"failed: {type(error).__name__} {error}".rstrip() if error is not None else "did not answer in time"
-        return BackendUnavailable(f"ZooKeeper (alias {self.alias!r}) {what}.")
 
     def release(self, grant: Grant) -> bool:
         return run(self._release(grant))
@@ -171,20 +156,14 @@ class ZooKeeperBackend(Backend):
                 return False
             while True:
                 try:
-                    (answer,) = yield from session.ask(until, lambda kazoo: kazoo.delete_async(path))
+                    (deleted,) = yield from session.ask(until, lambda kazoo: kazoo.delete_async(path))
                     break
                 except ConnectionBroken:
                     sent_before = True  # and perhaps executed
-            if isinstance(answer, ZookeeperError) and not isinstance(answer, NoNodeError):
-                raise answer
             contender.path = None
-            return answer is True or (sent_before and not contender.broken)
+            return deleted is not None or (sent_before and not contender.broken)
         except SessionEnded:
             return False
-        except NoAnswer as silence:
-            raise self._unavailable(None) from silence
-        except ZookeeperError as error:
-            raise self._unavailable(error) from error
         finally:
             if contender.path is not None:
                 contender.abandon()
@@ -215,8 +194,6 @@ class ZooKeeperBackend(Backend):
                 continue
             except SessionEnded:
                 return False
-            except NoAnswer as silence:
-                raise self._unavailable(None) from silence
             return bool(stat is not None and stat.czxid == contender.czxid)
         return False
 
@@ -257,7 +234,7 @@ class ZooKeeperBackend(Backend):
             if self._session is session:
                 self._session = None
         session.end()
-        session.client.close(wait=False)
+        session.close(wait=False)
         return None
 
     def _retire(self, session: ZooKeeperSession, now: float) -> bool:
@@ -288,7 +265,7 @@ class ZooKeeperBackend(Backend):
         for path, used_at in list(self._parents.items()):
             if used_at <= unused_since and path not in used:
                 self._parents.pop(path, None)
-                session.send(partial(_delete, path))
+                session.send(partial(deletion, path))
 
     def close(self) -> None:
         with self._guard:
@@ -296,11 +273,11 @@ class ZooKeeperBackend(Backend):
         if session is not None:
             self._delete_parents(session, monotonic())
             session.end()
-            session.client.close(wait=True)
+            session.close(wait=True)
         super().close()
 
     def after_fork(self) -> None:
         super().after_fork()
         if self._session is not None:
-            self._session.client.abandon()
+            self._session.abandon()
         self._after_fork()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
-
-from kazoo.exceptions import NoNodeError, ZookeeperError
 
 from django_distlock.records import MOST_WAITING
 
@@ -67,9 +66,14 @@ def delete_holder(session: ZooKeeperSession, until: float, key: str, fence: int 
     for path, answer in zip(paths, answers, strict=True):
         if answer is not None and answer[1].czxid == fence:
             # the token in the name is unique: no other node was ever called so
-            (deleted,) = yield from _answers(session, until, [_deletion(path)])
+            (deleted,) = yield from session.ask(until, partial(deletion, path))
             return deleted is not None
     return False
+
+
+def deletion(path: str, kazoo: Any) -> Any:
+    """The request to delete a node, as a partial of this function."""
+    return kazoo.delete_async(path)
 
 
 def _children(path: str) -> Callable[[Any], Any]:
@@ -80,16 +84,9 @@ def _data(path: str) -> Callable[[Any], Any]:
     return lambda kazoo: kazoo.get_async(path)
 
 
-def _deletion(path: str) -> Callable[[Any], Any]:
-    return lambda kazoo: kazoo.delete_async(path)
-
-
 def _answers(session: ZooKeeperSession, until: float, requests: Sequence[Callable[[Any], Any]]) -> Flow[list[Any]]:
     """The answers, with None for a node that does not exist."""
     found: list[Any] = []
     for start in range(0, len(requests), BATCH):
-        for answer in (yield from session.ask(until, *requests[start : start + BATCH])):
-            if isinstance(answer, ZookeeperError) and not isinstance(answer, NoNodeError):
-                raise answer
-            found.append(None if isinstance(answer, NoNodeError) else answer)
+        found += yield from session.ask(until, *requests[start : start + BATCH])
     return found

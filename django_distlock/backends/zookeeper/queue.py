@@ -1,7 +1,7 @@
 """One contender in the queue of one lock: its node, and the node that it waits for.
 
-Source: the recipes of ZooKeeper's manual (https://zookeeper.apache.org/doc/r3.8.0/recipes.html), with the node found
-again by its token when the answer to its creation was lost.
+Source: the recipes of ZooKeeper's manual (https://zookeeper.apache.org/doc/r3.8.0/recipes.html). When the answer to the
+creation of a node was lost, the node is found by its token and deleted before another one is created.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from kazoo.exceptions import NodeExistsError, NoNodeError, ZookeeperError
+from kazoo.exceptions import NoNodeError
 from kazoo.protocol.states import EventType
 
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import Parker
 from django_distlock.concurrency.tokens import new_token
+from django_distlock.exceptions import BackendUnavailable
 
 from .nodes import LockNode, mode_of, place_of, queue, turn
-from .session import ConnectionBroken, NoAnswer, SessionEnded, ZooKeeperSession
+from .session import ConnectionBroken, NoAnswer, ZooKeeperSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,8 +54,8 @@ class Contender:
     def acquire(self, until: float, answer_by: float) -> Flow[bool]:
         """Wait for the turn until the monotonic time ``until``. Returns False if it did not come.
 
-        The first answer has time until ``answer_by``. Raises SessionEnded, NoAnswer, and ZooKeeper's errors. A node
-        that is not granted is deleted in every case.
+        The first answer has time until ``answer_by``. Raises BackendUnavailable. A node that is not granted is deleted
+        in every case.
         """
         waits = until > monotonic()
         try:
@@ -63,7 +64,7 @@ class Contender:
                 now = monotonic()
                 if now >= until:
                     if waits and self.session.in_doubt():
-                        raise NoAnswer
+                        raise NoAnswer(self.session.failure(None))
                     # contenders that time out together each take the time that their deadline allows, and no more
                     yield from self.leave(until + LEAVE_TIMEOUT if waits else max(answer_by, now + LEAVE_TIMEOUT))
                     return False
@@ -71,7 +72,7 @@ class Contender:
                     nodes = yield from self._join(max(until, now + LEAVE_TIMEOUT))
             self.since = monotonic()
             self.session.held.add(self)
-        except (GeneratorExit, SessionEnded, NoAnswer, ZookeeperError):
+        except (GeneratorExit, BackendUnavailable):
             self.abandon()
             raise
         except BaseException:
@@ -105,26 +106,18 @@ class Contender:
         try:
             if behind is None:
                 (names,) = yield from session.ask(until, lambda kazoo: kazoo.get_children_async(path, watch=watch))
-                if isinstance(names, NoNodeError):  # another client has deleted the whole queue
-                    watch.forget()
-                    return
-                if isinstance(names, ZookeeperError):
-                    raise names
-                nodes = queue(names)
+                there, nodes = names is not None, queue(names or ())
                 place = place_of(nodes, self._token)
-                if place is None or turn(nodes, place) != (False, None):
-                    return
+                waits = place is not None and turn(nodes, place) == (False, None)
             else:
                 # not exists(), which leaves a watch behind for a node that will never exist again
-                (answer,) = yield from session.ask(until, lambda kazoo: kazoo.get_async(path, watch=watch))
-                if isinstance(answer, NoNodeError):
-                    watch.forget()
-                    return
-                if isinstance(answer, ZookeeperError):
-                    raise answer
-                if self._limit and answer[1].version:  # it was granted already
-                    return
-            yield Step(parker.park, parker.apark, (until - monotonic(),))
+                (node,) = yield from session.ask(until, lambda kazoo: kazoo.get_async(path, watch=watch))
+                there = node is not None
+                waits = there and not (self._limit and node[1].version)  # else it was granted already
+            if waits:
+                yield Step(parker.park, parker.apark, (until - monotonic(),))
+            elif not there:
+                watch.forget()
         except NoAnswer:
             pass  # the caller's time is over
         finally:
@@ -136,81 +129,46 @@ class Contender:
         """Return the queue with this contender's node in it, which is created if it does not exist."""
         while True:
             try:
-                if self.path is not None:
-                    (names,) = yield from self.session.ask(until, self._children)
-                elif self._creating:
-                    names = yield from self._search(until)
-                else:
+                if self.path is None:
                     names = yield from self._create(until)
+                else:
+                    (names,) = yield from self.session.ask(until, self._children)
+                    if names is None:
+                        self.path = None  # another client has deleted the whole queue
             except ConnectionBroken:
-                continue
-            if isinstance(names, ZookeeperError):
-                if not isinstance(names, NoNodeError):
-                    raise names
-                if self.path is not None:
-                    self.path = None  # another client has deleted the whole queue
-            elif names is not None:
-                return queue(names)
+                if self._creating:
+                    yield from self.leave(until)
+            else:
+                if names is not None:
+                    return queue(names)
 
     def _children(self, kazoo: Any) -> Any:
         return kazoo.get_children_async(self.parent)
 
     def _create(self, until: float) -> Flow[list[str] | None]:
-        created, names = yield from self.session.ask(until, self._send_creation, self._children)
-        if isinstance(created, NoNodeError):
+        session = self.session
+        created, names = yield from session.answered(until, self._send_creation, self._children)
+        node = session.value(created)
+        if node is None:
             self._creating = False
             yield from self._create_parents(until)
             return None
-        if isinstance(created, ZookeeperError):
-            self._creating = False
-            raise created
-        self.czxid, self.path = created[1].czxid, self._without_chroot(created[0])
+        self.czxid, self.path = node[1].czxid, str(session.kazoo.unchroot(node[0]))
         self._creating = False
-        if isinstance(names, NoNodeError):  # deleted between the two
-            return None
-        if isinstance(names, ZookeeperError):
-            raise names
-        return list(names)
-
-    def _without_chroot(self, path: str) -> str:
-        return str(self.session.client.kazoo.unchroot(path))
+        found: list[str] | None = session.value(names)  # None: deleted between the two
+        return found
 
     def _send_creation(self, kazoo: Any) -> Any:
         self._creating = True
-        return self.session.client.create_contender(self._prefix, self._data, self._acl)
+        return self.session.create_contender(self._prefix, self._data, self._acl)
 
     def _create_parents(self, until: float) -> Flow[None]:
-        parts = self.session.path.split("/")
-        above = ["/".join(parts[:end]) for end in range(2, len(parts) + 1)]
-        *refusals, refusal = yield from self.session.ask(
-            until,
-            *(lambda kazoo, path=path: kazoo.create_async(path, acl=self._acl) for path in above),
-            lambda kazoo: self.session.client.create_container(self.parent, self._acl),
-        )
-        if isinstance(refusal, NoNodeError):  # because a node above could not be created: that error says why
-            refusal = next((each for each in refusals if not isinstance(each, (str, NodeExistsError))), refusal)
-        if isinstance(refusal, ZookeeperError) and not isinstance(refusal, NodeExistsError):
-            raise refusal
-
-    def _search(self, until: float) -> Flow[list[str] | None]:
-        """Find the node after the connection broke before the answer to its creation. Returns None if there is none."""
-        _, names = yield from self.session.ask(until, lambda kazoo: kazoo.sync_async(self.parent), self._children)
-        if isinstance(names, NoNodeError) or (isinstance(names, list) and self._own(names) is None):
-            self._creating = False
-            return None
-        if isinstance(names, ZookeeperError):
-            raise names
-        path = f"{self.parent}/{self._own(names)}"
-        (stat,) = yield from self.session.ask(until, lambda kazoo: kazoo.exists_async(path))
-        if stat is not None:
-            self.czxid, self.path = stat.czxid, path
-        self._creating = False
-        if stat is None:
-            return None
-        return list(names)
-
-    def _own(self, names: list[str]) -> str | None:
-        return next((name for name in names if name.startswith(self._token)), None)
+        session = self.session
+        (made,) = yield from session.ask(until, lambda kazoo: session.create_container(self.parent, self._acl))
+        if made is None:  # it exists by now, or the nodes above it do not
+            (made,) = yield from session.answered(until, lambda kazoo: kazoo.ensure_path_async(session.path, self._acl))
+            if made.exception is not None:
+                raise BackendUnavailable(session.failure(made.exception)) from made.exception
 
     def _announce_grant(self) -> None:
         """Change the node, so that the next waiter, which watches it, watches the holders instead."""
@@ -223,8 +181,7 @@ class Contender:
         """Delete the node. Waits for the server's confirmation until the monotonic time ``until``."""
         parker = Parker()
         self.abandon(parker.wake)
-        if self.session.lives():
-            yield Step(parker.park, parker.apark, (until - monotonic(),))
+        yield Step(parker.park, parker.apark, (until - monotonic(),))
 
     def abandon(self, gone: Callable[[], object] = bool) -> None:
         """Delete the node without waiting, even if its creation was not answered yet. Calls ``gone`` once it
@@ -244,7 +201,8 @@ class Contender:
         self.session.send_until_answered(lambda kazoo: kazoo.delete_async(path), lambda result: gone())
 
     def _delete_found(self, children: Any, gone: Callable[[], object]) -> None:
-        name = self._own(children.value) if children.exception is None else None
+        names = children.value if children is not None and children.exception is None else ()
+        name = next((name for name in names if name.startswith(self._token)), None)
         if name is None:
             gone()
         else:

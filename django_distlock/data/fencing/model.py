@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
@@ -46,6 +45,7 @@ class FencedModel(models.Model):
 
     _fence_given: Token | None = None  # of the fenced queryset that read the instance
     _fence_unread = False  # is the fence missing, or newer than other fields?
+    _fence_due: int | None = None  # the token of the save() that is running
 
     fence = models.BigIntegerField(default=0, editable=False)
 
@@ -73,28 +73,25 @@ class FencedModel(models.Model):
         if update_fields is not None:
             update_fields = set(update_fields)
         before = {name: self.__dict__[name] for name in _CARRIED if name in self.__dict__}
+        outer = self._fence_due  # a signal handler may save the same instance in between
         try:
-            number = None
+            self._fence_due = None
             if update_fields != set():  # an empty set saves nothing
-                number = self.fence = self._token(fence)
+                self._fence_due = self.fence = self._token(fence)
                 update_fields = update_fields and {*update_fields, FENCE}
-            save = partial(
-                super().save,
-                force_insert=force_insert,
-                force_update=force_update,
-                using=using,
-                update_fields=update_fields,
-            )
-            with self._carrying(number):
-                database = using or router.db_for_write(type(self), instance=self)
-                # A caller inside atomic() can go on: with several tables through a savepoint, which Django leaves out.
-                with transaction.atomic(database) if self._meta.parents else _unbroken(database):
-                    save()
+            database = using or router.db_for_write(type(self), instance=self)
+            # A caller inside atomic() can go on: with several tables through a savepoint, which Django leaves out.
+            with transaction.atomic(database) if self._meta.parents else _unbroken(database):
+                super().save(
+                    force_insert=force_insert, force_update=force_update, using=using, update_fields=update_fields
+                )
         except BaseException:
             for name in _CARRIED:
                 self.__dict__.pop(name, None)
             self.__dict__.update(before)
             raise
+        finally:
+            self._fence_due = outer
 
     def _token(self, fence: Fencing | int | None) -> int:
         """The number to save with: that of ``fence``, else the one that the instance carries."""
@@ -157,16 +154,6 @@ class FencedModel(models.Model):
         here = {field for field in self._meta.concrete_fields if field.attname in self.__dict__}
         return not mask or here <= {*mask}
 
-    @contextmanager
-    def _carrying(self, number: int | None) -> Iterator[None]:
-        """Pass the number to ``_do_update``. A signal handler may save the same instance in between."""
-        outer = getattr(self, "_carried", None)
-        self._carried = number
-        try:
-            yield
-        finally:
-            self._carried = outer
-
     async def asave(self, *, fence: Fencing | int | None = None, **kwargs: Any) -> None:
         """As :meth:`save`, for async code."""
         await sync_to_async(self.save)(fence=fence, **kwargs)
@@ -176,7 +163,7 @@ class FencedModel(models.Model):
     ) -> Any:
         """As Django's, which calls it once per table; false if there is no such row."""
         update = super()._do_update
-        number = getattr(self, "_carried", None)
+        number = self._fence_due
         if number is None or all(field.name != FENCE for field in base_qs.model._meta.local_fields):
             return update(base_qs, using, pk_val, values, *args, **kwargs)
         due = base_qs.filter(**{f"{FENCE}__lte": number})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from django.db import models, transaction
@@ -16,7 +17,7 @@ from django_distlock.exceptions import UnsupportedOperation
 from .tokens import FENCE, Fencing, Token, fence_field, fence_owner, read_token, refuse_later
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
 Row = TypeVar("Row", bound=models.Model, covariant=True)
 
@@ -61,14 +62,17 @@ class FencedQuerySet(models.QuerySet[Row]):
             raise TypeError("Cannot update a query once a slice has been taken.")
         self._for_write = True
         number, rows = self._fence.still_held(), self._unfenced()
-        if not rows._in_one_table(kwargs):
-            with transaction.atomic(rows.db):
-                return rows._update_locked(number, kwargs)
-        most = rows_at_most(rows.query.where)
-        if most == 1:
-            return rows._update_direct(number, kwargs, most)
-        with transaction.atomic(rows.db):
-            return rows._update_direct(number, kwargs, most)
+        one_table = rows._in_one_table(kwargs)
+        most = rows_at_most(rows.query.where) if one_table else None
+        with nullcontext() if most == 1 else transaction.atomic(rows.db):
+            if not one_table:
+                keys = rows._raise_fence(number)
+                return super(FencedQuerySet, rows.filter(pk__in=keys)).update(**kwargs) if kwargs else len(keys)
+            due = rows.filter(**{f"{FENCE}__lte": number})
+            updated = super(FencedQuerySet, due).update(**kwargs, **{FENCE: number})
+            if updated != most:  # a row may have been left out: it is unchanged, so the filter still finds it
+                refuse_later(rows, number)
+            return updated
 
     update.alters_data = True  # type: ignore[attr-defined]
 
@@ -173,21 +177,8 @@ class FencedQuerySet(models.QuerySet[Row]):
             and query.count_active_tables() == 1
         )
 
-    def _update_direct(self, number: int, kwargs: Mapping[str, Any], most: int | None) -> int:
-        due = self.filter(**{f"{FENCE}__lte": number})
-        updated = super(FencedQuerySet, due).update(**kwargs, **{FENCE: number})
-        # Only if a row may have been left out: it is unchanged, so the filter still finds it.
-        if updated != most:
-            refuse_later(self, number)
-        return updated
-
-    def _update_locked(self, number: int, kwargs: Mapping[str, Any]) -> int:
-        """For several tables: raising the fence locks the rows against fenced writers until the transaction ends."""
-        keys = self._raise_fence(number)
-        return super(FencedQuerySet, self.filter(pk__in=keys)).update(**kwargs) if kwargs else len(keys)
-
     def _raise_fence(self, number: int) -> list[Any]:
-        """Set the fence of every row and return the primary keys."""
+        """Set the fence of every row, which locks the rows against fenced writers; return the primary keys."""
         owner = fence_owner(self.model)
         rows = self.order_by().values_list("pk", owner._meta.pk.name)
         keys: dict[Any, Any] = dict(rows)  # a join may give a row twice
@@ -208,23 +199,16 @@ class FencedIterable(ModelIterable):  # type: ignore[type-arg]  # no subscript a
             yield row
 
 
-def rows_at_most(where: WhereNode) -> int | None:
-    """The most rows that the filter can match, if it has values of a unique field; else None."""
-    if where.connector != AND or where.negated:
+def rows_at_most(condition: Any) -> int | None:
+    """The most rows that a filter can match, if it has values of a unique field; else None."""
+    if isinstance(condition, WhereNode):
+        children = condition.children if condition.connector == AND and not condition.negated else []
+        return min((most for child in children if (most := rows_at_most(child)) is not None), default=None)
+    if not (isinstance(condition, (Exact, In)) and isinstance(condition.lhs, Col) and condition.lhs.target.unique):
         return None
-    known = [most for child in where.children if (most := _child_at_most(child)) is not None]
-    return min(known, default=None)
-
-
-def _child_at_most(child: Any) -> int | None:
-    if isinstance(child, WhereNode):
-        return rows_at_most(child)
-    if not (isinstance(child, (Exact, In)) and isinstance(child.lhs, Col) and child.rhs_is_direct_value()):
+    if not condition.rhs_is_direct_value():
         return None
-    if not child.lhs.target.unique:
-        return None
-    values: Sequence[Any] = [child.rhs] if isinstance(child, Exact) else child.rhs
-    return len(set(values))
+    return len({*condition.rhs}) if isinstance(condition, In) else 1
 
 
 def _carry(objs: Iterable[models.Model], number: int) -> None:
@@ -235,4 +219,3 @@ def _carry(objs: Iterable[models.Model], number: int) -> None:
 def _refuse_fence(names: Iterable[str]) -> None:
     if FENCE in names:
         raise TypeError(f"{FENCE!r} is set by fenced(); leave it out.")
-    return None

@@ -11,7 +11,6 @@ from django.db import connections, models
 from django_distlock.exceptions import LockLost
 
 FENCE = "fence"
-HIGHEST = 2**63 - 1  # of a BigIntegerField, on every engine
 
 
 class Fencing(Protocol):
@@ -49,7 +48,7 @@ def read_token(argument: str, given: object) -> Token:
     UnsupportedOperation for a lease whose engine has no fencing tokens.
     """
     if isinstance(given, int) and not isinstance(given, bool):
-        if not 0 <= given <= HIGHEST:
+        if not 0 <= given <= models.BigIntegerField.MAX_BIGINT:
             raise ValueError(f"{argument} must be from 0 to 2**63 - 1, not {given}.")
         return Token(given)
     # on the type: hasattr() of the lease would evaluate the property

@@ -13,21 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import FieldDoesNotExist
 from django.db import connections, router
-from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.operations import DeleteModel, RemoveField, RenameField, RenameModel
 from django.db.migrations.state import ProjectState
 
-from .operations import EnforceFence, RelaxFence, trigger_of
-from .trigger_sql import VENDORS
+from .operations import VENDORS, EnforceFence, RelaxFence, trigger_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from django.db.backends.base.base import BaseDatabaseWrapper
-    from django.db.migrations import Migration
     from django.db.migrations.operations.base import Operation
 
-    from .trigger_sql import FenceTrigger
+    from .operations import FenceTrigger
 
 Fence = tuple[str, str, str]  # app label, model in lower case, field in lower case
 
@@ -49,8 +47,10 @@ def missing(connection: BaseDatabaseWrapper) -> Iterator[FenceTrigger]:
     """The triggers of the applied migrations that do not work in this database."""
     if connection.vendor not in VENDORS:
         return
-    loader = MigrationLoader(connection)
-    applied = _applied(loader)
+    executor = MigrationExecutor(connection)
+    loader = executor.loader
+    plan = executor.migration_plan(loader.graph.leaf_nodes(), clean_start=True)
+    applied = [one for one, _ in plan if (one.app_label, one.name) in loader.applied_migrations]
     if not any(isinstance(operation, EnforceFence) for one in applied for operation in _flat(one.operations)):
         return  # the usual case, and the rest is slow
     state = ProjectState(real_apps=loader.unmigrated_apps)
@@ -68,14 +68,6 @@ def missing(connection: BaseDatabaseWrapper) -> Iterator[FenceTrigger]:
             continue  # the model or the field is gone
         if router.allow_migrate_model(connection.alias, model) and not trigger.works(connection):
             yield trigger
-
-
-def _applied(loader: MigrationLoader) -> list[Migration]:
-    """The applied migrations, each after those that it depends on."""
-    keys: dict[tuple[str, str], None] = {}
-    for leaf in loader.graph.leaf_nodes():
-        keys.update(dict.fromkeys(loader.graph.forwards_plan(leaf)))
-    return [loader.graph.nodes[key] for key in keys if key in loader.applied_migrations]
 
 
 def _flat(operations: Iterable[Operation]) -> Iterator[Operation]:

@@ -5,26 +5,27 @@ from __future__ import annotations
 import inspect
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from django.db.models import Model
 
-from django_distlock.data.base import DataLock, wrap
+from django_distlock.data.base import DataLock, check_names, wrap
 from django_distlock.locks.name_templates import follow, known_names, signature_of, values_of
 from django_distlock.validation import UNSET, Timeout, Unset
 
 from .fetch import locked_rows
-from .select_for_update import M, RowLockOptions, options_of, queryset_of, refuse_queryset
+from .select_for_update import M, RowLockOptions, RowOptions, options_of, queryset_of, refuse_queryset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from django.db.models import Manager, QuerySet
 
 R = TypeVar("R")
 T = TypeVar("T")
-F = TypeVar("F", bound="Callable[..., Any]")
+# The kinds of arguments that can only be passed by name.
+BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -47,7 +48,20 @@ class RowLock(DataLock[R]):
     def __call__(self, function: Callable[..., T]) -> Callable[..., T]:
         """Each call of ``function`` holds the rows. The argument that ``into`` names gets them: callers leave it out,
         which types cannot express."""
-        return decorate(function, self.name, self.pk, self.into, lambda pk: replace(self, pk=pk).hold())
+
+        def hold(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[R]:
+            if path is None:
+                return self.hold()
+            pk = follow("row_lock's pk", path, values_of(signature.bind(*args, **kwargs)))
+            return replace(self, pk=pk).hold()
+
+        locked = wrap(function, self.name, hold, self.into)
+        called = getattr(function, "__qualname__", repr(function))
+        signature = _without(self.into, signature_of(function), called)
+        path = _path(self.pk, signature, called) if isinstance(self.pk, str) else None
+        if self.into is not None:
+            locked.__signature__ = signature  # type: ignore[attr-defined]
+        return locked
 
     @contextmanager
     def hold(self) -> Iterator[R]:
@@ -66,15 +80,7 @@ class RowLock(DataLock[R]):
 
 @overload
 def row_lock(
-    target: type[M],
-    *,
-    pk: object,
-    timeout: Timeout = ...,
-    nowait: bool = ...,
-    of: Sequence[str] = ...,
-    no_key: bool = ...,
-    into: str | None = ...,
-    using: str | None = ...,
+    target: type[M], *, pk: object, into: str | None = ..., using: str | None = ..., **options: Unpack[RowOptions]
 ) -> RowLock[M]: ...
 
 
@@ -82,13 +88,10 @@ def row_lock(
 def row_lock(
     target: QuerySet[M] | Manager[M],
     *,
-    timeout: Timeout = ...,
-    nowait: bool = ...,
     skip_locked: bool = ...,
-    of: Sequence[str] = ...,
-    no_key: bool = ...,
     into: str | None = ...,
     using: str | None = ...,
+    **options: Unpack[RowOptions],
 ) -> RowLock[list[M]]: ...
 
 
@@ -122,9 +125,7 @@ def row_lock(
     is rolled back.
     """
     options = options_of(timeout, nowait=nowait, skip_locked=skip_locked, of=of, no_key=no_key)
-    for argument, value in (("into", into), ("using", using)):
-        if value is not None and not isinstance(value, str):
-            raise TypeError(f"{argument} must be a str or None, not {type(value).__name__}.")
+    check_names(into=into, using=using)
     if isinstance(target, type) and issubclass(target, Model):
         _check_one(target, pk, options)
     elif pk is not UNSET:
@@ -143,74 +144,36 @@ def _check_one(model: type[Model], pk: object, options: RowLockOptions) -> None:
         raise ValueError("skip_locked goes with a queryset; for one row use nowait=True.")
 
 
-class Arguments:
-    """The arguments of a decorated function: ``path`` leads to the primary key, ``into`` gets the rows.
-
-    ValueError for a wrong path, and for an argument that the signature does not have.
-    """
-
-    def __init__(self, function: Callable[..., Any], path: str | None, into: str | None) -> None:
-        whole = signature_of(function)
-        self._name = getattr(function, "__qualname__", repr(function))
-        if into is not None:
-            self._check_into(whole, into)
-        kept = [parameter for name, parameter in whole.parameters.items() if name != into]
-        self.outer = whole.replace(parameters=kept)
-        self._path = None if path is None else self._checked(path)
-
-    def _check_into(self, whole: inspect.Signature, into: str) -> None:
-        kinds = {name: parameter.kind for name, parameter in whole.parameters.items()}
-        known = known_names(whole)
-        if known is not None and into not in known:
-            raise ValueError(f"into is {into!r}, but {self._name!r} has no such argument; it has {_listed(known)}.")
-        kind = kinds.get(into, inspect.Parameter.KEYWORD_ONLY)
-        later = list(kinds.values())[list(kinds).index(into) + 1 :] if into in kinds else []
-        positional = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        if kind is not inspect.Parameter.KEYWORD_ONLY and (kind is not positional[0] or set(positional) & set(later)):
-            raise ValueError(
-                f"into is {into!r}, which row_lock passes by its name: make it the last argument of {self._name!r}, or "
-                "put it behind a *."
-            )
-
-    def _checked(self, path: str) -> tuple[str, ...]:
-        steps = tuple(path.split("."))
-        if not all(step.isidentifier() for step in steps):
-            raise ValueError(f"pk must be the name of an argument with a dotted path, not {path!r}.")
-        known = known_names(self.outer)
-        if known is not None and steps[0] not in known:
-            raise ValueError(
-                f"pk is {path!r}, but {self._name!r} has no argument {steps[0]!r}; it has {_listed(known)}. "
-                "(A primary key that is itself a str is locked with `with`.)"
-            )
-        return steps
-
-    def pk(self, args: tuple[Any, ...], kwargs: dict[str, Any], default: object) -> Any:
-        """The primary key for a call; TypeError if the path cannot be followed."""
-        if self._path is None:
-            return default
-        return follow("row_lock's pk", self._path, values_of(self.outer.bind(*args, **kwargs)))
+def _without(into: str | None, signature: inspect.Signature, called: str) -> inspect.Signature:
+    """The signature for callers, who leave out ``into``. ValueError unless ``into`` can be passed by its name, whatever
+    the caller passes by position."""
+    if into is None:
+        return signature
+    _check_known("into", into, into, signature, called)
+    names, parameters = list(signature.parameters), list(signature.parameters.values())
+    kind, *later = [parameter.kind for parameter in parameters[names.index(into) :]] if into in names else [BY_NAME[0]]
+    if kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, BY_NAME[0]) or not {*later} <= {*BY_NAME}:
+        raise ValueError(
+            f"into is {into!r}, which row_lock passes by its name: make it the last argument of {called!r}, or "
+            "put it behind a *."
+        )
+    return signature.replace(parameters=[parameter for parameter in parameters if parameter.name != into])
 
 
-def decorate(
-    function: F, name: str, pk: object, into: str | None, rows_of: Callable[[Any], AbstractContextManager[Any]]
-) -> F:
-    """Wrap ``function`` so that each call holds ``rows_of(its primary key)``."""
-
-    def hold(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _given(rows_of(arguments.pk(args, kwargs, pk)), into)
-
-    locked = wrap(function, name, hold)
-    arguments = Arguments(function, pk if isinstance(pk, str) else None, into)
-    if into is not None:
-        locked.__signature__ = arguments.outer  # type: ignore[attr-defined]
-    return locked
+def _path(pk: str, signature: inspect.Signature, called: str) -> tuple[str, ...]:
+    """The path to the primary key in the arguments of a call."""
+    steps = tuple(pk.split("."))
+    if not all(step.isidentifier() for step in steps):
+        raise ValueError(f"pk must be the name of an argument with a dotted path, not {pk!r}.")
+    hint = " (A primary key that is itself a str is locked with `with`.)"
+    _check_known("pk", pk, steps[0], signature, called, hint)
+    return steps
 
 
-@contextmanager
-def _given(held: AbstractContextManager[Any], into: str | None) -> Iterator[Mapping[str, Any]]:
-    with held as rows:
-        yield {} if into is None else {into: rows}
-
-
-def _listed(known: list[str] | None) -> str:
-    return ", ".join(known or ()) or "none"
+def _check_known(option: str, value: str, name: str, signature: inspect.Signature, called: str, hint: str = "") -> None:
+    known = known_names(signature)
+    if known is not None and name not in known:
+        raise ValueError(
+            f"{option} is {value!r}, but {called!r} has no argument {name!r}; it has {', '.join(known) or 'none'}."
+            f"{hint}"
+        )

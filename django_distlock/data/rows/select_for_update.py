@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from django.db import connections
 from django.db.models import Manager, Model, QuerySet
@@ -11,9 +11,21 @@ from django.db.models.query import ModelIterable
 from django.db.models.sql.constants import LOUTER
 
 from django_distlock.data.timeouts import resolve
-from django_distlock.validation import UNSET, Timeout
+from django_distlock.validation import UNSET, Timeout, flag
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 M = TypeVar("M", bound=Model)
+
+
+class RowOptions(TypedDict, total=False):
+    """The options of every lock on rows, for ``**options``: all may be left out."""
+
+    timeout: Timeout
+    nowait: bool
+    of: Sequence[str]
+    no_key: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,35 +42,29 @@ class RowLockOptions:
         return self.timeout != 0
 
 
-def options_of(timeout: Timeout, *, nowait: object, skip_locked: object, of: object, no_key: object) -> RowLockOptions:
+def options_of(
+    timeout: Timeout = UNSET,
+    *,
+    nowait: bool = False,
+    skip_locked: bool = False,
+    of: Sequence[str] = (),
+    no_key: bool = False,
+) -> RowLockOptions:
     """Check the options. ValueError or TypeError that names the argument."""
-    for argument, value in (("nowait", nowait), ("skip_locked", skip_locked), ("no_key", no_key)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{argument} must be a bool, not {type(value).__name__}.")
+    seconds = resolve(timeout, nowait=nowait, skip_locked=skip_locked)
     if nowait and skip_locked:
         raise ValueError("nowait and skip_locked exclude each other.")
-    for argument, value in (("nowait", nowait), ("skip_locked", skip_locked)):
-        if value and timeout is not UNSET and timeout != 0:
-            raise ValueError(f"{argument} does not wait, so it takes no timeout.")
-    if isinstance(of, str) or not isinstance(of, (tuple, list)) or not all(isinstance(name, str) for name in of):
+    if not isinstance(of, (tuple, list)) or not all(isinstance(name, str) for name in of):
         raise TypeError(f'of must be a tuple of relation names such as ("self",), not {of!r}.')
-    seconds = resolve(timeout)
-    return RowLockOptions(
-        timeout=0.0 if nowait or skip_locked else seconds,
-        skip_locked=bool(skip_locked),
-        of=tuple(of),
-        no_key=bool(no_key),
-    )
+    return RowLockOptions(timeout=seconds, skip_locked=skip_locked, of=tuple(of), no_key=flag("no_key", no_key))
 
 
 def queryset_of(target: object, pk: object, using: str | None) -> QuerySet[Any]:
     """The target of ``row_lock`` as a queryset on the database that is written."""
     if isinstance(target, type) and issubclass(target, Model):
         queryset = target._default_manager.filter(pk=pk)
-    elif isinstance(target, QuerySet):
+    elif isinstance(target, (QuerySet, Manager)):
         queryset = target.all()
-    elif isinstance(target, Manager):
-        queryset = target.get_queryset()
     else:
         raise TypeError(f"row_lock takes a queryset, or a model and pk=, not {target!r}.")
     return queryset.using(using) if using is not None else queryset
@@ -104,16 +110,17 @@ def locking(queryset: QuerySet[M], options: RowLockOptions) -> QuerySet[M]:
     refuse_joins(queryset, options.of)
     locked = queryset.select_for_update()
     features = connections[locked.db].features
-    if not features.has_select_for_update:
-        return _ordered(locked)
-    return _ordered(
-        locked.select_for_update(
+    if features.has_select_for_update:
+        locked = locked.select_for_update(
             nowait=not options.waits and not options.skip_locked,
             skip_locked=options.skip_locked,
             of=options.of if features.has_select_for_update_of else (),
             no_key=options.no_key and features.has_select_for_no_key_update,
         )
-    )
+    if not locked.query.is_sliced:
+        locked = locked.order_by("pk")
+        locked.query.standard_ordering = True  # an earlier reverse() would reverse this order
+    return locked
 
 
 def refuse_joins(queryset: QuerySet[Any], of: tuple[str, ...]) -> None:
@@ -140,11 +147,3 @@ def refuse_joins(queryset: QuerySet[Any], of: tuple[str, ...]) -> None:
             f"{queryset.model._meta.label} may not find (a nullable relation): say which rows to lock, "
             "of=('self',), or leave the relation out."
         )
-
-
-def _ordered(queryset: QuerySet[M]) -> QuerySet[M]:
-    if queryset.query.is_sliced:
-        return queryset
-    queryset = queryset.order_by("pk")
-    queryset.query.standard_ordering = True  # an earlier reverse() would reverse this order
-    return queryset

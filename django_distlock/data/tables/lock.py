@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, models, router
 
-from django_distlock.data import timeouts
-from django_distlock.data.base import DataLock, F, wrap
+from django_distlock.data.base import DataLock, F, check_names, held, wrap
+from django_distlock.data.timeouts import resolve
 from django_distlock.exceptions import UnsupportedOperation
 from django_distlock.validation import UNSET, Timeout
 
 from . import mysql, postgres, sqlite
-from .modes import TableLockMode, validate_mode
-from .targets import Model, Wanted, tables_of
+from .modes import WEAK, Table, TableLockMode, validate_mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-ENGINES = {"postgresql": postgres.locked, "mysql": mysql.locked, "sqlite": sqlite.locked}
+    from collections.abc import Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+Model = type[models.Model]
+ENGINES = {"postgresql": postgres.lock, "mysql": mysql.lock, "sqlite": sqlite.lock}
+# The ORM's aliases of a table that a query uses twice (T) or in a subquery (U, and V in a subquery of that):
+# django.db.models.sql.query.Query.table_alias and bump_prefix.
+ORM_ALIASES = ("T2", "T3", "T4", "T5", "U0", "U1", "U2", "U3", "V0", "V1")
 ALIAS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -60,50 +66,41 @@ class table_lock(DataLock[None]):
     ) -> None:
         groups = (
             ("models", validate_mode(mode), models),
-            ("read", TableLockMode.READ, _models("read", read)),
-            ("write", TableLockMode.WRITE, _models("write", write)),
+            ("read", validate_mode("read"), _models("read", read)),
+            ("write", validate_mode("write"), _models("write", write)),
         )
-        self.wanted = [Wanted(_model(name, model), kind) for name, kind, group in groups for model in group]
-        if not self.wanted:
+        named = [(_model(name, model), kind) for name, kind, group in groups for model in group]
+        if not named:
             raise ValueError("table_lock needs at least one model.")
-        seen = [wanted.model._meta.concrete_model for wanted in self.wanted]
-        if len(set(seen)) < len(seen):
+        if len({model._meta.concrete_model for model, _ in named}) < len(named):
             raise ValueError("A model is named twice; write includes read.")
+        check_names(using=using)
+        self.wanted = dict(named)
         self.aliases = _aliases(aliases)
-        if using is not None and not isinstance(using, str):
-            raise TypeError(f"using must be a str or None, not {type(using).__name__}.")
-        if nowait and timeout is not UNSET:
-            raise ValueError("timeout and nowait exclude each other.")
         self.using = using
-        self.timeout = 0.0 if nowait else timeouts.resolve(timeout)
+        self.timeout = resolve(timeout, nowait=nowait)
 
     def __repr__(self) -> str:
-        return f"table_lock({', '.join(wanted.model.__name__ for wanted in self.wanted)})"
+        return f"table_lock({', '.join(model.__name__ for model in self.wanted)})"
 
-    @contextmanager
-    def hold(self) -> Iterator[None]:
+    def hold(self) -> AbstractContextManager[None]:
         """A new block that holds the lock."""
         connection = connections[self._database()]
-        if connection.vendor not in ENGINES:
+        if (lock := ENGINES.get(connection.vendor)) is None:
             raise UnsupportedOperation(f"table_lock does not know how to lock a table of {connection.vendor}.")
+        if connection.vendor != "postgresql" and (odd := WEAK & {*self.wanted.values()}):
+            raise UnsupportedOperation(f"{connection.display_name} has no lock like {min(odd)}: use read or write.")
         tables = tables_of(connection, self.wanted, self.aliases)
-        with ENGINES[connection.vendor](connection, tables, self.timeout):
-            yield
+        return held(connection, lambda stack: lock(stack, connection, tables, self.timeout))
 
     def __call__(self, function: F) -> F:
         """Decorate a function, a method or a view: each call holds the lock while it runs."""
-
-        @contextmanager
-        def hold(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Mapping[str, Any]]:
-            with self.hold():
-                yield {}
-
-        return wrap(function, self.name, hold)
+        return wrap(function, self.name, lambda args, kwargs: self.hold())
 
     def _database(self) -> str:
         if self.using is not None:
             return self.using
-        found = {router.db_for_write(wanted.model) for wanted in self.wanted}
+        found = {router.db_for_write(model) for model in self.wanted}
         if len(found) > 1:
             names = ", ".join(sorted(found))
             raise ValueError(f"The models are written to several databases ({names}); a table lock belongs to one.")
@@ -140,3 +137,39 @@ def _aliases(given: Mapping[Model, Sequence[str]] | None) -> dict[Model, tuple[s
                 raise ValueError(f"aliases: {name!r} is no alias; the ORM's are letters and digits, like T6.")
         found[_model("aliases", model)] = tuple(names)
     return found
+
+
+def tables_of(
+    connection: BaseDatabaseWrapper, wanted: Mapping[Model, TableLockMode], aliases: Mapping[Model, Sequence[str]]
+) -> list[Table]:
+    """The tables of the models and of their parents by multi-table inheritance, each once. All callers get the same
+    order, so that no two can wait for each other (R9)."""
+    found: dict[str, Table] = {}
+    for model, mode in wanted.items():
+        for part in (model, *model._meta.concrete_model._meta.get_parent_list()):  # type: ignore[union-attr]
+            name = table_name(connection, part)
+            known = found.setdefault(name, Table(name, mode))
+            known.mode = _both(known.mode, mode)
+    taken: set[str] = set()
+    for model, names in aliases.items():
+        name = table_name(connection, model)
+        if name not in found:
+            raise ValueError(f"aliases: {model.__name__} is not among the models that are locked.")
+        found[name].aliases += tuple(names)
+        taken |= set(names)
+    first = next(iter(found.values()))  # an alias belongs to one table
+    first.aliases += tuple(alias for alias in ORM_ALIASES if alias not in taken)
+    return [found[name] for name in sorted(found)]
+
+
+def table_name(connection: BaseDatabaseWrapper, model: Model) -> str:
+    """The quoted name of a model's table, with its schema if ``db_table`` has one."""
+    return connection.ops.quote_name(model._meta.db_table)
+
+
+def _both(one: TableLockMode, other: TableLockMode) -> TableLockMode:
+    """The weakest mode that excludes what both exclude."""
+    weak, strong = sorted((one, other), key=list(TableLockMode).index)
+    if strong is TableLockMode.SHARE and weak in (TableLockMode.ROW_EXCLUSIVE, TableLockMode.SHARE_UPDATE_EXCLUSIVE):
+        return TableLockMode.SHARE_ROW_EXCLUSIVE
+    return strong

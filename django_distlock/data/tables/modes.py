@@ -1,8 +1,13 @@
-"""The modes of a table lock, on each engine."""
+"""What a table lock locks: tables, each in a mode."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class TableLockMode(StrEnum):
@@ -25,23 +30,35 @@ class TableLockMode(StrEnum):
     ACCESS_EXCLUSIVE = "access exclusive"
 
 
-_M = TableLockMode
+# The modes of PostgreSQL that READ and WRITE stand for. SHARE ROW EXCLUSIVE is the weakest that conflicts with itself
+# and with every writer; it lets readers through.
+MEANING = {TableLockMode.READ: TableLockMode.SHARE, TableLockMode.WRITE: TableLockMode.SHARE_ROW_EXCLUSIVE}
+# ACCESS SHARE to SHARE UPDATE EXCLUSIVE let others write, which no mode of an engine with two modes does. For the other
+# modes such an engine takes the one that excludes at least as much.
+WEAK = frozenset(list(TableLockMode)[2:6])
 
-# SHARE ROW EXCLUSIVE is the weakest mode that conflicts with itself and with every writer; it lets readers through.
-POSTGRES = {_M.READ: _M.SHARE, _M.WRITE: _M.SHARE_ROW_EXCLUSIVE}
 
-# An engine with two modes takes the one that excludes at least as much. The four weakest let others write, which no
-# mode of these engines does.
-READING = frozenset({_M.READ, _M.SHARE})
-WRITING = frozenset({_M.WRITE, _M.SHARE_ROW_EXCLUSIVE, _M.EXCLUSIVE, _M.ACCESS_EXCLUSIVE})
+@dataclass(slots=True)
+class Table:
+    """A table: its quoted name, its mode as PostgreSQL names it, and the aliases that queries may use."""
+
+    name: str
+    mode: TableLockMode
+    aliases: tuple[str, ...] = ()
+
+
+def described(tables: Sequence[Table]) -> str:
+    names = ", ".join(table.name for table in tables)
+    return f"The table {names}" if len(tables) == 1 else f"The tables {names}"
 
 
 def validate_mode(mode: object) -> TableLockMode:
-    """The mode of that name, in any case; ValueError or TypeError."""
+    """The mode of that name, in any case, as PostgreSQL names it; ValueError or TypeError."""
     if not isinstance(mode, str):
         raise TypeError(f"mode must be a str or a TableLockMode, not {type(mode).__name__}.")
     try:
-        return TableLockMode(mode.lower())
+        known = TableLockMode(mode.lower())
     except ValueError:
-        known = ", ".join(repr(str(known)) for known in TableLockMode)
-        raise ValueError(f"mode must be one of {known}, not {mode!r}.") from None
+        names = ", ".join(repr(str(known)) for known in TableLockMode)
+        raise ValueError(f"mode must be one of {names}, not {mode!r}.") from None
+    return MEANING.get(known, known)

@@ -2,72 +2,46 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.data.errors import ensure_open, lock_errors
-from django_distlock.data.timeouts import wait_limit
+from django_distlock.data.errors import lock_errors
+from django_distlock.data.timeouts import run, wait_limit
 from django_distlock.manager.isolation import configured_level, warn_of_stale_snapshot
 from django_distlock.manager.open_transactions import in_transaction
 
-from .modes import POSTGRES
-from .targets import described
+from .modes import described
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+    from contextlib import ExitStack
 
-    from .modes import TableLockMode
-    from .targets import Table
+    from .modes import Table
 
 IDLE = 0  # libpq's PQTRANS_IDLE: atomic() has begun, BEGIN is not sent yet
 
 
-@contextmanager
-def locked(connection: Any, tables: Sequence[Table], timeout: float | None) -> Iterator[None]:
-    """Lock in the caller's transaction, to its end; without one the block is a transaction."""
-    connection.ensure_connection()
-    inside = in_transaction(connection)
-    with nullcontext() if inside else transaction.atomic(using=connection.alias):
-        if inside and not _is_first(connection.connection):
-            # the level of the settings: asking the server would cost a statement
-            warn_of_stale_snapshot(described(tables), "transaction", configured_level(connection), [connection])
-        with lock_errors(connection, described(tables), timeout):
-            _lock(connection, tables, timeout)
-        raw = connection.connection
-        yield
-        ensure_open(connection, raw)
+def lock(stack: ExitStack, connection: Any, tables: Sequence[Table], timeout: float | None) -> None:
+    """Lock in the caller's transaction, to its end; without one the block is a transaction.
 
-
-def _is_first(raw: Any) -> bool:
-    """Is the lock the first statement of its transaction? LOCK TABLE takes no snapshot."""
-    info = getattr(raw, "info", None)
-    return info is not None and info.transaction_status == IDLE
-
-
-def _lock(connection: Any, tables: Sequence[Table], timeout: float | None) -> None:
-    """One statement for consecutive tables in the same mode: all callers lock tables in the same order.
-
-    Without ONLY, so that partitions and descendants of a table, which writers may name, are locked with it.
+    One statement for consecutive tables in the same mode: all callers lock tables in the same order. Without ONLY, so
+    that partitions and descendants of a table, which writers may name, are locked with it.
     """
+    if not in_transaction(connection):
+        stack.enter_context(transaction.atomic(using=connection.alias))
+    elif getattr(getattr(connection.connection, "info", None), "transaction_status", None) != IDLE:
+        # The first statement would be fine: LOCK TABLE takes no snapshot. The level is that of the settings: asking the
+        # server would cost a statement.
+        warn_of_stale_snapshot(described(tables), "transaction", configured_level(connection), [connection])
     until = None if timeout is None else monotonic() + timeout
-    for mode, group in groupby(tables, key=_mode):
-        names = ", ".join(table.name for table in group)
-        sql = f"LOCK TABLE {names} IN {mode.upper()} MODE"
-        if timeout == 0:
-            _run(connection, f"{sql} NOWAIT")
-            continue
-        with wait_limit(connection, None if until is None else until - monotonic()):
-            _run(connection, sql)
-
-
-def _mode(table: Table) -> TableLockMode:
-    return POSTGRES.get(table.mode, table.mode)
-
-
-def _run(connection: Any, sql: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(sql)
+    with lock_errors(connection, described(tables), timeout):
+        for mode, group in groupby(tables, key=lambda table: table.mode):
+            sql = f"LOCK TABLE {', '.join(table.name for table in group)} IN {mode.upper()} MODE"
+            if timeout == 0:
+                run(connection, f"{sql} NOWAIT")
+                continue
+            with wait_limit(connection, None if until is None else until - monotonic()):
+                run(connection, sql)

@@ -2,61 +2,51 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 
-from django_distlock.data.errors import ensure_open, lock_errors
-from django_distlock.data.timeouts import wait_limit
+from django_distlock.data.errors import lock_errors
+from django_distlock.data.timeouts import run, wait_limit
 from django_distlock.exceptions import UnsupportedOperation
 from django_distlock.manager.open_transactions import in_transaction
 
-from .modes import READING, WRITING, TableLockMode
-from .targets import described
+from .modes import TableLockMode, described
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+    from contextlib import ExitStack
 
-    from .targets import Table
+    from .modes import Table
 
 
-@contextmanager
-def locked(connection: Any, tables: Sequence[Table], timeout: float | None) -> Iterator[None]:
+def lock(stack: ExitStack, connection: Any, tables: Sequence[Table], timeout: float | None) -> None:
     """Take the write lock of the database: to the end of the caller's transaction, else the block is a transaction.
 
     LockNotAcquired at once in a transaction that has read, if another connection has written since its first query.
     """
-    if odd := [table for table in tables if table.mode not in READING | WRITING]:
-        raise UnsupportedOperation(f"SQLite has no lock like {odd[0].mode}: its one lock excludes every other writer.")
     exclusive = any(table.mode is TableLockMode.ACCESS_EXCLUSIVE for table in tables)
-    connection.ensure_connection()
-    with ExitStack() as stack:
-        if in_transaction(connection):
-            if exclusive:
-                raise UnsupportedOperation("SQLite keeps readers out by BEGIN EXCLUSIVE only: use it outside atomic().")
-            take_write_lock(connection, tables[0].name, described(tables), timeout)
-        else:
-            block = transaction.atomic(using=connection.alias)
-            begin(connection, block, stack, "EXCLUSIVE" if exclusive else "IMMEDIATE", described(tables), timeout)
-        raw = connection.connection
-        yield
-        ensure_open(connection, raw)
+    if exclusive and in_transaction(connection):
+        raise UnsupportedOperation("SQLite keeps readers out by BEGIN EXCLUSIVE only: use it outside atomic().")
+    mode = "EXCLUSIVE" if exclusive else "IMMEDIATE"
+    lock_database(stack, connection, tables[0].name, described(tables), timeout, mode)
 
 
-def begin(
-    connection: Any, block: transaction.Atomic, stack: ExitStack, mode: str, what: str, timeout: float | None
+def lock_database(
+    stack: ExitStack, connection: Any, table: str, what: str, timeout: float | None, mode: str = "IMMEDIATE"
 ) -> None:
-    """Enter ``block`` with a BEGIN of ``mode``, which takes the lock."""
+    """Take the lock by BEGIN; inside a transaction by a statement that writes but changes nothing."""
+    with lock_errors(connection, what, timeout), wait_limit(connection, timeout):
+        if in_transaction(connection):
+            run(connection, f"DELETE FROM {table} WHERE 0")  # noqa: S608 - quoted
+        else:
+            begin(stack, connection, mode)
+
+
+def begin(stack: ExitStack, connection: Any, mode: str) -> None:
+    """Enter a transaction that begins in ``mode``."""
     before, connection.transaction_mode = connection.transaction_mode, mode
     try:
-        with lock_errors(connection, what, timeout), wait_limit(connection, timeout):
-            stack.enter_context(block)
+        stack.enter_context(transaction.atomic(using=connection.alias))
     finally:
         connection.transaction_mode = before
-
-
-def take_write_lock(connection: Any, table: str, what: str, timeout: float | None) -> None:
-    """Take the lock inside a transaction, by a statement that writes but changes nothing."""
-    with lock_errors(connection, what, timeout), wait_limit(connection, timeout), connection.cursor() as cursor:
-        cursor.execute(f"DELETE FROM {table} WHERE 0")  # noqa: S608 - quoted

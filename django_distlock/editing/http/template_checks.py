@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from django.core.checks import CheckMessage, Warning, register
+from django.core.checks import CheckMessage, Warning
 from django.template import engines
 from django.template.backends.django import DjangoTemplates
 from django.urls import NoReverseMatch, reverse
@@ -25,7 +25,6 @@ SUFFIXES = (".html", ".htm", ".txt", ".jinja")
 MOST_TEMPLATES = 20_000
 
 
-@register("distlock")
 def check_templates(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Forms with ``{% edit_lock %}`` that a browser may fill in with old text; pages whose script has no address."""
     found: list[CheckMessage] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -26,27 +27,18 @@ async def finish_despite_disconnect(answering: Coroutine[Any, Any, T], begun: Ca
     except asyncio.CancelledError:
         if task is not None and task.cancelling() and not work.done():
             if begun():
-                _finish(work)
+                orphan = asyncio.create_task(_finish(work))
+                _orphans.add(orphan)
+                orphan.add_done_callback(_orphans.discard)
             else:
                 work.cancel()
         raise
 
 
-def _finish(work: asyncio.Task[Any]) -> None:
+async def _finish(work: asyncio.Task[Any]) -> None:
     """Let the task end, then close the connections of its thread: Django does so only at the end of a request."""
-
-    async def ending() -> None:
-        try:
+    try:
+        with suppress(Exception):  # Django has logged it
             await work
-        finally:
-            await sync_to_async(connections.close_all)()
-
-    task = asyncio.create_task(ending())
-    _orphans.add(task)
-    task.add_done_callback(_ended)
-
-
-def _ended(task: asyncio.Task[Any]) -> None:
-    _orphans.discard(task)
-    if not task.cancelled():
-        task.exception()  # retrieved, so that asyncio does not log it: Django has
+    finally:
+        await sync_to_async(connections.close_all)()

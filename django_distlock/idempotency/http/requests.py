@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl
 
-from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
+from django.core.exceptions import SuspiciousOperation
 from django.core.files.uploadedfile import UploadedFile
 from django.core.files.uploadhandler import FileUploadHandler
 from django.http.multipartparser import MultiPartParser
@@ -159,14 +159,11 @@ def tenant_of(request: HttpRequest, options: Options) -> str:
 
 
 def fingerprint_of(request: HttpRequest, site_key: str, options: Options) -> str:
-    return decisions.fingerprint_of(
-        site_key,
-        method=request.method or "",
-        route=route_of(request),
-        path=request.path,
-        query=query_of(request),
-        body=body_of(request, options),
-    )
+    """The hash that is equal for two sendings of the same request."""
+    # names in any order, the values of one name in theirs: QueryDict.get returns the last one
+    query = decisions.canonical_json(sorted(query_of(request), key=lambda pair: pair[0]))
+    address = (request.method or "", route_of(request), request.path, query)
+    return decisions.keyed(site_key, "fingerprint", *address, *body_of(request, options))
 
 
 def query_of(request: HttpRequest) -> list[tuple[str, str]]:
@@ -207,11 +204,11 @@ def body_of(request: HttpRequest, options: Options) -> Iterator[bytes]:
     if kind in FORM_TYPES and is_parsed(request):
         yield from _form(request.POST.lists(), request.FILES.lists(), exclude)
         if not _length(request):  # Django parses no multipart form without a length
-            yield _digest_of(lambda: _rest(request))
+            yield _digest(_rest(request))
         return
     yield _content_type(request)
     if hasattr(request, "_body") or may_be_read(request):
-        raw = _bytes(request)
+        raw = _bytes(lambda: request.body)
         is_json = kind in JSON_TYPES or kind.endswith("+json")
         yield decisions.json_body(raw, options.fingerprint_exclude) if is_json else raw
         return
@@ -236,11 +233,9 @@ def may_be_read(request: HttpRequest) -> bool:
     return length is not None and length >= 0 and (limit is None or length <= limit)
 
 
-def _bytes(request: HttpRequest) -> bytes:
+def _bytes(read: Callable[[], bytes]) -> bytes:
     try:
-        return request.body
-    except RequestDataTooBig:  # Django answers 400
-        raise
+        return read()
     except OSError as error:
         raise BadKey(gettext_noop("The body of the request could not be read.")) from error
 
@@ -279,22 +274,22 @@ def _form(
     for field, several in sorted(files, key=lambda pair: pair[0]):
         for file in several:
             if field not in exclude:
-                digest = file.digest if isinstance(file, _Digested) else _digest(file)
-                kind = decisions.canonical_json([file.content_type, getattr(file, "content_type_extra", None)])
-                yield decisions.file_part(field, str(file.name), kind, file.size or 0, digest)
+                kind = [file.content_type, getattr(file, "content_type_extra", None)]
+                facts = [field, str(file.name), kind, file.size or 0, _digest_of_file(file)]
+                yield decisions.canonical_json(facts).encode("utf-8", "surrogatepass")
 
 
-def _digest(file: Any) -> str:
-    state = hashlib.blake2b(digest_size=32)
-    for chunk in file.chunks():
-        state.update(chunk)
+def _digest_of_file(file: Any) -> str:
+    if isinstance(file, _Digested):
+        return file.digest
+    digest = _digest(file.chunks())
     file.seek(0)
-    return state.hexdigest()
+    return digest.hex()
 
 
-def _digest_of(chunks: Callable[[], Iterable[bytes]]) -> bytes:
+def _digest(chunks: Iterable[bytes]) -> bytes:
     state = hashlib.blake2b(digest_size=32)
-    for chunk in chunks():
+    for chunk in chunks:
         state.update(chunk)
     return state.digest()
 
@@ -313,7 +308,7 @@ def _stream(request: HttpRequest, exclude: Collection[str]) -> Iterator[bytes]:
             yield from parsed
             return
     stream.seek(0)
-    yield _digest_of(lambda: iter(lambda: stream.read(CHUNK), b""))
+    yield _digest(iter(lambda: stream.read(CHUNK), b""))
     stream.seek(0)
 
 
@@ -379,7 +374,7 @@ def _spooled(request: HttpRequest, stream: Any, limit: int) -> IO[bytes]:
 
     request.close = close  # type: ignore[method-assign]
     copied = 0
-    while chunk := _read(stream):
+    while chunk := _bytes(lambda: stream.read(CHUNK)):
         copied += len(chunk)
         if copied > limit:
             raise _too_large(limit)
@@ -387,13 +382,6 @@ def _spooled(request: HttpRequest, stream: Any, limit: int) -> IO[bytes]:
     spool.seek(0)
     request._stream = spool
     return spool  # type: ignore[no-any-return]
-
-
-def _read(stream: Any) -> bytes:
-    try:
-        return stream.read(CHUNK)  # type: ignore[no-any-return]
-    except OSError as error:
-        raise BadKey(gettext_noop("The body of the request could not be read.")) from error
 
 
 def _rest(request: HttpRequest) -> Iterable[bytes]:

@@ -68,14 +68,7 @@ def bad_key(request: HttpRequest, why: decisions.BadKey, *, html: bool) -> HttpR
     detail = _(why.text) % why.values if why.values else _(why.text)
     if html:
         return page(request, "refused", why.status, detail=detail)
-    return problem(why.status, why.code, _("This idempotency key cannot be used"), detail)
-
-
-def missing_key(request: HttpRequest, *, html: bool) -> HttpResponse:
-    detail = _("This request needs an idempotency key, in the header Idempotency-Key or from the form.")
-    if html:
-        return page(request, "refused", 400, detail=detail)
-    return problem(400, "missing_key", _("The idempotency key is missing"), detail)
+    return problem(why.status, why.code, _(why.title), detail)
 
 
 def not_issued(request: HttpRequest, verified: forms.Verified) -> HttpResponse:
@@ -171,17 +164,21 @@ def too_many_keys(attempt: KeyedRequest, seconds: float) -> HttpResponse:
     """The answer to a key beyond the quota; ``seconds`` until the next key of the principal ends."""
     title = _("Too many requests")
     detail = _("There are too many idempotency keys of this client that still live. Nothing was done.")
-    if attempt.html:
-        return page(attempt.request, "refused", 429, seconds, title=title, detail=detail)
-    return problem(429, "too_many_keys", title, detail, retry_after=seconds)
+    return _later(attempt.request, attempt.html, 429, "too_many_keys", title, detail, seconds)
 
 
 def store_down(request: HttpRequest, *, html: bool) -> HttpResponse:
     title = _("Please try again in a moment")
     detail = _("The request was not carried out: it could not be made sure that this happens only once.")
+    return _later(request, html, 503, "store_unavailable", title, detail, 5)
+
+
+def _later(
+    request: HttpRequest, html: bool, status: int, code: str, title: str, detail: str, retry_after: float
+) -> HttpResponse:
     if html:
-        return page(request, "refused", 503, 5, title=title, detail=detail)
-    return problem(503, "store_unavailable", title, detail, retry_after=5)
+        return page(request, "refused", status, retry_after, title=title, detail=detail)
+    return problem(status, code, title, detail, retry_after)
 
 
 def _resubmission(request: HttpRequest) -> dict[str, Any]:
@@ -208,7 +205,7 @@ def _fields(request: HttpRequest) -> list[tuple[str, str]]:
 
 def replay(request: HttpRequest, answer: StoredResponse) -> HttpResponse | None:
     """The stored answer with the same status, headers and body; None if this client does not accept its encoding."""
-    encoding = _header(answer, "content-encoding")
+    encoding = answer.header("content-encoding")
     if encoding is None or decisions.accepts(request.headers.get("Accept-Encoding", ""), encoding):
         return _again(request, answer)
     if encoding.strip().lower() != "gzip":
@@ -219,10 +216,6 @@ def replay(request: HttpRequest, answer: StoredResponse) -> HttpResponse | None:
         return None
     headers = tuple((name, value) for name, value in answer.headers if name.lower() != "content-encoding")
     return _again(request, replace(answer, headers=headers, body=body))
-
-
-def _header(answer: StoredResponse, wanted: str) -> str | None:
-    return next((value for name, value in answer.headers if name.lower() == wanted), None)
 
 
 def _again(request: HttpRequest, answer: StoredResponse) -> HttpResponse:

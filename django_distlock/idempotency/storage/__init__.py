@@ -10,7 +10,7 @@ from django.db import connections, router
 
 from django_distlock.idempotency.conf import config
 from django_distlock.idempotency.http.requests import user_label
-from django_distlock.schema import Pruner, pruners
+from django_distlock.schema import Pruner
 
 from .base import Storage, TooManyKeys
 from .database import NOW, TABLE, DatabaseStorage
@@ -44,7 +44,7 @@ def table_in(alias: str) -> DatabaseStorage:
 
 def purge(days: float = 0) -> int:
     """Delete the records that expired ``days`` days ago or earlier, in every database. Returns their number."""
-    return sum(purge_database(alias, days) for alias in databases())
+    return sum(_purge(alias, days) for alias in databases())
 
 
 def forget_user(user: Any) -> int:
@@ -59,13 +59,15 @@ def forget_user(user: Any) -> int:
 
 def databases() -> Iterable[str]:
     """The aliases in which the routers allow the table."""
-    return [
-        alias for alias in connections if router.allow_migrate(alias, "django_distlock", model_name="idempotencyrecord")
-    ]
+    return filter(is_allowed, connections)
 
 
-def purge_database(alias: str, days: float = 0) -> int:
-    """:func:`purge` in one database. 0 without the table."""
+def is_allowed(alias: str) -> bool:
+    """Do the routers allow the table in this database?"""
+    return bool(router.allow_migrate(alias, "django_distlock", model_name="idempotencyrecord"))
+
+
+def _purge(alias: str, days: float = 0) -> int:
     return table_in(alias).purge(days * 86400) if _has_table(alias) else 0
 
 
@@ -81,4 +83,4 @@ def _forget_storages(*, setting: str, **kwargs: Any) -> None:
 
 setting_changed.connect(_forget_storages)
 # An expired record is of no use, however many days `distlock prune --days` keeps of other things.
-pruners["idempotency"] = Pruner(databases, lambda database, days: purge_database(database))
+pruner = Pruner(databases, lambda database, days: _purge(database))

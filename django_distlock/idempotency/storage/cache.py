@@ -24,11 +24,12 @@ from .base import Storage
 from .encoding import decode_record, encode_answer, encode_phases
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 PREFIX = "django_distlock:idempotency:"
 # Attempts to add or to read: a cache that hides its errors never succeeds in either.
 ATTEMPTS = 20
+UNANSWERED = frozenset({CLAIMED, FAILED, UNKNOWN})
 T = TypeVar("T")
 
 
@@ -38,8 +39,7 @@ class CacheStorage(Storage):
     def claim(self, claim: KeyClaim) -> Record | None:
         fresh = Record(scope=claim.scope, state=CLAIMED, owner=claim.owner, fingerprint=claim.fingerprint)
         for _ in range(ATTEMPTS):
-            now = time.time()
-            text = to_text(fresh, now + claim.claim_ttl, now + claim.ttl)
+            text = to_text(fresh, time.time() + claim.claim_ttl)
             if self._call(lambda text=text: self._cache.add(_key(claim.scope), text, claim.ttl)):  # type: ignore[misc]
                 return None
             if (found := self.read(claim.scope)) is not None:
@@ -47,15 +47,18 @@ class CacheStorage(Storage):
         raise BackendUnavailable("The cache of idempotency keys stores nothing.")
 
     def read(self, scope: str) -> Record | None:
-        found = self._read(scope)
-        return None if found is None else found[0]
+        text = self._call(lambda: self._cache.get(_key(scope)))
+        if text is None:
+            return None
+        # an entry that cannot be read may belong to a request that was carried out
+        return of_text(text, time.time()) or Record(scope=scope, state=UNKNOWN, owner="", fingerprint="")
 
     def take_over(self, record: Record, claim: KeyClaim) -> bool:
         # only the first request to ask for this claim wins
         if not self._call(lambda: self._cache.add(f"{_key(record.scope)}:{record.owner}", "", claim.claim_ttl)):
             return False
         # that entry expires, and this process may have been suspended until then: compare with the record
-        if (found := self.read(record.scope)) is None or (found.owner, found.state) != (record.owner, record.state):
+        if self._mine(record, {record.state}) is None:
             return False
         phases = record.phases if record.state != COMPLETED and record.fingerprint == claim.fingerprint else {}
         mine = replace(
@@ -64,34 +67,26 @@ class CacheStorage(Storage):
         return self._write(mine, claim.claim_ttl, claim.ttl)
 
     def hold(self, record: Record, ttl: float) -> bool:
-        found = self._read(record.scope)
-        if found is None or found[0].owner != record.owner or found[0].state != CLAIMED:
-            return False
-        return self._write(replace(found[0], state=UNKNOWN), ttl, ttl)
+        return self._change(record, {CLAIMED}, ttl, ttl, state=UNKNOWN)
 
     def complete(self, claim: KeyClaim, answer: StoredResponse) -> bool:
-        return self._change(claim, claim.ttl, state=COMPLETED, answer=answer)
+        return self._change(claim, UNANSWERED, claim.ttl, claim.ttl, state=COMPLETED, answer=answer)
 
     def add_body(self, claim: KeyClaim, answer: StoredResponse) -> bool:
-        found = self.read(claim.scope)
-        if found is None or found.owner != claim.owner or found.state != COMPLETED:
-            return False
-        return self._write(replace(found, answer=answer), claim.ttl, claim.ttl)
+        return self._change(claim, {COMPLETED}, claim.ttl, claim.ttl, answer=answer)
 
     def release(self, claim: KeyClaim, *, failed: bool = False) -> bool:
         if failed:
-            return self._change(claim, claim.claim_ttl, state=FAILED)
-        found = self.read(claim.scope)
-        if found is None or found.owner != claim.owner or found.state == COMPLETED:
+            return self._change(claim, UNANSWERED, claim.claim_ttl, claim.ttl, state=FAILED)
+        if self._mine(claim, UNANSWERED) is None:
             return False
         return bool(self._call(lambda: self._cache.delete(_key(claim.scope))))
 
     def renew(self, claim: KeyClaim) -> bool:
-        found = self.read(claim.scope)
-        return found is not None and found.state == CLAIMED and self._change(claim, claim.claim_ttl)
+        return self._change(claim, {CLAIMED}, claim.claim_ttl, claim.ttl)
 
     def save_phases(self, claim: KeyClaim, phases: str) -> bool:
-        return self._change(claim, claim.claim_ttl, phases=json.loads(phases))
+        return self._change(claim, UNANSWERED, claim.claim_ttl, claim.ttl, phases=json.loads(phases))
 
     def close(self) -> None:
         self._call(lambda: self._cache.close())
@@ -100,23 +95,19 @@ class CacheStorage(Storage):
     def _cache(self) -> Any:
         return caches[self.alias]
 
-    def _read(self, scope: str) -> tuple[Record, float] | None:
-        text = self._call(lambda: self._cache.get(_key(scope)))
-        if text is None:
-            return None
-        # an entry that cannot be read may belong to a request that was carried out
-        torn = Record(scope=scope, state=UNKNOWN, owner="", fingerprint="")
-        return of_text(text, time.time()) or (torn, time.time())
-
-    def _change(self, claim: KeyClaim, seconds: float, **changes: Any) -> bool:
+    def _mine(self, claim: KeyClaim | Record, states: Collection[str]) -> Record | None:
+        """The record of ``claim``, unless it has another owner by now or is in none of ``states``."""
         found = self.read(claim.scope)
-        if found is None or found.owner != claim.owner or found.state == COMPLETED:
-            return False
-        return self._write(replace(found, **changes), seconds, claim.ttl)
+        return found if found is not None and found.owner == claim.owner and found.state in states else None
+
+    def _change(
+        self, claim: KeyClaim | Record, states: Collection[str], seconds: float, ttl: float, **changes: Any
+    ) -> bool:
+        found = self._mine(claim, states)
+        return found is not None and self._write(replace(found, **changes), seconds, ttl)
 
     def _write(self, record: Record, seconds: float, ttl: float) -> bool:
-        now = time.time()
-        text = to_text(record, now + seconds, now + ttl)
+        text = to_text(record, time.time() + seconds)
         self._call(lambda: self._cache.set(_key(record.scope), text, ttl))
         return True
 
@@ -132,7 +123,7 @@ def _key(scope: str) -> str:
     return PREFIX + scope
 
 
-def to_text(record: Record, expires: float, lives_until: float) -> str:
+def to_text(record: Record, expires: float) -> str:
     """A record as JSON, and never as pickle."""
     facts, body = (None, None) if record.answer is None else encode_answer(record.scope, record.answer)
     return json.dumps(
@@ -145,25 +136,17 @@ def to_text(record: Record, expires: float, lives_until: float) -> str:
             "body": None if body is None else base64.b64encode(body).decode("ascii"),
             "phases": encode_phases(record.scope, json.dumps(record.phases)) if record.phases else "{}",
             "expires": expires,
-            "lives_until": lives_until,
         }
     )
 
 
-def of_text(text: object, now: float) -> tuple[Record, float] | None:
-    """The record that :func:`to_text` wrote, and the end of its lifetime; None for any other text."""
+def of_text(text: object, now: float) -> Record | None:
+    """The record that :func:`to_text` wrote; None for any other text."""
     try:
         found: Any = json.loads(text) if isinstance(text, str) else None
-        record = decode_record(
-            str(found["scope"]),
-            str(found["state"]),
-            str(found["owner"]),
-            str(found["fingerprint"]),
-            expired=float(found["expires"]) <= now,
-            facts=found["answer"],
-            body=None if found["body"] is None else base64.b64decode(found["body"]),
-            phases=found["phases"],
-        )
-        return record, float(found["lives_until"])
+        expired = float(found["expires"]) <= now
+        body = None if found["body"] is None else base64.b64decode(found["body"])
+        texts = [str(found[name]) for name in ("scope", "state", "owner", "fingerprint")]
+        return decode_record([*texts, expired, found["answer"], body, found["phases"]])
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -7,18 +7,21 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error, OperationalError, connections
+from django.db.models import BigIntegerField, Case, Count, F, Min, Q, TextField, Value, When
+from django.db.models.expressions import RawSQL
 
 from django_distlock import BackendUnavailable, Lock, LockNotAcquired, advisory_lock
 from django_distlock.idempotency.conf import config
-from django_distlock.idempotency.records import CLAIMED, FAILED, KeyClaim, Record, StoredResponse
+from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, UNKNOWN, KeyClaim, Record, StoredResponse
 
 from .base import Storage, TooManyKeys
 from .encoding import decode_record, encode_answer, encode_phases
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.models import QuerySet
 
 TABLE = "django_distlock_idempotency"
 # Microseconds since 1970, which have no time zone. In a long transaction it is the present time, not that of its start.
@@ -29,26 +32,17 @@ NOW = {
 }
 COLUMNS = "scope, state, owner, fingerprint, principal, method, route, phases, claimed_at, expires_at, lives_until"
 VALUES = "%s, 'claimed', %s, %s, %s, %s, %s, '{{}}', {now}, {now} + %s, {now} + %s"
+# The verb, the table of a SELECT that reads none, and the end of an INSERT that lets an existing row be.
 INSERT = {
-    "postgresql": f"INSERT INTO {TABLE} ({COLUMNS}) VALUES ({VALUES}) ON CONFLICT DO NOTHING",  # noqa: S608
-    "mysql": f"INSERT IGNORE INTO {TABLE} ({COLUMNS}) VALUES ({VALUES})",  # noqa: S608
-    "sqlite": f"INSERT INTO {TABLE} ({COLUMNS}) VALUES ({VALUES}) ON CONFLICT DO NOTHING",  # noqa: S608
+    "postgresql": ("INSERT", "", " ON CONFLICT DO NOTHING"),
+    "mysql": ("INSERT IGNORE", " FROM DUAL", ""),
+    "sqlite": ("INSERT", "", " ON CONFLICT DO NOTHING"),
 }
 # With a quota the row is inserted only while the principal has fewer unexpired keys. At most the quota is counted.
 ROOM = (
     f"(SELECT COUNT(*) FROM (SELECT 1 AS one FROM {TABLE} WHERE principal = %s AND lives_until > {{now}} "  # noqa: S608
     "LIMIT {quota}) live) < {quota}"
 )
-INSERT_IF_ROOM = {
-    "postgresql": f"INSERT INTO {TABLE} ({COLUMNS}) SELECT {VALUES} WHERE {ROOM} ON CONFLICT DO NOTHING",
-    "mysql": f"INSERT IGNORE INTO {TABLE} ({COLUMNS}) SELECT {VALUES} FROM DUAL WHERE {ROOM}",  # noqa: S608
-    "sqlite": f"INSERT INTO {TABLE} ({COLUMNS}) SELECT {VALUES} WHERE {ROOM} ON CONFLICT DO NOTHING",
-}
-LIVE = f"""
-SELECT COUNT(*), MIN(lives_until) - {{now}} FROM (
-    SELECT lives_until FROM {TABLE} WHERE principal = %s AND lives_until > {{now}} ORDER BY lives_until LIMIT {{quota}}
-) live
-"""  # noqa: S608
 # An INSERT that meets an uncommitted row of the same key waits for that transaction. The advisory lock, in the same
 # statement, answers at once; it ends with the transaction.
 TRY_INSERT = f"""
@@ -81,30 +75,7 @@ class DatabaseStorage(Storage):
         return connections[self.alias]
 
     def claim(self, claim: KeyClaim) -> Record | None:
-        for _ in range(ATTEMPTS):
-            if self._insert(claim):
-                return None
-            if (found := self.read(claim.scope)) is not None:
-                return found
-            self._check_quota(claim)
-        raise LockNotAcquired("The key exists, but this transaction does not see it.")
-
-    def _insert(self, claim: KeyClaim) -> bool:
-        if claim.quota is None:
-            return self._write(INSERT[self.connection.vendor], *_values(claim))
-        return self._write(
-            INSERT_IF_ROOM[self.connection.vendor], *_values(claim), *_quota_parameters(claim), quota=claim.quota
-        )
-
-    def _check_quota(self, claim: KeyClaim) -> None:
-        """Raise TooManyKeys if the quota is the reason that nothing was inserted."""
-        if claim.quota is None:
-            return
-        with self._cursor() as cursor:
-            cursor.execute(self._sql(LIVE, quota=claim.quota), _quota_parameters(claim))
-            live, left = cursor.fetchone()
-        if live >= claim.quota:
-            raise TooManyKeys(left / 1_000_000)
+        return self._claim(claim, self._insert)
 
     def claim_inside(self, claim: KeyClaim, *, last: bool = True) -> Record | None:
         """Claim within the caller's transaction, without a wait for another transaction that has the key.
@@ -115,23 +86,46 @@ class DatabaseStorage(Storage):
         vendor = self.connection.vendor
         if vendor == "mysql" and not _locked(claim.scope):
             return self._committed_record(claim) if last else _in_flight_record(claim)
-        if vendor != "postgresql":
-            return self.claim(claim)
+        return self._claim(claim, self._try_insert if vendor == "postgresql" else self._insert)
+
+    def _claim(self, claim: KeyClaim, insert: Callable[[KeyClaim], bool | None]) -> Record | None:
         for _ in range(ATTEMPTS):
-            with self._cursor() as cursor:
-                room = "" if claim.quota is None else " AND " + self._sql(ROOM, quota=claim.quota)
-                cursor.execute(
-                    self._sql(TRY_INSERT, room=room), [_number(claim.scope), *_values(claim), *_quota_parameters(claim)]
-                )
-                got, made = cursor.fetchone()
-            if not got:
+            inserted = insert(claim)
+            if inserted is None:
                 return self._committed_record(claim)
-            if made:
+            if inserted:
                 return None
             if (found := self.read(claim.scope)) is not None:
                 return found
             self._check_quota(claim)
         raise LockNotAcquired("The key exists, but this transaction does not see it.")
+
+    def _insert(self, claim: KeyClaim) -> bool:
+        verb, dual, end = INSERT[self.connection.vendor]
+        source = f"VALUES ({VALUES})" if claim.quota is None else f"SELECT {VALUES}{dual} WHERE {ROOM}"
+        return self._write(f"{verb} INTO {TABLE} ({COLUMNS}) {source}{end}", *_values(claim), quota=claim.quota)
+
+    def _try_insert(self, claim: KeyClaim) -> bool | None:
+        """Insert unless another transaction of PostgreSQL has the key: then None, at once."""
+        room = "" if claim.quota is None else " AND " + self._sql(ROOM, quota=claim.quota)
+        with self._cursor() as cursor:
+            cursor.execute(self._sql(TRY_INSERT, room=room), [_number(claim.scope), *_values(claim)])
+            got, made = cursor.fetchone()
+        return bool(made) if got else None
+
+    def _check_quota(self, claim: KeyClaim) -> None:
+        """Raise TooManyKeys if the quota is the reason that nothing was inserted."""
+        if claim.quota is None:
+            return
+        with self._queries() as now:
+            found = self._live(claim, now).aggregate(live=Count("pk"), left=Min("lives_until") - now)
+        if found["live"] >= claim.quota:
+            raise TooManyKeys(found["left"] / 1_000_000)
+
+    def _live(self, claim: KeyClaim, now: Any) -> QuerySet[Any]:
+        """The unexpired keys of the principal, the first to end first; at most as many as its quota."""
+        live = self._rows.filter(principal=claim.principal[:255], lives_until__gt=now)
+        return live.order_by("lives_until")[: claim.quota]
 
     def _committed_record(self, claim: KeyClaim) -> Record:
         """The committed record, while another transaction has the key; it may be a copy that is being answered.
@@ -147,7 +141,7 @@ class DatabaseStorage(Storage):
         with self._cursor() as cursor:
             cursor.execute(self._sql(READ) + lock, [scope])
             row = cursor.fetchone()
-        return None if row is None else read_row(row)
+        return None if row is None else decode_record(row)
 
     def is_claimed_elsewhere(self, scope: str) -> bool:
         """Does another transaction, which has not committed, have the key?"""
@@ -162,31 +156,29 @@ class DatabaseStorage(Storage):
         return False
 
     def take_over(self, record: Record, claim: KeyClaim) -> bool:
-        return self._write(
-            # phases first: they depend on the old values, and MySQL assigns from left to right
-            f"UPDATE {TABLE} SET phases = CASE WHEN state = 'completed' OR fingerprint <> %s "  # noqa: S608
-            "THEN '{{}}' ELSE phases END, state = 'claimed', owner = %s, fingerprint = %s, expires_at = {now} + %s, "
-            "lives_until = {now} + %s, status = NULL, facts = NULL, body = NULL WHERE scope = %s AND owner = %s "
-            "AND state = %s AND (expires_at <= {now} OR state = 'failed')",
-            claim.fingerprint,
-            claim.owner,
-            claim.fingerprint,
-            micros(claim.claim_ttl),
-            micros(claim.ttl),
-            record.scope,
-            record.owner,
-            record.state,
-        )
+        with self._queries() as now:
+            free = Q(expires_at__lte=now) | Q(state=FAILED)
+            kept = When(~Q(state=COMPLETED) & Q(fingerprint=claim.fingerprint), then=F("phases"))
+            rows = self._rows.filter(free, scope=record.scope, owner=record.owner, state=record.state)
+            return bool(
+                rows.update(
+                    # first: it depends on the old values, and MySQL assigns from left to right
+                    phases=Case(kept, default=Value("{}"), output_field=TextField()),
+                    state=CLAIMED,
+                    owner=claim.owner,
+                    fingerprint=claim.fingerprint,
+                    expires_at=now + micros(claim.claim_ttl),
+                    lives_until=now + micros(claim.ttl),
+                    status=None,
+                    facts=None,
+                    body=None,
+                )
+            )
 
     def hold(self, record: Record, ttl: float) -> bool:
-        return self._write(
-            f"UPDATE {TABLE} SET state = 'unknown', expires_at = {{now}} + %s, lives_until = {{now}} + %s "  # noqa: S608
-            "WHERE scope = %s AND owner = %s AND state = 'claimed' AND expires_at <= {now}",
-            micros(ttl),
-            micros(ttl),
-            record.scope,
-            record.owner,
-        )
+        with self._queries() as now:
+            rows = self._rows.filter(scope=record.scope, owner=record.owner, state=CLAIMED, expires_at__lte=now)
+            return bool(rows.update(state=UNKNOWN, expires_at=now + micros(ttl), lives_until=now + micros(ttl)))
 
     def complete(self, claim: KeyClaim, answer: StoredResponse) -> bool:
         return self._write(
@@ -227,7 +219,8 @@ class DatabaseStorage(Storage):
         """Is the row locked by another transaction, or deleted?
 
         A request under ATOMIC_REQUESTS that has saved a phase locks its row. Each renewal that waited for the end of
-        that transaction would occupy a connection.
+        that transaction would occupy a connection. Not one transaction with the UPDATE: if the server were cut off
+        between the two, the row would stay locked, and no other round could renew the claim.
         """
         if not self.connection.features.has_select_for_update_skip_locked or self.connection.in_atomic_block:
             return False
@@ -248,18 +241,13 @@ class DatabaseStorage(Storage):
 
     def free(self, scopes: Sequence[str]) -> int:
         """Delete keys without an answer whose requests, as an operator knows, do not run. Returns their number."""
-        marks = ", ".join(["%s"] * len(scopes))
-        with self._cursor() as cursor:
-            delete = f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND state <> 'completed'"  # noqa: S608
-            cursor.execute(self._sql(delete), list(scopes))
-            return int(cursor.rowcount)
+        with self._queries():
+            return self._rows.filter(scope__in=scopes).exclude(state=COMPLETED).delete()[0]
 
     def forget(self, principal: str) -> int:
         """Delete the keys of a principal, except those of running requests. Returns their number."""
-        text = f"DELETE FROM {TABLE} WHERE principal = %s AND (state <> 'claimed' OR expires_at <= {{now}})"  # noqa: S608
-        with self._cursor() as cursor:
-            cursor.execute(self._sql(text), [principal])
-            return int(cursor.rowcount)
+        with self._queries() as now:
+            return self._rows.filter(_runs_no_more(now), principal=principal).delete()[0]
 
     def purge(self, older_than: float = 0, batch: int = 1000, batches: float = math.inf) -> int:
         """Delete the records that expired ``older_than`` seconds ago or earlier, in batches. Returns their number."""
@@ -272,18 +260,27 @@ class DatabaseStorage(Storage):
 
     def _purge_batch(self, older_than: float, batch: int) -> tuple[int, int]:
         """Delete one batch. Returns how many records were found and how many of them were deleted."""
-        # a view may run longer than the lifetime of its record
-        over = "lives_until <= {now} - %s AND (state <> 'claimed' OR expires_at <= {now})"
-        find = f"SELECT scope FROM {TABLE} WHERE {over} ORDER BY lives_until LIMIT {batch:d}"  # noqa: S608
-        with self._cursor() as cursor:
-            cursor.execute(self._sql(find), [micros(older_than)])
-            scopes = [scope for (scope,) in cursor.fetchall()]
-            if not scopes:
-                return 0, 0
-            marks = ", ".join(["%s"] * len(scopes))
-            delete = f"DELETE FROM {TABLE} WHERE scope IN ({marks}) AND {over}"  # noqa: S608
-            cursor.execute(self._sql(delete), [*scopes, micros(older_than)])
-            return len(scopes), int(cursor.rowcount)
+        with self._queries() as now:
+            over = self._rows.filter(_runs_no_more(now), lives_until__lte=now - micros(older_than))
+            scopes = list(over.order_by("lives_until").values_list("scope", flat=True)[:batch])
+            return len(scopes), over.filter(scope__in=scopes).delete()[0] if scopes else 0
+
+    @property
+    def _rows(self) -> QuerySet[Any]:
+        from django_distlock.models import IdempotencyRecord  # this package is imported before the models are
+
+        return IdempotencyRecord.rows.using(self.alias)
+
+    @contextmanager
+    def _queries(self) -> Iterator[Any]:
+        """For queries of the ORM, which take too long for each request; yields the time of the server."""
+        prefix = committed(self.connection)
+
+        def prefixed(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
+            return execute(prefix + sql, *args)
+
+        with translated_errors(), self.connection.execute_wrapper(prefixed):
+            yield RawSQL(NOW[self.connection.vendor], (), output_field=BigIntegerField())  # noqa: S611 - a constant
 
     def _sql(self, text: str, **parts: Any) -> str:
         return committed(self.connection) + text.format(now=NOW[self.connection.vendor], **parts)
@@ -295,11 +292,8 @@ class DatabaseStorage(Storage):
 
     @contextmanager
     def _cursor(self) -> Iterator[Any]:
-        try:
-            with self.connection.cursor() as cursor:
-                yield cursor
-        except Error as error:
-            raise unavailable(error) from error
+        with translated_errors(), self.connection.cursor() as cursor:
+            yield cursor
 
 
 def committed(connection: BaseDatabaseWrapper) -> str:
@@ -312,11 +306,15 @@ def committed(connection: BaseDatabaseWrapper) -> str:
     return COMMITTED if has else ""
 
 
-def unavailable(error: Error) -> LockNotAcquired | BackendUnavailable:
-    """The exception that a storage raises for an error of the database."""
-    if _contended(error):
-        return LockNotAcquired("The table of idempotency keys is busy.")
-    return BackendUnavailable("The table of idempotency keys cannot be used.")
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Raise the exceptions of a storage for errors of the database."""
+    try:
+        yield
+    except Error as error:
+        if _contended(error):
+            raise LockNotAcquired("The table of idempotency keys is busy.") from error
+        raise BackendUnavailable("The table of idempotency keys cannot be used.") from error
 
 
 def _contended(error: Error) -> bool:
@@ -346,15 +344,18 @@ def _locked(scope: str) -> bool:
 
 
 def _values(claim: KeyClaim) -> Iterable[Any]:
+    """The parameters of VALUES, and of ROOM if there is a quota."""
+    principal = claim.principal[:255]
     return (
-        *(claim.scope, claim.owner, claim.fingerprint, claim.principal[:255], claim.method[:10], claim.route[:255]),
+        *(claim.scope, claim.owner, claim.fingerprint, principal, claim.method[:10], claim.route[:255]),
         *(micros(claim.claim_ttl), micros(claim.ttl)),
+        *(() if claim.quota is None else (principal,)),
     )
 
 
-def _quota_parameters(claim: KeyClaim) -> list[str]:
-    """The parameters of ROOM; none without a quota."""
-    return [] if claim.quota is None else [claim.principal[:255]]
+def _runs_no_more(now: Any) -> Q:
+    """The condition that no request runs: a view may run longer than the lifetime of its record."""
+    return ~Q(state=CLAIMED) | Q(expires_at__lte=now)
 
 
 def _in_flight_record(claim: KeyClaim) -> Record:
@@ -364,18 +365,3 @@ def _in_flight_record(claim: KeyClaim) -> Record:
 
 def micros(seconds: float) -> int:
     return int(seconds * 1_000_000)
-
-
-def read_row(row: Sequence[Any]) -> Record:
-    """The record in a row."""
-    scope, state, owner, fingerprint, expired, facts, body, phases = row
-    return decode_record(
-        scope,
-        state,
-        owner,
-        fingerprint,
-        expired=bool(expired),
-        facts=facts,
-        body=None if body is None else bytes(body),
-        phases=phases,
-    )

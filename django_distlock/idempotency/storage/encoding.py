@@ -11,13 +11,16 @@ import base64
 import json
 import os
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.encoding import force_bytes
 
 from django_distlock.idempotency.conf import config, secret_keys
 from django_distlock.idempotency.records import COMPLETED, STATES, UNKNOWN, Record, StoredResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MARK = "sealed:"  # no JSON begins with it
 NONCE = 12  # bytes
@@ -85,25 +88,16 @@ def decode_phases(scope: str, text: str) -> dict[str, Any]:
     return found
 
 
-def decode_record(
-    scope: str,
-    state: str,
-    owner: str,
-    fingerprint: str,
-    *,
-    expired: bool,
-    facts: str | None,
-    body: bytes | None,
-    phases: str,
-) -> Record:
-    """The record that a storage has read.
+def decode_record(row: Sequence[Any]) -> Record:
+    """The record that a storage has read: scope, state, owner, fingerprint, expired, facts, body and phases.
 
     A record with an unknown state, or with phases that cannot be read, must not run again: until its lifetime ends it
     counts as broken off. A completed one whose answer cannot be read counts as completed.
     """
+    scope, state, owner, fingerprint, expired, facts, body, phases = row
     answer = finished = None
     with suppress(ValueError):
-        answer = None if facts is None else decode_answer(scope, facts, body)
+        answer = None if facts is None else decode_answer(scope, facts, None if body is None else bytes(body))
     with suppress(ValueError):
         finished = decode_phases(scope, phases)
     if state not in STATES or (finished is None and state != COMPLETED):
@@ -113,7 +107,7 @@ def decode_record(
         state=state,
         owner=owner,
         fingerprint=fingerprint,
-        expired=expired,
+        expired=bool(expired),
         answer=answer,
         phases=finished or {},
     )

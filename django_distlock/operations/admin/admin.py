@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, urlencode
 import django
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.options import ShowFacets
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
@@ -20,6 +21,8 @@ from django.db import DatabaseError, router, transaction
 from django.http import HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
+from django.utils import timezone
+from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -28,13 +31,14 @@ from django_distlock.models import HeldLock, LockEvent
 from django_distlock.operations import history
 
 from . import breaking, changelist
-from .columns import Columns, duration, moment
 from .rows import LockRow, LockRows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
     from django.http import HttpRequest, HttpResponse
+    from django.utils.safestring import SafeString
 
     from django_distlock.operations.history import Event
 
@@ -69,7 +73,7 @@ class Section(Protocol):
 
 
 @admin.register(HeldLock)
-class HeldLockAdmin(Columns, Base):
+class HeldLockAdmin(Base):
     """Each row is a lock of ``held_locks()``; there is no table."""
 
     # most important columns first: narrow screens cut off the rest
@@ -86,6 +90,7 @@ class HeldLockAdmin(Columns, Base):
     list_max_show_all = 0
     search_fields = ("key",)
     show_facets = ShowFacets.NEVER
+    show_full_result_count = False  # the list counts by the query of the matching rows
     actions = ("break_selected",)
     empty_value_display = "-"
     # What other features show below the list: see django_distlock.admin.
@@ -96,6 +101,69 @@ class HeldLockAdmin(Columns, Base):
         """Replaces the admin's scripts for lists: rows come and go while the page is open."""
         return forms.Media(
             css={"all": ("django_distlock/heldlocks.css",)}, js=("admin/js/core.js", "django_distlock/heldlocks.js")
+        )
+
+    # columns: each takes an object of the model with the attribute ``row``
+
+    @admin.display(description=gettext_lazy("name"), ordering="name")
+    def name(self, obj: Any) -> SafeString:
+        row: LockRow = obj.row
+        if row.info.name is None:
+            title = _("The name is not known here; this is the key.")
+            return format_html('<bdi class="distlock-key" title="{}">{}</bdi>', title, row.label)
+        if row.kind != "named":
+            kind = _("table") if row.kind == "relation" else _("row lock")
+            return format_html('<bdi>{}</bdi> <span class="distlock-kind">{}</span>', row.label, kind)
+        return format_html("<bdi>{}</bdi>", row.label)
+
+    @admin.display(description=gettext_lazy("backend"), ordering="backend")
+    def backend(self, obj: Any) -> str:
+        return one_line(obj.row.info.backend, 100)
+
+    @admin.display(description=gettext_lazy("mode"), ordering="mode")
+    def mode(self, obj: Any) -> str:
+        return _("shared") if obj.row.info.shared else _("exclusive")
+
+    @admin.display(description=gettext_lazy("holder"), ordering="holder")
+    def holder(self, obj: Any) -> SafeString | None:
+        holder = obj.row.info.holder
+        return format_html("<bdi>{}</bdi>", one_line(holder, 200)) if holder else None
+
+    @admin.display(description=gettext_lazy("held for"), ordering="age")
+    def held_since(self, obj: Any) -> SafeString | None:
+        row: LockRow = obj.row
+        if row.info.acquired_at is None or row.age is None:
+            return None
+        since = format_html(_("since {}"), moment(row.info.acquired_at))
+        return format_html(
+            '<span class="distlock-age">{}</span> <span class="distlock-since">{}</span>', duration(row.age), since
+        )
+
+    @admin.display(description=gettext_lazy("TTL left"), ordering="expiry")
+    def ttl_left(self, obj: Any) -> str | None:
+        left = obj.row.ttl_left
+        return None if left is None else duration(left)
+
+    @admin.display(description=gettext_lazy("fence"))
+    def fence(self, obj: Any) -> str | None:
+        return None if obj.row.info.fence is None else str(obj.row.info.fence)
+
+    @admin.display(description=gettext_lazy("waiters (at least)"), ordering="waiters")
+    def waiters(self, obj: Any) -> str | SafeString | None:
+        waiters = obj.row.info.waiters
+        return format_html("<strong>{}</strong>", waiters) if waiters else None if waiters is None else "0"
+
+    def action_checkbox(self, obj: Any) -> SafeString:
+        """The checkbox of a lock that can be broken."""
+        row: LockRow = obj.row
+        if not row.breakable:
+            return format_html('<span data-row="{}"></span>', row.pk)
+        label = _("Select the lock %s") % row.label
+        return format_html(
+            '<input type="checkbox" name="{}" value="{}" class="action-select" aria-label="{}">',
+            ACTION_CHECKBOX_NAME,
+            row.pk,
+            label,
         )
 
     # permissions
@@ -238,10 +306,10 @@ class HeldLockAdmin(Columns, Base):
 
     def _context_of(self, row: LockRow) -> dict[str, Any]:
         """The context of a page about this lock."""
-        details = row.info.details
+        obj, details = row.as_object(), row.info.details
         return {
             "row": row,
-            **self.shown(row),
+            **{str(column): getattr(self, str(column))(obj) for column in self.list_display},
             "waiting": [one_line(who, 200) for who in row.info.waiting],
             "more_waiting": max(0, (row.info.waiters or 0) - len(row.info.waiting)) if row.info.waiting else 0,
             # breaking it ends the session, with everything that it holds
@@ -301,3 +369,25 @@ def _event(event: Event) -> dict[str, Any]:
 
 def _seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.3f} s" if value < 1 else duration(value)
+
+
+def duration(seconds: float) -> str:
+    """At most two units: 12 s, 3 min 20 s, 5 h 2 min, 4 d 7 h."""
+    whole = int(max(0.0, seconds))
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return _("%(days)d d %(hours)d h") % {"days": days, "hours": hours % 24}
+    if hours:
+        return _("%(hours)d h %(minutes)d min") % {"hours": hours, "minutes": minutes % 60}
+    if minutes:
+        return _("%(minutes)d min %(seconds)d s") % {"minutes": minutes, "seconds": whole % 60}
+    return _("%(seconds)d s") % {"seconds": whole}
+
+
+def moment(at: datetime) -> SafeString:
+    """A time in the time zone of the page, as ISO 8601: Django's short formats leave out the seconds."""
+    local = timezone.localtime(at) if timezone.is_aware(at) else at
+    # without dir the day stands before the year where the text before it is Arabic
+    return format_html(
+        '<time dir="ltr" datetime="{}">{}</time>', at.isoformat(timespec="seconds"), f"{local:%Y-%m-%d %H:%M:%S}"
+    )

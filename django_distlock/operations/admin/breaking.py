@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_distlock import BackendUnavailable, DistlockError, UnsupportedOperation
+from django_distlock import DistlockError, UnsupportedOperation
 from django_distlock.concurrency.text import one_line
 from django_distlock.models import HeldLock
 
@@ -78,11 +78,8 @@ def _broken(request: HttpRequest, row: LockRow, reason: str) -> bool:
     except UnsupportedOperation:
         messages.error(request, _("The lock “%(name)s” cannot be broken here.") % {"name": row.label})
         return False
-    except BackendUnavailable as error:
-        _report_error(request, row.info.backend, type(error.__cause__ or error).__name__)
-        return False
     except DistlockError as error:
-        _report_error(request, row.info.backend, type(error).__name__)
+        _report_error(request, row.info.backend, type(error.__cause__ or error).__name__)
         return False
     if broken:
         _write_log(request, row, reason)

@@ -12,34 +12,18 @@ from django.utils.translation import gettext_lazy as _
 
 from django_distlock.operations.lookup import aliases
 
-from .rows import KINDS, SORTS, sorts
-
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
     from .rows import LockRows
 
-OLDEST_FIRST = "-lock__age"
+# The columns are sorted by fields of LockQuery, except that it has no age.
+AGE = {"age": "-since", "-age": "since"}
 # Databases count up to 2^63: a higher page number in the address would be an error.
 MOST_PAGES = 10**9
-# The values of a filter -> those of LockQuery.
-KIND_OF = {shown: kind for kind, shown in KINDS.items()} | {"named": "named"}
 
 
-class RowFilter(admin.SimpleListFilter):
-    """A choice of values, each of which narrows the rows."""
-
-    def narrowed(self, rows: LockRows, value: str) -> LockRows:
-        raise NotImplementedError
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        value = self.value()
-        if value is None or value not in {choice for choice, _label in self.lookup_choices}:
-            return queryset
-        return self.narrowed(queryset, value)
-
-
-class AliasFilter(RowFilter):
+class AliasFilter(admin.SimpleListFilter):
     title = _("backend")
     parameter_name = "using"
 
@@ -47,57 +31,51 @@ class AliasFilter(RowFilter):
         every = aliases()
         return [(alias, alias) for alias in every] if len(every) > 1 else []
 
-    def narrowed(self, rows: LockRows, value: str) -> LockRows:
-        return rows.of(value)
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        chosen = self.value()
+        return queryset.of(chosen) if chosen in dict(self.lookup_choices) else queryset
+
+
+class RowFilter(admin.SimpleListFilter):
+    """A choice of values, each with its label and the field of LockQuery that it sets."""
+
+    values: tuple[tuple[str, Any, dict[str, Any]], ...]
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [(value, label) for value, label, _wanted in self.values]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        wanted = {value: fields for value, _label, fields in self.values}
+        return queryset.having(**wanted.get(self.value() or "", {}))
 
 
 class ModeFilter(RowFilter):
-    title = _("mode")
-    parameter_name = "mode"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("exclusive", _("exclusive")), ("shared", _("shared"))]
-
-    def narrowed(self, rows: LockRows, value: str) -> LockRows:
-        return rows.having(shared=value == "shared")
+    title, parameter_name = _("mode"), "mode"
+    values = (("exclusive", _("exclusive"), {"shared": False}), ("shared", _("shared"), {"shared": True}))
 
 
 class WaitersFilter(RowFilter):
-    title = _("waiters")
-    parameter_name = "waiters"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("yes", _("with waiters")), ("no", _("no known waiters"))]
-
-    def narrowed(self, rows: LockRows, value: str) -> LockRows:
-        return rows.having(awaited=value == "yes")
+    title, parameter_name = _("waiters"), "waiters"
+    values = (("yes", _("with waiters"), {"awaited": True}), ("no", _("no known waiters"), {"awaited": False}))
 
 
 class AgeFilter(RowFilter):
-    title = _("age")
-    parameter_name = "older"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [
-            ("10", _("over 10 seconds")),
-            ("60", _("over 1 minute")),
-            ("600", _("over 10 minutes")),
-            ("3600", _("over 1 hour")),
-        ]
-
-    def narrowed(self, rows: LockRows, value: str) -> LockRows:
-        return rows.having(older=float(value))
+    title, parameter_name = _("age"), "older"
+    values = (
+        ("10", _("over 10 seconds"), {"older": 10.0}),
+        ("60", _("over 1 minute"), {"older": 60.0}),
+        ("600", _("over 10 minutes"), {"older": 600.0}),
+        ("3600", _("over 1 hour"), {"older": 3600.0}),
+    )
 
 
 class KindFilter(RowFilter):
-    title = _("kind")
-    parameter_name = "kind"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("named", _("named lock")), ("table", _("table")), ("row", _("row lock"))]
-
-    def narrowed(self, rows: LockRows, value: str) -> LockRows:
-        return rows.having(kind=KIND_OF[value])
+    title, parameter_name = _("kind"), "kind"
+    values = (
+        ("named", _("named lock"), {"kind": "named"}),
+        ("table", _("table"), {"kind": "relation"}),
+        ("row", _("row lock"), {"kind": "row"}),
+    )
 
 
 class HeldLockChangeList(ChangeList):
@@ -117,7 +95,7 @@ class HeldLockChangeList(ChangeList):
         self.clear_all_filters_qs = self.get_query_string(remove=list(self.get_filters_params()))
         if self.query:
             rows = rows.having(text=self.query)
-        return self._cut(rows.having(order=sorts(self._ordering())))
+        return self._cut(rows.having(order=self._order()))
 
     def _cut(self, rows: LockRows) -> LockRows:
         first = self.list_per_page * (max(1, min(self.page_num, MOST_PAGES)) - 1)
@@ -131,39 +109,28 @@ class HeldLockChangeList(ChangeList):
         if not 1 <= self.page_num <= last:
             self.page_num = min(max(1, self.page_num), last)
             self.queryset = self._cut(rows)
-        root: Any = self.root_queryset
-        self.root_queryset = _All(self.queryset)  # type: ignore[assignment]
         super().get_results(request)
-        self.root_queryset = root
+        rows = self.queryset
+        self.full_result_count = rows.total  # counted by the same query
+        self.show_admin_actions = bool(rows.total)
         # the locks of the other aliases were not counted
         self.show_full_result_count = self.params.get("using") not in aliases()
 
     def _get_default_ordering(self) -> list[str]:
         """Oldest first. As an attribute of the ModelAdmin, the admin's checks would look for a field of that name."""
-        return [OLDEST_FIRST]
+        return ["-age"]
 
-    def _ordering(self) -> list[str]:
+    def _order(self) -> tuple[str, ...]:
         """As ChangeList.get_ordering, without fields of a table; then by name."""
         columns = {str(index): self.get_ordering_field(name) for index, name in enumerate(self.list_display)}
         found: dict[str, str] = {}
         for part in str(self.params.get(ORDER_VAR, "")).split("."):
-            field = str(columns.get(part.removeprefix("-")))
-            if field in SORTS:
-                found.setdefault(field, f"-{field}" if part.startswith("-") else field)
-        return [*(found.values() or self._get_default_ordering()), "lock__name"]
+            if field := columns.get(part.removeprefix("-")):
+                found.setdefault(str(field), f"-{field}" if part.startswith("-") else str(field))
+        return tuple(AGE.get(field, field) for field in [*(found.values() or self._get_default_ordering()), "name"])
 
     @property
     def unanswered(self) -> list[Any]:
         """The reports of aliases that do not answer, if they pass the filter."""
         rows: Any = self.queryset
         return list(rows.errors)
-
-
-class _All:
-    """Stands for all rows, which the query of the matching rows has counted too."""
-
-    def __init__(self, rows: Any) -> None:
-        self._rows: LockRows = rows
-
-    def count(self) -> int:
-        return self._rows.total

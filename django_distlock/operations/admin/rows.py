@@ -30,7 +30,6 @@ _PLAIN = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 # Two times of the same hold, which may come from different clocks, differ by less; seconds.
 SAME = 1.0
 _SEEN = re.compile(r"(?P<pk>.*)(?P<mark>[@?])(?P<stamp>\d{1,12}\.\d{3})", re.DOTALL)
-KINDS = {"relation": "table", "row": "row"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +41,13 @@ class LockRow:
     now: datetime
 
     @property
-    def engine(self) -> str:
-        """The class of the backend."""
-        return self.report.backend
-
-    @property
     def breakable(self) -> bool:
         return self.report.breakable and self.kind == "named"
 
     @property
     def kind(self) -> str:
-        """named, table or row."""
-        kind = kind_of(self.info)
-        return KINDS.get(kind, kind)
+        """A Kind of backends.query."""
+        return kind_of(self.info)
 
     @property
     def label(self) -> str:
@@ -193,30 +186,6 @@ class LockRows:
 
     def _clone(self) -> list[HeldLock]:
         return self[:]
-
-
-# Column -> the field of LockQuery that it is sorted by.
-SORTS = {
-    "lock__name": "name",
-    "lock__backend": "backend",
-    "lock__mode": "mode",
-    "lock__holder": "holder",
-    "lock__age": "-since",
-    "lock__ttl": "expiry",
-    "lock__waiters": "waiters",
-}
-
-
-def sorts(fields: Iterable[str]) -> tuple[str, ...]:
-    """The order of a LockQuery for names of SORTS; a minus reverses."""
-    return tuple(
-        SORTS[field.removeprefix("-")] if field[:1] != "-" else _reversed(SORTS[field.removeprefix("-")])
-        for field in fields
-    )
-
-
-def _reversed(field: str) -> str:
-    return field[1:] if field[:1] == "-" else f"-{field}"
 
 
 def seen(text: str) -> tuple[str, str, float]:

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from django_distlock import BackendUnavailable, UnsupportedOperation
 from django_distlock.concurrency.text import one_line
-from django_distlock.operations.lookup import aliases
+from django_distlock.operations.lookup import aliases, with_cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,9 +54,7 @@ class Subcommand(ABC):
             self._check_alias(options.get("using"))
             return self.handle(**options)
         except BackendUnavailable as error:
-            cause = str(error.__cause__ or "").strip().splitlines()
-            text = f"{error} ({cause[0]})" if cause else str(error)
-            raise CommandError(one_line(text), returncode=EX_UNAVAILABLE) from error
+            raise CommandError(one_line(with_cause(error)), returncode=EX_UNAVAILABLE) from error
         except ValueError as error:
             raise CommandError(one_line(str(error)), returncode=WRONG_ARGUMENTS) from error
         except (UnsupportedOperation, ImproperlyConfigured) as error:

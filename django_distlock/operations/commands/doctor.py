@@ -14,8 +14,6 @@ from .base import Subcommand
 if TYPE_CHECKING:
     from django.core.management.base import CommandParser
 
-    from django_distlock.records import Finding
-
 FAILED = 1
 SITE = "site key"
 
@@ -35,21 +33,12 @@ class Doctor(Subcommand):
     def handle(self, **options: Any) -> int:
         found = diagnose(options["using"])
         if options["json"]:
-            self.stdout.write(_document(found))
+            self.stdout.write(json.dumps({"findings": [asdict(finding) for finding in found]}, indent=2))
         else:
             for finding in found:
-                self._show(finding)
+                self.say(one_line(f"{finding.alias or SITE}: {finding.level}: {finding.text}"))
+                if finding.hint:
+                    self.say(one_line(f"    {finding.hint}"))
             errors, warnings = (sum(each.level == level for each in found) for level in ("error", "warning"))
             self.stdout.write(f"{errors} errors, {warnings} warnings.")
         return FAILED if any(finding.level == "error" for finding in found) else 0
-
-    def _show(self, finding: Finding) -> None:
-        lines = [f"{finding.alias or SITE}: {finding.level}: {finding.text}"]
-        if finding.hint:
-            lines.append(f"    {finding.hint}")
-        for line in lines:
-            self.say(one_line(line))
-
-
-def _document(found: list[Finding]) -> str:
-    return json.dumps({"findings": [asdict(finding) for finding in found]}, indent=2)

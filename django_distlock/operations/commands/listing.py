@@ -198,12 +198,8 @@ def _cells(char: str) -> int:
 
 def fitted(text: str, width: int) -> str:
     """``text`` in exactly ``width`` columns: filled up, or cut with an ellipsis."""
-    size = cells(text)
-    if size > width:
-        kept, size = "", 0
-        for char in text:
-            if size + _cells(char) > width - 1:
-                break
-            kept, size = kept + char, size + _cells(char)
-        text, size = kept + ELLIPSIS, size + 1
-    return text + " " * (width - size)
+    if cells(text) > width:
+        while cells(text) > width - 1:
+            text = text[:-1]
+        text += ELLIPSIS
+    return text + " " * (width - cells(text))

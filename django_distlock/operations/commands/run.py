@@ -78,13 +78,10 @@ class Run(Subcommand):
             self.stderr.write(str(error))
             return EX_TEMPFAIL
         show_name(lease)
+        status = 0
         try:
-            status = self._run(options["command"], lease, options["grace"])
-        except BaseException:
-            lease.release()
-            raise
-        try:
-            lease.release()
+            with lease:
+                status = self._run(options["command"], lease, options["grace"])
         except DistlockError as error:
             self.stderr.write(str(error))
             return status or EX_UNAVAILABLE

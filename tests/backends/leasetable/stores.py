@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from django.db import connections
 
-from django_distlock.backends.leasetable import server, server_sql, sqlite
+from django_distlock.backends.leasetable import server, sqlite, statements
 from django_distlock.backends.leasetable.backend import LeaseTableBackend
 from django_distlock.keys import derive_key
 from django_distlock.records import Claim
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from django_distlock.backends.leasetable.sqlite_file import LeaseFile
+    from django_distlock.backends.leasetable.sqlite import LeaseFile
 
 SQLITE = ("file", "memory")
 SERVERS = {"postgres": "postgres", "mariadb": "mariadb"}
@@ -44,10 +44,10 @@ class Stores:
             name = f"file:{secrets.token_hex(4)}?mode=memory&cache=shared" if store == "memory" else folder / "db"
             monkeypatch.setitem(connections.settings["default"], "NAME", name)
         if store in PORTABLE:
-            monkeypatch.setattr(server, "dialect_of", lambda connection: server_sql.Dialect)
-        self._clock = {kind: kind.clock for kind in (server_sql.PostgresDialect, server_sql.MySQLDialect)}
-        self._ask_clock = server_sql.Dialect._ask_clock
-        self._sqlite_clock = sqlite.clock
+            monkeypatch.setattr(server, "statements_of", lambda connection: statements.Statements)
+        self._clock = {kind: kind.clock for kind in (statements.PostgresStatements, statements.MySQLStatements)}
+        self._now = statements.Statements.now
+        self._sqlite_now = sqlite.SqliteStatements.now
 
     def client(self) -> LeaseTableBackend:
         client = LeaseTableBackend(self.alias, {"database": self.database})
@@ -61,15 +61,14 @@ class Stores:
         """Set the clock of the database forward, or back."""
         self.offset += seconds
         offset = int(self.offset * 1_000_000)
-        self._monkeypatch.setattr(sqlite, "clock", lambda: self._sqlite_clock() + offset)
+        self._monkeypatch.setattr(
+            sqlite.SqliteStatements, "now", lambda of, session: self._sqlite_now(of, session) + offset
+        )
         for kind, clock in self._clock.items():
             self._monkeypatch.setattr(kind, "clock", f"({clock} + {offset})")
-        self._monkeypatch.setattr(
-            server_sql.Dialect, "_ask_clock", lambda dialect, session: self._ask_clock(dialect, session) + offset
-        )
+        self._monkeypatch.setattr(statements.Statements, "now", lambda of, session: self._now(of, session) + offset)
         for client in self._clients:
-            if isinstance(client.store, server.ServerStore):
-                client.store.statements._texts.clear()
+            client.store.statements._texts.clear()
 
     def kept(self) -> int:
         """How many leases of this alias are in the table, ended ones too."""

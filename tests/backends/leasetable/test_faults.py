@@ -114,7 +114,7 @@ def test_r7_a_lost_reply(proxied: Proxied, using: str, name: str, cut: bool) -> 
 
 def server_session(using: str) -> int:
     """The id of the session that the backend has now."""
-    raw = registry.entry(using).backend.store._session.wrapper.connection  # type: ignore[attr-defined]
+    raw = registry.entry(using).backend.store.session.wrapper.connection  # type: ignore[attr-defined]
     return int(raw.thread_id() if hasattr(raw, "thread_id") else raw.info.backend_pid)
 
 
@@ -230,7 +230,7 @@ def test_sessions_of_others_are_not_used(name: str, settings: Any, original: str
         for _ in range(20):
             with lock as lease:
                 assert lease.held
-        session = registry.entry("pooled").backend.store._session  # type: ignore[attr-defined]
+        session = registry.entry("pooled").backend.store.session  # type: ignore[attr-defined]
         assert (session.wrapper.connection.prepare_threshold is None) == (original == "pgbouncer")
         assert "pool" not in session.wrapper.settings_dict["OPTIONS"]
         registry.close()

@@ -15,7 +15,7 @@ from django.db import connections
 
 from django_distlock import advisory_lock
 from django_distlock.backends.leasetable.doctor import mounted_alone
-from django_distlock.backends.leasetable.sqlite_file import lease_path
+from django_distlock.backends.leasetable.sqlite import lease_path
 from tests.support.processes import Child
 
 ROUNDS = 60

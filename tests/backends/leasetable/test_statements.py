@@ -55,7 +55,7 @@ def counted(stores: Stores, client: Any) -> Iterator[Counter[str]]:
 
 
 def of_session(client: Any) -> Counter[str]:
-    cursor = client.store._session.wrapper.create_cursor()
+    cursor = client.store.session.wrapper.create_cursor()
     cursor.execute(
         "SHOW SESSION STATUS WHERE variable_name IN"
         " ('Com_insert', 'Com_insert_select', 'Com_select', 'Com_update', 'Com_delete')"
@@ -147,7 +147,7 @@ def test_twenty_thousand_ended_leases_are_not_looked_at(stores: Stores) -> None:
     client, other = stores.client(), stores.client()
     assert client.release(client.try_acquire(stores.claim()))
     fill(stores, client, 20_000)
-    place = client.store.file() if stores.store == "file" else client.store._session
+    place = client.store.file() if stores.store == "file" else client.store.session
     recorder = place.cursor = Recorder(place.cursor)
     held, claim = other.try_acquire(stores.claim()), stores.claim()
     assert client.try_acquire(claim, WAIT) is None

@@ -11,8 +11,8 @@ from django.core.management import call_command
 from django.db import DatabaseError, connections, models
 from django.db.migrations.state import ModelState, ProjectState
 
-from django_distlock.models import LeaseRow, LeaseTicket, SiteKey
-from django_distlock.schema import AsciiField, CreateKeptTable
+from django_distlock.models import AsciiField, LeaseRow, LeaseTicket, SiteKey
+from django_distlock.schema import CreateKeptTable
 from tests.backends.leasetable.stores import SERVERS, Stores
 
 if TYPE_CHECKING:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
 from django_distlock.backends.leasetable.records import UNKNOWN, rows_of
-from django_distlock.backends.leasetable.sqlite import JOIN, ROWS
-from django_distlock.backends.leasetable.sqlite_file import SCHEMA, LeaseFile
-from django_distlock.records import MOST_WAITING
+from django_distlock.backends.leasetable.sqlite import SCHEMA, LeaseFile, SqliteStatements
+from django_distlock.keys import derive_key
+from django_distlock.records import MOST_WAITING, Claim
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,13 +42,14 @@ def of_before(tmp_path: Path) -> str:
 
 def test_a_file_of_before_gets_the_column_and_its_own_processes_go_on(of_before: str) -> None:
     with closing(sqlite3.connect(of_before, isolation_level=None)) as old:
-        file = LeaseFile(of_before)
-        file.change("INSERT INTO lease VALUES (?, 'a', 'n', 't', 1, 2, 9, 'me')", (b"d",))
-        file.change(JOIN, (b"d", 2, "new", 5, "host:1:MainThread"))
-        old.execute("INSERT INTO ticket (digest, place, token, seen) VALUES (?, 1, 'old', 5)", (b"d",))
-        (row,) = rows_of(file.ask(ROWS, ("a", 0, 3)))
+        file, statements, now = LeaseFile(of_before), SqliteStatements("a"), time.time_ns() // 1000
+        key = derive_key("site", "a", "n")
+        file.change("INSERT INTO lease VALUES (?, 'a', 'n', 't', 1, 2, ?, 'me')", (key.digest, now + 10**9))
+        old.execute("INSERT INTO ticket (digest, place, token, seen) VALUES (?, 1, 'old', ?)", (key.digest, now))
+        assert statements.join(file, Claim(key=key, ttl=1, token="new"), "host:1:MainThread") == (2, 1)
+        (row,) = statements.rows(file)
         assert row.waiting == (UNKNOWN, "host:1:MainThread")
         file.close()
         again = LeaseFile(of_before)
-        assert len(again.ask(ROWS, ("a", 0, 3))) == 2
+        assert statements.rows(again)[0].waiters == 2
         again.close()

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.backends.redis.acquire import RedisAttempt
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.commands import ACQUIRE, RELEASE, holder_of, keys_of
+from django_distlock.backends.redis.commands import ACQUIRE, RELEASE, RedisAttempt, holder_of, keys_of
 from django_distlock.records import Claim
 from tests.backends.redis.lua_redis import World, texts_of
 from tests.manager.world import key
@@ -37,12 +36,11 @@ class Connection:
     def __init__(self, world: World, name: str, node: int) -> None:
         self._world, self._node = world, node
         self.channel = f"channel-{name}".encode()
-        self.subscribed = False
         self._replies: list[Any] = []
 
-    def subscribe(self) -> None:
-        self.subscribed = True
+    def subscribe(self) -> bytes:
         self._world.subscribers[self.channel.decode()] = self._node
+        return self.channel
 
     def send(self, command: bytes) -> None:
         self._replies.append(self._world.run(command))

@@ -12,7 +12,7 @@ import pytest
 from django.core.checks import run_checks
 
 from django_distlock import BackendUnavailable, advisory_lock
-from django_distlock.backends.redis import pool
+from django_distlock.backends.redis import connection
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.commands import keys_of
 from django_distlock.concurrency.flow import run
@@ -178,7 +178,7 @@ def test_a_semaphore_of_any_size(own: Own, name: str) -> None:
 
 def test_connections_of_a_process_that_only_lists_are_closed(own: Own, monkeypatch: Any) -> None:
     """An admin process lists locks and never takes one."""
-    monkeypatch.setattr(pool, "IDLE", 0.2)
+    monkeypatch.setattr(connection, "IDLE", 0.2)
     backend = registry.entry(USING).backend
     assert list(backend.inspect()) == []
     eventually(lambda: not backend.pool.is_open, "the connection stays open", patience=4)  # type: ignore[attr-defined]

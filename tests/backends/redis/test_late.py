@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import BackendUnavailable, advisory_lock
-from django_distlock.backends.redis import pool as redis_connection
+from django_distlock.backends.redis import connection as redis_connection
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.commands import keys_of
 from django_distlock.concurrency.clock import monotonic

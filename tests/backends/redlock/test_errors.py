@@ -7,8 +7,7 @@ import socket
 import pytest
 
 from django_distlock.backends.redis.target import Target
-from django_distlock.backends.redlock.quorum import NodeAnswer
-from django_distlock.backends.redlock.rounds import unavailable
+from django_distlock.backends.redlock.rounds import NodeAnswer, unavailable
 
 LATE, REFUSED = TimeoutError(), ConnectionRefusedError()
 
@@ -17,7 +16,6 @@ LATE, REFUSED = TimeoutError(), ConnectionRefusedError()
     ("answers", "errors", "over", "said", "cause"),
     [
         ("PPPPG", {}, True, "4 of 5 Redis nodes did not answer in time: 1, 2, 3, 4.", TimeoutError),
-        ("SSSPG", {}, False, "3 of 5 Redis nodes did not answer in time: 1, 2, 3.", TimeoutError),
         (
             "FFFPG",
             dict.fromkeys((0, 1, 2), LATE),
@@ -57,13 +55,12 @@ def test_the_error_says_who_failed_and_who_took_too_long(
     """Who is called at night wants to know; and a test may be run again for the one and not for the other."""
     known = {
         "P": NodeAnswer.PENDING,
-        "S": NodeAnswer.SLOW,
         "F": NodeAnswer.FAILED,
         "R": NodeAnswer.REFUSED,
         "G": NodeAnswer.GRANTED,
     }
     all_of = [errors.get(number) for number in range(5)]
-    error = unavailable([known[answer] for answer in answers], [True] * 5, [True] * 5, all_of, over=over)
+    error = unavailable([known[answer] for answer in answers], [True] * 5, all_of, over=over)
     assert str(error) == said
     assert type(error.__cause__) is cause
 
@@ -71,7 +68,7 @@ def test_the_error_says_who_failed_and_who_took_too_long(
 def test_who_was_not_asked_has_not_failed() -> None:
     """The node that keeps the line is asked first, alone."""
     asked = [False, True, False]
-    error = unavailable([NodeAnswer.FAILED, NodeAnswer.PENDING, NodeAnswer.FAILED], asked, asked, [None] * 3, over=True)
+    error = unavailable([NodeAnswer.FAILED, NodeAnswer.PENDING, NodeAnswer.FAILED], asked, [None] * 3, over=True)
     assert str(error) == "1 of 3 Redis nodes did not answer in time: 2."
 
 
@@ -85,6 +82,6 @@ def test_redis_py_says_it_in_its_own_words(late: bool, said: str) -> None:
         target = Target(url=f"redis://:password@127.0.0.1:{port}")
         with pytest.raises(Exception, match=r"Timeout|refused") as raised:
             target.connect(0.05)
-        error = unavailable([NodeAnswer.FAILED], [True], [True], [raised.value], over=False)
+        error = unavailable([NodeAnswer.FAILED], [True], [raised.value], over=False)
     assert f"1 of 1 Redis nodes {said}" in str(error)
     assert type(raised.value).__module__ == "redis.exceptions"

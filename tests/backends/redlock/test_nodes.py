@@ -13,10 +13,8 @@ import pytest
 from django_distlock import BackendUnavailable
 from django_distlock.backends.redlock import waiter
 from django_distlock.backends.redlock.backend import RedlockBackend
-from django_distlock.backends.redlock.nodes import ROUNDS
-from django_distlock.backends.redlock.scripts import PLACES
+from django_distlock.backends.redlock.nodes import PLACES
 from django_distlock.backends.redlock.waiter import Pace
-from django_distlock.concurrency.abandoned_calls import MAX_ABANDONED
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
@@ -52,12 +50,10 @@ def test_r23_connecting_threads_do_not_pile_up(resolver: threading.Event, monkey
     nodes = backend._nodes
     most = 0
     for _ in range(120):
-        run(nodes.open(nodes.all, monotonic() + 0.01))
-        for node in nodes.all:
-            nodes.open_aside(node)
+        run(nodes.connected(nodes.all[0], monotonic() + 0.01))
+        nodes.connect(nodes.all)
         most = max(most, len(set(threading.enumerate()) - before))
-    # those that were left waiting for one node each, and as many as may connect in their place
-    assert most <= 2 * (MAX_ABANDONED + ROUNDS)
+    assert most <= 2, "one is left waiting for each node"
     assert all(node.trouble for node in nodes.all)
     began = monotonic()
     backend.close()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import BackendUnavailable, LockLost
+from django_distlock.backends.redlock.backend import RedlockBackend
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager.registry import registry
 from tests.backends.redlock.nodes import NODES, Nodes, five_nodes, key
@@ -76,6 +77,8 @@ def test_a_vote_whose_answer_was_lost_is_given_again(nodes: Nodes, name: str) ->
         proxy.swallow(1, cut=True)
     with nodes.lock(name, ttl=30) as lease:
         eventually(lambda: nodes.keys([2, 3, 4]) == [1] * 3, "it was not granted by the others")
+        cleanup = registry.entry("five").backend._cleanup  # type: ignore[attr-defined]
+        eventually(lambda: not cleanup.requests, "the lost votes are still taken back", pause=0.2)
         eventually(lambda: extended(lease) and nodes.keys() == [1] * 5, "the votes were not given again", pause=0.2)
         eventually(lambda: extended(lease), "no answer", 2)  # which counts them
         for client in nodes.clients[2:4]:
@@ -225,4 +228,30 @@ def test_what_others_wrote_is_listed_and_can_be_broken(nodes: Nodes, value: byte
     for client in nodes.clients:
         client.set("redlock:{garbage}", value)
     assert backend.break_lock(info)
+    assert nodes.keys() == [0] * 5
+
+
+def test_a_lock_that_is_broken_during_a_renewal_is_not_voted_for_again(
+    nodes: Nodes, name: str, key: LockKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes have deleted it when they are asked, the others a moment later: the votes would block the next one."""
+    nodes.connect(name)
+    lease = nodes.lock(name, ttl=30).acquire()
+    eventually(lambda: sum(nodes.keys()) == 5, "somebody has not granted it")
+    nodes.quiet()
+    stored = f"redlock:{{{key.text}}}"
+    looks = []
+    confirmed = RedlockBackend._confirmed
+
+    def broken(backend: RedlockBackend, ballot: Any, *args: Any, **kwargs: Any) -> Any:
+        for client in nodes.clients[2:] if looks else nodes.clients[:2]:
+            client.delete(stored)
+        looks.append((yield from confirmed(backend, ballot, *args, **kwargs)))
+        return looks[-1]
+
+    monkeypatch.setattr(RedlockBackend, "_confirmed", broken)
+    with pytest.raises(LockLost):
+        lease.extend(30)
+    assert [look.name for look in looks] == ["GRANTED", "REFUSED"]
+    monkeypatch.undo()
     assert nodes.keys() == [0] * 5

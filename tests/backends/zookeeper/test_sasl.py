@@ -47,7 +47,7 @@ def server(port: int, settings: Any) -> Iterator[Any]:
 def acls_of(name: str) -> set[tuple[str, str, int]]:
     """Who may do what with the node of a lock."""
     backend: Any = registry.entry(USING).backend
-    kazoo = backend._session.client.kazoo
+    kazoo = backend._session.kazoo
     (node,) = kazoo.get_children(path_of(name))
     acls, _ = kazoo.get_acls(f"{path_of(name)}/{node}")
     return {(each.id.scheme, each.id.id, each.perms) for each in acls}
@@ -66,7 +66,7 @@ def test_an_acl_may_name_accounts(server: Any, name: str) -> None:
     server(sasl_options=BOB, acl=[ACL(31, Id("sasl", "bob")), ACL(1, Id("sasl", "ops"))], path="/shown")
     with advisory_lock(name, using=USING):
         backend: Any = registry.entry(USING).backend
-        acls, _ = backend._session.client.kazoo.get_acls("/shown")
+        acls, _ = backend._session.kazoo.get_acls("/shown")
         assert {(each.id.id, each.perms) for each in acls} == {("bob", 31), ("ops", 1)}
 
 

@@ -15,7 +15,7 @@ from django.test import override_settings
 
 import django_distlock.data
 from django_distlock.data import EnforceFence
-from django_distlock.data.fencing.trigger_sql import FenceTrigger, column_of
+from django_distlock.data.fencing.operations import FenceTrigger, column_of
 from tests.data.app.models import FencedLedger
 from tests.data.fences import EARLY, LATE
 

@@ -165,6 +165,20 @@ def test_skip_locked_gives_disjoint_sets(rival: Rival, using: str) -> None:
             assert [row.pk for row in rest] == pks[:2]
 
 
+def test_sqlite_with_autocommit_off_is_locked_too(rival: Rival) -> None:
+    """There is no BEGIN that could take the lock then: a first write does."""
+    pks = accounts("default", 1)
+    connection = connections["default"]
+    connection.set_autocommit(False)
+    try:
+        with row_lock(rows_of("default", pks)):
+            assert rival.do("hold", "default", pks, {"skip_locked": True}) == []
+            rival.do("release")
+    finally:
+        connection.rollback()
+        connection.set_autocommit(True)
+
+
 def test_skip_locked_on_sqlite_skips_everything_while_somebody_writes(rival: Rival) -> None:
     pks = accounts("default", 1, 2)
     with rival.hold("default", pks), took(0, 5 * SLACK), row_lock(rows_of("default", pks), skip_locked=True) as rows:

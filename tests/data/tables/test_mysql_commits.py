@@ -10,7 +10,7 @@ import pytest
 from django.db import Error, IntegrityError, ProgrammingError, connections, transaction
 
 from django_distlock import LockLost, UnsupportedOperation, table_lock
-from django_distlock.data.tables.mysql_guard import ENDS, HARMLESS
+from django_distlock.data.tables.mysql import ENDS, HARMLESS
 from tests.backends.statements import counted
 from tests.data.app.models import Account
 from tests.data.asking import ask

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from django_distlock import LockLost, advisory_lock
-from django_distlock.operations.admin.columns import duration
+from django_distlock.operations.admin.admin import duration
 from tests.operations.admin.pages import address, row_of
 from tests.operations.admin.people import BREAK, LIST
 

@@ -14,8 +14,9 @@ from django.db import connections
 from django_distlock import BackendUnavailable
 from django_distlock.backends import side_connection
 from django_distlock.models import IdempotencyRecord
+from django_distlock.operations import pruning
 from django_distlock.operations.pruning import prune
-from django_distlock.schema import Pruner, pruners
+from django_distlock.schema import Pruner
 from tests.faults.conftest import proxied
 from tests.faults.proxy import Proxy
 from tests.operations.commands.test_list import call
@@ -93,7 +94,7 @@ def test_a_server_that_hangs_while_its_database_is_pruned(
             cursor.execute("SELECT 1")
         return 1
 
-    monkeypatch.setitem(pruners, "some", Pruner(lambda: ["postgres_proxied"], delete))
+    monkeypatch.setattr(pruning, "_pruners", lambda: {"some": Pruner(lambda: ["postgres_proxied"], delete)})
     began = time.monotonic()
     with pytest.raises(BackendUnavailable, match="The some in 'postgres_proxied' cannot be pruned"):
         prune()
@@ -109,7 +110,7 @@ def test_prune_waits_for_a_server_that_is_slow(monkeypatch: pytest.MonkeyPatch) 
         return 7
 
     monkeypatch.setattr(side_connection, "PATIENCE", 0.2)
-    monkeypatch.setitem(pruners, "some", Pruner(lambda: ["postgres"], delete))
+    monkeypatch.setattr(pruning, "_pruners", lambda: {"some": Pruner(lambda: ["postgres"], delete)})
     assert prune()["some"] == 7
 
 

@@ -1,0 +1,92 @@
+"""What ``django.setup()`` costs, and what it must not leave out to be that cheap."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.support.paths import ROOT
+
+START = """
+import sys, django
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", *sys.argv[1].split()],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    **eval(sys.argv[2]),
+)
+django.setup()
+"""
+MOST = 10
+
+
+def after_setup(code: str, apps: str = "django_distlock", **settings: object) -> str:
+    """The output of ``code`` in a process that has called django.setup() and nothing else."""
+    ran = subprocess.run(
+        [sys.executable, "-c", START + code, apps, repr(settings)],
+        cwd=ROOT,
+        env={"PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_setup_imports_few_modules() -> None:
+    """Modules, which do not vary, in the place of milliseconds, which do: 7 of ours take about 5 ms."""
+    show = "print(*sys.modules)"
+    more = set(after_setup(show).split()) - set(after_setup(show, apps="").split())
+    assert "django_distlock.models" in more
+    assert len(more) <= MOST, sorted(more)
+
+
+def test_what_is_imported_when_it_runs_does_run() -> None:
+    code = """
+from django.core.checks import run_checks
+from django.core.management import call_command
+from django.db import connections
+settings.DISTLOCK = {"default": {"NOT": 1, "TIMEOUT": None}}
+print(*sorted(message.id for message in run_checks(include_deployment_checks=True) if "distlock" in message.id))
+call_command("migrate", verbosity=0)
+settings.DISTLOCK = {}
+call_command("distlock", "prune")
+"""
+    first, *pruned = after_setup(code).splitlines()
+    assert first.split() == ["distlock.E002", "distlock.W007"]
+    assert {line.partition(":")[0] for line in pruned} >= {"events", "idempotency"}
+
+
+def test_a_history_is_recorded_from_the_first_lock_on() -> None:
+    loaded = "print('django_distlock.operations.recorder' in sys.modules)"
+    assert after_setup(loaded, DISTLOCK_HISTORY_DAYS=1).split() == ["True"]
+    assert after_setup(loaded, DISTLOCK_HISTORY_DAYS="wrong").split() == ["False"]
+
+
+def test_a_log_in_is_remembered_before_a_form_is_refused() -> None:
+    """For the page that keeps the data of a form, on a site whose views have the decorator and no middleware."""
+    code = """
+from unittest import mock
+from django.contrib.auth.signals import user_logged_in
+request = mock.Mock(session={}, COOKIES={"csrftoken": "s" * 32})
+user_logged_in.send(object, request=request, user=mock.Mock())
+assert len(request.session["_distlock_before_login"]) == 1
+"""
+    after_setup(code)
+
+
+def test_transactions_that_began_before_the_first_lock_are_known() -> None:
+    """R11: also to a task, whose transaction is that of the thread that waits for it."""
+    code = """
+from asgiref.sync import async_to_sync
+from django.db import connections, transaction
+with transaction.atomic():
+    assert "django_distlock.manager" not in sys.modules
+    from django_distlock.manager.open_transactions import open_transactions
+    async def around():
+        return open_transactions()
+    assert open_transactions() == async_to_sync(around)() == [connections["default"]]
+"""
+    after_setup(code)

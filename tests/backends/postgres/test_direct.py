@@ -1,0 +1,207 @@
+"""Inside ``atomic()`` the lock is taken without a cursor and with BEGIN in the same packet, if nothing looks.
+
+All else is as with a cursor: the settings of the transaction, errors, interrupts.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from django.db import ProgrammingError, connections
+from django.db.backends.postgresql.base import DatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+from django.db.transaction import atomic
+from django.test.utils import CaptureQueriesContext
+from psycopg import IsolationLevel
+from psycopg.pq import TransactionStatus
+
+from django_distlock import advisory_lock
+from django_distlock.backends.postgres import transaction
+from django_distlock.backends.postgres.transaction import directly, nobody_looks
+from django_distlock.manager import acquire, interrupted, lock_table, transactions
+from tests.conftest import eventually
+from tests.faults.server import holders
+from tests.support.interrupts import interrupted_everywhere
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.usefixtures("databases")
+
+DATABASE = "postgres"
+SETTINGS = ("transaction_isolation", "transaction_read_only", "transaction_deferrable")
+
+
+@pytest.fixture
+def connection() -> Iterator[Any]:
+    """A connection of its own, open."""
+    made: Any = connections.create_connection(DATABASE)
+    made.ensure_connection()
+    yield made
+    made.close()
+
+
+def status(connection: Any) -> TransactionStatus:
+    return TransactionStatus(connection.connection.pgconn.transaction_status)
+
+
+@pytest.mark.parametrize("isolation", [None, *IsolationLevel], ids=str)
+@pytest.mark.parametrize(("read_only", "deferrable"), [(None, None), (True, True), (False, False), (True, None)])
+def test_the_transaction_begins_with_the_settings_of_the_connection(
+    connection: Any, isolation: IsolationLevel | None, read_only: bool | None, deferrable: bool | None
+) -> None:
+    raw = connection.connection
+    raw.isolation_level, raw.read_only, raw.deferrable = isolation, read_only, deferrable
+    statement = "SELECT " + ", ".join(f"current_setting('{name}')" for name in SETTINGS)
+    connection.set_autocommit(False)
+    found = directly(connection, statement.encode())
+    assert status(connection) == TransactionStatus.INTRANS
+    connection.rollback()
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        assert tuple(found) == cursor.fetchone()
+
+
+def test_an_open_transaction_is_not_begun_again(connection: Any) -> None:
+    connection.set_autocommit(False)
+    first = directly(connection, b"SELECT pg_current_xact_id()")
+    assert directly(connection, b"SELECT pg_current_xact_id()") == first
+
+
+def test_the_lock_needs_no_cursor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a second one, which is taken while the first one watches the statements of the transaction."""
+    advisory_lock(name, using="postgres").acquire().release()
+    with atomic(DATABASE):
+        advisory_lock(f"{name}-first", using="postgres").acquire()  # the proof is through
+    with atomic(DATABASE), monkeypatch.context() as patch:
+        patch.setattr(connections[DATABASE], "cursor", None)
+        for number in range(3):
+            advisory_lock(f"{name}-{number}", using="postgres").acquire()
+        assert len(connections[DATABASE].execute_wrappers) == 1
+
+
+class Traced(psycopg.Connection[Any]):
+    """As programs that trace statements make of psycopg's connection."""
+
+
+@contextmanager
+def wrapper(seen: list[str], connection: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    def see(execute: Callable[..., Any], sql: Any, *args: Any) -> Any:
+        seen.append(sql)
+        return execute(sql, *args)
+
+    with connection.execute_wrapper(see):
+        yield
+
+
+@contextmanager
+def query_log(seen: list[str], connection: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    with CaptureQueriesContext(connection) as queries:
+        yield
+    seen += [query["sql"] for query in queries.captured_queries]
+
+
+@contextmanager
+def method_of_django(seen: list[str], connection: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    execute = CursorWrapper.execute
+
+    def see(self: Any, sql: Any, params: Any = None) -> Any:
+        seen.append(sql)
+        return execute(self, sql, params)
+
+    patch.setattr(CursorWrapper, "execute", see)
+    yield
+
+
+@contextmanager
+def cursor_of_its_own(seen: list[str], connection: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    class Own(DatabaseWrapper):
+        def create_cursor(self, name: str | None = None) -> Any:
+            seen.append("pg_try_advisory_xact_lock")
+            return super().create_cursor(name)
+
+    patch.setattr(connection, "__class__", Own)
+    yield
+
+
+@contextmanager
+def connection_of_its_own(seen: list[str], connection: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    cursor = connection.connection.cursor
+    patch.setattr(connection.connection, "__class__", Traced)
+    patch.setattr(Traced, "cursor", lambda *args: seen.append("pg_try_advisory_xact_lock") or cursor(), raising=False)
+    yield
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [wrapper, query_log, method_of_django, cursor_of_its_own, connection_of_its_own],
+    ids=lambda it: it.__name__,
+)
+def test_who_looks_sees_the_statement(looks: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    advisory_lock(name, using="postgres").acquire().release()
+    seen: list[str] = []
+    connection = connections[DATABASE]
+    with atomic(DATABASE):
+        assert nobody_looks(connection)
+        with monkeypatch.context() as patch, looks(seen, connection, patch):
+            assert not nobody_looks(connection)
+            advisory_lock(name, using="postgres").acquire()
+        assert nobody_looks(connection)
+    assert sum("pg_try_advisory_xact_lock" in sql for sql in seen) == 1
+
+
+def test_r6_an_error_aborts_the_transaction_as_with_a_cursor(connection: Any) -> None:
+    connection.set_autocommit(False)
+    with pytest.raises(ProgrammingError, match="nowhere"):
+        directly(connection, b"SELECT nowhere()")
+    assert status(connection) == TransactionStatus.INERROR
+    assert connection.errors_occurred
+    connection.rollback()
+    assert directly(connection, b"SELECT 'usable'") == ["usable"]
+
+
+def test_r7_an_interrupt_cancels_the_statement(connection: Any) -> None:
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    begun = time.monotonic()
+    connection.set_autocommit(False)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            directly(connection, b"SELECT pg_sleep(30)")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - begun < 10
+    connection.rollback()
+    assert not connection.connection.lock.locked()
+    assert directly(connection, b"SELECT 'usable'") == ["usable"]
+
+
+def test_r7_an_interrupt_anywhere_leaves_nothing_held_behind_the_transaction(name: str) -> None:
+    lock = advisory_lock(name, using="postgres")
+    blocks: list[Any] = []
+
+    def begin() -> None:
+        blocks.append(atomic(DATABASE))
+        blocks[0].__enter__()
+
+    def clean() -> None:
+        interrupted.look()
+        blocks.pop().__exit__(None, None, None)
+        eventually(lambda: not lock_table.lock_table.all(), "held in this process")
+        assert not connections[DATABASE].execute_wrappers
+        assert "wait" not in connections[DATABASE].connection.__dict__
+        assert not holders("postgres", name)
+        begin()
+
+    begin()
+    assert interrupted_everywhere(lock.acquire, clean, acquire, lock_table, transaction, transactions) > 40
+    blocks.pop().__exit__(None, None, None)
