@@ -51,6 +51,7 @@ class EditLockMixin:
     edit_conflict_template = refusals.PAGE
     request: HttpRequest
     object: Any
+    _is_saving = False
 
     @classmethod
     def as_view(cls, **initkwargs: Any) -> Any:
@@ -79,7 +80,8 @@ class EditLockMixin:
         """The names of the fields that make the version."""
         if self.edit_lock_fields is not None:
             return self.edit_lock_fields
-        return editable_fields(self.get_form_class())  # type: ignore[attr-defined]
+        kind = getattr(self, "get_form_class", None)
+        return None if kind is None else editable_fields(kind())
 
     # requests
 
@@ -99,11 +101,16 @@ class EditLockMixin:
         """Save under the lock."""
         return self._guarded(functools.partial(super().post, request, *args, **kwargs))  # type: ignore[misc]
 
-    def delete(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        """Delete under the lock, for the method DELETE."""
-        return self._guarded(functools.partial(super().delete, request, *args, **kwargs))  # type: ignore[misc]
+    def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
+        """As Django's; the method DELETE, if the view has it, deletes under the lock."""
+        super().setup(request, *args, **kwargs)  # type: ignore[misc]
+        handler = getattr(self, "delete", None)
+        if handler is not None:
+            self.delete = lambda *given, **named: self._guarded(functools.partial(handler, *given, **named))
 
     def _guarded(self, handler: Callable[[], HttpResponseBase]) -> HttpResponseBase:
+        if self._is_saving:  # post() has called delete()
+            return handler()
         settings = self.get_edit_config()
         if settings.mode == "off":
             with transactions_of_request():
@@ -117,7 +124,7 @@ class EditLockMixin:
                 return handler()
         guard = SaveGuard(self.request, settings, [resource_of(obj)])
         try:
-            if guard.posted.choice == "review":
+            if guard.posted.choice == "review" and hasattr(self, "get_form"):
                 return self._reviewed(guard)
             return guard.save(
                 lambda save: self._saved(save, guard, obj, handler),
@@ -142,7 +149,11 @@ class EditLockMixin:
             ready_forms(self.request)[guard.resources[0]] = ReadyForm(
                 grant=save.grant, config=guard.config, posted=guard.posted
             )
-        response = handler()
+        self._is_saving = True
+        try:
+            response = handler()
+        finally:
+            self._is_saving = False
         if 300 <= response.status_code < 400:
             if obj.pk is None:
                 save.deleted()
@@ -183,7 +194,9 @@ class EditLockMixin:
 
     def edit_comparison(self, current: Any) -> list[Group] | None:
         """What the page shows beside each other: the form as it was sent, and as it would be for ``current``."""
-        kwargs = self.get_form_kwargs()  # type: ignore[attr-defined]
+        if not hasattr(self, "get_form_kwargs"):
+            return None
+        kwargs = self.get_form_kwargs()
         kind: type[BaseForm] = self.get_form_class()  # type: ignore[attr-defined]
         mine = kind(**kwargs)
         unbound = {name: value for name, value in kwargs.items() if name not in ("data", "files")}

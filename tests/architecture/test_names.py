@@ -82,6 +82,7 @@ REASONS = {
     "data.tables.postgres": "one engine's SQL",
     "editing.checks": "Django registers them by import",
     "editing.admin.comparison": "one idea, beside the requests of the admin",
+    "editing.http.template_checks": "Django registers them by import",
     "editing.http.texts": "the texts of the script, which translators look for in one place",
     "editing.store.saves": "inside the transaction of a save, where errors are not translated",
     "editing.store.upkeep": "for operators, beside the verbs of holders",

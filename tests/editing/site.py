@@ -6,11 +6,13 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin
+from django.contrib.messages.views import SuccessMessageMixin
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404, render
 from django.urls import include, path
-from django.views.generic import DeleteView, FormView, UpdateView
+from django.views.generic import DeleteView, FormView, UpdateView, View
 from django.views.generic.detail import SingleObjectMixin
+from django.views.generic.edit import DeletionMixin
 from rest_framework import permissions, serializers, viewsets
 from rest_framework.authentication import SessionAuthentication
 
@@ -31,6 +33,10 @@ class Edit(EditLockMixin, UpdateView):  # type: ignore[type-arg]
     success_url = "/done/"
 
 
+class Cheerful(SuccessMessageMixin, Edit):  # type: ignore[misc]
+    success_message = "Saved."
+
+
 class Careless(Edit):
     """A view whose author has not read the docs: it keeps an old copy of the object, and saves all of it."""
 
@@ -47,6 +53,13 @@ class Careless(Edit):
 class Delete(EditLockMixin, DeleteView):  # type: ignore[type-arg]
     model = Article
     template_name = "editing_site/form.html"
+    success_url = "/done/"
+
+
+class DeleteAtOnce(EditLockMixin, DeletionMixin, SingleObjectMixin, View):  # type: ignore[type-arg]
+    """POST calls delete()."""
+
+    model = Article
     success_url = "/done/"
 
 
@@ -125,8 +138,10 @@ urlpatterns = [
     path("distlock/editing/", include("django_distlock.editing.urls")),
     path("admin/", admin.site.urls),
     path("edit/<int:pk>/", Edit.as_view()),
+    path("cheerful/<int:pk>/", Cheerful.as_view()),
     path("careless/<int:pk>/", Careless.as_view()),
     path("delete/<int:pk>/", Delete.as_view()),
+    path("at-once/<int:pk>/", DeleteAtOnce.as_view()),
     path("publish/<int:pk>/", Publish.as_view()),
     path("function/<int:pk>/", function),
     path("own/<int:pk>/", own_answer),

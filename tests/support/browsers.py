@@ -7,6 +7,7 @@ virtual screen.
 from __future__ import annotations
 
 import base64
+import json
 import os
 import shutil
 import signal
@@ -14,19 +15,26 @@ import socket
 import subprocess
 import tempfile
 import time
+import warnings
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import websocket
 from selenium import webdriver
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.client_config import ClientConfig
+from selenium.webdriver.remote.remote_connection import RemoteConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 BROWSERS = ("chromium", "firefox", "webkit")
 PATIENCE = 20.0  # seconds
+# A name of this machine that is not "localhost": a page there is in no secure context. WebKit does not know it.
+OTHER_NAME = "edit.example"
 MINIBROWSER = "/usr/lib/*/webkit2gtk-4.1/MiniBrowser"
 
 
@@ -65,6 +73,26 @@ class Profile:
         raise NotImplementedError
 
     def png(self) -> bytes:
+        raise NotImplementedError
+
+    def offline(self, tab: Tab, on: bool) -> None:
+        """The network of a page ends, or comes back."""
+        raise NotImplementedError
+
+    def crash_and_restore(self, tab: Tab) -> None:
+        """The process of a page dies without a word; the tab comes back as after "Restore"."""
+        raise NotImplementedError
+
+    def dark(self, on: bool) -> bool:
+        """Show pages in dark colours. False if this browser cannot be told to."""
+        raise NotImplementedError
+
+    def execute_script(self, script: str, *arguments: Any) -> Any:
+        """For :mod:`tests.support.axe`."""
+        return self.run(script, *arguments)
+
+    def execute_async_script(self, script: str, *arguments: Any) -> Any:
+        """A script that calls its last argument with its answer."""
         raise NotImplementedError
 
     def processes(self) -> list[psutil.Process]:
@@ -189,6 +217,72 @@ class WebDriverProfile(Profile):
     def png(self) -> bytes:
         return bytes(self.driver.get_screenshot_as_png())
 
+    def execute_async_script(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_async_script(script, *arguments)
+
+
+class ChromiumProfile(WebDriverProfile):
+    """Chromium, whose own protocol says what WebDriver cannot."""
+
+    def __init__(self, driver: Any, process: psutil.Process, stack: ExitStack) -> None:
+        super().__init__(driver, process)
+        self.stack = stack
+
+    def offline(self, tab: Tab, on: bool) -> None:
+        self.switch(tab.handle)
+        self.driver.execute_cdp_cmd("Network.enable", {})
+        conditions = {"offline": on, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        self.driver.execute_cdp_cmd("Network.emulateNetworkConditions", conditions)
+
+    def dark(self, on: bool) -> bool:
+        features = [{"name": "prefers-color-scheme", "value": "dark" if on else "light"}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        return True
+
+    def crash_and_restore(self, tab: Tab) -> None:
+        """The driver gives the tab up when its page crashes. Another driver goes on with it."""
+        self.switch(tab.handle)
+        with suppress(WebDriverException):
+            self.driver.execute_cdp_cmd("Page.crash", {})
+        address = self.driver.capabilities["goog:chromeOptions"]["debuggerAddress"]
+        connection = websocket.create_connection(f"ws://{address}/devtools/page/{tab.handle}", suppress_origin=True)
+        connection.send(json.dumps({"id": 1, "method": "Page.reload"}))
+        connection.recv()
+        connection.close()
+        options = webdriver.ChromeOptions()
+        options.debugger_address = address
+        service = webdriver.ChromeService(shutil.which("chromedriver"))
+        driver = webdriver.Chrome(options, service)
+        self.stack.callback(_quietly, service.stop)
+        tab.profile = WebDriverProfile(driver, self.process)
+        self.front = None
+
+
+class WebKitProfile(WebDriverProfile):
+    """WebKit, whose driver can do less."""
+
+    def offline(self, tab: Tab, on: bool) -> None:
+        tab.run(
+            "window.onlineFetch ||= window.fetch;"
+            "window.fetch = arguments[0] ? () => Promise.reject(new TypeError('offline')) : window.onlineFetch",
+            on,
+        )
+
+    def crash_and_restore(self, tab: Tab) -> None:
+        """The driver ends with a page that crashes. So the page goes without a word, and its storage comes back in
+        another tab: what a restored one has."""
+        address = tab.run("return location.href")
+        stored = tab.run("return Object.entries(sessionStorage)")
+        tab.run("window.fetch = () => new Promise(() => {})")
+        tab.close()
+        tab.handle = self.new_tab()
+        tab.open(address.partition("?")[0].rsplit("/", 2)[0] + "/")
+        tab.run("for (const [key, value] of arguments[0]) sessionStorage.setItem(key, value)", stored)
+        tab.open(address)
+
+    def dark(self, on: bool) -> bool:
+        return not on
+
 
 class FirefoxProfile(Profile):
     """Firefox by Marionette."""
@@ -225,6 +319,42 @@ class FirefoxProfile(Profile):
     def png(self) -> bytes:
         return base64.b64decode(self.client.screenshot(full=False))
 
+    def execute_async_script(self, script: str, *arguments: Any) -> Any:
+        return self.client.execute_async_script(script, script_args=list(arguments), sandbox=None)
+
+    def offline(self, tab: Tab, on: bool) -> None:
+        self._inside("Services.io.offline = arguments[0]", on)
+
+    def dark(self, on: bool) -> bool:
+        name = "layout.css.prefers-color-scheme.content-override"
+        self._inside("Services.prefs.setIntPref(arguments[0], arguments[1])", name, 0 if on else 1)
+        return True
+
+    def crash_and_restore(self, tab: Tab) -> None:
+        self.switch(tab.handle)
+        # Firefox stores the state of its tabs every 15 seconds
+        with self.client.using_context("chrome"):
+            process = self.client.execute_async_script(
+                "const [done] = arguments;"
+                'const {TabStateFlusher} = ChromeUtils.importESModule("resource:///modules/sessionstore/'
+                'TabStateFlusher.sys.mjs");'
+                'const {selectedBrowser} = Services.wm.getMostRecentWindow("navigator:browser").gBrowser;'
+                "TabStateFlusher.flush(selectedBrowser)"
+                ".then(() => done(selectedBrowser.frameLoader.remoteTab.osPid))"
+            )
+        psutil.Process(process).kill()
+        crashed = 'Services.wm.getMostRecentWindow("navigator:browser").gBrowser.selectedTab'
+        tab.until(lambda: self._inside(f'return {crashed}.hasAttribute("crashed")'), "the page has not crashed")
+        self._inside(
+            'ChromeUtils.importESModule("resource:///modules/sessionstore/SessionStore.sys.mjs")'
+            f".SessionStore.reviveCrashedTab({crashed})"
+        )
+
+    def _inside(self, script: str, *arguments: Any) -> Any:
+        """Run a script as a part of the browser."""
+        with self.client.using_context("chrome"):
+            return self.client.execute_script(script, script_args=list(arguments))
+
 
 @contextmanager
 def browser(name: str) -> Iterator[Profile]:
@@ -240,21 +370,22 @@ def _chromium() -> Iterator[Profile]:
     for argument in (
         *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
         *("--disable-background-networking", "--disable-extensions", "--no-first-run", "--window-size=1280,900"),
-        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+        f"--host-resolver-rules=MAP {OTHER_NAME} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     ):
         options.add_argument(argument)
     service = webdriver.ChromeService(shutil.which("chromedriver"))
     driver = webdriver.Chrome(options, service)
-    try:
-        with _ended(psutil.Process(service.process.pid)):
-            yield WebDriverProfile(driver, psutil.Process(service.process.pid).children()[0])
-    finally:
-        _quietly(service.stop)
+    with ExitStack() as stack:
+        stack.callback(_quietly, service.stop)
+        stack.enter_context(_ended(psutil.Process(service.process.pid)))
+        yield ChromiumProfile(driver, psutil.Process(service.process.pid).children()[0], stack)
 
 
 @contextmanager
 def _firefox() -> Iterator[Profile]:
-    from marionette_driver.marionette import Marionette
+    with warnings.catch_warnings():  # it uses what Python has deprecated
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from marionette_driver.marionette import Marionette
 
     port = _free_port()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
@@ -263,8 +394,20 @@ def _firefox() -> Iterator[Profile]:
             'user_pref("browser.shell.checkDefaultBrowser", false);\n'
             'user_pref("browser.tabs.warnOnClose", false);\n'
             'user_pref("dom.disable_beforeunload", true);\n'
+            'user_pref("network.disable-localhost-when-offline", true);\n'
+            f'user_pref("network.dns.localDomains", "{OTHER_NAME}");\n'
         )
-        command = ["firefox-esr", "--headless", "--no-remote", "--marionette", "--width", "1280", "--height", "900"]
+        command = [
+            "firefox-esr",
+            "--headless",
+            "--no-remote",
+            "--marionette",
+            "-remote-allow-system-access",
+            "--width",
+            "1280",
+            "--height",
+            "900",
+        ]
         with _started([*command, "--profile", directory], port) as process:
             client = Marionette(host="127.0.0.1", port=port, startup_timeout=PATIENCE)
             client.start_session()
@@ -281,9 +424,10 @@ def _webkit() -> Iterator[Profile]:
     options.binary_location = str(binary)
     options.add_argument("--automation")
     with _started([*command, f"--port={port}", "--host=127.0.0.1"], port, GDK_BACKEND="x11") as process:
-        driver = webdriver.Remote(f"http://127.0.0.1:{port}", options=options)
+        connection = RemoteConnection(client_config=ClientConfig(f"http://127.0.0.1:{port}"))
+        driver = webdriver.Remote(connection, options=options)
         [mini] = [each for each in process.children(recursive=True) if each.name() == "MiniBrowser"]
-        yield WebDriverProfile(driver, mini)
+        yield WebKitProfile(driver, mini)
 
 
 @contextmanager

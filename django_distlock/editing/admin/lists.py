@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 COLUMN = "being_edited_by"
 # Leases of one model that the filter and the actions look through.
-MOST_HELD = 10_000
+MOST_HELD = 5_000
 # Objects of an action that are named in a refusal.
 MOST_NAMED = 20
 

@@ -14,6 +14,7 @@ from django_distlock.editing.resources import rows_of
 from django_distlock.editing.versions import version_of
 
 from .audit import log_takeover
+from .forms import holds_too_many
 from .permissions import Access, Gate
 from .visitors import principal_of
 
@@ -119,7 +120,7 @@ class Beat:
         return self._gate.access(grant.permission, grant.resource)
 
     def _act(self, item: Item, grant: EditGrant) -> Answer:
-        if item.verb in ("claim", "takeover") and self._holds_too_many(grant):
+        if item.verb in ("claim", "takeover") and holds_too_many(grant, self._owner.principal, self._config):
             return {"state": "error", "reason": "quota"}
         if item.verb == "takeover":
             return self._take_over(item, grant)
@@ -142,14 +143,6 @@ class Beat:
         if item.verb == "adopt":
             return store.adopt(resource, self._owner, item.lease, item.previous, self._config.ttl, idle=item.idle)
         return store.claim(resource, self._owner, item.lease, self._config.ttl, idle=item.idle)
-
-    def _holds_too_many(self, grant: EditGrant) -> bool:
-        most = self._config.max_held
-        if most is None:
-            return False
-        digests = [resource.digest for resource in grant.resources]
-        alias = store.alias_for(grant.resource)
-        return store.held_by(self._owner.principal, alias, digests) + len(digests) > most
 
     def _take_over(self, item: Item, grant: EditGrant) -> Answer:
         rows = store.read(grant.resources)

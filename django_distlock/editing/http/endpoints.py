@@ -14,6 +14,7 @@ from django.http.multipartparser import MultiPartParserError
 from django.middleware.csrf import get_token
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
+from django_distlock import BackendUnavailable
 from django_distlock.editing.conf import config
 from django_distlock.editing.records import ID
 
@@ -49,7 +50,7 @@ def beat_view(request: HttpRequest) -> HttpResponse:
     beat = Beat(request, visitor, settings, tab)
     try:
         answers = beat.answers(items)
-    except DatabaseError:
+    except (DatabaseError, BackendUnavailable):
         # the script goes on as after a request that was lost: the save decides
         logger.warning("The edit locks cannot be read or written.", exc_info=True)
         return _json({"reason": "database"}, 503)
@@ -71,9 +72,14 @@ def release_view(request: HttpRequest) -> HttpResponse:
         release(texts, leases, reserve=reserve)
     except (BadRequest, RequestDataTooBig, DjangoBadRequest, MultiPartParserError):
         pass
-    except DatabaseError:
+    except (DatabaseError, BackendUnavailable):
         logger.warning("An edit lock cannot be given back; it will expire.", exc_info=True)
     return _private(HttpResponse(status=204))
+
+
+# LoginRequiredMiddleware: a redirect to the log-in page would tell the script nothing
+for _view in (beat_view, release_view):
+    _view.login_required = False  # type: ignore[attr-defined]
 
 
 def _body(request: HttpRequest) -> bytes:

@@ -171,6 +171,8 @@ def field_again(request: HttpRequest, grant: EditGrant, posted: Posted) -> Field
 
 def _claim(request: HttpRequest, field: Field, config: EditingConfig, visitor: Visitor) -> None:
     """Take the lease for as long as a page without a script may stay open; the first beat shortens it."""
+    if holds_too_many(field.grant, visitor.principal, config):
+        return
     lease = secrets.token_hex(16)
     taken: list[Resource] = []
     for resource in sorted(field.grant.resources, key=lambda resource: resource.digest):
@@ -183,6 +185,14 @@ def _claim(request: HttpRequest, field: Field, config: EditingConfig, visitor: V
             return
         taken.append(resource)
     field.lease = lease
+
+
+def holds_too_many(grant: EditGrant, principal: str, config: EditingConfig) -> bool:
+    """Would the objects of ``grant`` be more than one principal may hold?"""
+    if config.max_held is None:
+        return False
+    digests = [resource.digest for resource in grant.resources]
+    return store.held_by(principal, store.alias_for(grant.resource), digests) + len(digests) > config.max_held
 
 
 def html_of(

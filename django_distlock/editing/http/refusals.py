@@ -12,6 +12,7 @@ from django import forms
 from django.core.exceptions import ValidationError
 from django.db.models import Model
 from django.db.models.fields.files import FieldFile
+from django.forms.formsets import DELETION_FIELD_NAME
 from django.forms.models import ModelChoiceField
 from django.http import HttpResponse
 from django.template.loader import render_to_string
@@ -54,7 +55,7 @@ class FieldRow:
     @property
     def lines(self) -> int:
         """The height of the box with the text."""
-        return max(1, min(12, sum(1 + len(line) // 60 for line in (self.mine or " ").splitlines())))
+        return max(1, min(12, sum(1 + len(line) // 30 for line in (self.mine or " ").splitlines())))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,7 +114,9 @@ def compare(mine: BaseForm, theirs: BaseForm | None) -> list[FieldRow]:
     return [
         _row(bound, theirs[bound.name] if theirs is not None and bound.name in theirs.fields else None)
         for bound in mine
-        if not bound.is_hidden and not bound.field.disabled
+        if not bound.is_hidden
+        and not bound.field.disabled
+        and (bound.name != DELETION_FIELD_NAME or bound.data)  # of a formset, and not ticked
     ]
 
 

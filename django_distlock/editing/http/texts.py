@@ -12,8 +12,10 @@ def texts() -> dict[str, str]:
 
 def _states() -> dict[str, str]:
     return {
-        "busy": _("{who} is editing this, since {since}. You can read it; it opens here when {who} has finished."),
-        "busy_idle": _("{who} is editing this, since {since}, and has typed nothing for {idle}."),
+        "busy": _(
+            "{who} is editing this, and has been for {since}. You can read it; it opens here when {who} has finished."
+        ),
+        "busy_idle": _("{who} is editing this, and has been for {since}, but has typed nothing for {idle}."),
         "own_tab": _("You are editing this in another tab."),
         "saving": _("{who} is saving this. One moment."),
         "free": _("You can edit this now."),

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import SynchronousOnlyOperation
+from django.middleware.csrf import get_token
 from django.utils.translation import gettext as _
 
 from django_distlock.concurrency.text import one_line
@@ -51,6 +52,7 @@ def visitor_of(request: HttpRequest, config: EditingConfig) -> Visitor:
         label = one_line(config.label_of(user), LONGEST_LABEL)
         return Visitor(principal_of_user(user), label, site, True)
     label = _("A visitor without an account")
+    get_token(request)  # a first visit gets the cookie now, and comes back with it
     if secret := request.META.get("CSRF_COOKIE"):
         return Visitor(f"browser:{_digest(str(secret))}", label, site, False)
     key = getattr(getattr(request, "session", None), "session_key", None)

@@ -4,8 +4,8 @@
    and a FormView, the DOM. Rules E11 to E20 in the documentation say what each state means. */
 
 export const TEXTS = {
-  busy: "{who} is editing this, since {since}. You can read it; it opens here when {who} has finished.",
-  busy_idle: "{who} is editing this, since {since}, and has typed nothing for {idle}.",
+  busy: "{who} is editing this, and has been for {since}. You can read it; it opens here when {who} has finished.",
+  busy_idle: "{who} is editing this, and has been for {since}, but has typed nothing for {idle}.",
   own_tab: "You are editing this in another tab.",
   saving: "{who} is saving this. One moment.",
   edit_here: "Edit here",
@@ -462,11 +462,11 @@ export class Client {
   }
 }
 
-/* "3 minutes": the language of the page by the texts of the server. */
+/* "3 minutes": the language of the page by the texts of the server, which have no singular. */
 export const span = (texts, seconds) => {
   const [unit, n] =
     seconds < 90 ? ["seconds", seconds] : seconds < 5400 ? ["minutes", seconds / 60] : ["hours", seconds / 3600];
-  return texts[unit].replace("{n}", String(Math.max(0, Math.round(n))));
+  return texts[unit].replace("{n}", String(Math.max(2, Math.round(n))));
 };
 
 export const fill = (texts, kind, facts) =>

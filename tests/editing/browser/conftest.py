@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.conf import settings
 from django.db import connections
+from django.test import override_settings
 from pytest_django.live_server_helper import LiveServer
 
+from django_distlock.editing.http.permissions import Gate
 from testproject.articles.models import Article
 from tests.support.browsers import BROWSERS, Profile, Tab, browser
+
+from .wire import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 # Seconds; short, so that a test can wait until a lease ends.
-TIMES = {"TTL": 6, "BEAT": 2, "IDLE": 900}
-BANNER = ".distlock-banner"
+TIMES = {"TTL": 4, "BEAT": 1, "IDLE": 900}
 
 
 class Person:
@@ -44,10 +48,8 @@ class Person:
 
     def close_tabs(self) -> None:
         for tab in self.tabs:
-            try:
+            with suppress(Exception):  # a test may have closed it
                 tab.close()
-            except Exception:  # noqa: S110 - a test may have closed it
-                pass
         self.tabs.clear()
 
 
@@ -59,10 +61,13 @@ def person(name: str, url: str, slug: str) -> Iterator[Person]:
         yield made
 
 
-@pytest.fixture(scope="module")
+# Of the package: each browser starts once for all modules.
+@pytest.fixture(scope="package")
 def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+    middleware = ["tests.editing.browser.wire.middleware", *settings.MIDDLEWARE]
     with django_db_blocker.unblock():
-        live = LiveServer("127.0.0.1:0")
+        with override_settings(MIDDLEWARE=middleware):  # read once, when the server starts
+            live = LiveServer("127.0.0.1:0")
         try:
             yield live.url
         finally:
@@ -70,7 +75,7 @@ def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
             connections.close_all()
 
 
-@pytest.fixture(scope="module", params=BROWSERS)
+@pytest.fixture(scope="package", params=BROWSERS)
 def people(request: pytest.FixtureRequest, server: str) -> Iterator[tuple[Person, Person]]:
     with ExitStack() as stack:
         yield (
@@ -92,15 +97,18 @@ def bo(people: tuple[Person, Person], times: None) -> Iterator[Person]:
 
 
 @pytest.fixture
-def times(databases: None, settings: Any) -> None:
+def times(databases: None, settings: Any) -> Iterator[None]:
     settings.DISTLOCK_EDITING = dict(TIMES)
+    Gate.forget()
+    yield
+    wire.clear()
 
 
 @pytest.fixture
 def article(databases: None) -> Iterator[Article]:
     made = Article.objects.create(title="A bridge opens", body="On Saturday.")
     yield made
-    Article.objects.filter(pk=made.pk).delete()
+    Article.objects.all().delete()
 
 
 @pytest.fixture

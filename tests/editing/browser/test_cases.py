@@ -7,55 +7,21 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.contrib.auth.models import Permission
 from django.contrib.sessions.models import Session
 
 from testproject.articles.people import person as user
 
-from .conftest import BANNER, TIMES, person
+from .conftest import TIMES, person
+from .steps import BANNER, BODY, allowed, banner, busy, held, offered, read_only, save, type_and_hold
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from testproject.articles.models import Article
-    from tests.support.browsers import Tab
 
     from .conftest import Person
 
 pytestmark = pytest.mark.long  # to set up: six browsers
-BODY = "[name=body]"
-SAVE = "form button:not([type])"
-
-
-def held(tab: Tab) -> None:
-    tab.until(lambda: tab.value("[name=distlock_edit_lease]"), "the lock was not taken")
-
-
-def type_and_hold(tab: Tab, text: str = " Typed.") -> None:
-    tab.type(BODY, text)
-    held(tab)
-
-
-def banner(tab: Tab, text: str, patience: float = 20) -> None:
-    tab.until(lambda: text in tab.text(BANNER), f"the banner does not say {text!r} but {tab.text(BANNER)!r}", patience)
-
-
-def offered(tab: Tab, text: str) -> None:
-    """Unsaved text is offered; it says against which version it was typed."""
-    tab.until(lambda: text in tab.text(".distlock-kept"), f"{tab.text('.distlock-kept')!r} is offered")
-
-
-def read_only(tab: Tab) -> bool:
-    return bool(tab.run("return document.querySelector(arguments[0]).readOnly", BODY))
-
-
-def busy(tab: Tab, who: str) -> None:
-    banner(tab, f"{who} is editing this")
-    assert read_only(tab)
-
-
-def save(tab: Tab) -> None:
-    tab.follow(lambda: tab.click(SAVE))
 
 
 def test_reading_locks_nothing_and_the_first_key_does(ada: Person, bo: Person, article: Article) -> None:
@@ -240,8 +206,7 @@ def sleep(someone: Person, seconds: float) -> None:
 
 
 def test_a_takeover_over_dirty_text(ada: Person, bo: Person, article: Article, saved: Callable[[], str]) -> None:
-    user("bo").user_permissions.add(Permission.objects.get(codename="takeover_editlease"))
-    try:
+    with allowed("bo", "takeover_editlease"):
         mine, theirs = ada.edit(article), bo.edit(article)
         type_and_hold(mine, " Dirty.")
         busy(theirs, "Ada")
@@ -257,20 +222,18 @@ def test_a_takeover_over_dirty_text(ada: Person, bo: Person, article: Article, s
         assert saved() == "On Saturday. By Bo."
         mine.reload()
         offered(mine, "against an older version")
-    finally:
-        user("bo").user_permissions.remove(Permission.objects.get(codename="takeover_editlease"))
 
 
-def test_an_idle_form_is_given_back_and_taken_again(
-    ada: Person, bo: Person, article: Article, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings.DISTLOCK_EDITING = {**TIMES, "IDLE": 1}
+def test_an_idle_form_is_given_back_and_taken_again(ada: Person, bo: Person, article: Article, settings: Any) -> None:
+    settings.DISTLOCK_EDITING = {**TIMES, "IDLE": 3}
     mine = ada.edit(article)
     type_and_hold(mine)
     banner(mine, "Are you still editing?")
     theirs = bo.edit(article)
     busy(theirs, "Ada")
-    banner(mine, "was given back", 40)
+    # the 30 seconds of the warning pass at once
+    mine.run("const now = Date.now; Date.now = () => now() + 30_000")
+    banner(mine, "was given back")
     banner(theirs, "You can edit this now")
     assert mine.value(BODY) == "On Saturday. Typed."
     type_and_hold(mine, " Again.")

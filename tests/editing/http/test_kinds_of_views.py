@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
@@ -10,10 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from testproject.articles.models import Article
-from tests.editing.people import hidden, row
-
-if TYPE_CHECKING:
-    from tests.editing.people import Person
+from tests.editing.people import Person, hidden, row
 
 pytestmark = pytest.mark.usefixtures("site", "atomic_requests")
 KINDS = ["edit", "careless", "function"]
@@ -99,6 +96,34 @@ def test_deletion(ada: Person, bo: Person, article: Article) -> None:
     ada.release([ada.open(path)["distlock_edit"]], [lease])
     assert bo.client.post(path, fields).status_code == 302
     assert not Article.objects.exists()
+
+
+@pytest.mark.parametrize("method", ["post", "delete"])
+def test_deletion_without_a_form(ada: Person, bo: Person, article: Article, method: str) -> None:
+    path = f"/at-once/{article.pk}/"
+    fields = ada.open(f"/edit/{article.pk}/")
+    lease = ada.claim(fields["distlock_edit"])
+    assert getattr(bo.client, method)(path).status_code == 409
+    ada.release([fields["distlock_edit"]], [lease])
+    assert getattr(bo.client, method)(path).status_code == 302
+    assert not Article.objects.exists()
+
+
+def test_methods_that_a_view_does_not_have(ada: Person, article: Article) -> None:
+    assert ada.client.delete(f"/edit/{article.pk}/").status_code == 405
+    assert "DELETE" not in ada.client.options(f"/edit/{article.pk}/")["Allow"]
+
+
+def test_visitors_without_an_account(article: Article) -> None:
+    path = f"/edit/{article.pk}/"
+    first, second = Person(None), Person(None)
+    mine, theirs = first.open(path), second.open(path)
+    lease = first.claim(mine["distlock_edit"])
+    refused = second.client.post(path, sent(theirs, body="By the second."))
+    assert refused.status_code == 409
+    assert "A visitor without an account is editing this now." in refused.content.decode()
+    posted = sent({**mine, "distlock_edit_lease": lease, "distlock_edit_tab": first.tab}, body="By the first.")
+    assert first.client.post(path, posted).status_code == 302
 
 
 def test_a_form_of_no_model_with_a_secret_and_a_file(ada: Person, bo: Person, article: Article) -> None:

@@ -120,6 +120,9 @@ class TestLeases:
             ada.claim(ada.open(path_of(other))["distlock_edit"])
         assert ada.ask("claim", grant, lease=new()) == {"state": "error", "reason": "quota"}
         assert row(article) is None
+        settings.DISTLOCK_EDITING = {"MAX_HELD": 2, "WHEN": "open"}
+        assert ada.open(path_of(article))["distlock_edit_lease"] == ""
+        assert row(article) is None
 
 
 class TestRelease:
@@ -158,6 +161,32 @@ class TestBeats:
         ada.client.logout()
         answer = ada.beat({"verb": "renew", "grant": grant, "lease": lease})
         assert (answer.status_code, answer.json()) == (401, {"reason": "logged_out"})
+
+    def test_after_a_log_out_where_every_view_needs_a_log_in(
+        self, ada: Person, article: Article, grant: str, settings: Any
+    ) -> None:
+        """A redirect to the log-in page would tell the script nothing."""
+        settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.contrib.auth.middleware.LoginRequiredMiddleware"]
+        lease = ada.claim(grant)
+        ada.client.logout()
+        assert ada.beat({"verb": "renew", "grant": grant, "lease": lease}).status_code == 401
+        assert ada.release([grant], [lease]).status_code == 204
+        assert not is_held(article)
+
+    def test_without_a_database(
+        self, ada: Person, article: Article, grant: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from django_distlock import BackendUnavailable
+        from django_distlock.editing import store
+
+        def fail(*args: Any, **kwargs: Any) -> Any:
+            raise BackendUnavailable
+
+        lease = ada.claim(grant)
+        monkeypatch.setattr(store, "renew", fail)
+        monkeypatch.setattr(store, "release", fail)
+        assert ada.beat({"verb": "renew", "grant": grant, "lease": lease}).status_code == 503
+        assert ada.release([grant], [lease]).status_code == 204
 
     def test_of_a_user_who_was_deactivated(self, ada: Person, article: Article, grant: str) -> None:
         lease = ada.claim(grant)
