@@ -74,7 +74,7 @@ def list_edits(database: str | None = None, *, model: str | None = None, limit: 
 
 
 def break_edit(obj: models.Model | Resource, *, reason: str = "") -> EditLease | None:
-    """End the edit lock of an object. Its holder is told at the next beat and keeps the typed text.
+    """End the edit lock of an object. The holder's page learns of it at the next beat and keeps the text.
 
     Returns the lease that was ended; None if the object was free. Logged, and sent as the signal ``edit_broken``.
     """

@@ -90,12 +90,12 @@ class EditLease:
 
     @property
     def held(self) -> bool:
-        """True if somebody edits the object now."""
+        """Is the object being edited now?"""
         return bool(self.lease) and self.expires_in > 0
 
     @property
     def expired(self) -> bool:
-        """True if the lease has run out and nobody has come since."""
+        """Has the lease run out, without another claim since?"""
         return bool(self.lease) and self.expires_in <= 0
 
     def is_of(self, principal: str, lease: str) -> bool:

@@ -68,7 +68,7 @@ def takeover(resource: Resource, owner: Owner, lease: str, ttl: float, reason: s
 
 
 def renew(resource: Resource, lease: str, ttl: float, *, principal: str = "", idle: float = 0.0) -> EditLease | Lost:
-    """Hold on to the row. Also after the lease has expired, if nobody has come since; never takes it from anybody.
+    """Prolong the lease; also after it has expired, until another claim takes the row. Never takes it from a holder.
 
     A lease that was given back is not renewed, nor is one that is reserved after its page was left (adopt it). While a
     save has locked the row the lease is returned as it is, with ``saving``.

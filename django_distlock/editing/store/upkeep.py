@@ -42,7 +42,7 @@ def held_by(principal: str, alias: str, digests: Iterable[str] = ()) -> int:
 
 
 def break_lease(resource: Resource, reason: str = "") -> EditLease | None:
-    """End the lease of an object. Its holder is told at the next beat. Returns what was ended; None for a free object.
+    """End the lease of an object; its holder learns of it at the next beat. Returns the lease; None for a free object.
 
     BackendUnavailable if a save keeps the row for more than a second.
     """
@@ -60,7 +60,7 @@ def break_lease(resource: Resource, reason: str = "") -> EditLease | None:
 
 
 def sweep(alias: str, older_than: float, batch: int = 1000, batches: float = math.inf) -> int:
-    """Delete rows that nobody has held, written or claimed for ``older_than`` seconds. Returns their number.
+    """Delete rows without a lease or a write in the last ``older_than`` seconds. Returns their number.
 
     ``older_than`` has to be at least the lifetime of a rendered form.
     """
