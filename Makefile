@@ -81,6 +81,7 @@ docs: $(VENV)/group-docs.stamp  ## build the documentation into docs/_build/html
 screenshots: $(VENV)/group-test.stamp  ## take the pictures in the documentation anew
 	@$(SERVICES) run $(BIN)/python -m pytest -q tests/operations/admin/screenshots.py $(ARGS)
 	@$(BIN)/python -m tests.scenarios.screenshots
+	@$(BIN)/python -m tests.scenarios.editing_screenshots
 
 wheel: $(VENV)/pip.stamp  ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
