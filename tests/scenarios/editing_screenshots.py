@@ -70,8 +70,12 @@ class Photographer:
         """The part of the page that begins with ``top``."""
         self.profile.dark(dark)
         self.size(width, height)
-        self.tab.run("document.activeElement?.blur()")
-        self.tab.run("scrollTo(0, 0); if (arguments[0]) document.querySelector(arguments[0]).scrollIntoView(); scrollBy(0, -12)", top)
+        # short pages scroll as far as long ones
+        self.tab.run("document.activeElement?.blur(); document.body.style.minHeight = arguments[0] ? '200vh' : ''", top)
+        self.tab.run(
+            "scrollTo(0, 0); if (arguments[0]) document.querySelector(arguments[0]).scrollIntoView(); scrollBy(0, -12)",
+            top,
+        )
         return self.tab.png()
 
     def both(self, name: str, width: int, height: int, top: str = "") -> None:
@@ -104,13 +108,13 @@ def in_the_view(ada: Photographer, bo: Photographer) -> None:
     mine, theirs = ada.open("/articles/1/"), bo.open("/articles/1/")
     mine.type(BODY, " The first bus crosses it at noon.")
     says(theirs, "Ada is editing")
-    bo.both("locked", 640, 560, "h1")
+    bo.both("locked", 640, 600, "h1")
     take_over(theirs)
-    bo.both("takeover", 640, 560, "h1")
+    bo.both("takeover", 640, 600, "h1")
     theirs.click("[data-distlock-action=confirm]")
     holds(theirs)
     says(mine, "Bo has taken over")
-    ada.both("lost", 640, 560, "h1")
+    ada.both("lost", 640, 600, "h1")
     theirs.type(BODY, " Admission is free.")
     theirs.follow(lambda: theirs.click("form button:not([type])"))
     time.sleep(6)  # for that long what Bo has saved is kept for Bo

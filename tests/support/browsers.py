@@ -323,7 +323,10 @@ class FirefoxProfile(Profile):
         return self.client.execute_async_script(script, script_args=list(arguments), sandbox=None)
 
     def offline(self, tab: Tab, on: bool) -> None:
-        self._inside("Services.io.offline = arguments[0]", on)
+        # a connection that is open would go on
+        self._inside(
+            'Services.io.offline = arguments[0]; Services.obs.notifyObservers(null, "net:prune-all-connections")', on
+        )
 
     def dark(self, on: bool) -> bool:
         name = "layout.css.prefers-color-scheme.content-override"
