@@ -226,6 +226,7 @@ class EditLockAdmin(EditLockLists):
         objects = [obj, *self._children(inlines, obj)]
         opened = guard.prepare(refusal, objects, fields=self.get_edit_fields(request, obj), inlines=inlines)
         current = opened.obj if opened is not None else None
+        refusal.can_review = True
         refusal.can_overwrite = current is not None and may_take_over(
             request, guard.config, current, None, self.distlock_editing
         )
