@@ -86,7 +86,7 @@ class _Rows:
         self.written: list[Resource] = []
 
     def judge(self, form: Any) -> EditConflict | None:
-        """Look at a row that differs from the database. Return the conflict if its save would destroy another one.
+        """Judge a row that differs from the database. Return the conflict if its save would destroy another one.
 
         A row that another user has saved since the list was shown differs too, although this user has not touched it:
         what was sent is then what the list had shown, and the row is left as it is.

@@ -157,7 +157,7 @@ class EditLockAdmin(EditLockLists):
         ready_forms(request)[opened.grant.resource] = ReadyForm(grant=opened.grant, config=settings)
 
     def _children(self, inlines: Sequence[Any], obj: Any) -> list[Model]:
-        """The objects of inlines that are edited on pages of their own as well: their leases are taken along."""
+        """The objects of inlines that have a page with an edit lock as well: their leases are taken along."""
         found: list[Model] = []
         registry = self.admin_site._registry  # type: ignore[attr-defined]
         locked = {model._meta.label_lower for model, other in registry.items() if isinstance(other, EditLockAdmin)}
