@@ -253,7 +253,7 @@ class EditLockLists:
 
     def _refuse_action(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         action = _action(request)
-        if not action or action in self.edit_lock_harmless_actions:
+        if action in self.edit_lock_harmless_actions or action not in self.get_actions(request):  # type: ignore[attr-defined]
             return
         chosen = queryset
         if request.POST.get("select_across", "0") != "1":

@@ -140,6 +140,14 @@ class TestActions:
         assert bo.client.post(LIST, alone).status_code == 302
         assert Article.objects.count() == 1
 
+    def test_one_that_a_user_may_not_run_says_nothing(self, ada: Person, bo: Person, article: Article) -> None:
+        assert bo.user is not None
+        bo.user.user_permissions.remove(*bo.user.user_permissions.filter(codename="delete_article"))
+        ada.claim(ada.open(address(article))["distlock_edit"])
+        chosen = {"action": "delete_selected", "_selected_action": [article.pk], "post": "yes"}
+        assert bo.client.post(LIST, chosen).status_code == 302
+        assert Article.objects.exists()
+
     def test_ones_own_lock_is_no_hindrance(self, ada: Person, article: Article) -> None:
         ada.claim(ada.open(address(article))["distlock_edit"])
         chosen = {"action": "delete_selected", "_selected_action": [article.pk], "post": "yes"}
