@@ -35,7 +35,7 @@ BROWSERS = ("chromium", "firefox", "webkit")
 PATIENCE = 20.0  # seconds
 # A name of this machine that is not "localhost": a page there is in no secure context. WebKit does not know it.
 OTHER_NAME = "edit.example"
-MINIBROWSER = "/usr/lib/*/webkit2gtk-4.1/MiniBrowser"
+MINIBROWSER = "/usr/lib/*/webkit*gtk-[46].[01]/MiniBrowser"
 
 
 class Profile:

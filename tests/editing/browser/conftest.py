@@ -1,4 +1,10 @@
-"""One server and two profiles of each browser: Ada's and Bo's."""
+"""One server and two profiles of each browser: Ada's and Bo's.
+
+Chromium runs all cases. Firefox and WebKit run those that are about what browsers do in ways of their own: keys in
+read-only fields, pages that go and come back, storage of tabs, Web Locks, networks, filled-in forms, policies. The
+cases with the mark ``alike`` are about answers of the server and what the one script makes of them, which other cases
+have shown to work in each browser; Firefox and WebKit run them under ``make test FULL=1``.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +17,12 @@ from django.db import connections
 from django.test import override_settings
 from pytest_django.live_server_helper import LiveServer
 
+from django_distlock.editing.http import actions
 from django_distlock.editing.http.permissions import Gate
+from django_distlock.editing.saving import Save
 from testproject.articles.models import Article
 from tests.support.browsers import BROWSERS, Profile, Tab, browser
+from tests.support.sizes import FULL
 
 from .wire import wire
 
@@ -21,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 # Seconds; short, so that a test can wait until a lease ends.
-TIMES = {"TTL": 4, "BEAT": 1, "IDLE": 900}
+TIMES = {"TTL": 4, "BEAT": 0.75, "IDLE": 900}
+RESERVED = 1.0  # for the tab that has left or saved; 5 in reality
 
 
 class Person:
@@ -75,7 +85,13 @@ def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
             connections.close_all()
 
 
-@pytest.fixture(scope="package", params=BROWSERS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "people" in metafunc.fixturenames:
+        everywhere = FULL or metafunc.definition.get_closest_marker("alike") is None
+        metafunc.parametrize("people", BROWSERS if everywhere else BROWSERS[:1], indirect=True, scope="package")
+
+
+@pytest.fixture(scope="package")
 def people(request: pytest.FixtureRequest, server: str) -> Iterator[tuple[Person, Person]]:
     with ExitStack() as stack:
         yield (
@@ -97,8 +113,10 @@ def bo(people: tuple[Person, Person], times: None) -> Iterator[Person]:
 
 
 @pytest.fixture
-def times(databases: None, settings: Any) -> Iterator[None]:
+def times(databases: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     settings.DISTLOCK_EDITING = dict(TIMES)
+    monkeypatch.setattr(actions, "RESERVED", RESERVED)
+    monkeypatch.setitem(Save.wrote.__kwdefaults__, "reserve", RESERVED)
     Gate.forget()
     yield
     wire.clear()

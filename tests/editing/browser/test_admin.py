@@ -57,6 +57,7 @@ def test_a_key_in_an_inline_takes_the_lock_of_all_of_it(ada: Person, bo: Person,
     banner(theirs, "has saved this meanwhile")
 
 
+@pytest.mark.alike
 def test_a_row_that_is_added_to_an_inline_is_locked_too(ada: Person, bo: Person, article: Article) -> None:
     """Django's own script adds it; a save of it is refused like any other."""
     theirs = change(bo, article)
@@ -75,6 +76,7 @@ def test_a_popup_says_why_it_is_locked(ada: Person, bo: Person, article: Article
     banner(theirs, "has saved this meanwhile")
 
 
+@pytest.mark.alike
 def test_the_list_says_who_edits_and_keeps_its_rows_from_being_destroyed(
     ada: Person, bo: Person, article: Article
 ) -> None:
@@ -94,6 +96,7 @@ def test_the_list_says_who_edits_and_keeps_its_rows_from_being_destroyed(
     assert Article.objects.get(pk=other.pk).published
 
 
+@pytest.mark.alike
 def test_a_bulk_action_spares_what_somebody_edits(ada: Person, bo: Person, article: Article) -> None:
     type_and_hold(change(ada, article))
     listed = bo.open(LIST)
@@ -106,6 +109,7 @@ def test_a_bulk_action_spares_what_somebody_edits(ada: Person, bo: Person, artic
     assert exists(article)
 
 
+@pytest.mark.alike
 def test_a_deletion_spares_what_somebody_edits(ada: Person, bo: Person, article: Article) -> None:
     mine = change(ada, article)
     type_and_hold(mine)
@@ -117,6 +121,7 @@ def test_a_deletion_spares_what_somebody_edits(ada: Person, bo: Person, article:
     assert not read_only(mine)
 
 
+@pytest.mark.alike
 def test_a_permission_that_is_taken_away(ada: Person, bo: Person, article: Article) -> None:
     mine, theirs = change(ada, article), change(bo, article)
     type_and_hold(mine, " Kept.")
@@ -134,6 +139,7 @@ def test_a_permission_that_is_taken_away(ada: Person, bo: Person, article: Artic
         permissions.add(removed)
 
 
+@pytest.mark.alike
 def test_an_object_that_is_deleted_meanwhile(ada: Person, article: Article) -> None:
     mine = change(ada, article)
     type_and_hold(mine, " Kept.")
@@ -146,6 +152,7 @@ def test_an_object_that_is_deleted_meanwhile(ada: Person, article: Article) -> N
     assert not exists(article)
 
 
+@pytest.mark.alike
 def test_a_takeover(ada: Person, bo: Person, article: Article, saved: Callable[[], str]) -> None:
     with allowed("bo", "takeover_editlease"):
         mine, theirs = change(ada, article), change(bo, article)
@@ -154,7 +161,8 @@ def test_a_takeover(ada: Person, bo: Person, article: Article, saved: Callable[[
         theirs.click("[data-distlock-action=take_over]")
         theirs.type(f"{BANNER} input", "Deadline")
         theirs.click("[data-distlock-action=confirm]")
-        type_and_hold(theirs, " By Bo.")
+        held(theirs)
+        theirs.type(BODY, " By Bo.")
         save(theirs, "[name=_save]")
         banner(mine, "Bo has taken over")
         assert saved() == "On Saturday. By Bo."

@@ -11,7 +11,7 @@ from django.contrib.sessions.models import Session
 
 from testproject.articles.people import person as user
 
-from .conftest import TIMES, person
+from .conftest import RESERVED, TIMES, person
 from .steps import BANNER, BODY, allowed, banner, busy, held, offered, read_only, save, type_and_hold
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.long  # to set up: six browsers
 
 def test_reading_locks_nothing_and_the_first_key_does(ada: Person, bo: Person, article: Article) -> None:
     mine, theirs = ada.edit(article), bo.edit(article)
-    time.sleep(TIMES["BEAT"] + 1)
+    time.sleep(TIMES["BEAT"] * 2)
     assert not read_only(mine)
     assert not read_only(theirs)
     type_and_hold(mine)
@@ -49,6 +49,7 @@ def test_what_is_locked_can_be_read_and_not_changed(ada: Person, bo: Person, art
     assert theirs.run("return document.querySelector(arguments[0]).getAttribute('aria-readonly')", BODY) == "true"
 
 
+@pytest.mark.alike
 def test_a_save_gives_it_to_the_next_who_sees_the_new_version_first(
     ada: Person, bo: Person, article: Article, saved: Callable[[], str]
 ) -> None:
@@ -66,7 +67,10 @@ def test_a_save_gives_it_to_the_next_who_sees_the_new_version_first(
     assert saved() == "On Saturday. By Ada. And Bo."
 
 
-def test_leaving_without_a_save_frees_it_within_six_seconds(ada: Person, bo: Person, article: Article) -> None:
+def test_leaving_without_a_save_frees_it_within_six_seconds(
+    ada: Person, bo: Person, article: Article, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # the real five seconds
     mine = ada.edit(article)
     type_and_hold(mine)
     theirs = bo.edit(article)
@@ -87,7 +91,7 @@ def test_a_reload_keeps_the_lock(ada: Person, bo: Person, article: Article) -> N
     mine.reload()
     held(mine)
     assert mine.value("[name=distlock_edit_lease]") != before
-    time.sleep(TIMES["TTL"] + 1)
+    time.sleep(RESERVED + TIMES["BEAT"])
     busy(theirs, "Ada")
     assert "tab" not in mine.text(BANNER)
     assert not read_only(mine)
@@ -103,6 +107,7 @@ def test_unsaved_text_is_offered_after_a_reload(ada: Person, article: Article) -
     assert mine.value(BODY) == "On Saturday. Unsaved."
 
 
+@pytest.mark.alike
 def test_a_form_with_errors_keeps_the_lock(ada: Person, bo: Person, article: Article, saved: Callable[[], str]) -> None:
     mine = ada.edit(article)
     type_and_hold(mine, " After an error.")
@@ -130,6 +135,7 @@ def test_back_to_the_form(ada: Person, bo: Person, article: Article) -> None:
     assert not read_only(mine)
 
 
+@pytest.mark.alike
 def test_two_tabs_of_one_person(ada: Person, article: Article) -> None:
     first, second = ada.edit(article), ada.edit(article)
     type_and_hold(first)
@@ -156,6 +162,7 @@ def test_a_duplicated_tab_is_another_tab(ada: Person, article: Article) -> None:
     assert not read_only(first)
 
 
+@pytest.mark.alike
 def test_a_killed_browser_blocks_until_the_ttl(
     ada: Person, bo: Person, article: Article, request: pytest.FixtureRequest
 ) -> None:
@@ -177,7 +184,7 @@ def test_a_browser_that_slept_beyond_the_ttl(
     """Nobody came: it goes on silently. Somebody came and saved: it says so, and the save keeps both."""
     mine = ada.edit(article)
     type_and_hold(mine, " Before the sleep.")
-    sleep(ada, TIMES["TTL"] + 3)
+    sleep(ada, TIMES["TTL"] + 1)
     type_and_hold(mine, " After it.")
     time.sleep(TIMES["BEAT"] + 1)
     assert not read_only(mine)
@@ -205,6 +212,7 @@ def sleep(someone: Person, seconds: float) -> None:
     someone.profile.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.alike
 def test_a_takeover_over_dirty_text(ada: Person, bo: Person, article: Article, saved: Callable[[], str]) -> None:
     with allowed("bo", "takeover_editlease"):
         mine, theirs = ada.edit(article), bo.edit(article)
@@ -224,6 +232,7 @@ def test_a_takeover_over_dirty_text(ada: Person, bo: Person, article: Article, s
         offered(mine, "against an older version")
 
 
+@pytest.mark.alike
 def test_an_idle_form_is_given_back_and_taken_again(ada: Person, bo: Person, article: Article, settings: Any) -> None:
     settings.DISTLOCK_EDITING = {**TIMES, "IDLE": 3}
     mine = ada.edit(article)
@@ -240,6 +249,7 @@ def test_an_idle_form_is_given_back_and_taken_again(ada: Person, bo: Person, art
     busy(theirs, "Ada")
 
 
+@pytest.mark.alike
 def test_the_end_of_the_session(ada: Person, article: Article, saved: Callable[[], str]) -> None:
     mine = ada.edit(article)
     type_and_hold(mine, " Kept.")
@@ -258,6 +268,7 @@ def test_the_end_of_the_session(ada: Person, article: Article, saved: Callable[[
     assert saved() == "On Saturday. Kept."
 
 
+@pytest.mark.alike
 def test_a_deleted_object(ada: Person, article: Article) -> None:
     mine = ada.edit(article)
     type_and_hold(mine, " Kept.")
@@ -266,6 +277,7 @@ def test_a_deleted_object(ada: Person, article: Article) -> None:
     assert mine.value(BODY) == "On Saturday. Kept."
 
 
+@pytest.mark.alike
 def test_a_cut_network(ada: Person, bo: Person, article: Article, saved: Callable[[], str]) -> None:
     """Requests fail for longer than the TTL; nobody came, so the save goes through."""
     mine = ada.edit(article)
@@ -279,6 +291,7 @@ def test_a_cut_network(ada: Person, bo: Person, article: Article, saved: Callabl
     assert saved() == "On Saturday. Offline."
 
 
+@pytest.mark.alike
 def test_a_foreign_write_meanwhile(ada: Person, article: Article, saved: Callable[[], str]) -> None:
     """A shell writes without a lock: the save is refused, both versions are shown, and one more press saves."""
     mine = ada.edit(article)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .conftest import TIMES
+from .conftest import RESERVED, TIMES
 from .steps import BODY, allowed, banner, busy, held, offered, read_only, save, type_and_hold
 from .wire import wire
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from .conftest import Person
 
 pytestmark = pytest.mark.long  # to set up: six browsers
-RESERVED = 5  # seconds that a lease is kept for a tab that has left
 
 
 def is_release(request: HttpRequest) -> bool:
@@ -66,6 +65,7 @@ def test_a_late_release_frees_nothing_that_was_adopted(ada: Person, bo: Person, 
     assert not read_only(mine)
 
 
+@pytest.mark.alike
 def test_beats_that_take_longer_than_their_interval_do_not_overlap(
     ada: Person, bo: Person, article: Article, saved: Callable[[], str]
 ) -> None:
@@ -89,6 +89,7 @@ def test_beats_that_take_longer_than_their_interval_do_not_overlap(
     assert saved() == "On Saturday. Slow. Slower."
 
 
+@pytest.mark.alike
 def test_an_answer_that_is_lost_is_asked_for_again(ada: Person, bo: Person, article: Article) -> None:
     """The claim has reached the server; the same id claims again, and Ada is not busy with herself."""
     mine, theirs = ada.edit(article), bo.edit(article)
@@ -101,6 +102,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(ada: Person, bo: Person, arti
     assert "another tab" not in mine.text(".distlock-banner")
 
 
+@pytest.mark.alike
 def test_an_old_answer_is_not_believed(ada: Person, bo: Person, article: Article) -> None:
     """While Bo watches and the answer is on its way, he is not told of a lock that Ada has left meanwhile."""
     with allowed("bo", "takeover_editlease"):
@@ -163,6 +165,7 @@ def test_a_tab_that_crashed_and_was_restored(
     assert saved().endswith("After it.")
 
 
+@pytest.mark.alike
 def test_text_is_offered_to_who_comes_back_after_somebody_else_saved(
     ada: Person, bo: Person, article: Article, saved: Callable[[], str]
 ) -> None:

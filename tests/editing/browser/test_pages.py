@@ -63,6 +63,7 @@ def replace(tab: Tab, text: str) -> None:
 
 
 @pytest.mark.usefixtures("without_scripts")
+@pytest.mark.alike
 def test_without_scripts_an_expired_lease_that_nobody_wanted(
     ada: Person, article: Article, saved: Callable[[], str]
 ) -> None:
@@ -75,6 +76,7 @@ def test_without_scripts_an_expired_lease_that_nobody_wanted(
 
 
 @pytest.mark.usefixtures("without_scripts")
+@pytest.mark.alike
 def test_without_scripts_an_expired_lease_that_somebody_has_taken(
     ada: Person, bo: Person, article: Article, settings: Any, saved: Callable[[], str]
 ) -> None:
@@ -97,6 +99,7 @@ def test_without_scripts_an_expired_lease_that_somebody_has_taken(
 
 
 @pytest.mark.usefixtures("without_scripts")
+@pytest.mark.alike
 def test_without_scripts_the_page_says_who_edits(ada: Person, bo: Person, article: Article, settings: Any) -> None:
     settings.DISTLOCK_EDITING = {**TIMES, "WHEN": "open", "TTL_WITHOUT_SCRIPT": 60}
     ada.edit(article)
@@ -104,6 +107,7 @@ def test_without_scripts_the_page_says_who_edits(ada: Person, bo: Person, articl
     assert theirs.text("[data-distlock-served]").startswith("Ada is editing this")
 
 
+@pytest.mark.alike
 def test_a_first_beat_shortens_what_a_page_without_scripts_would_hold(
     ada: Person, bo: Person, article: Article, settings: Any
 ) -> None:
@@ -181,6 +185,7 @@ def test_a_prefetch_is_no_visit(ada: Person, bo: Person, article: Article, setti
     held(bo.edit(article))
 
 
+@pytest.mark.alike
 def test_a_prerendered_page_is_no_visit(ada: Person, bo: Person, article: Article, settings: Any, name: str) -> None:
     """Its script runs in Chromium. The others prerender nothing: there the page is just not visited."""
     settings.DISTLOCK_EDITING = {**TIMES, "WHEN": "open"}
@@ -287,6 +292,7 @@ def test_an_insecure_context(
 # names and texts are no markup
 
 
+@pytest.mark.alike
 def test_a_name_is_text_and_never_markup(ada: Person, bo: Person, article: Article) -> None:
     markup = "<img src=x onerror=hacked=1>"
     person = user("ada")
@@ -335,6 +341,7 @@ def faults(tab: Tab, *within: str) -> list[str]:
     return found
 
 
+@pytest.mark.alike
 def test_axe_finds_nothing_in_any_state(ada: Person, bo: Person, article: Article) -> None:
     with allowed("bo", "takeover_editlease"):
         mine, theirs = ada.edit(article), bo.edit(article)
@@ -359,6 +366,7 @@ def test_axe_finds_nothing_in_any_state(ada: Person, bo: Person, article: Articl
         assert faults(mine) == []
 
 
+@pytest.mark.alike
 def test_axe_finds_nothing_in_the_admin(ada: Person, bo: Person, article: Article) -> None:
     """In the form, which Django's own faults are in as well, and in the list."""
     mine, theirs = ada.open(f"{ADMIN}{article.pk}/change/"), bo.open(f"{ADMIN}{article.pk}/change/")
