@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.db import Error
 from rest_framework.response import Response
 
+from . import store
 from .conf import EditingConfig, config
 from .grants import EditGrant
 from .http.forms import bring_up_to_date
@@ -17,13 +18,14 @@ from .http.transactions import outside_transactions, transactions_of_request
 from .http.visitors import NO_TAB, visitor_of
 from .records import ID, EditConflict
 from .resources import resource_of, rows_of
-from .saving import run_save
+from .saving import databases_of, run_save
 from .versions import version_field_of, version_of
 from .views import problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from .records import EditLease
     from .saving import Save
 
 PRECONDITION_REQUIRED = 428
@@ -49,6 +51,7 @@ class EditLockViewSetMixin:
     request: Any
     _edit_save: Save | None = None
     _edit_object: Any = None
+    _edit_row: EditLease | None = None
 
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
@@ -79,7 +82,7 @@ class EditLockViewSetMixin:
         response = super().finalize_response(request, response, *args, **kwargs)  # type: ignore[misc]
         obj = self._edit_object
         if obj is not None and 200 <= response.status_code < 300 and "ETag" not in response:
-            response["ETag"] = f'"{self._version(obj)}"'
+            response["ETag"] = f'"{self._version(obj, self._edit_row)}"'
         return response
 
     def _has_object(self) -> bool:
@@ -94,8 +97,11 @@ class EditLockViewSetMixin:
         """The object; while it is saved, the one that was locked."""
         if self._edit_save is not None:
             return self._edit_object
-        self._edit_object = super().get_object()  # type: ignore[misc]
-        return self._edit_object
+        obj = super().get_object()  # type: ignore[misc]
+        if self.get_edit_config().mode != "off":
+            resource = resource_of(obj)
+            self._edit_object, self._edit_row = obj, store.read([resource]).get(resource.digest)
+        return obj
 
     def _saved(self, handler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         settings = self.get_edit_config()
@@ -108,7 +114,7 @@ class EditLockViewSetMixin:
         grant = EditGrant(resources=(resource_of(obj),), principal=visitor.signer, mode=mode)
         work = functools.partial(self._work, functools.partial(handler, request, *args, **kwargs), request, obj)
         try:
-            with transactions_of_request(but=grant.database):
+            with transactions_of_request(but=databases_of(grant)):
                 return run_save(
                     grant,
                     visitor.owner(NO_TAB),
@@ -125,8 +131,9 @@ class EditLockViewSetMixin:
             self._edit_save = None
 
     def _work(self, handler: Any, request: Any, obj: Any, save: Save) -> Any:
-        if not self._matches(request.headers.get("If-Match"), save.object):
-            refusal = Refusal(reason="changed", who=save.rows[save.grant.resource.digest].changed_by)
+        row = save.rows[save.grant.resource.digest]
+        if not self._matches(request.headers.get("If-Match"), save.object, row):
+            refusal = Refusal(reason="changed", who=row.changed_by)
             raise _Answered(problem(refusal))
         bring_up_to_date(obj, save.object)
         self._edit_save = save
@@ -144,6 +151,7 @@ class EditLockViewSetMixin:
             save.wrote()
             # what was saved and what the database has may be spelled differently
             self._edit_object = rows_of(save.grant.resource).first()
+            self._edit_row = store.read([save.grant.resource]).get(row.resource.digest)
         return response
 
     def _failed(self, error: Exception) -> Any:
@@ -153,17 +161,19 @@ class EditLockViewSetMixin:
         response.exception = True
         return response
 
-    def _matches(self, header: str | None, obj: Any) -> bool:
+    def _matches(self, header: str | None, obj: Any, row: EditLease) -> bool:
         """Does If-Match name the version of the object? A weak tag never does (RFC 9110)."""
         if not header:
             return True
         found = list(_TAGS.finditer(header))
-        version = self._version(obj)
+        version = self._version(obj, row)
         return any(tag["any"] or (not tag["weak"] and tag["tag"] == version) for tag in found)
 
-    def _version(self, obj: Any) -> str:
+    def _version(self, obj: Any, row: EditLease | None) -> str:
+        """The version, and the counter of the saves that change no column (many-to-many)."""
         own = version_field_of(type(obj))
-        return version_of(obj, (own,) if own is not None else self.edit_lock_fields)
+        version = version_of(obj, (own,) if own is not None else self.edit_lock_fields)
+        return version if row is None or row.changed_at is None else f"{version}.{row.writes}"
 
 
 class _Answered(Exception):

@@ -34,6 +34,11 @@ def resource_of(obj: models.Model | type[models.Model], pk: Any = None, database
     return Resource(database=database, model=label_of(model), pk=_text(model, pk), kind=model._meta.label_lower)
 
 
+def database_of(queryset: Any) -> str:
+    """The database that the objects of a queryset are written to: the one of ``using()``, else that of the router."""
+    return str(queryset._db or router.db_for_write(queryset.model))
+
+
 def label_of(model: type[models.Model]) -> str:
     """The label under which the objects of a model are locked: that of its topmost concrete model."""
     return _top(model)._meta.label_lower
@@ -96,9 +101,14 @@ def objects_of(resources: Sequence[Resource]) -> dict[Resource, models.Model]:
     found: dict[Resource, models.Model] = {}
     for (database, _), members in sorted(groups.items()):
         model = model_of(members[0])
-        rows = model._base_manager.using(database).filter(pk__in=[pk_of(member) for member in members])
-        found.update(matched(members, rows))
+        found.update(matched(members, model._base_manager.using(database).filter(among(members))))
     return found
+
+
+def among(resources: Sequence[Resource]) -> models.Q:
+    """The condition on the rows of objects of one model. A single key may be a number too large for its column."""
+    keys = [pk_of(resource) for resource in resources]
+    return models.Q(pk=keys[0]) if len(keys) == 1 else models.Q(pk__in=keys)
 
 
 def matched(resources: Sequence[Resource], rows: QuerySet[Any]) -> dict[Resource, models.Model]:

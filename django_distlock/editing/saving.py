@@ -17,7 +17,7 @@ from django.db.transaction import TransactionManagementError
 from . import store
 from .conf import config
 from .records import EditConflict, EditLease
-from .resources import matched, model_of, pk_of
+from .resources import among, matched, model_of
 from .signals import edit_refused
 from .versions import version_of
 
@@ -131,13 +131,18 @@ def run_save(
 
 
 def _require_no_transaction(grant: EditGrant) -> None:
-    for alias in {grant.database, store.alias_for(grant.resource)}:
+    for alias in databases_of(grant):
         if in_transaction(alias):
             raise TransactionManagementError(
                 f"A save under an edit lock begins its own transaction on {alias!r}: what was read or locked in one "
                 "that is open may be out of date or cause deadlocks. Leave atomic(); with ATOMIC_REQUESTS decorate the "
                 "view with @transaction.non_atomic_requests."
             )
+
+
+def databases_of(grant: EditGrant) -> list[str]:
+    """The databases in which a save begins a transaction: that of the leases, and that of the objects."""
+    return list(dict.fromkeys((store.alias_for(grant.resource), grant.database)))
 
 
 def in_transaction(alias: str) -> bool:
@@ -153,7 +158,7 @@ def _begin(grant: EditGrant, owner: Owner, lease: str, ttl: float) -> tuple[Exit
     for attempt in range(ATTEMPTS):
         try:
             with ExitStack() as stack:
-                for alias in dict.fromkeys((store.alias_for(grant.resource), grant.database)):
+                for alias in databases_of(grant):
                     _enter(stack, alias)
                 save = _locked(grant, owner, lease, ttl)
                 return stack.pop_all(), save
@@ -203,7 +208,7 @@ def _lock_objects(grant: EditGrant) -> dict[Resource, models.Model]:
     found: dict[Resource, models.Model] = {}
     for _kind, members in sorted(kinds.items()):
         rows = model_of(members[0])._base_manager.using(grant.database).select_for_update()
-        found.update(matched(members, rows.filter(pk__in=[pk_of(member) for member in members]).order_by("pk")))
+        found.update(matched(members, rows.filter(among(members)).order_by("pk")))
     return found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from datetime import date, datetime, time
+from datetime import UTC, date, datetime, time
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
@@ -33,7 +33,7 @@ class Inline:
     def rows(self, parent: models.Model, database: str) -> QuerySet[Any]:
         """The rows of ``parent``, in the order of their primary keys."""
         found: QuerySet[Any] = apps.get_model(self.model)._base_manager.using(database)
-        return found.filter(**{self.fk: parent.pk}).order_by("pk")
+        return found.filter(**{self.fk: parent}).order_by("pk")  # the key may point to another field than "pk"
 
 
 def version_field_of(model: type[models.Model]) -> str | None:
@@ -85,6 +85,8 @@ def _text(value: Any) -> str:
         return json.dumps(value, sort_keys=True, default=_text)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return f"b:{bytes(value).hex()}"
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        value = value.astimezone(UTC)  # a form has it in the time zone of the visitor
     if isinstance(value, (date, datetime, time)):
         return f"t:{value.isoformat()}"
     return f"s:{value}"

@@ -11,6 +11,7 @@ from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.contrib.auth.mixins import LoginRequiredMixin
 from django.core.exceptions import ObjectDoesNotExist
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.shortcuts import get_object_or_404
 from django.utils.translation import gettext as _
 
 from .conf import EditingConfig, config
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from django.urls import ResolverMatch
     from django.views.generic.base import View
 
-    from .records import Resource
+    from .records import EditLease, Resource
     from .saving import Save
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -52,6 +53,7 @@ class EditLockMixin:
     request: HttpRequest
     object: Any
     _is_saving = False
+    _is_valid = False
 
     @classmethod
     def as_view(cls, **initkwargs: Any) -> Any:
@@ -116,7 +118,8 @@ class EditLockMixin:
             with transactions_of_request():
                 return handler()
         try:
-            obj = self._loaded()
+            with transactions_of_request():  # get_object() may lock the row
+                obj = self._loaded()
         except Http404:
             return self._deleted(settings)
         if not _is_saved(obj):
@@ -128,10 +131,15 @@ class EditLockMixin:
                 return self._reviewed(guard)
             return guard.save(
                 lambda save: self._saved(save, guard, obj, handler),
-                may_overwrite=lambda: may_take_over(self.request, settings, obj, None, ViewPage.of(self)),
+                may_overwrite=lambda holder: may_take_over(self.request, settings, obj, holder, ViewPage.of(self)),
             )
         except SaveRefused as refused:
             return self.edit_refused(guard, refused.refusal, obj)
+
+    def form_valid(self, form: Any) -> HttpResponseBase:
+        """As Django's. What it saves counts, whatever the view answers then."""
+        self._is_valid = True
+        return super().form_valid(form)  # type: ignore[misc,no-any-return]
 
     def _loaded(self) -> Any:
         """The object by ``get_object()``, once for this request: a second one would be an older or a newer copy."""
@@ -149,12 +157,13 @@ class EditLockMixin:
             ready_forms(self.request)[guard.resources[0]] = ReadyForm(
                 grant=save.grant, config=guard.config, posted=guard.posted
             )
-        self._is_saving = True
+        self._is_saving, self._is_valid = True, False
         try:
             response = handler()
         finally:
             self._is_saving = False
-        if 300 <= response.status_code < 400:
+        # a form with errors is shown again with 200
+        if 200 < response.status_code < 400 or (response.status_code == 200 and self._is_valid):
             if obj.pk is None:
                 save.deleted()
             else:
@@ -187,7 +196,7 @@ class EditLockMixin:
         opened = guard.prepare(refusal, [obj], fields=self.get_edit_fields())
         refusal.can_review = hasattr(self, "get_form")
         refusal.can_overwrite = opened is not None and may_take_over(
-            self.request, guard.config, opened.obj, None, ViewPage.of(self)
+            self.request, guard.config, opened.obj, guard.other_holder(opened.leases), ViewPage.of(self)
         )
         self.object = copy(opened.obj) if opened is not None else obj
         groups = self.edit_comparison(opened.obj if opened is not None else None)
@@ -288,7 +297,7 @@ def edit_locked(
 def _sync_wrapper(locked: _LockedView, view: Any) -> Any:
     @functools.wraps(view)
     def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        if locked.is_unguarded(request):
+        if locked.is_unguarded(request, kwargs):
             with transactions_of_request():
                 return view(request, *args, **kwargs)
         return locked.save(request, view, args, kwargs)
@@ -299,12 +308,32 @@ def _sync_wrapper(locked: _LockedView, view: Any) -> Any:
 def _async_wrapper(locked: _LockedView, view: Any) -> Any:
     @functools.wraps(view)
     async def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        if locked.is_unguarded(request):
+        if locked.is_unguarded(request, kwargs):
             return await view(request, *args, **kwargs)
         # what the view asks of the database runs in the thread that has the transaction
         return await sync_to_async(locked.save)(request, async_to_sync(view), args, kwargs)
 
     return wrapper
+
+
+class _NoSave:
+    """``request.edit_lock`` in the mode "off": it counts nothing, and its object is read when it is asked for."""
+
+    warnings = ()
+
+    def __init__(self, model: type[Model], pk: Any) -> None:
+        self._model = model
+        self._pk = pk
+
+    @functools.cached_property
+    def object(self) -> Any:
+        return get_object_or_404(self._model._base_manager, pk=self._pk)
+
+    def wrote(self, **options: Any) -> None:
+        """Nothing counts."""
+
+    def deleted(self) -> None:
+        """Nothing counts."""
 
 
 class _LockedView:
@@ -324,9 +353,14 @@ class _LockedView:
         self._settings_of = settings_of
         self._on_conflict = on_conflict
 
-    def is_unguarded(self, request: HttpRequest) -> bool:
+    def is_unguarded(self, request: HttpRequest, kwargs: Mapping[str, Any]) -> bool:
         """Is this a request that saves nothing, or is the lock switched off?"""
-        return request.method in SAFE_METHODS or self._settings_of().mode == "off"
+        if request.method in SAFE_METHODS:
+            return True
+        if self._settings_of().mode != "off":
+            return False
+        request.edit_lock = _NoSave(self._model, kwargs.get(self._pk))  # type: ignore[attr-defined]
+        return True
 
     def save(self, request: HttpRequest, view: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call the view in a save, or answer the refusal."""
@@ -360,21 +394,23 @@ class _LockedView:
         guard: SaveGuard,
         refusal: Refusal,
         resource: Resource,
-        may_overwrite: Callable[[], bool],
+        may_overwrite: Callable[[EditLease | None], bool],
         args: Any,
         kwargs: Any,
     ) -> Any:
         obj = rows_of(resource).first()
         if obj is not None:
-            guard.prepare(refusal, [obj], fields=None)
-            refusal.can_overwrite = may_overwrite()
+            opened = guard.prepare(refusal, [obj], fields=None)
+            refusal.can_overwrite = opened is not None and may_overwrite(guard.other_holder(opened.leases))
         if self._on_conflict is not None:
             return self._on_conflict(request, refusal, *args, **kwargs)
         return answer(request, refusal)
 
 
-def _may_overwrite(request: HttpRequest, guard: SaveGuard, resource: Resource, page: Any) -> bool:
-    return may_take_over(request, guard.config, rows_of(resource).first(), None, page)
+def _may_overwrite(
+    request: HttpRequest, guard: SaveGuard, resource: Resource, page: Any, holder: EditLease | None
+) -> bool:
+    return may_take_over(request, guard.config, rows_of(resource).first(), holder, page)
 
 
 def answer(request: HttpRequest, refusal: Refusal) -> HttpResponse:

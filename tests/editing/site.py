@@ -59,6 +59,14 @@ class Careless(Edit):
         return HttpResponseRedirect("/done/")
 
 
+class Quiet(Edit):
+    """A view for a script."""
+
+    def form_valid(self, form: Any) -> HttpResponse:
+        super().form_valid(form)
+        return HttpResponse("Saved.")
+
+
 class Delete(EditLockMixin, DeleteView):  # type: ignore[type-arg]
     model = Article
     template_name = "editing_site/form.html"
@@ -107,6 +115,14 @@ def function(request: HttpRequest, pk: int) -> HttpResponse:
     return act(request, pk)
 
 
+@edit_locked(Article)
+def counted(request: HttpRequest, pk: int) -> HttpResponse:
+    act(request, pk)
+    request.edit_lock.object.refresh_from_db()  # type: ignore[attr-defined]
+    request.edit_lock.wrote()  # type: ignore[attr-defined]
+    return HttpResponse("Saved.")
+
+
 @edit_locked(Article, on_conflict=lambda request, refusal, pk: HttpResponse(refusal.text, status=418))
 def own_answer(request: HttpRequest, pk: int) -> HttpResponse:
     return act(request, pk)
@@ -150,6 +166,8 @@ urlpatterns = [
     path("plain/<int:pk>/", Plain.as_view()),
     path("cheerful/<int:pk>/", Cheerful.as_view()),
     path("careless/<int:pk>/", Careless.as_view()),
+    path("quiet/<int:pk>/", Quiet.as_view()),
+    path("counted/<int:pk>/", counted),
     path("delete/<int:pk>/", Delete.as_view()),
     path("at-once/<int:pk>/", DeleteAtOnce.as_view()),
     path("publish/<int:pk>/", Publish.as_view()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -68,7 +69,7 @@ class Pair(models.Model):
 
 
 class Profile(models.Model):
-    user = models.OneToOneField("auth.User", models.CASCADE, primary_key=True, related_name="+")
+    user = models.OneToOneField("auth.User", models.DO_NOTHING, primary_key=True, related_name="+")  # it has no table
 
     class Meta:
         managed = False
@@ -329,3 +330,35 @@ def test_the_message_of_a_conflict() -> None:
     assert str(EditConflict("deleted")) == "The object was deleted after the form was rendered."
     assert "another user" in str(EditConflict("held"))
     assert "busy" in str(EditConflict("saving"))
+
+
+def test_an_inline_by_another_key_than_the_primary_one() -> None:
+    class Shop(models.Model):
+        code = models.CharField(max_length=9, unique=True)
+
+        class Meta:
+            managed = False
+            app_label = "dataapp"
+
+        def __str__(self) -> str:
+            return self.code
+
+    class Till(models.Model):
+        shop = models.ForeignKey(Shop, models.CASCADE, to_field="code")
+
+        class Meta:
+            managed = False
+            app_label = "dataapp"
+
+        def __str__(self) -> str:
+            return self.shop_id
+
+    rows = Inline(model="dataapp.till", fk="shop").rows(Shop(pk=5, code="north"), "default")
+    assert "= north" in str(rows.query)
+
+
+def test_a_time_is_the_same_in_every_zone() -> None:
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    there = noon.astimezone(timezone(timedelta(hours=2)))
+    assert version_of(thing(name=noon)) == version_of(thing(name=there))
+    assert version_of(thing(name=noon)) != version_of(thing(name=noon.replace(hour=13)))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_distlock.editing.http.forms import editable_fields
 from django_distlock.editing.http.refusals import Group, compare
+from django_distlock.editing.resources import resource_of, rows_of
 from django_distlock.editing.versions import Inline
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _inline_group(kind: Any, inline: Any, form: Any) -> Group | None:
     child = form.instance
     if child.pk is None and not form.has_changed():
         return None
-    theirs = kind.form(instance=type(child)._base_manager.filter(pk=child.pk).first()) if child.pk else None
+    theirs = kind.form(instance=rows_of(resource_of(child)).first()) if child.pk else None
     rows = [row for row in compare(form, theirs) if row.differs]
     title = f"{inline.opts.verbose_name}: {child}" if child.pk else str(inline.opts.verbose_name)
     return Group(title=title, rows=rows) if rows else None

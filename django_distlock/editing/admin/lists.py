@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.db import router
 from django.utils.decorators import method_decorator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.csrf import csrf_protect
 
 from django_distlock.editing import store
+from django_distlock.editing.conf import config
 from django_distlock.editing.grants import EditGrant, sign
 from django_distlock.editing.http import refusals
 from django_distlock.editing.http.forms import bring_up_to_date, editable_fields, grants_of_rows, open_rows
@@ -24,7 +24,7 @@ from django_distlock.editing.http.refusals import Group, Refusal
 from django_distlock.editing.http.transactions import transactions_of_request
 from django_distlock.editing.http.visitors import visitor_of
 from django_distlock.editing.records import EditConflict, Resource
-from django_distlock.editing.resources import pk_of, resource_of
+from django_distlock.editing.resources import database_of, label_of, pk_of, resource_of
 from django_distlock.editing.versions import version_of
 
 from . import pages
@@ -60,17 +60,16 @@ class EditedFilter(admin.SimpleListFilter):
             return queryset
         settings = getattr(request, "_distlock_edit_config", None)
         mine = visitor_of(request, settings).principal if settings is not None else ""
-        held = held_of(queryset.model)
+        held = held_of(queryset.model, database_of(queryset))
         if choice in ("me", "others"):
             held = {pk: who for pk, who in held.items() if (who == mine) == (choice == "me")}
         return queryset.exclude(pk__in=list(held)) if choice == "no" else queryset.filter(pk__in=list(held))
 
 
-def held_of(model: type[Model]) -> dict[Any, str]:
+def held_of(model: type[Model], database: str) -> dict[Any, str]:
     """The primary keys of the objects of a model that are edited now, each with the principal of its holder."""
-    label = resource_of(model, "0").model
     found = {}
-    for row in store.held(store.alias_for(resource_of(model, "0")), label, MOST_HELD):
+    for row in store.held(config().database or database, label_of(model), MOST_HELD):
         with suppress(ValueError):
             found[pk_of(replace(row.resource, kind=model._meta.label_lower))] = row.owner.principal if row.owner else ""
     return found
@@ -200,12 +199,12 @@ class EditLockLists:
 
     def _posted_rows(self, request: HttpRequest) -> list[Resource]:
         """The objects of the rows that were sent, as far as the user may see them."""
-        name = self.model._meta.pk.name
+        name, database = self.model._meta.pk.name, database_of(self.get_queryset(request))  # type: ignore[attr-defined]
         pks = [value for key, value in request.POST.items() if key.startswith("form-") and key.endswith(f"-{name}")]
         found = []
         for pk in pks:
             with suppress(ValueError, TypeError):
-                found.append(resource_of(self.model, pk))
+                found.append(resource_of(self.model, pk, database))
         return list(dict.fromkeys(found))
 
     def _save_rows(self, request: HttpRequest, rows: _Rows, save: Save, page: Any) -> HttpResponse:
@@ -260,10 +259,9 @@ class EditLockLists:
             chosen = queryset.filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME))
         principal = visitor_of(request, self.get_edit_config(request)).principal
         if action == "delete_selected":
-            using = router.db_for_write(self.model)
-            objects: Collection[Any] = pages.deleted_along(chosen[: pages.MOST_DELETED], using)
+            objects: Collection[Any] = pages.deleted_along(chosen[: pages.MOST_DELETED], database_of(queryset))
         else:
-            others = [pk for pk, who in held_of(self.model).items() if who != principal]
+            others = [pk for pk, who in held_of(self.model, database_of(queryset)).items() if who != principal]
             objects = list(chosen.filter(pk__in=others)[:MOST_NAMED]) if others else []
         if held := pages.held_by_others(objects, principal):
             first = held[0][1]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib.admin.options import TO_FIELD_VAR
 from django.contrib.admin.utils import unquote
-from django.db import router
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.utils.functional import cached_property
@@ -184,7 +183,7 @@ class EditLockAdmin(EditLockLists):
                     return page()
             return guard.save(
                 lambda save: self._saved(request, object_id, save, guard, obj, page),
-                may_overwrite=lambda: may_take_over(request, settings, obj, None, self.distlock_editing),
+                may_overwrite=lambda holder: may_take_over(request, settings, obj, holder, self.distlock_editing),
             )
         except SaveRefused as refused:
             return self.edit_refused(request, guard, refused.refusal, obj)
@@ -227,8 +226,8 @@ class EditLockAdmin(EditLockLists):
         opened = guard.prepare(refusal, objects, fields=self.get_edit_fields(request, obj), inlines=inlines)
         current = opened.obj if opened is not None else None
         refusal.can_review = True
-        refusal.can_overwrite = current is not None and may_take_over(
-            request, guard.config, current, None, self.distlock_editing
+        refusal.can_overwrite = opened is not None and may_take_over(
+            request, guard.config, current, guard.other_holder(opened.leases), self.distlock_editing
         )
         groups = groups_of(self, request, obj, current)
         return refusals.page(request, refusal, groups, template=self.edit_conflict_template)
@@ -292,7 +291,7 @@ class EditLockAdmin(EditLockLists):
 
     def _refuse_held(self, guard: SaveGuard, objects: Sequence[Model]) -> None:
         """Raise SaveRefused if another user edits one of the objects, or one that would be deleted along."""
-        using = router.db_for_write(self.model)
+        using = guard.resources[0].database
         held = pages.held_by_others(pages.deleted_along(objects, using), guard.visitor.principal)
         if held:
             first = held[0][1]

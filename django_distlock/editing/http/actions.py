@@ -120,7 +120,7 @@ class Beat:
         return self._gate.access(grant.permission, grant.resource)
 
     def _act(self, item: Item, grant: EditGrant) -> Answer:
-        if item.verb in ("claim", "takeover") and holds_too_many(grant, self._owner.principal, self._config):
+        if item.verb in ("claim", "adopt", "takeover") and holds_too_many(grant, self._owner.principal, self._config):
             return {"state": "error", "reason": "quota"}
         if item.verb == "takeover":
             return self._take_over(item, grant)

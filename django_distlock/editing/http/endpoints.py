@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import BadRequest as DjangoBadRequest
-from django.core.exceptions import RequestDataTooBig
+from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.db import DatabaseError
 from django.http import HttpResponse, JsonResponse, QueryDict, UnreadablePostError
 from django.http.multipartparser import MultiPartParserError
@@ -70,7 +70,7 @@ def release_view(request: HttpRequest) -> HttpResponse:
     try:
         texts, leases, reserve = _released(request)
         release(texts, leases, reserve=reserve)
-    except (BadRequest, RequestDataTooBig, DjangoBadRequest, MultiPartParserError):
+    except (BadRequest, SuspiciousOperation, DjangoBadRequest, MultiPartParserError):
         pass
     except (DatabaseError, BackendUnavailable):
         logger.warning("An edit lock cannot be given back; it will expire.", exc_info=True)

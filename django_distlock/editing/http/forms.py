@@ -24,7 +24,7 @@ from .texts import texts
 from .visitors import NO_TAB, visitor_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from django.db.models import Model
     from django.forms import BaseForm
@@ -91,7 +91,7 @@ def open_form(
     """Read the first of ``objects`` as its form is to show it, and make the grant; None if it is deleted."""
     visitor = visitor or visitor_of(request, config)
     return open_grant(
-        [resource_of(obj) for obj in objects],
+        list(dict.fromkeys(resource_of(obj) for obj in objects)),  # a child may be in two inlines
         principal=visitor.signer,
         fields=fields,
         inlines=inlines,
@@ -247,9 +247,9 @@ def with_mode(grant: EditGrant, mode: str) -> EditGrant:
     return grant if grant.mode == mode else replace(grant, mode=mode)
 
 
-def same_object(grant: EditGrant, resources: Iterable[Resource]) -> bool:
-    """Is the grant one for these objects?"""
-    return set(resources) <= set(grant.resources)
+def same_object(grant: EditGrant, resources: Sequence[Resource]) -> bool:
+    """Is the grant one for the form of these objects? That they are edited along with another one is not enough."""
+    return grant.resources[: len(resources)] == tuple(resources)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

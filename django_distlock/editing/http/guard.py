@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django_distlock.editing import store
 from django_distlock.editing.grants import EditGrant, GrantError, sign
 from django_distlock.editing.records import EditConflict, EditLease, Resource
-from django_distlock.editing.saving import Save, run_save
+from django_distlock.editing.saving import Save, databases_of, run_save
 
 from .audit import log_overwrite, log_takeover
 from .forms import Posted, open_form, same_object, with_mode
@@ -22,7 +22,7 @@ from .transactions import transactions_of_request
 from .visitors import visitor_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from django.db.models import Model
     from django.http import HttpRequest
@@ -73,23 +73,26 @@ class SaveGuard:
         self,
         work: Callable[[Save], T],
         *,
-        may_overwrite: Callable[[], bool] = lambda: False,
+        may_overwrite: Callable[[EditLease | None], bool] = lambda holder: False,
         grant: EditGrant | None = None,
     ) -> T:
         """Lock, compare, and call ``work`` in the transaction. SaveRefused if the save would destroy another one.
 
         ``work`` may be called twice: once again if the database gave up because of other transactions.
+        ``may_overwrite`` is asked about each other user who holds an object; about None if there is none.
         """
         grant = grant or self.grant()
         overwrites = self.posted.choice == "overwrite"
         if overwrites:
-            if not may_overwrite():
-                raise SaveRefused(Refusal(reason="held"))
-            self._take_over(grant)
+            self._take_over(grant, may_overwrite)
+        queued = getattr(get_messages(self.request), "_queued_messages", [])
+        before = len(queued)
         try:
-            with transactions_of_request(but=grant.database):
-                found = run_save(grant, self.owner, self.lease, self._repeatable(work), attempts=self._attempts())
+            with transactions_of_request(but=databases_of(grant)):
+                repeatable = self._repeatable(work, queued, before)
+                found = run_save(grant, self.owner, self.lease, repeatable, attempts=self._attempts())
         except EditConflict as conflict:
+            del queued[before:]
             raise SaveRefused(Refusal.of(conflict)) from conflict
         if overwrites:
             log_overwrite(self.request, self.visitor, grant.resource, self.posted.choice)
@@ -99,15 +102,11 @@ class SaveGuard:
         """An uploaded file may have been moved to its place by the first attempt."""
         return 1 if self.request.FILES else 2
 
-    def _repeatable(self, work: Callable[[Save], T]) -> Callable[[Save], T]:
+    def _repeatable(self, work: Callable[[Save], T], queued: list[Any], before: int) -> Callable[[Save], T]:
         """Take back the messages of an attempt that was rolled back; say what the mode "warn" has let through."""
-        storage: Any = get_messages(self.request)
-        queued = getattr(storage, "_queued_messages", None)
-        before = len(queued) if queued is not None else 0
 
         def repeatable(save: Save) -> T:
-            if queued is not None:
-                del queued[before:]
+            del queued[before:]
             for conflict in save.warnings:
                 text = _("This was saved, although: %(why)s") % {"why": Refusal.of(conflict).text}
                 messages.warning(self.request, text, fail_silently=True)
@@ -115,9 +114,20 @@ class SaveGuard:
 
         return repeatable
 
-    def _take_over(self, grant: EditGrant) -> None:
-        self.lease = self.lease or secrets.token_hex(16)
+    def other_holder(self, leases: Mapping[str, EditLease]) -> EditLease | None:
+        """The first lease that another user holds."""
+        return next(iter(self._held_by_others(leases)), None)
+
+    def _held_by_others(self, leases: Mapping[str, EditLease]) -> list[EditLease]:
+        mine = self.owner.principal
+        return [row for row in leases.values() if row.held and row.owner is not None and row.owner.principal != mine]
+
+    def _take_over(self, grant: EditGrant, may_overwrite: Callable[[EditLease | None], bool]) -> None:
         rows = store.read(grant.resources)
+        others = self._held_by_others(rows)
+        if not (all(map(may_overwrite, others)) if others else may_overwrite(None)):
+            raise SaveRefused(Refusal(reason="held"))
+        self.lease = self.lease or secrets.token_hex(16)
         for resource in sorted(grant.resources, key=lambda resource: resource.digest):
             row = rows.get(resource.digest)
             if row is None or not row.held or row.lease == self.lease:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
@@ -28,10 +28,10 @@ def outside_transactions(view: V) -> V:
 
 
 @contextmanager
-def transactions_of_request(but: str | None = None) -> Iterator[None]:
-    """The transactions of ATOMIC_REQUESTS, without that of the database ``but``, where a save has its own."""
+def transactions_of_request(but: Collection[str] = ()) -> Iterator[None]:
+    """The transactions of ATOMIC_REQUESTS, without those of the databases ``but``, where a save has its own."""
     with ExitStack() as stack:
         for alias, entry in connections.settings.items():
-            if entry["ATOMIC_REQUESTS"] and alias != but:
+            if entry["ATOMIC_REQUESTS"] and alias not in but:
                 stack.enter_context(transaction.atomic(using=alias))
         yield

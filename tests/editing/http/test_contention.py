@@ -76,6 +76,23 @@ def test_then_a_page(ada: Person, article: Article, failing: list[int], kind: st
     assert ada.client.post(path, fields).status_code == 302
 
 
+def test_no_message_of_a_save_that_was_rolled_back(
+    ada: Person, article: Article, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database may give up at the COMMIT, when the view has said "Saved."."""
+    form_valid = site.Cheerful.form_valid
+
+    def fail_late(view: Any, form: Any) -> Any:
+        form_valid(view, form)
+        raise failure()
+
+    monkeypatch.setattr(site.Cheerful, "form_valid", fail_late)
+    path = f"/cheerful/{article.pk}/"
+    refused = ada.client.post(path, sent(ada, path))
+    assert refused.status_code == 409
+    assert not list(get_messages(refused.wsgi_request))
+
+
 def test_a_file_is_not_saved_twice(ada: Person, article: Article, failing: list[int]) -> None:
     path = f"/cheerful/{article.pk}/"
     failing.append(1)

@@ -83,6 +83,22 @@ def test_an_invalid_write_changes_nothing(ada: Person, bo: Person, article: Arti
     assert bo.client.post(f"/edit/{article.pk}/", {"title": "x", "body": "y", **fields}).status_code == 302
 
 
+def test_a_save_that_changes_no_column_is_another_version(ada: Person, bo: Person, article: Article) -> None:
+    """Many-to-many fields and files are seen through the counter of saves alone."""
+    before = tag(ada, article)
+    same = {"title": article.title, "body": article.body}
+    assert bo.client.post(f"/edit/{article.pk}/", {**same, **bo.open(f"/edit/{article.pk}/")}).status_code == 302
+    assert patch(ada, article, **{"If-Match": before}).status_code == 412
+    assert patch(ada, article, **{"If-Match": tag(ada, article)}).status_code == 200
+
+
+def test_the_mode_off_has_no_version(ada: Person, article: Article, settings: Any) -> None:
+    settings.DISTLOCK_EDITING = {"MODE": "off"}
+    assert "ETag" not in ada.client.get(f"/api/{article.pk}/")
+    assert patch(ada, article, **{"If-Match": '"old"'}).status_code == 200
+    assert row(article) is None
+
+
 def test_if_match_may_be_required(ada: Person, article: Article) -> None:
     assert patch(ada, article, "strict").status_code == 428
     assert patch(ada, article, "strict", **{"If-Match": tag(ada, article)}).status_code == 200

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.db import connection
+from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 
+from django_distlock.editing.http.visitors import principal_of_user
+from django_distlock.models import EditLeaseRow
 from testproject.articles.models import Article
+from tests.editing import site
 from tests.editing.people import Person, hidden, row
 
 pytestmark = pytest.mark.usefixtures("site", "atomic_requests")
@@ -227,3 +230,74 @@ class TestAsync:
         ada.client.raise_request_exception = False
         assert ada.client.post(f"/async/{article.pk}/", {"body": "By Ada.", "break": "1"}).status_code == 500
         assert Article.objects.get().body == "On Saturday."
+
+
+@pytest.mark.parametrize("kind", ["edit", "function"])
+def test_the_setting_says_from_whom_one_may_take_over(
+    ada: Person, bo: Person, boss: Person, article: Article, settings: Any, kind: str
+) -> None:
+    """Also with the button of a refused save."""
+    assert ada.user is not None
+    of_ada = principal_of_user(ada.user)
+    settings.DISTLOCK_EDITING = {"TAKEOVER": lambda user, obj, holder: holder != of_ada}
+    path = f"/{kind}/{article.pk}/"
+    fields = {"title": "By the boss", "body": "y", **boss.open(path)}
+    lease = ada.claim(ada.open(path)["distlock_edit"])
+    refused = boss.client.post(path, fields)
+    assert "Take over" not in refused.content.decode()
+    assert boss.client.post(path, {**fields, "distlock_edit_choice": "overwrite"}).status_code == 409
+    assert Article.objects.get().title == article.title
+    ada.release([fields["distlock_edit"], ada.open(path)["distlock_edit"]], [lease, lease])
+    bo.claim(bo.open(path)["distlock_edit"])
+    assert boss.client.post(path, {**fields, "distlock_edit_choice": "overwrite"}).status_code == 302
+
+
+def test_a_key_that_the_database_cannot_have(ada: Person, article: Article) -> None:
+    assert ada.client.post(f"/function/{10**30}/", {"title": "x", "body": "y"}).status_code == 404
+
+
+@pytest.mark.parametrize("kind", ["quiet", "counted"])
+def test_an_answer_that_is_no_redirect(ada: Person, bo: Person, article: Article, kind: str) -> None:
+    """A view for a script answers without a redirect: its save counts all the same."""
+    path = f"/{kind}/{article.pk}/"
+    theirs = bo.open(f"/edit/{article.pk}/")
+    assert ada.client.post(path, {"title": article.title, "body": article.body}).status_code in (200, 204)
+    assert bo.client.post(f"/edit/{article.pk}/", {"title": "x", "body": "y", **theirs}).status_code == 409
+
+
+def test_the_mode_off_of_a_function_that_counts(ada: Person, article: Article, settings: Any) -> None:
+    settings.DISTLOCK_EDITING = {"MODE": "off"}
+    assert ada.client.post(f"/counted/{article.pk}/", {"title": "x", "body": "y"}).status_code == 200
+    assert Article.objects.get().title == "x"
+    assert row(article) is None
+
+
+def test_get_object_may_lock_the_row(
+    ada: Person, article: Article, atomic_requests: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ATOMIC_REQUESTS it is always in a transaction, which select_for_update() needs."""
+    found: list[bool] = []
+
+    def get_queryset(view: Any) -> Any:
+        found.append(connection.in_atomic_block)
+        return Article.objects.all()
+
+    monkeypatch.setattr(site.Edit, "get_queryset", get_queryset)
+    path = f"/edit/{article.pk}/"
+    assert ada.client.post(path, sent(ada.open(path))).status_code == 302
+    assert found == [atomic_requests] * 2
+
+
+@pytest.mark.parametrize("kind", ["edit", "function"])
+def test_locks_in_another_database_with_atomic_requests(
+    ada: Person, article: Article, settings: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    settings.DISTLOCK_EDITING = {"DATABASE": "postgres"}
+    monkeypatch.setitem(connections.settings["postgres"], "ATOMIC_REQUESTS", True)
+    path = f"/{kind}/{article.pk}/"
+    try:
+        assert ada.client.post(path, sent(ada.open(path), body="By Ada.")).status_code == 302
+        api = ada.client.patch(f"/api/{article.pk}/", {"body": "By the API."}, content_type="application/json")
+        assert api.status_code == 200
+    finally:
+        EditLeaseRow.rows.using("postgres").all().delete()

@@ -15,9 +15,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_distlock.editing.grants import SALT
+from django_distlock.editing.grants import SALT, open_grant, read_grant, sign
 from django_distlock.editing.http.actions import MOST_ITEMS
 from django_distlock.editing.http.endpoints import LONGEST_BODY
+from django_distlock.editing.resources import resource_of
 from django_distlock.models import EditLeaseRow
 from testproject.articles.models import Article
 from tests.editing.people import BEAT, RELEASE, Person, hidden, is_held, row
@@ -86,6 +87,22 @@ class TestGrants:
         here = ada.beat(item, headers={"host": "one.example"}).json()["items"][0]
         assert here["state"] == "held"
 
+    def test_of_a_form_that_edits_the_object_along(self, ada: Person, article: Article) -> None:
+        """Its first object would be saved with what was typed for this one."""
+        parent = Article.objects.create(title="Parent", body="...")
+        assert ada.user is not None
+        signer = read_grant(ada.open(path_of(article))["distlock_edit"], None).principal
+        opened = open_grant([resource_of(parent), resource_of(article)], principal=signer)
+        assert opened is not None
+        sent = {"title": "x", "body": "y", "section": "news", "distlock_edit": sign(opened.grant)}
+        assert ada.client.post(path_of(article), sent).status_code == 409
+        assert not Article.objects.filter(title="x").exists()
+
+    def test_of_a_secret_key_that_was_replaced(self, ada: Person, article: Article, grant: str, settings: Any) -> None:
+        settings.SECRET_KEY_FALLBACKS = [settings.SECRET_KEY]
+        settings.SECRET_KEY = "another"
+        assert ada.ask("claim", grant, lease=new())["state"] == "held"
+
 
 class TestLeases:
     def test_of_other_people_are_not_renewed(self, ada: Person, bo: Person, article: Article, grant: str) -> None:
@@ -118,7 +135,8 @@ class TestLeases:
         others = [Article.objects.create(title=str(number), body="...") for number in range(2)]
         for other in others:
             ada.claim(ada.open(path_of(other))["distlock_edit"])
-        assert ada.ask("claim", grant, lease=new()) == {"state": "error", "reason": "quota"}
+        for verb in ("claim", "adopt"):
+            assert ada.ask(verb, grant, lease=new()) == {"state": "error", "reason": "quota"}
         assert row(article) is None
         settings.DISTLOCK_EDITING = {"MAX_HELD": 2, "WHEN": "open"}
         assert ada.open(path_of(article))["distlock_edit_lease"] == ""
@@ -142,12 +160,24 @@ class TestRelease:
         assert ada.ask("adopt", grant, lease=new(), previous=lease)["state"] == "held"
 
     @pytest.mark.parametrize(
-        "body", [b"", b"{", b"[]", b'{"lease": 5, "grant": {}}', b'{"lease": ["x"], "grant": ["y"]}', b"\xff" * 100]
+        "body",
+        [
+            b"",
+            b"{",
+            b"[]",
+            b'{"lease": 5, "grant": {}}',
+            b'{"lease": ["x"], "grant": ["y"]}',
+            b"\xff" * 100,
+            b"a=1&" * 2000,
+        ],
     )
     def test_always_answers_204(self, ada: Person, body: bytes) -> None:
         for kind in ("application/json", "application/x-www-form-urlencoded", "multipart/form-data", "text/plain"):
             assert ada.client.post(RELEASE, body, content_type=kind).status_code == 204
         assert ada.client.get(RELEASE).status_code == 204
+
+    def test_a_form_of_many_parts(self, ada: Person) -> None:
+        assert ada.client.post(RELEASE, {f"a{number}": "1" for number in range(2000)}).status_code == 204
 
     def test_json(self, ada: Person, article: Article, grant: str) -> None:
         lease = ada.claim(grant)
