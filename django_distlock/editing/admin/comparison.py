@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 
 def inlines_of(admin: Any, request: HttpRequest, obj: Any) -> list[Inline]:
-    """The inlines that belong to the version: those with a foreign key to the object."""
+    """The inlines that belong to the version: those by a foreign key to the object, whose rows the user may change."""
     found = []
-    for kind, _inline in admin.get_formsets_with_inlines(request, obj):
+    for kind, inline in admin.get_formsets_with_inlines(request, obj):
+        if not (inline.has_change_permission(request, obj) or inline.has_delete_permission(request, obj)):
+            continue
         key = getattr(kind, "fk", None)
         fields = editable_fields(kind.form)
         if key is not None and fields:

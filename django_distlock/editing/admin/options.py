@@ -138,6 +138,8 @@ class EditLockAdmin(EditLockLists):
     def _object(self, request: HttpRequest, object_id: str) -> Any:
         """The object, if the user may change it; else None, and Django's own page says so."""
         to_field = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
+        if to_field and not self.to_field_allowed(request, to_field):  # type: ignore[attr-defined]
+            return None
         obj = self.get_object(request, unquote(object_id), to_field)
         return obj if obj is not None and self.has_change_permission(request, obj) else None  # type: ignore[attr-defined]
 

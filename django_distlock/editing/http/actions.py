@@ -130,9 +130,9 @@ class Beat:
             if isinstance(found, EditLease):
                 rows.append(found)
                 continue
-            if item.verb == "claim":  # all or nothing
+            if item.verb != "renew":  # all or nothing
                 for row in rows:
-                    store.release(row.resource, item.lease)
+                    store.release(row.resource, item.lease, principal=self._owner.principal)
             return self._lost(found, grant) if isinstance(found, Lost) else self._busy(found, grant)
         news = None if item.verb == "renew" and not item.fresh else self._news(grant, rows)
         return news if news is not None and news["state"] == "lost" else self._held(item, rows, news)

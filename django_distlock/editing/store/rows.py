@@ -288,8 +288,8 @@ def _parameters(resource: Resource, **more: Any) -> dict[str, Any]:
 
 
 def shown(label: str) -> str:
-    """A label as it can be stored: PostgreSQL refuses NUL."""
-    return label.replace("\0", "")[:LONGEST_LABEL]
+    """A label as it can be stored: PostgreSQL refuses NUL, and no database has half of a surrogate pair."""
+    return label.replace("\0", "").encode(errors="replace").decode()[:LONGEST_LABEL]
 
 
 def micros(seconds: float) -> int:

@@ -128,6 +128,13 @@ def test_a_popup_counts_as_a_save(ada: Person, bo: Person, article: Article) -> 
     assert bo.client.post(address(article), sent(fields)).status_code == 409
 
 
+def test_a_field_that_is_no_key_finds_no_object(ada: Person, article: Article) -> None:
+    for field in ("title", "nonsense"):
+        sent_on = {**sent(ada.open(address(article))), "_to_field": field}
+        assert ada.client.post(address(article), sent_on).status_code == 400
+        assert ada.client.get(f"{address(article)}?_to_field={field}").status_code == 400
+
+
 def test_without_the_field_nobody_else_may_hold_the_lock(ada: Person, bo: Person, article: Article) -> None:
     """A suite that was written for a plain admin posts without it."""
     assert bo.client.post(address(article), sent({}, body="By a script.")).status_code == 302

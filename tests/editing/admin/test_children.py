@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.contrib import admin
+from django.contrib.auth.models import Permission
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import clear_url_caches, include, path, reverse
 
 from django_distlock.editing import EditLockAdmin
+from django_distlock.editing.grants import read_grant
 from django_distlock.models import EditLeaseRow
 from testproject.articles.models import Article, Source
+from tests.data.app.models import Node
 from tests.editing.admin.test_change import sent
-from tests.editing.people import hidden
+from tests.editing.people import hidden, is_held
 
 if TYPE_CHECKING:
     from tests.editing.people import Person
@@ -33,9 +36,18 @@ class Children(EditLockAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
     edit_lock_column = False
 
 
+class NodeInline(admin.TabularInline):  # type: ignore[type-arg]
+    model = Node
+
+
+class Nodes(EditLockAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
+    inlines = (NodeInline,)
+
+
 family = admin.AdminSite("family")
 family.register(Article, Parents)
 family.register(Source, Children)
+family.register(Node, Nodes)
 urlpatterns = [
     path("family/", family.urls),
     path("distlock/editing/", include("django_distlock.editing.urls")),
@@ -73,6 +85,39 @@ def test_a_child_that_is_edited_keeps_the_parent_from_being_saved(
     assert not EditLeaseRow.rows.filter(model="articles.article").exclude(lease="").exists()
     source.name = "The baker"
     assert bo.client.post(parent(article), sent(fields, source)).status_code == 409
+
+
+def test_a_form_that_comes_back_takes_all_or_nothing(ada: Person, bo: Person, article: Article, source: Source) -> None:
+    ada.open(child(source))
+    fields = bo.open(parent(article))
+    assert bo.ask("adopt", fields["distlock_edit"], lease="b" * 32, previous="a" * 32)["state"] == "busy"
+    assert not is_held(article)
+
+
+def test_children_that_one_may_only_see_stay_free(ada: Person, bo: Person, article: Article, source: Source) -> None:
+    assert bo.user is not None
+    bo.user.user_permissions.remove(*Permission.objects.filter(codename__in=["change_source", "delete_source"]))
+    fields = bo.open(parent(article))
+    bo.claim(fields["distlock_edit"])
+    assert is_held(article)
+    assert not EditLeaseRow.rows.filter(model="articles.source").exclude(lease="").exists()
+    data = {"article": article.pk, "name": "The baker"}
+    assert ada.client.post(child(source), {**data, **ada.open(child(source))}).status_code == 302
+    sent_by_bo = {"title": "x", "body": "y", "section": "news", **fields}
+    sent_by_bo |= {"sources-TOTAL_FORMS": "0", "sources-INITIAL_FORMS": "0"}
+    assert bo.client.post(parent(article), sent_by_bo).status_code == 302
+
+
+def test_a_child_of_itself_is_locked_once(boss: Person, settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    clear_url_caches()
+    node = Node.objects.create(name="a")
+    try:
+        Node.objects.update(parent=node)
+        text = boss.open(reverse("family:dataapp_node_change", args=[node.pk]))["distlock_edit"]
+        assert len(read_grant(text, None).resources) == 1
+    finally:
+        node.delete()
 
 
 def test_deleting_the_parent_looks_at_its_children(ada: Person, bo: Person, article: Article, source: Source) -> None:
