@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PRECONDITION_REQUIRED = 428
 # The id of a lease that the client holds, for an API beside a page with the script.
 LEASE_HEADER = "Distlock-Lease"
-_TAGS = re.compile(r'\s*(?:(?P<weak>W/)?"(?P<tag>[^"]*)"|(?P<any>\*))\s*(?:,|$)')
+_TAGS = re.compile(r'\s*(?P<weak>W/)?"(?P<tag>[^"]*)"\s*(?:,|$)')
 _WRITES = ("PUT", "PATCH", "DELETE")
 
 
@@ -167,7 +167,7 @@ class EditLockViewSetMixin:
             return True
         found = list(_TAGS.finditer(header))
         version = self._version(obj, row)
-        return any(tag["any"] or (not tag["weak"] and tag["tag"] == version) for tag in found)
+        return header.strip() == "*" or any(not tag["weak"] and tag["tag"] == version for tag in found)
 
     def _version(self, obj: Any, row: EditLease | None) -> str:
         """The version, and the counter of the saves that change no column (many-to-many)."""

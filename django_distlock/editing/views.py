@@ -91,8 +91,8 @@ class EditLockMixin:
         """The form, with the values that its version is about."""
         with transactions_of_request():
             settings = self.get_edit_config()
+            obj = self._loaded()  # also in the mode "off": a FormView with an object relies on it
             if settings.mode != "off":
-                obj = self._loaded()
                 opened = open_form(request, [obj], settings, fields=self.get_edit_fields()) if _is_saved(obj) else None
                 if opened is not None:
                     bring_up_to_date(obj, opened.obj)
@@ -116,6 +116,7 @@ class EditLockMixin:
         settings = self.get_edit_config()
         if settings.mode == "off":
             with transactions_of_request():
+                self._loaded()
                 return handler()
         try:
             with transactions_of_request():  # get_object() may lock the row

@@ -38,7 +38,7 @@ def test_a_write_and_its_tag(ada: Person, article: Article) -> None:
     assert found.changed_by == "Ada"
 
 
-@pytest.mark.parametrize("given", ['"old"', "W/{}", '"a", "b"', "nonsense"])
+@pytest.mark.parametrize("given", ['"old"', "W/{}", '"a", "b"', "nonsense", "W/*", '"old", *'])
 def test_another_version_is_412(ada: Person, article: Article, given: str) -> None:
     refused = patch(ada, article, **{"If-Match": given.format(tag(ada, article))})
     assert (refused.status_code, refused.json()["code"]) == (412, "changed")

@@ -272,6 +272,19 @@ def test_the_mode_off_of_a_function_that_counts(ada: Person, article: Article, s
     assert row(article) is None
 
 
+@pytest.mark.parametrize("kind", ["edit", "publish", "delete", "function"])
+def test_the_mode_off(ada: Person, article: Article, settings: Any, kind: str) -> None:
+    settings.DISTLOCK_EDITING = {"MODE": "off"}
+    path = f"/{kind}/{article.pk}/"
+    with CaptureQueriesContext(connection) as queries:
+        assert hidden(ada.client.get(path)) == {}
+        if kind != "delete":
+            assert ada.client.post(path, {"title": "", "body": "y"}).status_code == 200
+        assert ada.client.post(path, {"title": "x", "body": "y"}).status_code == 302
+    assert not [query for query in queries if "editlease" in query["sql"]]
+    assert Article.objects.filter(title="x").exists() == (kind != "delete")
+
+
 def test_get_object_may_lock_the_row(
     ada: Person, article: Article, atomic_requests: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
