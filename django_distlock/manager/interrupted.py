@@ -24,6 +24,7 @@ from django_distlock.concurrency.text import one_line
 
 from . import events, owner
 from .lock_table import State, interrupted_calls, lock_table
+from .release import take_back
 from .transactions import defer, unbind
 
 if TYPE_CHECKING:
@@ -84,14 +85,13 @@ def _give_back(hold: Hold) -> Flow[None]:
     that."""
     backend = hold.backend
     try:
-        if hold.grant is not None:
-            if hold.giving and not hold.given:
-                backend.release_again(hold.grant, lock_table.is_alone(hold))
-            elif not hold.given:
-                yield Step(hold.give, hold.agive, (hold.grant,))
-            if hold.held_at:
-                events.send_held(signals.lock_released, hold)
-        elif hold.claim is not None and backend.queues_waiters:
+        if not hold.giving:
+            yield from take_back(hold)
+        elif hold.grant is not None and not hold.given:
+            backend.release_again(hold.grant, lock_table.is_alone(hold))
+        if hold.held_at:
+            events.send_held(signals.lock_released, hold)
+        elif hold.grant is None and hold.claim is not None and backend.queues_waiters:
             yield Step(backend.withdraw, backend.awithdraw, (hold.claim,))
     except Exception as error:
         logger.warning("The lock %r of an interrupted call could not be given back: %s", hold.key.name, one_line(error))

@@ -476,6 +476,13 @@ class LockTable:
                 if hold.state in (State.HELD, State.DEFERRED) and backend in (None, hold.backend)
             ]
 
+    def other_grants(self, hold: Hold) -> list[Grant]:
+        """The grants of the other holds of its key."""
+        with self._mutex:
+            slot = self._slots.get(hold.key.digest)
+            holders = [] if slot is None else slot.holders
+            return [other.grant for other in holders if other is not hold and other.grant is not None]
+
     def is_alone(self, hold: Hold) -> bool:
         """Has no other hold of this process the same key?"""
         with self._mutex:
