@@ -66,11 +66,11 @@ def in_thread(function: Callable[..., object], *args: Any) -> bool:
 
 
 def _give_up(hold: Hold, lease: Any) -> None:
-    """Give back what an interrupted acquire or release has left."""
+    """Give back what an interrupted acquire, release or end of a transaction has left."""
     if hold.state in (State.WAITING, State.CLAIMING):
         run(_give_back(hold))
         return
-    last = lock_table.leave(hold, lease)
+    last = lock_table.start_release(hold) if lease is hold else lock_table.leave(hold, lease)
     if not last:  # the interrupt may have come right behind that
         last = hold.state is State.RELEASING and hold.released_by is lease
     if last and not hold.acquired and hold.scope == "session":  # no caller ever had it, so no transaction keeps it

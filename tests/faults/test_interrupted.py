@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.db import DatabaseError, connections
 from django.db.transaction import atomic
 
 from django_distlock import LockNotAcquired, LockTimeout, advisory_lock, lock_all, semaphore, signals
@@ -335,6 +336,36 @@ def test_r11_a_lock_that_is_acquired_again_is_kept_for_the_transaction(name: str
         tick()
         assert [hold.key.name for hold in lock_table.held()] == [name]
     assert not lock_table.all()
+
+
+@pytest.mark.parametrize("using", ["postgres", "redis"])
+def test_r7_an_interrupted_end_of_a_transaction_is_finished(using: str, name: str) -> None:
+    """Of the lock in the transaction, and of one that was kept for it."""
+    block: Any = None
+    lock, other = (advisory_lock(f"{name}-{number}", using=using) for number in range(2))
+    database = "postgres" if using == "postgres" else "default"
+
+    def begin() -> None:
+        nonlocal block
+        block = atomic(database)
+        block.__enter__()
+        lock.acquire()  # released by the end alone
+        other.acquire().release()
+
+    def clean() -> None:
+        connections[database].close()  # as at the end of a request, if the interrupt has left it open
+        tick()
+        assert not lock_table.all()
+        assert not holders(using, lock.name)
+        begin()
+
+    def end() -> None:
+        with contextlib.suppress(DatabaseError):  # an interrupt before COMMIT: Django cannot switch autocommit on again
+            block.__exit__(None, None, None)
+
+    begin()
+    assert interrupted_everywhere(end, clean, transactions, lock_table_module) > 20
+    connections[database].close()
 
 
 @pytest.mark.parametrize("function", [acquire._establish, acquire.open_transactions], ids=lambda it: it.__name__)
