@@ -81,6 +81,7 @@ docs: $(VENV)/group-docs.stamp  ## build the documentation into docs/_build/html
 screenshots: $(VENV)/group-test.stamp  ## take the pictures in the documentation anew
 	@$(SERVICES) run $(BIN)/python -m pytest -q tests/operations/admin/screenshots.py $(ARGS)
 	@$(BIN)/python -m tests.scenarios.screenshots
+	@$(BIN)/python -m tests.scenarios.editing_screenshots
 
 release-check: $(VENV)/group-release.stamp  ## before a release: sdist, wheel, metadata, links, workflows, and a smoke test of the wheel on each database
 	@$(SERVICES) run $(BIN)/python -m tests.support.release

@@ -117,6 +117,14 @@ def part_idempotency(results: Results, group: str, scale: Scale) -> str:
     return report.idempotency(group, results.idempotency[group])
 
 
+def part_editing(results: Results, group: str, scale: Scale) -> str:
+    """Measure and show what an edit lock costs the server."""
+    from benchmarks import editing, report
+
+    results.editing[group] = editing.measure(group, scale.rounds)
+    return report.editing(group, results.editing[group])
+
+
 PARTS = {
     "uncontended": part_uncontended,
     "contended": part_contended,
@@ -125,6 +133,7 @@ PARTS = {
     "idle": part_idle,
     "giving-up": part_giving_up,
     "idempotency": part_idempotency,
+    "editing": part_editing,
 }
 
 

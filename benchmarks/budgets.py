@@ -12,10 +12,12 @@ from benchmarks.verdicts import (
     Verdict,
     at_least,
     at_most,
+    beat,
     fair,
     growth_of,
     idle,
     judge,
+    more_statements,
     over_sync,
     rate_over,
     ratio,
@@ -129,10 +131,23 @@ def of_requests(group: str) -> Iterable[Budget]:
     yield at_most(group, "a request without a key, x without the middleware", 1.1, request(group, "no key"))
 
 
+def of_edits(group: str) -> Iterable[Budget]:
+    """What an edit lock may cost."""
+    yield at_most(group, "a beat that renews an edit lock, x an empty view", 2.0, beat(group, "a beat that renews"))
+    yield at_most(group, "a beat that claims an edit lock, x an empty view", 2.0, beat(group, "a beat that claims"))
+    yield at_most(group, "statements that an edit lock adds to a save", 3, more_statements(group))
+
+
 BUDGETS: dict[str, tuple[Budget, ...]] = {
-    "postgres": (*of_postgres(), *of_tasks("postgres"), *of_growth("postgres"), *of_requests("postgres")),
-    "mysql": (*of_mysql(), *of_tasks("mysql"), *of_growth("mysql"), *of_requests("mysql")),
-    "sqlite": (*of_sqlite(), *of_tasks("sqlite"), *of_growth("sqlite"), *of_requests("sqlite")),
+    "postgres": (
+        *of_postgres(),
+        *of_tasks("postgres"),
+        *of_growth("postgres"),
+        *of_requests("postgres"),
+        *of_edits("postgres"),
+    ),
+    "mysql": (*of_mysql(), *of_tasks("mysql"), *of_growth("mysql"), *of_requests("mysql"), *of_edits("mysql")),
+    "sqlite": (*of_sqlite(), *of_tasks("sqlite"), *of_growth("sqlite"), *of_requests("sqlite"), *of_edits("sqlite")),
     "redis": (*of_redis(), *of_tasks("redis"), *of_growth("redis")),
     "redlock": (*of_redlock(), *of_tasks("redlock"), *of_growth("redlock")),
     "redlock-far": tuple(of_redlock_far()),

@@ -136,6 +136,13 @@ def idempotency(group: str, rows: Sequence[Request]) -> str:
     return f"{title}\n\n" + table(("", "median us", "x without"), cells)
 
 
+def editing(group: str, rows: Sequence[Request]) -> str:
+    """Show what an edit lock costs a request and a save."""
+    cells = [(row.way, f"{row.median_us:,.0f}", f"{row.ratio:.2f}" if row.ratio else "-") for row in rows]
+    title = f"{TITLES[group]}, processor time of a whole request; statements are counted"
+    return f"{title}\n\n" + table(("", "median us", "x empty"), cells)
+
+
 def budgets(verdicts: Iterable[Verdict]) -> str:
     """Show every budget with its verdict."""
     rows = [

@@ -48,6 +48,7 @@ class Results:
     idle: dict[str, list[Idle]] = field(default_factory=dict)
     giving_up: dict[str, list[GivingUp]] = field(default_factory=dict)
     idempotency: dict[str, list[Request]] = field(default_factory=dict)
+    editing: dict[str, list[Request]] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)  # parts that ended with an error of their own
 
     def cost(self, group: str, entry: str) -> Cost:

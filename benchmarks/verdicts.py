@@ -100,6 +100,21 @@ def request(group: str, way: str) -> Callable[[Results], float]:
     return lambda results: next(row.ratio for row in results.idempotency[group] if row.way == way)
 
 
+def beat(group: str, way: str) -> Callable[[Results], float]:
+    """A request of the script of edit locks over an empty view."""
+    return lambda results: next(row.ratio for row in results.editing[group] if row.way == way)
+
+
+def more_statements(group: str) -> Callable[[Results], float]:
+    """What a save under an edit lock adds."""
+
+    def found(results: Results) -> float:
+        counts = {row.way.rpartition(" ")[2]: row.median_us for row in results.editing[group]}
+        return counts["locked"] - counts["unlocked"]
+
+    return found
+
+
 def judge(budget: Budget, results: Results) -> Verdict | None:
     """Compare one figure with its limit and say by how much it misses; None if its part of the run was left out."""
     limit = f"{'<=' if budget.at_most else '>='} {budget.limit:g}"

@@ -8,5 +8,9 @@ from django_distlock.operations.admin.admin import HeldLockAdmin
 
 __all__ = ["HeldLockAdmin"]
 
+if find_spec("django_distlock.editing") is not None:  # a folder that may be deleted
+    from django_distlock.editing.admin.held import EditLocksSection
+
+    HeldLockAdmin.sections.append(EditLocksSection())
 if find_spec("django_distlock.idempotency") is not None:  # a folder that may be deleted
     from django_distlock.idempotency import admin as idempotency  # noqa: F401 - registers its page

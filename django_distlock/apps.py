@@ -55,6 +55,10 @@ class DistlockConfig(AppConfig):
 
                 user_logged_in.connect(_logged_in)
             self.pruners = {**self.pruners, "idempotency": f"{self.name}.idempotency.storage.pruner"}
+        if find_spec(f"{self.name}.editing") is not None:
+            checks.append(("editing.checks.check_editing", "distlock", False))
+            checks.append(("editing.http.template_checks.check_templates", "distlock", False))
+            self.pruners = {**self.pruners, "edits": f"{self.name}.editing.listing.pruner"}
         for path, tag, deploy in checks:
             register(partial(_check, f"{self.name}.{path}"), tag, deploy=deploy)
         post_migrate.connect(_restore_triggers, sender=self)

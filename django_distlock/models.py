@@ -207,3 +207,44 @@ class IdempotencyRecord(KeptModel):
 
     def __str__(self) -> str:
         return f"{self.method} {self.route}"
+
+
+class EditLeaseRow(KeptModel):
+    """Who edits one object, and who wrote it last; written by ``editing/store`` only. Times are microseconds since 1970
+    by the clock of the database. A managed table, because ``flush`` also deletes the objects.
+
+    ``writes`` begins at the time at which the row is made: a row that was swept never counts the same numbers again.
+    """
+
+    digest = AsciiField(primary_key=True, max_length=64)
+    model = models.CharField(max_length=255)
+    object_pk = models.TextField()
+    lease = AsciiField(max_length=64)
+    principal = models.CharField(max_length=255)
+    tab = AsciiField(max_length=64)
+    label = models.CharField(max_length=255)
+    fence = models.BigIntegerField()
+    writes = models.BigIntegerField()
+    since = models.BigIntegerField()
+    seen = models.BigIntegerField()
+    active_at = models.BigIntegerField()
+    expires_at = models.BigIntegerField()
+    reserved = models.SmallIntegerField()
+    previous = AsciiField(max_length=64)
+    ended = AsciiField(max_length=16)
+    changed_at = models.BigIntegerField()
+    changed_by = models.CharField(max_length=255)
+
+    class Meta:
+        db_table = "django_distlock_editlease"
+        verbose_name = _("edit lock")
+        verbose_name_plural = _("edit locks")
+        default_permissions = ()
+        permissions = (("takeover_editlease", _("Can take over what another user is editing")),)
+        indexes = (
+            models.Index(fields=["expires_at"], name="distlock_editlease_ends"),
+            models.Index(fields=["principal", "expires_at"], name="distlock_editlease_whose"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.object_pk}"

@@ -8,10 +8,12 @@ DISTLOCK_SITE_KEY                 the site key; without it `migrate` makes one a
 DISTLOCK_DEMO_DEBUG=1             Django's debug pages
 DISTLOCK_DEMO_HASH_ITERATIONS     rounds of the password hash: the work between a sign-up's check and its insert
 DISTLOCK_DEMO_PAYMENT_SECONDS     how long an order's payment takes
+DISTLOCK_DEMO_EDITING             the setting DISTLOCK_EDITING, as JSON
 """
 
 from __future__ import annotations
 
+import json
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,11 +38,13 @@ DISTLOCK = lock_aliases(DATABASES, CACHES)
 if site_key := os.environ.get("DISTLOCK_SITE_KEY"):
     DISTLOCK_SITE_KEY = site_key
 
-# The scene of the orders shows a part of the package that can be taken out, and goes with it.
+# These scenes show parts of the package that can be taken out, and go with them.
 ORDERS = ["testproject.orders"] if find_spec("django_distlock.idempotency") else []
+ARTICLES = ["testproject.articles"] if find_spec("django_distlock.editing") else []
 
 INSTALLED_APPS = [
     "django_distlock",
+    *ARTICLES,
     "testproject.inventory",
     *ORDERS,
     "testproject.registration",
@@ -67,6 +71,8 @@ MIDDLEWARE = [
 ROOT_URLCONF = "testproject.urls"
 if ORDERS:
     CSRF_FAILURE_VIEW = "django_distlock.idempotency.csrf.csrf_failure"
+if ARTICLES:
+    CSRF_FAILURE_VIEW = "testproject.articles.failures.csrf_failure"
 WSGI_APPLICATION = "testproject.wsgi.application"
 TEMPLATES = [
     {
@@ -88,6 +94,8 @@ MESSAGE_STORAGE = "django.contrib.messages.storage.cookie.CookieStorage"
 # One hasher for sign-ups and for the admin, with its cost as a setting: see registration/hashers.py.
 PASSWORD_HASHERS = ["testproject.registration.hashers.DemoPasswordHasher"]
 PASSWORD_HASH_ITERATIONS = int(os.environ.get("DISTLOCK_DEMO_HASH_ITERATIONS") or 60_000)
+
+DISTLOCK_EDITING = json.loads(os.environ.get("DISTLOCK_DEMO_EDITING") or "{}")
 
 PAYMENT_SECONDS = float(os.environ.get("DISTLOCK_DEMO_PAYMENT_SECONDS") or 1.5)
 

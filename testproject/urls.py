@@ -15,3 +15,6 @@ urlpatterns = [
 ]
 if apps.is_installed("testproject.orders"):
     urlpatterns.insert(0, path("orders/", include("testproject.orders.urls")))
+if apps.is_installed("testproject.articles"):
+    urlpatterns.insert(0, path("articles/", include("testproject.articles.urls")))
+    urlpatterns.insert(0, path("distlock/editing/", include("django_distlock.editing.urls")))

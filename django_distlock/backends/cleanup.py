@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -94,7 +95,8 @@ class PendingCleanup(Generic[T]):
             thread.join(2 * self._patience)
 
     def _start(self) -> None:
-        if self._thread is None:
+        # at the end of the interpreter a thread that is started waits for ever for its turn
+        if self._thread is None and not sys.is_finalizing():
             thread = threading.Thread(target=self._work, name=self._thread_name, daemon=True)
             with contextlib.suppress(RuntimeError):  # there is no thread: the next tick tries again
                 thread.start()

@@ -1,4 +1,4 @@
-"""The idempotency package can be deleted: what is left does not know of it."""
+"""Features can be deleted: what is left does not know of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.support.paths import ROOT
 
@@ -28,10 +30,11 @@ with advisory_lock("a"):
 """
 
 
-def test_the_rest_works_without_the_idempotency_package(tmp_path: Path) -> None:
+@pytest.mark.parametrize("feature", ["idempotency", "editing"])
+def test_the_rest_works_without_the_package(tmp_path: Path, feature: str) -> None:
     package = tmp_path / "django_distlock"
     shutil.copytree(ROOT / "django_distlock", package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.rmtree(package / "idempotency")
+    shutil.rmtree(package / feature)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     environment.pop("DJANGO_SETTINGS_MODULE", None)
     ran = subprocess.run(

@@ -31,11 +31,12 @@ FLOORS = [
     {"data"},
     {""},
     {"checks", "middleware"},
-    {"idempotency", "operations", "testing"},
+    {"idempotency", "editing", "operations", "testing"},
     {"apps", "admin", "pytest_plugin", "templatetags", "management"},
 ]
 # Neighbours on one floor do not know each other, but for these.
-NEIGHBOURS = {("testing", "operations")}
+# The subcommand of edit locks is one of those that operations has the frame for.
+NEIGHBOURS = {("testing", "operations"), ("editing", "operations")}
 ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis", "redlock", "zookeeper"}
 # The one sideways edge: Redlock speaks to each of its nodes as the Redis engine does.
 SIDEWAYS = {"redlock": {"redis"}}
@@ -104,7 +105,7 @@ def test_imports_go_downwards() -> None:
 
 
 def test_neighbours_do_not_know_each_other() -> None:
-    """Idempotency, operations and checks use what is below them, and can be taken away one by one."""
+    """Idempotency, editing and operations use what is below them, and can be taken away one by one."""
     apart = FLOORS[7]
     found = {
         (room(module), room(to))
@@ -149,7 +150,9 @@ def test_concurrency_is_the_standard_library_alone(module: str) -> None:
     assert {room(to) for to in ours(PATHS[module])} <= {"concurrency"}
 
 
-@pytest.mark.parametrize("module", ["exceptions", "records", "keys", "validation", "idempotency.decisions"])
+@pytest.mark.parametrize(
+    "module", ["exceptions", "records", "keys", "validation", "idempotency.decisions", "editing.records"]
+)
 def test_values_and_decisions_know_no_django(module: str) -> None:
     names = {name.partition(".")[0] for name in imported(PATHS[module])}
     assert not names & {"django", "asgiref", *DRIVERS}
@@ -227,29 +230,56 @@ IDEMPOTENCY_MAY_IMPORT = {
 }
 
 
+# Of the core beside its public names: errors, how arguments are checked, the table, the language of its pages.
+EDITING_MAY_IMPORT = {
+    "",
+    "concurrency",
+    "editing",
+    "exceptions",
+    "middleware",
+    "validation",
+    "models",
+    "schema",
+}
+
+
 @pytest.mark.parametrize("module", [module for module in PATHS if room(module) == "idempotency"])
 def test_idempotency_knows_the_public_names_and_itself(module: str) -> None:
     for to in ours(PATHS[module]):
         assert {to, room(to)} & IDEMPOTENCY_MAY_IMPORT, f"{module} imports {to}"
 
 
-# A feature beside the core: these name it, and do without it.
-KNOW_OF_IDEMPOTENCY = {"apps", "admin", "templatetags.idempotency"}
+@pytest.mark.parametrize("module", [module for module in PATHS if room(module) == "editing"])
+def test_editing_knows_the_public_names_and_itself(module: str) -> None:
+    """Its subcommand knows the frame of the others as well."""
+    frame = {"operations"} if module == "editing.command" else set()
+    for to in ours(PATHS[module]):
+        assert {to, room(to)} & (EDITING_MAY_IMPORT | frame), f"{module} imports {to}"
 
 
-def test_nothing_else_knows_of_idempotency() -> None:
+# Features beside the core: these name them, and do without them.
+KNOW_OF = {
+    "idempotency": {"apps", "admin", "templatetags.idempotency"},
+    "editing": {"apps", "admin", "management.commands.distlock", "templatetags.editing"},
+}
+
+
+@pytest.mark.parametrize("feature", KNOW_OF)
+def test_nothing_else_knows_of_a_feature(feature: str) -> None:
     knowing = {
         module
         for module, path in PATHS.items()
-        if room(module) != "idempotency"
-        and ("django_distlock.idempotency" in path.read_text() or "idempotency" in map(room, ours(path)))
+        if room(module) != feature
+        and (f"django_distlock.{feature}" in path.read_text() or feature in map(room, ours(path)))
     }
-    assert knowing <= KNOW_OF_IDEMPOTENCY
+    assert knowing <= KNOW_OF[feature]
 
 
-def test_the_rest_works_without_idempotency(tmp_path: Path) -> None:
+@pytest.mark.parametrize("feature", KNOW_OF)
+def test_the_rest_works_without_a_feature(tmp_path: Path, feature: str) -> None:
     copy = tmp_path / "django_distlock"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "idempotency"))
+    ignored = shutil.ignore_patterns("__pycache__", feature)
+    shutil.copytree(PACKAGE, copy, ignore=ignored)
     code = (
         "import django\n"
         "from django.conf import settings\n"
@@ -270,7 +300,7 @@ def test_the_rest_works_without_idempotency(tmp_path: Path) -> None:
 
 def test_settings_are_read_in_one_place() -> None:
     readers = {module for module, path in PATHS.items() if "django.conf" in imported(path)}
-    assert readers - {"idempotency.conf"} == {"checks.settings", "conf"}
+    assert readers - {"idempotency.conf", "editing.conf"} == {"checks.settings", "conf"}
 
 
 # Clocks of the standard library that stand still while the host is suspended, and those that may be of another kind.

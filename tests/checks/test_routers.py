@@ -20,10 +20,12 @@ ROUTER = "A router in DATABASE_ROUTERS keeps"
 
 
 class KeepsOut:
-    """As where each app has its database, and this one has none; of idempotency keys there is distlock.E034."""
+    """As where each app has its database, and this one has none; of idempotency keys there is distlock.E034, of edit
+    locks distlock.W072."""
 
     def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
-        return False if app_label == "django_distlock" and model_name != "idempotencyrecord" else None
+        own_checks = ("idempotencyrecord", "editleaserow")
+        return False if app_label == "django_distlock" and model_name not in own_checks else None
 
 
 @pytest.fixture

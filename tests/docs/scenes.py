@@ -11,20 +11,29 @@ import threading
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.contrib import admin
 from django.contrib.auth.models import AnonymousUser, User
 from django.db import IntegrityError, connection
+from django.db import models as django_models
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
+from django.urls import include, path
+from django.utils.module_loading import import_string
+from django.views.generic import UpdateView
 
 from django_distlock import LockLost, LockNotAcquired, UnsupportedOperation, advisory_lock
 from django_distlock.data.fencing.operations import trigger_of
+from django_distlock.editing import EditLockMixin
+from django_distlock.editing.conf import EditingConfig
+from django_distlock.editing.versions import version_field_of
+from testproject.articles.models import Article
 from tests.data.app import models
 from tests.docs.tasks import delivered_twice, function_of, task_modules
 
@@ -289,6 +298,40 @@ def table_locks(names: Names) -> None:
             row.delete()
 
 
+@contextmanager
+def with_invoice() -> Iterator[Names]:
+    """An object that people edit."""
+    invoice = Article.objects.create(title="Invoice 5", body="")
+    try:
+        yield {"invoice": invoice, "Invoice": Article, "InvoiceForm": object, "models": django_models}
+    finally:
+        invoice.delete()
+
+
+@contextmanager
+def with_views() -> Iterator[Names]:
+    """What the snippets of a page take for granted."""
+    yield {"admin": admin, "UpdateView": UpdateView, "EditLockMixin": EditLockMixin, "include": include, "path": path}
+
+
+def editing_code(names: Names) -> None:
+    assert Article.objects.get(pk=names["invoice"].pk).title == "Corrected by the import"
+    keys = {field.name.upper(): field.default for field in fields(EditingConfig)}
+    assert names["DISTLOCK_EDITING"] == keys
+    assert names["initials"](User(first_name="Ada", last_name="Lovelace")) == "AL"
+    assert names["initials"](User()) == "A colleague"
+
+
+def editing_views(names: Names) -> None:
+    refused = names["csrf_failure"](post(title="New"))
+    assert refused.status_code == 403
+    assert import_string(names["CSRF_FAILURE_VIEW"])(post(title="New")).status_code == 403
+
+
+def editing_choosing(names: Names) -> None:
+    assert version_field_of(names["Invoice"]) == "revision"
+
+
 SCENES = {
     "README.md": Scene(after=readme),
     "docs/quickstart.md": Scene(after=quickstart),
@@ -298,6 +341,13 @@ SCENES = {
     "docs/backends/memory.md": Scene("memory"),
     "docs/backends/postgres.md": Scene("postgres"),
     "docs/backends/mysql.md": Scene("mysql"),
+    "docs/editing/admin.md": Scene(before=with_invoice),
+    "docs/editing/choosing.md": Scene(before=with_invoice, after=editing_choosing),
+    "docs/editing/code.md": Scene(before=with_invoice, after=editing_code),
+    "docs/editing/index.md": Scene(before=with_views),
+    "docs/editing/without-javascript.md": Scene(before=with_views),
+    "docs/editing/rest.md": Scene(before=with_invoice),
+    "docs/editing/views.md": Scene(before=with_invoice, after=editing_views),
     "docs/usage/decorators.md": Scene(after=decorators),
     "docs/usage/transactions.md": Scene(after=transactions),
     "docs/usage/async.md": Scene(after=in_asyncio),

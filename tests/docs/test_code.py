@@ -108,6 +108,8 @@ def test_pages_name_the_language_of_every_block(page: str) -> None:
         "console",
         "text",
         "sql",
+        "js",
+        "json",
         "{eval-rst}",
         "{toctree}",
         "{backend-table}",

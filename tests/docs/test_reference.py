@@ -176,7 +176,9 @@ def test_every_public_name_is_in_the_api_reference() -> None:
     assert set(django_distlock.__all__) - errors <= documented
 
 
-LOGGERS = {f"django_distlock.{name}" for name in ("backends", "idempotency", "leader", "locks", "operations")}
+LOGGERS = {
+    f"django_distlock.{name}" for name in ("backends", "editing", "idempotency", "leader", "locks", "operations")
+}
 
 
 def test_the_loggers_are_these_and_documented() -> None:

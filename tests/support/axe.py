@@ -5,12 +5,10 @@ from __future__ import annotations
 import sys
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from selenium import webdriver
 
 # docs/admin.md names it.
 VERSION = "4.14.1"
@@ -30,7 +28,15 @@ def script() -> str:
         raise RuntimeError(f"axe-core is not at {SCRIPT}: run `make browser`.") from error
 
 
-def faults(driver: webdriver.Chrome, *only: str, within: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
+class Driver(Protocol):
+    """What runs scripts in a page: a driver of selenium, or a profile of :mod:`tests.support.browsers`."""
+
+    def execute_script(self, script: str, *arguments: Any) -> Any: ...
+
+    def execute_async_script(self, script: str, *arguments: Any) -> Any: ...
+
+
+def faults(driver: Driver, *only: str, within: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
     """What axe calls serious or critical; of all rules, or of some; on the whole page, or in what ``within`` finds."""
     if not driver.execute_script("return 'axe' in window"):
         driver.execute_script(script())

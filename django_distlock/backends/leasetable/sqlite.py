@@ -81,7 +81,7 @@ LAST = "SELECT fence, token FROM lease WHERE digest = :digest AND (token IN ('-'
 class SqliteStatements(Statements):
     """Each raises sqlite3.OperationalError while another process writes."""
 
-    placeholder = r":\1"
+    placeholder = ":{}"
     ahead = "FROM ticket t WHERE t.digest = :digest AND t.place < :place AND t.seen > :now - {grace}"
     digest = staticmethod(attrgetter("key.digest"))
     join_text = """

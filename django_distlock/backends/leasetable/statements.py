@@ -186,7 +186,9 @@ class Statements:
         }
         inner = {"ahead": self.ahead.format(**parts), "ours": OURS.format(**parts), "mine": MINE.format(**parts)}
         text = statement.format(**parts, **inner)
-        prepared = self._texts[statement] = PARAMETER.sub(self.placeholder, text), self.row(PARAMETER.findall(text))
+        # by a function: a template is parsed by a module that cannot be imported at the end of the interpreter
+        sql = PARAMETER.sub(lambda name: self.placeholder.format(name[1]), text)
+        prepared = self._texts[statement] = sql, self.row(PARAMETER.findall(text))
         return prepared
 
     def row(self, names: list[str]) -> Callable[[dict[str, Any]], Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import math
-import re
-import unicodedata
 import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +17,7 @@ from django.utils.cache import patch_cache_control, patch_vary_headers
 from django.utils.safestring import mark_safe
 from django.utils.translation import gettext as _
 
+from django_distlock.concurrency.text import is_secret
 from django_distlock.idempotency import decisions
 from django_distlock.idempotency.records import CLAIMED, COMPLETED, Record, StoredResponse
 from django_distlock.middleware import language_of_texts, text_language
@@ -34,21 +33,6 @@ PROBLEM = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-h
 WAIT_PARAMETER = "_idempotency_wait"
 WAIT_SALT = "django_distlock.idempotency.wait"
 REFRESH = 2  # seconds
-# The words in the names of form fields that hold secrets.
-_WORDS = (
-    "pass|pwd|pw|pin|puk|otp|totp|hotp|mfa|tan|mtan|iban|ssn|cvc|cvv|cvn|csc|card|mdp|senha|clave|parola|sort_code"
-    "|geheimzahl|kontonummer|cc_(?:exp|csc)"
-    "|(?:social_security|social_insurance|tax|account|routing|konto|cc)_(?:number|num|no|nr|id)"
-)
-_PARTS = (
-    "password|passwd|passphrase|passcode|passwort|kennwort|motdepasse|contrasen|wachtwoord|losenord|adgangskode|salasana"
-    "|credential|credit_?card|debit_?card|card_?num|card_?no_|cc_?num|cvc|cvv|token|secret(?!ar)|2_?fa_"
-    "|(?:api|private|secret|access|auth|encryption|signing|signature|license|recovery)_?key"
-    "|(?:security|verification|verify|auth|access|login|recovery|backup|one_?time|sms)_?code"
-    "|mot_de_passe|authenticator|social_?security|account_?number"
-)
-_SECRET = re.compile(f"_(?:{_WORDS})s?_|(?:{_PARTS})")
-_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[0-9])(?=[^0-9])|(?<=[^0-9])(?=[0-9])|[\W_]+")
 
 
 def problem(status: int, code: str, title: str, detail: str, retry_after: float | None = None) -> HttpResponse:
@@ -217,16 +201,6 @@ def _fields(request: HttpRequest) -> list[tuple[str, str]]:
         for value in values
         if name not in (FIELD, "csrfmiddlewaretoken")
     ]
-
-
-def is_secret(name: str) -> bool:
-    """Does the name of this form field suggest a secret?
-
-    A name is split into words at capitals and non-letters: ``newPass1`` has the words "new" and "pass". Short terms
-    must be whole words, so that "pin" matches ``user_pin`` and not ``shipping``; long terms match anywhere.
-    """
-    plain = "".join(c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c))
-    return _SECRET.search(f"_{_BOUNDARY.sub('_', plain).strip('_').lower()}_".replace("__", "_")) is not None
 
 
 def replay(request: HttpRequest, answer: StoredResponse) -> HttpResponse | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import BaseCommand, DjangoHelpFormatter
@@ -29,6 +30,11 @@ SUBCOMMANDS: dict[str, type[Subcommand]] = {
     "run": Run,
 }
 
+if find_spec("django_distlock.editing") is not None:  # a folder that may be deleted
+    from django_distlock.editing.command import Edits
+
+    SUBCOMMANDS = {**SUBCOMMANDS, "edits": Edits}
+
 
 class Command(BaseCommand):
     help = "Locks for operators and for programs that are not Django's."
@@ -38,7 +44,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parsers = parser.add_subparsers(dest="subcommand", required=True, metavar="subcommand")
         common = {action.dest for action in parser._actions}
-        for name, command in SUBCOMMANDS.items():
+        for name, command in sorted(SUBCOMMANDS.items()):
             parent = command.parent()
             for action in parent._actions:
                 if action.dest in common:  # a value before the subcommand counts unless it is given again

@@ -7,7 +7,7 @@ added, changed or deleted.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from urllib.parse import parse_qsl, urlencode
 
 import django
@@ -62,6 +62,16 @@ EVENTS = {
 }
 
 
+class Section(Protocol):
+    """A table of another feature below the list of held locks, and the addresses of its buttons."""
+
+    def urls(self, held: Any) -> list[Any]:
+        """The addresses, for the admin of held locks."""
+
+    def html(self, held: Any, request: HttpRequest) -> str:
+        """The markup; empty if there is nothing to show."""
+
+
 @admin.register(HeldLock)
 class HeldLockAdmin(Base):
     """Each row is a lock of ``held_locks()``; there is no table."""
@@ -83,6 +93,8 @@ class HeldLockAdmin(Base):
     show_full_result_count = False  # the list counts by the query of the matching rows
     actions = ("break_selected",)
     empty_value_display = "-"
+    # What other features show below the list: see django_distlock.admin.
+    sections: ClassVar[list[Section]] = []
 
     @property
     def media(self) -> forms.Media:
@@ -179,6 +191,7 @@ class HeldLockAdmin(Base):
             return path(pattern, self.admin_site.admin_view(view), name=f"django_distlock_heldlock_{what}")
 
         return [
+            *(url for section in self.sections for url in section.urls(self)),
             named(self.changelist_view, "changelist", ""),
             named(self.break_view, "break", "break/"),
             named(self.confirm_view, "confirm", "<path:object_id>/break/"),
@@ -213,6 +226,8 @@ class HeldLockAdmin(Base):
         context = dict(extra_context or {})
         if REFRESH in request.headers:  # messages belong on the page that the user asks for
             context["messages"] = ()
+        if request.method == "GET" and self.has_view_permission(request):
+            context["sections"] = [section.html(self, request) for section in self.sections]
         return super().changelist_view(request, context)  # type: ignore[no-any-return,unused-ignore]
 
     # one lock

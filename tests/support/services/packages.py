@@ -3,8 +3,9 @@
     python -m tests.support.services.packages [venv] [servers] [mysqlclient] [browser] [gettext]
 
 `venv`: for a Debian Python that cannot make virtualenvs.  `servers`: the database servers, unless DISTLOCK_SERVICES
-names some that run already.  `mysqlclient`: what it takes to compile that driver.  `browser`: Chromium and the program
-that drives it, for the tests of the admin's pages and their screenshots, and npm for the accessibility engine.
+names some that run already.  `mysqlclient`: what it takes to compile that driver.  `browser`: Chromium, Firefox
+and WebKit with the programs that drive them, for the tests of pages and the screenshots, and npm for the accessibility
+engine.
 `gettext`: the programs that gather and compile the translations.
 """
 
@@ -52,6 +53,11 @@ def missing(wanted: Sequence[str]) -> set[str]:
             "chromium": chrome or shutil.which("chromium"),
             "chromium-driver": chrome or shutil.which("chromedriver"),
             "npm": shutil.which("npm"),
+            "firefox-esr": shutil.which("firefox-esr"),
+            "webkit2gtk-driver": shutil.which("WebKitWebDriver"),
+            "xvfb": shutil.which("xvfb-run"),
+            "xauth": shutil.which("xauth"),
+            "dbus": shutil.which("dbus-run-session"),
             "fonts-dejavu-core": Path("/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf").exists(),
         }
     if "gettext" in wanted:

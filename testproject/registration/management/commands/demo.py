@@ -3,6 +3,7 @@ from __future__ import annotations
 import secrets
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -81,8 +82,8 @@ class Command(BaseCommand):
     def serve(self, port: int | None, password: str) -> None:
         with Server(port=port or DEFAULT_PORT, or_any_port=port is None, show_log=True) as server:
             self.stdout.write(
-                f"\nDemo:   {server.url}\n{orders(server.url)}"
-                f"Admin:  {server.url}admin/   user {USER}, password {password}\n"
+                f"\nDemo:     {server.url}\n{scenes(server.url)}"
+                f"Admin:    {server.url}admin/   user {USER}, password {password}\n"
                 "Control-C stops the server."
             )
             self.stdout.flush()
@@ -94,12 +95,17 @@ class Command(BaseCommand):
             raise CommandError("The server ended by itself; its log above says why.")
 
 
-def orders(url: str) -> str:
-    """Where to press a button five times, if that scene is there."""
-    try:
-        return f"Orders: {url.rstrip('/')}{reverse('orders')}   press the button five times, with and without a key\n"
-    except NoReverseMatch:
-        return ""
+def scenes(url: str) -> str:
+    """What to try by hand in the scenes that are there."""
+    lines = {
+        "orders": "press the button five times, with and without a key",
+        "articles": "open one article in two browsers, as Ada and as Bo",
+    }
+    known = []
+    for name, hint in lines.items():
+        with suppress(NoReverseMatch):
+            known.append(f"{name.title() + ':':<10}{url.rstrip('/')}{reverse(name)}   {hint}\n")
+    return "".join(known)
 
 
 def reset_superuser() -> str:

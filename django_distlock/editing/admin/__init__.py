@@ -1,0 +1,1 @@
+"""Edit locks in Django's admin."""

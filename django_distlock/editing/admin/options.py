@@ -1,0 +1,320 @@
+"""``EditLockAdmin``: an edit lock on everything that a ModelAdmin changes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.contrib.admin.options import TO_FIELD_VAR
+from django.contrib.admin.utils import unquote
+from django.db import router
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.utils.functional import cached_property
+from django.views.decorators.csrf import csrf_protect
+
+from django_distlock.editing.conf import EditingConfig, config
+from django_distlock.editing.http import refusals
+from django_distlock.editing.http.endpoints import beat_view, release_view
+from django_distlock.editing.http.forms import ReadyForm, bring_up_to_date, editable_fields, open_form, ready_forms
+from django_distlock.editing.http.guard import SaveGuard, SaveRefused
+from django_distlock.editing.http.permissions import has_takeover, may_take_over
+from django_distlock.editing.http.refusals import Refusal
+from django_distlock.editing.http.rendering import rendered
+from django_distlock.editing.http.transactions import outside_transactions, transactions_of_request
+from django_distlock.editing.http.visitors import user_of
+from django_distlock.editing.resources import resource_of, rows_of
+from django_distlock.editing.views import SAFE_METHODS, review_text
+
+from . import pages
+from .comparison import groups_of, inlines_of
+from .lists import EditLockLists
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from django.db.models import Model
+    from django.http import HttpRequest, HttpResponse
+
+    from django_distlock.editing.saving import Save
+
+Page = Callable[[], "HttpResponse"]
+# Objects of inlines that are locked with their parent, because they have a page with an edit lock as well.
+MOST_CHILDREN = 50
+
+
+class EditLockAdmin(EditLockLists):
+    """Before ``ModelAdmin`` among the bases: ``class InvoiceAdmin(EditLockAdmin, admin.ModelAdmin)``.
+
+    ``edit_lock`` has options of ``DISTLOCK_EDITING`` for this admin, such as ``{"WHEN": "open"}``.
+    """
+
+    edit_lock: ClassVar[Mapping[str, Any]] = {}
+    # The names of the fields that make the version; None: those of the form.
+    edit_lock_fields: Sequence[str] | None = None
+    # Show the column and the filter "being edited by" in the list.
+    edit_lock_column: bool = True
+    # The names of actions that change nothing, and so may run on objects that another user edits.
+    edit_lock_harmless_actions: Collection[str] = ()
+    edit_conflict_template = refusals.PAGE
+
+    # hooks
+
+    def may_take_over(self, request: HttpRequest, obj: Any) -> bool:
+        """May the user take the object over from another one? The permission ``takeover_editlease`` by default."""
+        return has_takeover(user_of(request))
+
+    def get_edit_config(self, request: HttpRequest) -> EditingConfig:
+        """The options of this admin."""
+        return config(**{name.lower(): value for name, value in self.edit_lock.items()})
+
+    def get_edit_fields(self, request: HttpRequest, obj: Any) -> Sequence[str] | None:
+        """The names of the fields that make the version."""
+        if self.edit_lock_fields is not None:
+            return self.edit_lock_fields
+        return editable_fields(self.get_form(request, obj, change=True))
+
+    # addresses
+
+    def get_urls(self) -> list[Any]:
+        """The pages, which begin their transactions themselves, and the two addresses of the script."""
+        opts = self.opts
+        urls = super().get_urls()  # type: ignore[misc]
+        for url in urls:
+            if url.name in {
+                f"{opts.app_label}_{opts.model_name}_{page}" for page in ("change", "delete", "changelist")
+            }:
+                outside_transactions(url.callback)
+        name = f"{opts.app_label}_{opts.model_name}_edit"
+        return [
+            path("distlock-editing/beat/", beat_view, name=f"{name}_beat"),
+            path("distlock-editing/release/", release_view, name=f"{name}_release"),
+            *urls,
+        ]
+
+    @cached_property
+    def distlock_editing(self) -> pages.AdminPage:
+        """What a beat asks: see :mod:`django_distlock.editing.http.permissions`."""
+        return pages.AdminPage(self)
+
+    # the change form
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """The object, which is loaded once for a request that has locked it."""
+        found = _loaded(request).get((id(self), object_id))
+        return found if found is not None else super().get_object(request, object_id, from_field)  # type: ignore[misc]
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        form: Any = super().get_form(request, obj, change=change, **kwargs)  # type: ignore[misc]
+        if getattr(request, "_distlock_review", False):
+            return type(form)(form.__name__, (_ReviewedForm, form), {})
+        return form
+
+    @method_decorator(csrf_protect)
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """The change form, whose POST is a save under the lock."""
+        page: Page = functools.partial(super().changeform_view, request, object_id, form_url, extra_context)  # type: ignore[misc]
+        if object_id is None:
+            return page()
+        settings = self.get_edit_config(request)
+        if settings.mode == "off":
+            with transactions_of_request():
+                return page()
+        if request.method in SAFE_METHODS:
+            with transactions_of_request():
+                self._open(request, object_id, settings)
+                return page()
+        if getattr(self, "save_as", False) and "_saveasnew" in request.POST:
+            with transactions_of_request():
+                return page()
+        return self._guarded_change(request, object_id, settings, page)
+
+    def _object(self, request: HttpRequest, object_id: str) -> Any:
+        """The object, if the user may change it; else None, and Django's own page says so."""
+        to_field = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
+        obj = self.get_object(request, unquote(object_id), to_field)
+        return obj if obj is not None and self.has_change_permission(request, obj) else None  # type: ignore[attr-defined]
+
+    def _open(self, request: HttpRequest, object_id: str, settings: EditingConfig) -> None:
+        """Make the grant of the form, before the form and its inlines are read."""
+        obj = self._object(request, object_id)
+        if obj is None:
+            return
+        inlines = inlines_of(self, request, obj)
+        objects = [obj, *self._children(inlines, obj)]
+        opened = open_form(request, objects, settings, fields=self.get_edit_fields(request, obj), inlines=inlines)
+        if opened is None:
+            return
+        bring_up_to_date(obj, opened.obj)
+        _loaded(request)[id(self), unquote(object_id)] = obj
+        ready_forms(request)[opened.grant.resource] = ReadyForm(grant=opened.grant, config=settings)
+
+    def _children(self, inlines: Sequence[Any], obj: Any) -> list[Model]:
+        """The objects of inlines that have a page with an edit lock as well: their leases are taken along."""
+        found: list[Model] = []
+        registry = self.admin_site._registry  # type: ignore[attr-defined]
+        locked = {model._meta.label_lower for model, other in registry.items() if isinstance(other, EditLockAdmin)}
+        database = resource_of(obj).database
+        for inline in inlines:
+            if inline.model in locked:
+                rows = inline.rows(obj, database)[:MOST_CHILDREN]
+                found.extend(row for row in rows if resource_of(row).database == database)
+        return found[:MOST_CHILDREN]
+
+    def _guarded_change(
+        self, request: HttpRequest, object_id: str, settings: EditingConfig, page: Page
+    ) -> HttpResponse:
+        obj = self._object(request, object_id)
+        if obj is None:
+            return self._deleted(request, object_id, settings, page)
+        guard = SaveGuard(request, settings, [resource_of(obj)])
+        try:
+            if guard.posted.choice == "review":
+                ready = ReadyForm(grant=guard.grant(), config=settings, posted=guard.posted)
+                ready_forms(request)[guard.resources[0]] = ready
+                request._distlock_review = True  # type: ignore[attr-defined]
+                with transactions_of_request():
+                    return page()
+            return guard.save(
+                lambda save: self._saved(request, object_id, save, guard, obj, page),
+                may_overwrite=lambda: may_take_over(request, settings, obj, None, self.distlock_editing),
+            )
+        except SaveRefused as refused:
+            return self.edit_refused(request, guard, refused.refusal, obj)
+
+    def _saved(
+        self, request: HttpRequest, object_id: str, save: Save, guard: SaveGuard, obj: Any, page: Page
+    ) -> HttpResponse:
+        """Django's own page, with the object as it was locked."""
+        bring_up_to_date(obj, save.object)
+        _loaded(request)[id(self), unquote(object_id)] = obj
+        request._distlock_saved = False  # type: ignore[attr-defined]
+        if guard.posted.text:
+            ready = ReadyForm(grant=save.grant, config=guard.config, posted=guard.posted)
+            ready_forms(request)[guard.resources[0]] = ready
+        response: HttpResponse = page()
+        if 300 <= response.status_code < 400 or request._distlock_saved:  # type: ignore[attr-defined]
+            save.wrote()
+        return response
+
+    def response_change(self, request: HttpRequest, obj: Any) -> HttpResponse:
+        """Called by Django once everything is saved; a popup answers without a redirect."""
+        request._distlock_saved = True  # type: ignore[attr-defined]
+        return super().response_change(request, obj)  # type: ignore[misc,no-any-return]
+
+    def _deleted(self, request: HttpRequest, object_id: str, settings: EditingConfig, page: Page) -> HttpResponse:
+        """Django's answer for an object that is not there; a form that showed it gets its text back."""
+        guard = SaveGuard(request, settings, [])
+        try:
+            if guard.posted.text and self.get_object(request, unquote(object_id)) is None and guard.grant().resources:
+                return refusals.page(request, Refusal(reason="deleted"), template=self.edit_conflict_template)
+        except SaveRefused:
+            pass
+        with transactions_of_request():
+            return page()
+
+    def edit_refused(self, request: HttpRequest, guard: SaveGuard, refusal: Refusal, obj: Any) -> HttpResponse:
+        """The answer to a refused change."""
+        inlines = inlines_of(self, request, obj)
+        objects = [obj, *self._children(inlines, obj)]
+        opened = guard.prepare(refusal, objects, fields=self.get_edit_fields(request, obj), inlines=inlines)
+        current = opened.obj if opened is not None else None
+        refusal.can_review = True
+        refusal.can_overwrite = current is not None and may_take_over(
+            request, guard.config, current, None, self.distlock_editing
+        )
+        groups = groups_of(self, request, obj, current)
+        return refusals.page(request, refusal, groups, template=self.edit_conflict_template)
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        """The page with the form, and in it the fields of the edit lock."""
+        response: Any = super().render_change_form(request, context, *args, **kwargs)  # type: ignore[misc]
+        obj = context.get("original")
+        ready = ready_forms(request).get(resource_of(obj)) if obj is not None and not obj._state.adding else None
+        if ready is not None and hasattr(response, "add_post_render_callback"):
+            response.add_post_render_callback(functools.partial(self._put_field, request, ready))
+        return response  # type: ignore[no-any-return]
+
+    def _put_field(self, request: HttpRequest, ready: ReadyForm, response: HttpResponse) -> None:
+        markup = rendered(request, ready, pages.addresses(self))
+        pages.put_into_form(response, f"{self.opts.model_name}_form", markup)
+
+    # deletion
+
+    @method_decorator(csrf_protect)
+    def delete_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Ask, and delete under the lock, unless another user edits what would be deleted along."""
+        page: Page = functools.partial(super().delete_view, request, object_id, extra_context)  # type: ignore[misc]
+        settings = self.get_edit_config(request)
+        obj = self.get_object(request, unquote(object_id)) if settings.mode != "off" else None
+        if obj is None or not self.has_delete_permission(request, obj):  # type: ignore[attr-defined]
+            with transactions_of_request():
+                return page()
+        if request.method in SAFE_METHODS:
+            with transactions_of_request():
+                opened = open_form(request, [obj], settings)
+                response: Any = page()
+            if opened is not None and hasattr(response, "add_post_render_callback"):
+                ready = ReadyForm(grant=opened.grant, config=settings)
+                response.add_post_render_callback(functools.partial(self._put_confirmation, request, ready))
+            return response  # type: ignore[no-any-return]
+        guard = SaveGuard(request, settings, [resource_of(obj)])
+        try:
+            return guard.save(lambda save: self._delete(request, object_id, save, guard, obj, page))
+        except SaveRefused as refused:
+            refused.refusal.deletes = True
+            return refusals.page(request, refused.refusal, [], template=self.edit_conflict_template)
+
+    def _put_confirmation(self, request: HttpRequest, ready: ReadyForm, response: HttpResponse) -> None:
+        pages.put_before_confirmation(response, rendered(request, ready, pages.addresses(self)))
+
+    def _delete(
+        self, request: HttpRequest, object_id: str, save: Save, guard: SaveGuard, obj: Any, page: Page
+    ) -> HttpResponse:
+        _loaded(request)[id(self), unquote(object_id)] = obj
+        if guard.config.mode == "enforce":
+            self._refuse_held(guard, [obj])
+        response: HttpResponse = page()
+        if not rows_of(save.grant.resource).exists():
+            save.deleted()
+        return response
+
+    def _refuse_held(self, guard: SaveGuard, objects: Sequence[Model]) -> None:
+        """Raise SaveRefused if another user edits one of the objects, or one that would be deleted along."""
+        using = router.db_for_write(self.model)
+        held = pages.held_by_others(pages.deleted_along(objects, using), guard.visitor.principal)
+        if held:
+            first = held[0][1]
+            who = first.owner.label if first.owner is not None else ""
+            texts = [pages.sentence(obj, row) for obj, row in held[:20]]
+            raise SaveRefused(Refusal(reason="held", who=who, others=texts, deletes=True))
+
+
+class _ReviewedForm:
+    """A form that is shown once more with what was typed, although nothing in it is wrong."""
+
+    is_bound: bool
+
+    def full_clean(self) -> None:
+        super().full_clean()  # type: ignore[misc]
+        if self.is_bound:
+            self.add_error(None, review_text())  # type: ignore[attr-defined]
+
+
+def _loaded(request: HttpRequest) -> dict[tuple[int, str], Any]:
+    """The objects that this request has loaded and brought up to date."""
+    found: dict[tuple[int, str], Any] | None = getattr(request, "_distlock_edit_objects", None)
+    if found is None:
+        found = request._distlock_edit_objects = {}  # type: ignore[attr-defined]
+    return found

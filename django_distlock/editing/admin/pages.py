@@ -1,0 +1,118 @@
+"""What the pages of the admin show and ask: markup inside their forms, permissions, and the objects of a deletion."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from django.contrib.admin.utils import NestedObjects
+from django.urls import reverse
+from django.utils.html import format_html_join
+
+from django_distlock.editing import store
+from django_distlock.editing.http.forms import FIELD
+from django_distlock.editing.http.permissions import GONE, NONE, Access
+from django_distlock.editing.resources import pk_of, resource_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from django.db.models import Model
+    from django.http import HttpRequest, HttpResponse
+    from django.urls import ResolverMatch
+
+    from django_distlock.editing.records import EditLease, Resource
+
+# Of a deletion that takes more objects along, only the leases of the first ones are read.
+MOST_DELETED = 5000
+BATCH = 500
+
+
+class AdminPage:
+    """The pages of one ModelAdmin, which a beat can ask."""
+
+    def __init__(self, admin: Any) -> None:
+        self._admin = admin
+
+    def access(self, request: HttpRequest, match: ResolverMatch, resource: Resource) -> Access:
+        admin = self._admin
+        if not admin.admin_site.has_permission(request) or not admin.has_change_permission(request):
+            return NONE
+        obj = admin.get_queryset(request).filter(pk=pk_of(resource)).first()
+        if obj is None or resource_of(obj) != resource:
+            return GONE
+        return Access(bool(admin.has_change_permission(request, obj)), obj=obj)
+
+    def may_take_over(self, request: HttpRequest, obj: Any) -> bool:
+        return bool(self._admin.may_take_over(request, obj))
+
+
+def addresses(admin: Any) -> dict[str, str]:
+    """Where the script of this admin's pages asks: beside its pages, so that the site needs no further address."""
+    opts = admin.opts
+    return {
+        name: reverse(f"admin:{opts.app_label}_{opts.model_name}_edit_{name}", current_app=admin.admin_site.name)
+        for name in ("beat", "release")
+    }
+
+
+def put_into_form(response: HttpResponse, form_id: str, markup: str) -> None:
+    """Put ``markup`` behind the opening tag of a form, and switch off that browsers fill the form in again.
+
+    The page is searched, and no template extended, so that templates of the site and of themes stay as they are.
+    """
+    pattern = rf'(<form\b[^>]*\bid="{re.escape(form_id)}"[^>]*)>'
+    _put(response, pattern, lambda match: f"{_without_autocomplete(match[1])}>{markup}")
+
+
+def put_before_confirmation(response: HttpResponse, markup: str) -> None:
+    """Put ``markup`` into the form that asks whether to delete."""
+    _put(response, r'<input\b[^>]*\bname="post"[^>]*>', lambda match: f"{markup}{match[0]}")
+
+
+def _put(response: HttpResponse, pattern: str, replacement: Any) -> None:
+    text = response.content.decode(response.charset)
+    changed, count = re.subn(pattern, replacement, text, count=1)
+    if count:
+        response.content = changed.encode(response.charset)
+
+
+def _without_autocomplete(tag: str) -> str:
+    return tag if "autocomplete=" in tag else f'{tag} autocomplete="off"'
+
+
+def hidden_fields(texts: Iterable[str]) -> str:
+    """One hidden field for each row of a list."""
+    template = '<input type="hidden" name="{}" value="{}" autocomplete="off">'
+    return str(format_html_join("", template, ((FIELD, text) for text in texts)))
+
+
+def deleted_along(objects: Iterable[Model], using: str) -> list[Model]:
+    """The objects and what their deletion takes along."""
+    collector = NestedObjects(using=using)
+    collector.collect(list(objects))
+    found = [one for several in collector.model_objs.values() for one in several]
+    return found[:MOST_DELETED]
+
+
+def held_by_others(objects: Iterable[Model], principal: str) -> list[tuple[Model, EditLease]]:
+    """The objects that another user edits now."""
+    by_resource = {resource_of(obj): obj for obj in objects if obj.pk is not None}
+    resources = list(by_resource)
+    found: dict[str, EditLease] = {}
+    for start in range(0, len(resources), BATCH):
+        found.update(store.read(resources[start : start + BATCH]))
+    return [
+        (obj, row)
+        for resource, obj in by_resource.items()
+        if (row := found.get(resource.digest)) is not None
+        and row.held
+        and row.owner is not None
+        and row.owner.principal != principal
+    ]
+
+
+def sentence(obj: Any, row: EditLease) -> str:
+    """An object and who edits it."""
+    who = row.owner.label if row.owner is not None else ""
+    return f"{obj._meta.verbose_name} “{obj}”: {who}"

@@ -1,0 +1,122 @@
+"""The setting ``DISTLOCK_EDITING``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from django_distlock.validation import count, seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditingConfig:
+    """The keys of ``DISTLOCK_EDITING`` in lower case, with their defaults; times in seconds."""
+
+    mode: str = "enforce"
+    when: str = "change"
+    ttl: float = 60.0
+    beat: float = 20.0
+    idle: float = 900.0
+    ttl_without_script: float = 900.0
+    # How long a rendered form may come back. Rows are kept for as long after their last use.
+    form_ttl: float = 14 * 86400.0
+    label: Callable[[Any], str] | None = None
+    database: str | None = None
+    takeover: Callable[..., bool] | None = None
+    # Objects that one principal may hold at the same time; None for any number.
+    max_held: int | None = 200
+
+    def label_of(self, user: Any) -> str:
+        """How ``user`` is shown to others."""
+        return str(self.label(user) if self.label is not None else default_label(user))
+
+
+KEYS = tuple(field.name.upper() for field in fields(EditingConfig))
+CHOICES = {"mode": ("enforce", "warn", "off"), "when": ("change", "open")}
+TIMES = ("ttl", "beat", "idle", "ttl_without_script", "form_ttl")
+
+
+def default_label(user: Any) -> str:
+    """The full name, else the user name."""
+    full_name = getattr(user, "get_full_name", None)
+    return str((full_name() if full_name is not None else "") or user)
+
+
+def config(**overrides: Any) -> EditingConfig:
+    """The setting, with the values that an admin, a view or a tag sets otherwise (None: as in the setting).
+
+    ImproperlyConfigured for an unknown key or a wrong value.
+    """
+    given = {name: value for name, value in overrides.items() if value is not None}
+    return _merged(_config(), given, "The options of an edit lock") if given else _config()
+
+
+def is_set() -> bool:
+    """Does the project have the setting?"""
+    return getattr(settings, "DISTLOCK_EDITING", None) is not None
+
+
+@cache
+def _config() -> EditingConfig:
+    given = getattr(settings, "DISTLOCK_EDITING", None) or {}
+    if not isinstance(given, Mapping):
+        raise ImproperlyConfigured("DISTLOCK_EDITING must be a dict.")
+    return _merged(EditingConfig(), {str(key).lower(): value for key, value in given.items()}, "DISTLOCK_EDITING")
+
+
+def _merged(base: EditingConfig, given: Mapping[str, Any], source: str) -> EditingConfig:
+    unknown = [name.upper() for name in given if name.upper() not in KEYS]
+    if unknown:
+        raise ImproperlyConfigured(f"{source} has the unknown key {unknown[0]!r}. Known: {', '.join(KEYS)}.")
+    try:
+        found = replace(base, **{name: _checked(name, value) for name, value in given.items()})
+    except (TypeError, ValueError) as error:
+        raise ImproperlyConfigured(f"{source}: {error}") from error
+    if found.beat >= found.ttl:
+        raise ImproperlyConfigured(
+            f"{source}: BEAT ({found.beat:g} s) must be shorter than TTL ({found.ttl:g} s); a third of it is usual."
+        )
+    return found
+
+
+def _checked(name: str, value: Any) -> Any:
+    key = name.upper()
+    if name in TIMES:
+        return seconds(key, value, positive=True)
+    if name in CHOICES:
+        if value not in CHOICES[name]:
+            raise ValueError(f"{key} must be one of {', '.join(CHOICES[name])}, not {value!r}.")
+        return value
+    if name == "max_held":
+        return None if value is None else count(key, value)
+    if name == "database":
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"{key} must be an alias of DATABASES, not {type(value).__name__}.")
+        return value
+    return _callable(key, value)
+
+
+def _callable(key: str, value: Any) -> Any:
+    """A callable, given itself or by its dotted path; None for none."""
+    try:
+        found = import_string(value) if isinstance(value, str) else value
+    except ImportError as error:
+        raise ValueError(f"{key}: {error}") from error
+    if found is not None and not callable(found):
+        raise TypeError(f"{key} must be a callable, or the dotted path of one.")
+    return found
+
+
+def _clear(*, setting: str, **kwargs: Any) -> None:
+    if setting == "DISTLOCK_EDITING":
+        _config.cache_clear()
+
+
+setting_changed.connect(_clear)

@@ -1,0 +1,183 @@
+"""``EditLockViewSetMixin`` for view sets of the REST framework: 423 with the holder, ``ETag``, ``If-Match`` and 412."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.db import Error
+from rest_framework.response import Response
+
+from .conf import EditingConfig, config
+from .grants import EditGrant
+from .http.forms import bring_up_to_date
+from .http.refusals import Refusal
+from .http.transactions import outside_transactions, transactions_of_request
+from .http.visitors import NO_TAB, visitor_of
+from .records import ID, EditConflict
+from .resources import resource_of, rows_of
+from .saving import run_save
+from .versions import version_field_of, version_of
+from .views import problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .saving import Save
+
+PRECONDITION_REQUIRED = 428
+# The id of a lease that the client holds, for an API beside a page with the script.
+LEASE_HEADER = "Distlock-Lease"
+_TAGS = re.compile(r'\s*(?:(?P<weak>W/)?"(?P<tag>[^"]*)"|(?P<any>\*))\s*(?:,|$)')
+_WRITES = ("PUT", "PATCH", "DELETE")
+
+
+class EditLockViewSetMixin:
+    """Above ``ModelViewSet``: a write is refused while another user edits the object, or if it was changed since it was
+    read.
+
+    Answers about one object have its version as ``ETag``. A write with ``If-Match`` and another version gets 412, a
+    write while another user holds the lock 423, both as problem+json with the holder.
+    """
+
+    edit_lock: ClassVar[Mapping[str, Any]] = {}
+    # The names of the fields that make the version; None: all columns.
+    edit_lock_fields: Sequence[str] | None = None
+    # Answer 428 to a write without If-Match.
+    edit_if_match_required: bool = False
+    request: Any
+    _edit_save: Save | None = None
+    _edit_object: Any = None
+
+    @classmethod
+    def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
+        return outside_transactions(super().as_view(*args, **initkwargs))  # type: ignore[misc]
+
+    def get_edit_config(self) -> EditingConfig:
+        """The options of this view set."""
+        return config(**{name.lower(): value for name, value in self.edit_lock.items()})
+
+    def may_ignore_lock(self, request: Any, obj: Any) -> bool:
+        """May this client write although another user holds the lock? No client may by default."""
+        return False
+
+    # requests
+
+    def initial(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        """After authentication, permissions and throttles: put the save around the handler."""
+        super().initial(request, *args, **kwargs)  # type: ignore[misc]
+        name = request.method.lower()
+        handler = getattr(self, name, None)
+        if handler is None:
+            return
+        writes = request.method in _WRITES and self._has_object() and self.get_edit_config().mode != "off"
+        setattr(self, name, functools.partial(self._saved if writes else self._plain, handler))
+
+    def finalize_response(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
+        """Add the ``ETag`` of the object that the answer is about."""
+        response = super().finalize_response(request, response, *args, **kwargs)  # type: ignore[misc]
+        obj = self._edit_object
+        if obj is not None and 200 <= response.status_code < 300 and "ETag" not in response:
+            response["ETag"] = f'"{self._version(obj)}"'
+        return response
+
+    def _has_object(self) -> bool:
+        lookup = self.lookup_url_kwarg or self.lookup_field  # type: ignore[attr-defined]
+        return lookup in self.kwargs  # type: ignore[attr-defined]
+
+    def _plain(self, handler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        with transactions_of_request():
+            return handler(request, *args, **kwargs)
+
+    def get_object(self) -> Any:
+        """The object; while it is saved, the one that was locked."""
+        if self._edit_save is not None:
+            return self._edit_object
+        self._edit_object = super().get_object()  # type: ignore[misc]
+        return self._edit_object
+
+    def _saved(self, handler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        settings = self.get_edit_config()
+        obj = self.get_object()  # permissions of the object, and 404
+        if self.edit_if_match_required and not request.headers.get("If-Match"):
+            return _answer(PRECONDITION_REQUIRED, "if_match", "This request needs If-Match.")
+        visitor = visitor_of(request, settings)
+        lease = request.headers.get(LEASE_HEADER, "")
+        mode = "warn" if settings.mode == "warn" or self.may_ignore_lock(request, obj) else "enforce"
+        grant = EditGrant(resources=(resource_of(obj),), principal=visitor.signer, mode=mode)
+        work = functools.partial(self._work, functools.partial(handler, request, *args, **kwargs), request, obj)
+        try:
+            with transactions_of_request(but=grant.database):
+                return run_save(
+                    grant,
+                    visitor.owner(NO_TAB),
+                    lease if ID.fullmatch(lease) else "",
+                    work,
+                    attempts=_attempts(request),
+                )
+        except _Answered as answered:
+            return answered.response
+        except EditConflict as conflict:
+            self._edit_object = None
+            return problem(Refusal.of(conflict))
+        finally:
+            self._edit_save = None
+
+    def _work(self, handler: Any, request: Any, obj: Any, save: Save) -> Any:
+        if not self._matches(request.headers.get("If-Match"), save.object):
+            refusal = Refusal(reason="changed", who=save.rows[save.grant.resource.digest].changed_by)
+            raise _Answered(problem(refusal))
+        bring_up_to_date(obj, save.object)
+        self._edit_save = save
+        try:
+            response = handler()
+        except Exception as error:
+            # as without a transaction around it: the framework's answer, and nothing is written
+            raise _Answered(self._failed(error)) from error
+        if response.status_code >= 400:
+            raise _Answered(response)
+        if request.method == "DELETE" and not rows_of(save.grant.resource).exists():
+            save.deleted()
+            self._edit_object = None
+        else:
+            save.wrote()
+            # what was saved and what the database has may be spelled differently
+            self._edit_object = rows_of(save.grant.resource).first()
+        return response
+
+    def _failed(self, error: Exception) -> Any:
+        if isinstance(error, Error):
+            raise error
+        response = self.handle_exception(error)  # type: ignore[attr-defined]
+        response.exception = True
+        return response
+
+    def _matches(self, header: str | None, obj: Any) -> bool:
+        """Does If-Match name the version of the object? A weak tag never does (RFC 9110)."""
+        if not header:
+            return True
+        found = list(_TAGS.finditer(header))
+        version = self._version(obj)
+        return any(tag["any"] or (not tag["weak"] and tag["tag"] == version) for tag in found)
+
+    def _version(self, obj: Any) -> str:
+        own = version_field_of(type(obj))
+        return version_of(obj, (own,) if own is not None else self.edit_lock_fields)
+
+
+class _Answered(Exception):
+    """The answer to a request whose transaction is rolled back."""
+
+    def __init__(self, response: Any) -> None:
+        self.response = response
+        super().__init__()
+
+
+def _attempts(request: Any) -> int:
+    """An uploaded file may have been moved to its place by the first attempt."""
+    return 1 if request.FILES else 2
+
+
+def _answer(status: int, code: str, detail: str) -> Any:
+    return Response({"code": code, "detail": detail, "status": status}, status=status)

@@ -1,0 +1,151 @@
+"""One save under an edit lock: from the hidden fields of a form to the answer, or to why it is refused."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django.contrib import messages
+from django.contrib.messages import get_messages
+from django.utils.translation import gettext as _
+
+from django_distlock.editing import store
+from django_distlock.editing.grants import EditGrant, GrantError, sign
+from django_distlock.editing.records import EditConflict, EditLease, Resource
+from django_distlock.editing.saving import Save, run_save
+
+from .audit import log_overwrite, log_takeover
+from .forms import Posted, open_form, same_object, with_mode
+from .refusals import Refusal
+from .transactions import transactions_of_request
+from .visitors import visitor_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from django.db.models import Model
+    from django.http import HttpRequest
+
+    from django_distlock.editing.conf import EditingConfig
+    from django_distlock.editing.grants import Opened
+    from django_distlock.editing.versions import Inline
+
+T = TypeVar("T")
+
+
+class SaveRefused(Exception):
+    """The save was refused; nothing was written."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+        super().__init__(refusal.reason)
+
+
+class SaveGuard:
+    """The save of ``resources`` by one request. The first one is the object of the form."""
+
+    def __init__(self, request: HttpRequest, config: EditingConfig, resources: Sequence[Resource]) -> None:
+        self.request = request
+        self.config = config
+        self.resources = tuple(resources)
+        self.visitor = visitor_of(request, config)
+        self.posted = Posted.of(request)
+        self.owner = self.visitor.owner(self.posted.tab)
+        self.lease = self.posted.lease
+
+    def grant(self) -> EditGrant:
+        """The grant of the form. Without one the save asks only whether another user holds the lock.
+
+        SaveRefused if the grant is forged, too old, of another visitor or for another object.
+        """
+        try:
+            found = self.posted.grant(self.visitor)
+        except GrantError as error:
+            raise SaveRefused(Refusal(reason="grant")) from error
+        if found is None:
+            return EditGrant(resources=self.resources, principal=self.visitor.signer, mode=self.config.mode)
+        if not same_object(found, self.resources):
+            raise SaveRefused(Refusal(reason="grant"))
+        return with_mode(found, self.config.mode)
+
+    def save(
+        self,
+        work: Callable[[Save], T],
+        *,
+        may_overwrite: Callable[[], bool] = lambda: False,
+        grant: EditGrant | None = None,
+    ) -> T:
+        """Lock, compare, and call ``work`` in the transaction. SaveRefused if the save would destroy another one.
+
+        ``work`` may be called twice: once again if the database gave up because of other transactions.
+        """
+        grant = grant or self.grant()
+        overwrites = self.posted.choice == "overwrite"
+        if overwrites:
+            if not may_overwrite():
+                raise SaveRefused(Refusal(reason="held"))
+            self._take_over(grant)
+        try:
+            with transactions_of_request(but=grant.database):
+                found = run_save(grant, self.owner, self.lease, self._repeatable(work), attempts=self._attempts())
+        except EditConflict as conflict:
+            raise SaveRefused(Refusal.of(conflict)) from conflict
+        if overwrites:
+            log_overwrite(self.request, self.visitor, grant.resource, self.posted.choice)
+        return found
+
+    def _attempts(self) -> int:
+        """An uploaded file may have been moved to its place by the first attempt."""
+        return 1 if self.request.FILES else 2
+
+    def _repeatable(self, work: Callable[[Save], T]) -> Callable[[Save], T]:
+        """Take back the messages of an attempt that was rolled back; say what the mode "warn" has let through."""
+        storage: Any = get_messages(self.request)
+        queued = getattr(storage, "_queued_messages", None)
+        before = len(queued) if queued is not None else 0
+
+        def repeatable(save: Save) -> T:
+            if queued is not None:
+                del queued[before:]
+            for conflict in save.warnings:
+                text = _("This was saved, although: %(why)s") % {"why": Refusal.of(conflict).text}
+                messages.warning(self.request, text, fail_silently=True)
+            return work(save)
+
+        return repeatable
+
+    def _take_over(self, grant: EditGrant) -> None:
+        self.lease = self.lease or secrets.token_hex(16)
+        rows = store.read(grant.resources)
+        for resource in sorted(grant.resources, key=lambda resource: resource.digest):
+            row = rows.get(resource.digest)
+            if row is None or not row.held or row.lease == self.lease:
+                continue
+            found = store.takeover(resource, self.owner, self.lease, self.config.ttl, "overwrite")
+            if not isinstance(found, EditLease):
+                raise SaveRefused(Refusal(reason="saving"))
+            log_takeover(self.request, self.visitor, resource, row, _("To save other text."))
+
+    def prepare(
+        self,
+        refusal: Refusal,
+        objects: Sequence[Model],
+        *,
+        fields: Sequence[str] | None = None,
+        inlines: Sequence[Inline] = (),
+    ) -> Opened | None:
+        """Read what the database has now, and give the buttons of the page a grant for it.
+
+        "Try again" keeps the grant of the form: it must not pass if the object has changed.
+        """
+        opened = open_form(self.request, objects, self.config, fields=fields, inlines=inlines, visitor=self.visitor)
+        if opened is None:
+            refusal.reason, refusal.obj = "deleted", None
+            return None
+        refusal.obj = opened.obj
+        if refusal.reason in ("changed", "grant"):
+            resources = {*opened.grant.resources, *self.resources}
+            if resources == set(opened.grant.resources):
+                refusal.grant = sign(replace(opened.grant, mode=self.config.mode))
+        return opened

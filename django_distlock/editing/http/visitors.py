@@ -1,0 +1,157 @@
+"""Who sends a request: the principal of its leases, the label that others see, and its session, left as it is."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import SynchronousOnlyOperation
+from django.middleware.csrf import get_token
+from django.utils.translation import gettext as _
+
+from django_distlock.concurrency.text import one_line
+from django_distlock.editing.records import ID, LONGEST_PRINCIPAL, Owner
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+
+    from django_distlock.editing.conf import EditingConfig
+    from django_distlock.editing.grants import EditGrant
+
+LONGEST_LABEL = 100
+# The tab of a form whose script does not run: one for each principal.
+NO_TAB = "no-script"
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """The sender of a request. ``site`` separates the hosts of one project: a signed field counts on its host only."""
+
+    principal: str
+    label: str
+    site: str
+    logged_in: bool
+
+    @property
+    def signer(self) -> str:
+        """The principal that grants are made out to."""
+        return f"{self.principal}@{self.site}"
+
+    def owner(self, tab: str) -> Owner:
+        """This visitor in one of its tabs."""
+        return Owner(principal=self.principal, tab=tab if ID.fullmatch(tab) else NO_TAB, label=self.label)
+
+
+def visitor_of(request: HttpRequest, config: EditingConfig) -> Visitor:
+    """The sender: the user, else the browser by the secret of its CSRF cookie, else its session."""
+    user = user_of(request)
+    site = request.get_host().lower()
+    if user is not None and user.is_authenticated:
+        label = one_line(config.label_of(user), LONGEST_LABEL)
+        return Visitor(principal_of_user(user), label, site, True)
+    label = _("A visitor without an account")
+    get_token(request)  # a first visit gets the cookie now, and comes back with it
+    if secret := request.META.get("CSRF_COOKIE"):
+        return Visitor(f"browser:{_digest(str(secret))}", label, site, False)
+    key = getattr(getattr(request, "session", None), "session_key", None)
+    return Visitor(f"session:{_digest(key)}" if key else "anonymous", label, site, False)
+
+
+def principal_of(grant: EditGrant) -> str:
+    """The principal of the leases that a grant was made for."""
+    return grant.principal.rpartition("@")[0]
+
+
+def user_of(request: HttpRequest) -> Any:
+    """The user of the request, also in an async view that has awaited ``request.auser()``."""
+    try:
+        user: Any = getattr(request, "user", None)
+        bool(user is not None and user.is_authenticated)  # a lazy object reads the database here
+    except SynchronousOnlyOperation as error:
+        user = getattr(request, "_acached_user", None)
+        if user is None:
+            raise SynchronousOnlyOperation(
+                "An edit lock has to know who is logged in: `await request.auser()` before you render the page, or "
+                "render it in a thread."
+            ) from error
+    return user
+
+
+def principal_of_user(user: Any) -> str:
+    """The table and the primary key of a user; users that are no model are named by their class."""
+    meta = getattr(user, "_meta", None)
+    kind = meta.concrete_model._meta.label_lower if meta is not None else type(user).__qualname__
+    text = f"user:{kind}:{getattr(user, 'pk', user)}"
+    return text if len(text) <= LONGEST_PRINCIPAL else f"user:{_digest(text)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class UnsavedSession:
+    """A session that no middleware saves and whose cookie no middleware prolongs.
+
+    Django's SessionMiddleware leaves a request alone whose session has no ``accessed``. SESSION_SAVE_EVERY_REQUEST and
+    middlewares that note the time of the latest request would otherwise keep an unattended login alive.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "accessed":
+            raise AttributeError(name)
+        return getattr(self._session, name)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._session[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._session[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._session[key]
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._session
+
+
+def leave_session_alone(request: HttpRequest) -> float | None:
+    """Let this request write no session. Return the seconds until the session ends; None if that is not known."""
+    session: Any = getattr(request, "session", None)
+    if session is None:
+        return None
+    before = session.session_key
+    left = _seconds_left(session)
+    user_of(request)
+    # a session that was signed with an old SECRET_KEY has a new key now, which the browser has to get
+    if session.session_key == before:
+        request.session = UnsavedSession(session)  # type: ignore[assignment]
+    return left
+
+
+def _seconds_left(session: Any) -> float | None:
+    """Read the session with its end in one query where the table has it; nothing is read twice."""
+    try:
+        if getattr(session, "_session_cache", None) is None and _is_database(session) and session.session_key:
+            row = session._get_session_from_db()
+            session._session_cache = session.decode(row.session_data) if row is not None else {}
+            return None if row is None else (row.expire_date - _now(row.expire_date)).total_seconds()
+        fixed = session.get("_session_expiry")
+    except SynchronousOnlyOperation:
+        return None
+    if isinstance(fixed, str):
+        fixed = datetime.fromisoformat(fixed)
+    return (fixed - _now(fixed)).total_seconds() if isinstance(fixed, datetime) else None
+
+
+def _now(like: datetime) -> datetime:
+    return datetime.now(UTC) if like.tzinfo is not None else datetime.now()
+
+
+def _is_database(session: Any) -> bool:
+    """Only the plain database backend: one with a cache in front reads no row."""
+    return hasattr(session, "_get_session_from_db") and not hasattr(session, "cache_key_prefix")

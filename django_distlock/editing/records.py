@@ -1,0 +1,190 @@
+"""The values of edit locks: what is edited, who edits it, and the error of a refused edit. No Django, no SQL."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from django_distlock.exceptions import DistlockError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+# Ids that clients choose. A UUID with or without hyphens fits; so does token_urlsafe(16).
+ID = re.compile(r"[A-Za-z0-9_-]{8,64}", re.ASCII)
+LONGEST_PRINCIPAL = 255
+
+ConflictReason = Literal["held", "changed", "deleted", "saving"]
+LostReason = Literal["taken_over", "other_tab", "expired", "deleted", "broken", "saved", "released"]
+
+
+def check_id(what: str, text: str) -> str:
+    """Return ``text`` if it can be the id of a lease or tab. ValueError otherwise."""
+    if not isinstance(text, str) or not ID.fullmatch(text):
+        raise ValueError(f"{what} must be 8 to 64 letters, digits, hyphens or underscores.")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One object that can be edited, in one database.
+
+    ``model`` is the label of its topmost concrete model, ``pk`` the exact text of its primary key there. ``kind`` is
+    the label of the model that the form edits: a child of multi-table inheritance has the lock of its parent.
+    """
+
+    database: str
+    model: str
+    pk: str
+    kind: str = field(default="", compare=False)
+
+    @property
+    def digest(self) -> str:
+        """The key of the row: databases compare text by rules of their own, digests are compared exactly."""
+        return hashlib.sha256(f"{self.model}\0{self.pk}".encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """A browser tab of a user, or a piece of code.
+
+    ``principal`` says who it is ("user:5"); ``label`` is what others are shown.
+    """
+
+    principal: str
+    tab: str
+    label: str
+
+    def __post_init__(self) -> None:
+        check_id("tab", self.tab)
+        if not 0 < len(self.principal) <= LONGEST_PRINCIPAL:
+            raise ValueError(f"principal must have 1 to {LONGEST_PRINCIPAL} characters.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditLease:
+    """The row of an object: its holder, if it has one, and who wrote it last.
+
+    Times in seconds are by the clock of the database. ``lease`` is "" if the object is free. ``saving`` is set if
+    another transaction had locked the row: a save was in progress.
+    """
+
+    resource: Resource
+    owner: Owner | None
+    lease: str
+    fence: int
+    writes: int
+    since: datetime
+    seen: datetime
+    age: float  # seconds since ``since``
+    idle: float  # seconds since the last input
+    expires_in: float
+    reserved: bool = False
+    saving: bool = False
+    changed_by: str = ""
+    changed_at: datetime | None = None
+    previous: str = ""  # the lease before this one, and why it ended
+    ended: str = ""
+
+    @property
+    def held(self) -> bool:
+        """Is the object being edited now?"""
+        return bool(self.lease) and self.expires_in > 0
+
+    @property
+    def expired(self) -> bool:
+        """Has the lease run out, without another claim since?"""
+        return bool(self.lease) and self.expires_in <= 0
+
+    def is_of(self, principal: str, lease: str) -> bool:
+        """Is it this lease of this principal? Another one may have chosen the same id."""
+        return self.lease == lease and self.owner is not None and self.owner.principal == principal
+
+    @property
+    def editor(self) -> Editor | None:
+        """The holder, as others see it."""
+        if not self.held or self.owner is None:
+            return None
+        return Editor(label=self.owner.label, since=self.since, idle=self.idle, expires_in=self.expires_in)
+
+    def has_changed_since(self, writes: int | None) -> bool:
+        """Has a save under the lock been committed since ``writes`` was read? None: there was no row then.
+
+        A row that was swept and made again has no saves yet; one that is swept had none for as long as a form may live.
+        """
+        return self.changed_at is not None and self.writes != writes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Editor:
+    """The holder of an edit lock, as others see it: no ids. ``idle`` and ``expires_in`` are seconds."""
+
+    label: str
+    since: datetime
+    idle: float
+    expires_in: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """The answer to a claim that is refused.
+
+    ``own``: the holder is another tab of the same principal. ``saving``: a save is in progress, and the claim did not
+    wait for it. ``holder`` is None if the row is not visible yet.
+    """
+
+    holder: EditLease | None
+    own: bool = False
+    saving: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """The answer to the renewal of a lease that is gone. ``by`` is the label of the present or last holder.
+
+    ``row`` is the row as it is now; None if there is none.
+    """
+
+    reason: LostReason
+    by: str = ""
+    row: EditLease | None = None
+
+
+class EditConflict(DistlockError):
+    """The object is being edited by another user, or was changed.
+
+    ``reason`` is "held" (``holder`` edits it now), "changed" (since the form was rendered; by ``changed_by``),
+    "deleted" or "saving" (other transactions kept it busy). ``own`` is set if the other side is the same user.
+    ``obj`` is the object as it is in the database; None if it is deleted or was not read.
+    """
+
+    def __init__(
+        self,
+        reason: ConflictReason,
+        *,
+        holder: Editor | None = None,
+        own: bool = False,
+        changed_by: str = "",
+        obj: Any = None,
+        resource: Resource | None = None,
+    ) -> None:
+        self.reason: ConflictReason = reason
+        self.holder = holder
+        self.own = own
+        self.changed_by = changed_by
+        self.obj = obj
+        self.resource = resource
+        super().__init__(_message(reason, holder, changed_by, resource))
+
+
+def _message(reason: str, holder: Editor | None, changed_by: str, resource: Resource | None) -> str:
+    what = "The object" if resource is None else f"{resource.model} {resource.pk}"
+    if reason == "held":
+        return f"{what} is being edited by {holder.label if holder else 'another user'}."
+    if reason == "changed":
+        return f"{what} was changed{f' by {changed_by}' if changed_by else ''} after the form was rendered."
+    if reason == "deleted":
+        return f"{what} was deleted after the form was rendered."
+    return f"{what} is busy: other transactions are saving it."

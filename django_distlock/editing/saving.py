@@ -1,0 +1,234 @@
+"""The write rule: lock the row of the lease, then the object, take the version from *that* row, and only then write.
+
+A version that was read before the object is locked says nothing: another writer may commit in between, and a writer
+that knows no edit locks (a command, a view without the mixin) takes no lease. The row of the object is the one thing
+that all of them lock.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django.db import Error, connections, transaction
+from django.db.transaction import TransactionManagementError
+
+from . import store
+from .conf import config
+from .records import EditConflict, EditLease
+from .resources import matched, model_of, pk_of
+from .signals import edit_refused
+from .versions import version_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from django.db import models
+
+    from .grants import EditGrant
+    from .records import ConflictReason, Owner, Resource
+    from .versions import Inline
+
+T = TypeVar("T")
+# Attempts to get the locks if the database refuses them at once: at REPEATABLE READ each wait for another save ends in
+# an error of serialization. And if each attempt has waited for as long as the database allows.
+ATTEMPTS, WAITS = 5, 2
+# Seconds that a lease is kept after a save, for the next page of the same tab.
+RESERVED = 5.0
+
+
+@dataclass(kw_only=True)
+class Save:
+    """A save that may go on. ``objects`` and ``inlines`` are locked, and as they are in the database now.
+
+    ``warnings`` has what would have refused the save if the mode were not "warn".
+    """
+
+    grant: EditGrant
+    owner: Owner
+    lease: str
+    rows: dict[str, EditLease]
+    objects: dict[Resource, models.Model]
+    inlines: dict[Inline, list[models.Model]]
+    ttl: float
+    warnings: list[EditConflict] = field(default_factory=list)
+    written: bool = False
+
+    @property
+    def object(self) -> Any:
+        """The object of the form."""
+        return self.objects[self.grant.resource]
+
+    def wrote(self, *, reserve: float | None = RESERVED, deleted: bool = False) -> None:
+        """Count this write, so that forms which were rendered before it are refused.
+
+        A lease of this tab stays with it, also one that has expired: for ``reserve`` seconds, as the page is about to
+        go, or for its whole TTL with None.
+        """
+        resources = list(self.grant.resources)
+        if deleted:
+            store.wrote(resources, self.owner.label, deleted=True)
+        else:
+            mine = [resource for resource in resources if self._keeps(resource)]
+            others = [resource for resource in resources if resource not in mine]
+            if mine:
+                ttl = self.ttl if reserve is None else reserve
+                store.wrote(
+                    mine, self.owner.label, owner=self.owner, lease=self.lease, ttl=ttl, reserve=reserve is not None
+                )
+            if others:
+                store.wrote(others, self.owner.label)
+        self.written = True
+
+    def deleted(self) -> None:
+        """Count the deletion of the object; who else has it open learns of it."""
+        self.wrote(deleted=True)
+
+    def _keeps(self, resource: Resource) -> bool:
+        """Is the lease of this tab the present one, or may it be again?"""
+        row = self.rows[resource.digest]
+        return bool(self.lease) and (not row.held or row.is_of(self.owner.principal, self.lease))
+
+
+@contextmanager
+def saving(grant: EditGrant, owner: Owner, lease: str = "", *, ttl: float | None = None) -> Iterator[Save]:
+    """Run the block in a transaction that has locked the objects of ``grant``; call ``wrote()`` in it.
+
+    ``lease`` is the id that the form had, "" without one: then the version decides. EditConflict if another user holds
+    the lock, or has written since the form was rendered; with the mode "warn" only if the object is deleted. Must not
+    be inside another transaction, which may have read or locked something before.
+    """
+    _require_no_transaction(grant)
+    stack, save = _begin(grant, owner, lease, config().ttl if ttl is None else ttl)
+    with stack:
+        yield save
+
+
+def run_save(
+    grant: EditGrant,
+    owner: Owner,
+    lease: str,
+    work: Callable[[Save], T],
+    *,
+    attempts: int = 2,
+    ttl: float | None = None,
+) -> T:
+    """Call ``work`` in :func:`saving` and return its result; once more if the database gave up for other transactions.
+
+    EditConflict("saving") if it gave up again.
+    """
+    for attempt in range(attempts):
+        try:
+            with saving(grant, owner, lease, ttl=ttl) as save:
+                return work(save)
+        except Error as error:
+            if not store.contended(error):
+                raise
+            if attempt + 1 == attempts:
+                raise _refusal(grant, owner, "saving") from error
+    raise ValueError("attempts must be above zero.")
+
+
+def _require_no_transaction(grant: EditGrant) -> None:
+    for alias in {grant.database, store.alias_for(grant.resource)}:
+        if in_transaction(alias):
+            raise TransactionManagementError(
+                f"A save under an edit lock begins its own transaction on {alias!r}: what was read or locked in one "
+                "that is open may be out of date or cause deadlocks. Leave atomic(); with ATOMIC_REQUESTS decorate the "
+                "view with @transaction.non_atomic_requests."
+            )
+
+
+def in_transaction(alias: str) -> bool:
+    """Is there a transaction other than that of a TestCase?"""
+    connection = connections[alias]
+    if not connection.in_atomic_block:
+        return not connection.get_autocommit()
+    return any(not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
+
+
+def _begin(grant: EditGrant, owner: Owner, lease: str, ttl: float) -> tuple[ExitStack, Save]:
+    """The open transaction and the save in it."""
+    for attempt in range(ATTEMPTS):
+        try:
+            with ExitStack() as stack:
+                for alias in dict.fromkeys((store.alias_for(grant.resource), grant.database)):
+                    _enter(stack, alias)
+                save = _locked(grant, owner, lease, ttl)
+                return stack.pop_all(), save
+        except Error as error:
+            if not store.contended(error):
+                raise
+            if attempt + 1 == (ATTEMPTS if store.contended(error) == "refused" else WAITS):
+                raise _refusal(grant, owner, "saving") from error
+    raise AssertionError("unreachable")
+
+
+def _enter(stack: ExitStack, alias: str) -> None:
+    """Begin a transaction; on SQLite with the write lock, which a transaction that has read gets too late."""
+    connection: Any = connections[alias]
+    if connection.vendor != "sqlite":
+        stack.enter_context(transaction.atomic(using=alias))
+        return
+    connection.ensure_connection()  # sets the mode of the settings
+    before, connection.transaction_mode = connection.transaction_mode, "IMMEDIATE"
+    try:
+        stack.enter_context(transaction.atomic(using=alias))
+    finally:
+        connection.transaction_mode = before
+
+
+def _locked(grant: EditGrant, owner: Owner, lease: str, ttl: float) -> Save:
+    rows = store.lock(grant.resources)
+    objects = _lock_objects(grant)
+    save = Save(grant=grant, owner=owner, lease=lease, rows=rows, objects=objects, inlines={}, ttl=ttl)
+    if grant.resource not in objects:
+        raise _refusal(grant, owner, "deleted", changed_by=rows[grant.resource.digest].changed_by)
+    for inline in grant.inlines:
+        save.inlines[inline] = list(inline.rows(save.object, grant.database).select_for_update())
+    if (conflict := _held(save) or _changed(save)) is not None:
+        if grant.mode != "warn":
+            edit_refused.send_robust(sender=EditLease, resource=conflict.resource, conflict=conflict, owner=owner)
+            raise conflict
+        save.warnings.append(conflict)
+    return save
+
+
+def _lock_objects(grant: EditGrant) -> dict[Resource, models.Model]:
+    """Lock the rows of the objects: model by model, each in the order of its primary keys."""
+    kinds: dict[str, list[Resource]] = {}
+    for resource in grant.resources:
+        kinds.setdefault(resource.kind or resource.model, []).append(resource)
+    found: dict[Resource, models.Model] = {}
+    for _kind, members in sorted(kinds.items()):
+        rows = model_of(members[0])._base_manager.using(grant.database).select_for_update()
+        found.update(matched(members, rows.filter(pk__in=[pk_of(member) for member in members]).order_by("pk")))
+    return found
+
+
+def _held(save: Save) -> EditConflict | None:
+    """The conflict with another user who holds one of the objects now."""
+    for resource in save.grant.resources:
+        row = save.rows[resource.digest]
+        if row.held and row.owner is not None and row.owner.principal != save.owner.principal:
+            return EditConflict("held", holder=row.editor, obj=save.objects.get(resource), resource=resource)
+    return None
+
+
+def _changed(save: Save) -> EditConflict | None:
+    """The conflict with a write since the form was rendered."""
+    grant = save.grant
+    for resource, writes in zip(grant.resources, grant.writes, strict=False):
+        row = save.rows[resource.digest]
+        if row.has_changed_since(writes) or resource not in save.objects:
+            return EditConflict("changed", changed_by=row.changed_by, obj=save.objects.get(resource), resource=resource)
+    if grant.version is not None and version_of(save.object, grant.fields, save.inlines) != grant.version:
+        return EditConflict("changed", obj=save.object, resource=grant.resource)
+    return None
+
+
+def _refusal(grant: EditGrant, owner: Owner, reason: ConflictReason, changed_by: str = "") -> EditConflict:
+    conflict = EditConflict(reason, changed_by=changed_by, resource=grant.resource)
+    edit_refused.send_robust(sender=EditLease, resource=grant.resource, conflict=conflict, owner=owner)
+    return conflict

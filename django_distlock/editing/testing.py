@@ -1,0 +1,70 @@
+"""Helpers for tests of pages with edit locks. See docs/editing/views.md."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from contextlib import contextmanager
+from html import unescape
+from typing import TYPE_CHECKING, Any
+
+from . import store
+from .conf import config
+from .http.forms import FIELDS
+from .http.permissions import Gate
+from .http.visitors import principal_of_user
+from .records import Busy, Owner
+from .resources import resource_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django.db.models import Model
+    from django.http import HttpResponse
+
+_INPUT = re.compile(r"<input\b[^>]*>")
+_ATTRIBUTE = re.compile(r'\b(name|value)="([^"]*)"')
+
+
+def edit_fields(response: HttpResponse) -> dict[str, str | list[str]]:
+    """The hidden fields of edit locks in a page, as a test posts them back.
+
+    ::
+
+        page = client.get(url)
+        client.post(url, {**edit_fields(page), "title": "New"})
+
+    A field that is there several times, as in an editable list of the admin, is a list.
+    """
+    found: dict[str, list[str]] = {}
+    for tag in _INPUT.findall(response.content.decode(response.charset)):
+        attributes = dict(_ATTRIBUTE.findall(tag))
+        if attributes.get("name") in FIELDS:
+            found.setdefault(attributes["name"], []).append(unescape(attributes.get("value", "")))
+    return {name: values if len(values) > 1 else values[0] for name, values in found.items()}
+
+
+@contextmanager
+def being_edited(obj: Model, *, by: Any = "another user") -> Iterator[str]:
+    """Let another user edit ``obj`` inside the block. ``by`` is a user or a label; the value is the id of the lease.
+
+    AssertionError if the object is being edited already.
+    """
+    is_user = hasattr(by, "is_authenticated")
+    principal = principal_of_user(by) if is_user else f"test:{by}"
+    label = config().label_of(by) if is_user else str(by)
+    resource, lease = resource_of(obj), secrets.token_hex(16)
+    Gate.forget()  # what was allowed in another test says nothing
+    found = store.claim(resource, Owner(principal=principal, tab=secrets.token_hex(8), label=label), lease, 3600)
+    if isinstance(found, Busy):
+        raise AssertionError(f"{resource.model} {resource.pk} is being edited already.")
+    try:
+        yield lease
+    finally:
+        store.release(resource, lease)
+
+
+def is_being_edited(obj: Model) -> bool:
+    """True if a user edits the object now."""
+    row = store.read([resource := resource_of(obj)]).get(resource.digest)
+    return row is not None and row.held

@@ -1,0 +1,402 @@
+"""``EditLockMixin`` for class-based views and ``@edit_locked`` for functions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from django.contrib.auth.mixins import LoginRequiredMixin
+from django.core.exceptions import ObjectDoesNotExist
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.utils.translation import gettext as _
+
+from .conf import EditingConfig, config
+from .http import refusals
+from .http.forms import ReadyForm, bring_up_to_date, editable_fields, open_form, ready_forms
+from .http.guard import SaveGuard, SaveRefused
+from .http.permissions import ATTRIBUTE, GONE, NONE, Access, FunctionPage, has_takeover, may_take_over
+from .http.refusals import Group, Refusal
+from .http.transactions import outside_transactions, transactions_of_request
+from .http.visitors import user_of
+from .resources import resource_of, rows_of
+
+if TYPE_CHECKING:
+    from django.db.models import Model
+    from django.forms import BaseForm
+    from django.urls import ResolverMatch
+    from django.views.generic.base import View
+
+    from .records import Resource
+    from .saving import Save
+
+F = TypeVar("F", bound=Callable[..., Any])
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS", "TRACE")
+LOCKED = 423
+
+
+class EditLockMixin:
+    """Above ``UpdateView``, ``DeleteView``, or a ``FormView`` with ``get_object()``.
+
+    A save is refused if another user edits the object or has saved it since the form was rendered; the answer is a page
+    with both versions. Put ``{% edit_lock form.instance %}`` inside the form. ``edit_lock`` has options of
+    ``DISTLOCK_EDITING`` for this view, such as ``{"WHEN": "open"}``.
+    """
+
+    edit_lock: ClassVar[Mapping[str, Any]] = {}
+    # The names of the fields that make the version; None: those of the form.
+    edit_lock_fields: Sequence[str] | None = None
+    edit_conflict_template = refusals.PAGE
+    request: HttpRequest
+    object: Any
+    _is_saving = False
+
+    @classmethod
+    def as_view(cls, **initkwargs: Any) -> Any:
+        view = super().as_view(**initkwargs)  # type: ignore[misc]
+        setattr(view, ATTRIBUTE, ViewPage(cls, initkwargs))
+        return outside_transactions(view)
+
+    # hooks
+
+    def may_edit(self, request: HttpRequest, obj: Any) -> bool:
+        """May the visitor go on editing? Asked again while the form is open.
+
+        The permissions of Django's mixins and ``get_object()`` are asked as well; decorators are not.
+        """
+        return True
+
+    def may_take_over(self, request: HttpRequest, obj: Any) -> bool:
+        """May the visitor take the object over from another user? The permission ``takeover_editlease`` by default."""
+        return has_takeover(user_of(request))
+
+    def get_edit_config(self) -> EditingConfig:
+        """The options of this view."""
+        return config(**{name.lower(): value for name, value in self.edit_lock.items()})
+
+    def get_edit_fields(self) -> Sequence[str] | None:
+        """The names of the fields that make the version."""
+        if self.edit_lock_fields is not None:
+            return self.edit_lock_fields
+        kind = getattr(self, "get_form_class", None)
+        return None if kind is None else editable_fields(kind())
+
+    # requests
+
+    def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """The form, with the values that its version is about."""
+        with transactions_of_request():
+            settings = self.get_edit_config()
+            if settings.mode != "off":
+                obj = self._loaded()
+                opened = open_form(request, [obj], settings, fields=self.get_edit_fields()) if _is_saved(obj) else None
+                if opened is not None:
+                    bring_up_to_date(obj, opened.obj)
+                    ready_forms(request)[opened.grant.resource] = ReadyForm(grant=opened.grant, config=settings)
+            return super().get(request, *args, **kwargs)  # type: ignore[misc,no-any-return]
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Save under the lock."""
+        return self._guarded(functools.partial(super().post, request, *args, **kwargs))  # type: ignore[misc]
+
+    def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
+        """As Django's; the method DELETE, if the view has it, deletes under the lock."""
+        super().setup(request, *args, **kwargs)  # type: ignore[misc]
+        handler = getattr(self, "delete", None)
+        if handler is not None:
+            self.delete = lambda *given, **named: self._guarded(functools.partial(handler, *given, **named))
+
+    def _guarded(self, handler: Callable[[], HttpResponseBase]) -> HttpResponseBase:
+        if self._is_saving:  # post() has called delete()
+            return handler()
+        settings = self.get_edit_config()
+        if settings.mode == "off":
+            with transactions_of_request():
+                return handler()
+        try:
+            obj = self._loaded()
+        except Http404:
+            return self._deleted(settings)
+        if not _is_saved(obj):
+            with transactions_of_request():
+                return handler()
+        guard = SaveGuard(self.request, settings, [resource_of(obj)])
+        try:
+            if guard.posted.choice == "review" and hasattr(self, "get_form"):
+                return self._reviewed(guard)
+            return guard.save(
+                lambda save: self._saved(save, guard, obj, handler),
+                may_overwrite=lambda: may_take_over(self.request, settings, obj, None, ViewPage.of(self)),
+            )
+        except SaveRefused as refused:
+            return self.edit_refused(guard, refused.refusal, obj)
+
+    def _loaded(self) -> Any:
+        """The object by ``get_object()``, once for this request: a second one would be an older or a newer copy."""
+        obj = self.get_object()  # type: ignore[has-type]
+        self.get_object = lambda queryset=None: obj  # type: ignore[method-assign,unused-ignore]
+        self.object = obj
+        return obj
+
+    def _saved(
+        self, save: Save, guard: SaveGuard, obj: Any, handler: Callable[[], HttpResponseBase]
+    ) -> HttpResponseBase:
+        """Call the handler with the object as it was locked."""
+        bring_up_to_date(obj, save.object)
+        if guard.posted.text:
+            ready_forms(self.request)[guard.resources[0]] = ReadyForm(
+                grant=save.grant, config=guard.config, posted=guard.posted
+            )
+        self._is_saving = True
+        try:
+            response = handler()
+        finally:
+            self._is_saving = False
+        if 300 <= response.status_code < 400:
+            if obj.pk is None:
+                save.deleted()
+            else:
+                save.wrote()
+        return response
+
+    def _deleted(self, settings: EditingConfig) -> HttpResponseBase:
+        """The answer if there is no such object: with a form that showed it, a page that keeps the text."""
+        guard = SaveGuard(self.request, settings, [])
+        try:
+            if not guard.posted.text or not guard.grant().resources:
+                raise Http404
+        except SaveRefused as refused:
+            raise Http404 from refused
+        return refusals.page(self.request, Refusal(reason="deleted"), template=self.edit_conflict_template)
+
+    def _reviewed(self, guard: SaveGuard) -> HttpResponseBase:
+        """The form again, with what was typed and the version that the page of the conflict has shown."""
+        grant = guard.grant()
+        ready_forms(self.request)[guard.resources[0]] = ReadyForm(grant=grant, config=guard.config, posted=guard.posted)
+        form = self.get_form()  # type: ignore[attr-defined]
+        form.is_valid()
+        form.add_error(None, review_text())
+        return self.form_invalid(form)  # type: ignore[attr-defined,no-any-return]
+
+    # the page of the conflict
+
+    def edit_refused(self, guard: SaveGuard, refusal: Refusal, obj: Any) -> HttpResponseBase:
+        """The answer to a refused save."""
+        opened = guard.prepare(refusal, [obj], fields=self.get_edit_fields())
+        refusal.can_review = hasattr(self, "get_form")
+        refusal.can_overwrite = opened is not None and may_take_over(
+            self.request, guard.config, opened.obj, None, ViewPage.of(self)
+        )
+        self.object = copy(opened.obj) if opened is not None else obj
+        groups = self.edit_comparison(opened.obj if opened is not None else None)
+        return refusals.page(self.request, refusal, groups, template=self.edit_conflict_template)
+
+    def edit_comparison(self, current: Any) -> list[Group] | None:
+        """What the page shows beside each other: the form as it was sent, and as it would be for ``current``."""
+        if not hasattr(self, "get_form_kwargs"):
+            return None
+        kwargs = self.get_form_kwargs()
+        kind: type[BaseForm] = self.get_form_class()  # type: ignore[attr-defined]
+        mine = kind(**kwargs)
+        unbound = {name: value for name, value in kwargs.items() if name not in ("data", "files")}
+        if "instance" in unbound:
+            unbound["instance"] = current
+        theirs = kind(**unbound) if current is not None else None
+        return [Group(title="", rows=refusals.compare(mine, theirs))]
+
+
+def review_text() -> str:
+    return _("Another user has saved this meanwhile. This is your text: if you save it, it replaces theirs.")
+
+
+def _is_saved(obj: Any) -> bool:
+    return obj is not None and not obj._state.adding
+
+
+class ViewPage:
+    """A class-based view that a beat can ask."""
+
+    def __init__(self, kind: Any, initkwargs: Mapping[str, Any]) -> None:
+        self._kind = kind
+        self._initkwargs = initkwargs
+
+    @classmethod
+    def of(cls, view: Any) -> ViewPage:
+        """The page of a view that answers this request."""
+        return cls(lambda: view, {})
+
+    def access(self, request: HttpRequest, match: ResolverMatch, resource: Resource) -> Access:
+        view = self._view(request, match)
+        if isinstance(view, LoginRequiredMixin) and not _is_logged_in(request):
+            return NONE
+        for test in (getattr(view, "has_permission", None), getattr(view, "test_func", None)):
+            if test is not None and not test():
+                return NONE
+        obj = view.get_object()
+        if resource_of(obj) != resource:
+            return GONE
+        return Access(bool(view.may_edit(request, obj)), obj=obj)
+
+    def may_take_over(self, request: HttpRequest, obj: Any) -> bool:
+        return bool(self._kind(**self._initkwargs).may_take_over(request, obj))
+
+    def _view(self, request: HttpRequest, match: ResolverMatch) -> Any:
+        view: View = self._kind(**self._initkwargs)
+        view.setup(request, *match.args, **match.kwargs)
+        return view
+
+
+def _is_logged_in(request: HttpRequest) -> bool:
+    user = user_of(request)
+    return user is not None and bool(user.is_authenticated)
+
+
+def edit_locked(
+    model: type[Model],
+    pk: str = "pk",
+    *,
+    permission: str | Callable[[HttpRequest, Any], bool] | None = None,
+    takeover: str | Callable[[HttpRequest, Any], bool] | None = None,
+    on_conflict: Callable[..., HttpResponseBase] | None = None,
+    **options: Any,
+) -> Callable[[F], F]:
+    """Refuse a save of the object ``pk`` by a function view, sync or async, if it would destroy another one.
+
+    POST, PUT, PATCH and DELETE run in a transaction that has locked the object: read it again in the view.
+    ``request.edit_lock`` is the save; a redirect counts as a write, and so does ``request.edit_lock.wrote()``.
+
+    :param pk: the argument of the route that has the primary key.
+    :param permission: the name of a permission, or a callable ``(request, obj)``, asked again while the form is open.
+    :param takeover: the same for taking the object over; ``django_distlock.takeover_editlease`` by default.
+    :param on_conflict: makes the answer to a refused save; called with the request, the refusal and the arguments of
+        the route. By default a page with what was typed, or problem+json with status 423 for programs.
+    :param options: options of ``DISTLOCK_EDITING`` in lower case.
+    """
+    settings_of = functools.partial(config, **options)
+
+    def decorate(view: F) -> F:
+        locked = _LockedView(view, model, pk, settings_of, on_conflict)
+        chosen = _async_wrapper(locked, view) if iscoroutinefunction(view) else _sync_wrapper(locked, view)
+        setattr(chosen, ATTRIBUTE, FunctionPage(model, permission, takeover))
+        return outside_transactions(chosen)  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def _sync_wrapper(locked: _LockedView, view: Any) -> Any:
+    @functools.wraps(view)
+    def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if locked.is_unguarded(request):
+            with transactions_of_request():
+                return view(request, *args, **kwargs)
+        return locked.save(request, view, args, kwargs)
+
+    return wrapper
+
+
+def _async_wrapper(locked: _LockedView, view: Any) -> Any:
+    @functools.wraps(view)
+    async def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if locked.is_unguarded(request):
+            return await view(request, *args, **kwargs)
+        # what the view asks of the database runs in the thread that has the transaction
+        return await sync_to_async(locked.save)(request, async_to_sync(view), args, kwargs)
+
+    return wrapper
+
+
+class _LockedView:
+    """A function view under ``@edit_locked``."""
+
+    def __init__(
+        self,
+        view: Any,
+        model: type[Model],
+        pk: str,
+        settings_of: Callable[[], EditingConfig],
+        on_conflict: Callable[..., HttpResponseBase] | None,
+    ) -> None:
+        self._name = getattr(view, "__qualname__", repr(view))
+        self._model = model
+        self._pk = pk
+        self._settings_of = settings_of
+        self._on_conflict = on_conflict
+
+    def is_unguarded(self, request: HttpRequest) -> bool:
+        """Is this a request that saves nothing, or is the lock switched off?"""
+        return request.method in SAFE_METHODS or self._settings_of().mode == "off"
+
+    def save(self, request: HttpRequest, view: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call the view in a save, or answer the refusal."""
+        if self._pk not in kwargs:
+            raise TypeError(f"@edit_locked: the route of {self._name} gives no argument {self._pk!r}.")
+        try:
+            resource = resource_of(self._model, kwargs[self._pk])
+        except (ValueError, ObjectDoesNotExist) as error:
+            raise Http404 from error
+        guard = SaveGuard(request, self._settings_of(), [resource])
+
+        def work(save: Save) -> Any:
+            request.edit_lock = save  # type: ignore[attr-defined]
+            response = view(request, *args, **kwargs)
+            if 300 <= response.status_code < 400 and not save.written:
+                save.wrote()
+            return response
+
+        page: Any = getattr(request.resolver_match and request.resolver_match.func, ATTRIBUTE, None)
+        may_overwrite = functools.partial(_may_overwrite, request, guard, resource, page)
+        try:
+            return guard.save(work, may_overwrite=may_overwrite)
+        except SaveRefused as refused:
+            if refused.refusal.reason == "deleted" and not guard.posted.text:
+                raise Http404 from refused
+            return self._refuse(request, guard, refused.refusal, resource, may_overwrite, args, kwargs)
+
+    def _refuse(
+        self,
+        request: HttpRequest,
+        guard: SaveGuard,
+        refusal: Refusal,
+        resource: Resource,
+        may_overwrite: Callable[[], bool],
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
+        obj = rows_of(resource).first()
+        if obj is not None:
+            guard.prepare(refusal, [obj], fields=None)
+            refusal.can_overwrite = may_overwrite()
+        if self._on_conflict is not None:
+            return self._on_conflict(request, refusal, *args, **kwargs)
+        return answer(request, refusal)
+
+
+def _may_overwrite(request: HttpRequest, guard: SaveGuard, resource: Resource, page: Any) -> bool:
+    return may_take_over(request, guard.config, rows_of(resource).first(), None, page)
+
+
+def answer(request: HttpRequest, refusal: Refusal) -> HttpResponse:
+    """The page for people, problem+json for programs."""
+    preferred = request.get_preferred_type(["text/html", "application/json", "application/problem+json"])
+    if preferred == "text/html" and request.content_type != "application/json":
+        return refusals.page(request, refusal)
+    return problem(refusal)
+
+
+def problem(refusal: Refusal) -> HttpResponse:
+    """The refusal for a program: 423 while another user holds the lock, 412 after a change, 404 after a deletion."""
+    status = {"held": LOCKED, "saving": LOCKED, "deleted": 404}.get(refusal.reason, 412)
+    facts = {
+        "type": "about:blank",
+        "title": _("Not saved"),
+        "status": status,
+        "detail": refusal.text,
+        "code": refusal.reason,
+        "holder": refusal.who or None,
+        "own": refusal.own,
+    }
+    response = JsonResponse(facts, status=status, content_type="application/problem+json")
+    response["Cache-Control"] = "no-store"
+    return response

@@ -1,0 +1,744 @@
+/* Edit locks in the browser. The server decides what may be saved; this script shows it early and keeps what was typed.
+
+   One Client for each document sends one request per beat for all its forms. Each form has an Editor, the state machine,
+   and a FormView, the DOM. Rules E11 to E20 in the documentation say what each state means. */
+
+export const TEXTS = {
+  busy: "{who} is editing this, and has been for {since}. You can read it; it opens here when {who} has finished.",
+  busy_idle: "{who} is editing this, and has been for {since}, but has typed nothing for {idle}.",
+  own_tab: "You are editing this in another tab.",
+  saving: "{who} is saving this. One moment.",
+  edit_here: "Edit here",
+  take_over: "Take over",
+  take_over_reason: "Reason for the takeover",
+  cancel: "Cancel",
+  free: "You can edit this now.",
+  changed: "{who} has saved this meanwhile. Load the new version before you edit.",
+  changed_typing: "{who} has saved this meanwhile. When you save, you will see both versions.",
+  reload: "Load the new version",
+  taken_over: "{who} has taken over. What you typed is still here and is not saved.",
+  other_tab: "You continue in another tab. What you typed here is still here and is not saved.",
+  broken: "An administrator has ended your edit lock. What you typed is still here and is not saved.",
+  expired: "Your edit lock has ended and {who} is editing. What you typed is still here and is not saved.",
+  deleted: "This was deleted meanwhile. What you typed is still here: copy what you need.",
+  permission: "You may no longer edit this. What you typed is still here: copy what you need.",
+  logged_out: "You are logged out. What you typed is still here. Log in in another tab, then go on here.",
+  session_ends: "Your session ends in {left}. Save now, or log in again in another tab.",
+  idle_warning: "Are you still editing? In {left} this is given back to others. Press any key to go on.",
+  idle: "This was given back to others, because nothing was typed for a while. Go on typing to edit again.",
+  offline: "No connection. Go on typing; the save will check whether somebody else has edited this.",
+  error: "The edit lock does not answer. The save will check whether somebody else has edited this.",
+  kept: "You had typed something here that was not saved.",
+  kept_older: "You had typed something here that was not saved, against an older version.",
+  put_back: "Put my text back",
+  discard: "Discard it",
+  somebody: "Somebody else",
+  seconds: "{n} seconds",
+  minutes: "{n} minutes",
+  hours: "{n} hours",
+};
+const GRACE = 30; // seconds of warning before an idle form is given back; WCAG 2.2.1 asks for 20
+const SESSION_WARNING = 120;
+const UNSAFE = /^(csrfmiddlewaretoken|distlock_edit.*|idempotency.*|_.*)$/;
+
+const randomId = () =>
+  Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+
+/* sessionStorage may be forbidden: then a reload is a new tab. */
+export const safely = (storage) => {
+  const own = new Map();
+  const attempt = (call, fallback) => {
+    try {
+      return call();
+    } catch {
+      return fallback();
+    }
+  };
+  return {
+    get: (key) => attempt(() => storage().getItem(key), () => own.get(key) ?? null),
+    set: (key, value) => attempt(() => storage().setItem(key, value), () => own.set(key, value)),
+    remove: (key) => attempt(() => storage().removeItem(key), () => own.delete(key)),
+  };
+};
+
+/* The identity of a browser tab. "Duplicate" and window.open copy sessionStorage, so the id counts only with a Web Lock
+   on it, or, where there are none (http on a LAN), if no other document answers to it within 150 ms. */
+export class Tab {
+  constructor({ storage, locks, channel, wait }) {
+    Object.assign(this, { storage, locks, channel, wait });
+    this.id = null;
+    this.copied = false; // the sessionStorage of another tab: its leases are not this tab's
+    this.drop = null;
+    this.ready = this.take();
+  }
+
+  async take() {
+    const stored = this.storage.get("distlock.tab");
+    if (stored && (await this.prove(stored))) return (this.id = stored);
+    this.copied = Boolean(stored);
+    const id = randomId();
+    this.storage.set("distlock.tab", id);
+    await this.prove(id);
+    return (this.id = id);
+  }
+
+  async prove(id) {
+    if (!this.locks) return this.listen(id);
+    const abort = new AbortController();
+    const cancel = this.wait(() => abort.abort(), 500); // at a reload the old document may still be leaving
+    return new Promise((resolve) => {
+      this.locks
+        .request(`distlock-tab-${id}`, { signal: abort.signal }, () => {
+          cancel();
+          resolve(true);
+          return new Promise((release) => (this.drop = release));
+        })
+        .catch(() => resolve(false));
+    });
+  }
+
+  listen(id) {
+    if (!this.channel) return true;
+    const me = randomId();
+    return new Promise((resolve) => {
+      this.channel.onmessage = ({ data }) => {
+        if (data.me === me) return;
+        if (data.ask && data.ask === (this.id ?? id) && this.id) this.channel.postMessage({ taken: this.id, me });
+        if (data.taken === id && !this.id) resolve(false);
+      };
+      this.channel.postMessage({ ask: id, me });
+      this.wait(() => resolve(true), 150);
+    });
+  }
+
+  hide() {
+    this.drop?.(); // a held Web Lock keeps the page out of the back/forward cache
+    this.drop = null;
+  }
+
+  show() {
+    this.copied = false;
+    if (!this.drop && this.locks) this.ready = this.take();
+  }
+}
+
+/* The state of one form: unknown, free, claiming, held, busy, lost, ended (logged out), given (back, when idle), failed. */
+export class Editor {
+  constructor(view, options, storage, now) {
+    Object.assign(this, { view, options, storage, now });
+    this.state = "unknown";
+    this.lease = null;
+    this.asked = null; // the verb that waits for an answer, so that a lost reply is asked again with the same id
+    this.expires = 0;
+    this.typed = now(); // the time of the latest input
+    this.dirty = false;
+    this.submitted = false;
+    this.stale = false; // somebody saved since this page was rendered
+    this.warned = null;
+    this.cut = false; // the screen says that there is no connection
+    this.reason = "";
+  }
+
+  get stored() {
+    return `distlock.edit.${this.options.key}`;
+  }
+
+  begin(copied) {
+    const previous = this.options.lease || (copied ? null : this.storage.get(this.stored));
+    if (previous) this.ask("adopt", previous);
+  }
+
+  ask(verb, previous = null) {
+    const lease = randomId();
+    this.asked = { verb, lease, previous };
+    if (verb === "claim") this.to("claiming");
+  }
+
+  /* What this form asks for in the next request. */
+  item() {
+    const { grant } = this.options;
+    const idle = Math.round((this.now() - this.typed) / 1000);
+    if (this.asked) return { grant, idle, ...this.asked };
+    if (this.state === "held") return { grant, verb: "renew", lease: this.lease, idle };
+    return { grant, verb: "watch", fresh: this.state !== "free" };
+  }
+
+  /* True if the reply makes another request due. */
+  answered(item, reply, sent) {
+    // a reply is believed only if it answers the latest question about the lease of now
+    if (this.asked ? item.lease !== this.asked.lease : item.verb === "renew" && item.lease !== this.lease) return false;
+    if (!this.asked && item.verb === "watch" && this.state === "held") return false;
+    if (!this.asked && item.verb !== "watch" && item.verb !== "renew") return false;
+    const changed = reply.changed ?? null;
+    if (reply.state === "held") this.hold(item, reply, sent, changed);
+    else if (reply.state === "busy") this.shut(reply);
+    else if (reply.state === "free") return this.open(changed);
+    else if (reply.state === "lost" && reply.reason === "released") return this.again();
+    else if (reply.state === "lost") this.lose(reply.reason, reply);
+    else this.fail(reply);
+    return false;
+  }
+
+  hold(item, reply, sent, changed) {
+    const before = this.state;
+    this.asked = null;
+    this.lease = reply.lease ?? item.lease;
+    this.expires = sent + reply.expires_in * 1000;
+    this.storage.set(this.stored, this.lease);
+    this.view.lease(this.lease);
+    this.to("held", reply);
+    if (changed && !this.stale) {
+      this.stale = true;
+      this.view.banner("changed", this.dirty ? "changed_typing" : "changed", { who: changed.by }, ["reload"]);
+    } else if (!this.stale && !this.warned && (before !== "held" || this.cut)) this.view.clear();
+    this.cut = false;
+    if (this.stale && !this.dirty) this.view.readonly(true);
+  }
+
+  shut(reply) {
+    this.asked = null;
+    this.forget();
+    const { holder } = reply;
+    const kind = holder.own ? "own_tab" : holder.saving ? "saving" : holder.idle >= 60 ? "busy_idle" : "busy";
+    const actions = holder.own ? ["edit_here"] : reply.can_take_over ? ["take_over"] : [];
+    this.to("busy", reply);
+    this.view.banner("busy", kind, { who: holder.label, since: holder.since, idle: holder.idle }, actions);
+    if (this.dirty) this.view.keep();
+  }
+
+  open(changed) {
+    const before = this.state;
+    if (before === "given" || before === "claiming" || before === "failed" || (before === "free" && !changed)) return false;
+    if (before === "lost" && (changed || this.reason !== "taken_over")) return false;
+    if (changed) {
+      this.stale = true;
+      this.reason = "changed";
+      if (this.dirty) this.view.keep();
+      this.to(this.dirty ? "lost" : "busy");
+      this.view.banner("changed", this.dirty ? "changed_typing" : "changed", { who: changed.by }, ["reload"]);
+      return false;
+    }
+    this.to("free");
+    if (before === "ended" && this.dirty) {
+      this.ask("claim");
+      return true;
+    }
+    if (before === "busy" || before === "lost") this.view.banner("free", "free", {}, []);
+    else if (before === "ended") this.view.clear();
+    return false;
+  }
+
+  lose(reason, reply) {
+    this.asked = null;
+    if (this.dirty && this.state !== "lost") this.view.keep();
+    this.forget();
+    this.reason = reason;
+    const actions = reason === "other_tab" ? ["edit_here"] : reply.changed ? ["reload"] : [];
+    this.to("lost", reply);
+    this.view.banner("lost", reason in TEXTS ? reason : "expired", { who: reply.by }, actions);
+  }
+
+  /* This tab has released it by itself, in a request that arrived late. */
+  again() {
+    this.forget();
+    this.to("free");
+    if (this.dirty) this.ask("claim");
+    return this.dirty;
+  }
+
+  fail(reply) {
+    this.asked = null;
+    this.forget();
+    this.to("failed", reply);
+    this.view.banner("error", "error", {}, []);
+  }
+
+  forget() {
+    this.lease = null;
+    this.storage.remove(this.stored);
+    this.view.lease("");
+  }
+
+  /* The user typed. True if a request is due. */
+  input() {
+    this.typed = this.now();
+    this.dirty = true;
+    if (this.warned) {
+      this.warned = null;
+      this.view.clear();
+    }
+    if (this.state === "unknown" || this.state === "free" || this.state === "given") {
+      this.ask("claim");
+      return true;
+    }
+    return false;
+  }
+
+  act(action, detail) {
+    if (action === "edit_here") this.ask("claim");
+    else if (action === "take_over") {
+      this.ask("takeover");
+      this.asked.reason = detail;
+    } else return false;
+    return true;
+  }
+
+  /* Called each second. True if the lease is to be given back. */
+  tick() {
+    if (this.state !== "held") return false;
+    const quiet = (this.now() - this.typed) / 1000;
+    const left = Math.ceil(this.options.idle + GRACE - quiet);
+    if (quiet < this.options.idle) return false;
+    if (left > 0) {
+      this.warned ??= this.view.banner("warning", "idle_warning", { left }, []) ?? true;
+      return false;
+    }
+    this.warned = null;
+    return true;
+  }
+
+  give() {
+    const { lease } = this;
+    this.forget();
+    this.to("given");
+    this.view.banner("given", "idle", {}, []);
+    return lease;
+  }
+
+  end() {
+    if (this.dirty) this.view.keep();
+    this.asked = null;
+    this.to("ended");
+    this.view.banner("lost", "logged_out", {}, []);
+  }
+
+  /* No reply: nothing is known, so nothing is taken away. The save decides. */
+  unreachable() {
+    this.cut = this.state === "claiming" || (this.state === "held" && this.now() > this.expires);
+    if (this.cut) this.view.banner("error", "offline", {}, []);
+  }
+
+  to(state, detail = {}) {
+    const shut = this.options.mode !== "warn" && (state === "busy" || state === "lost" || state === "ended");
+    const before = this.state;
+    this.state = state;
+    // what was typed before the lock was lost may be sent: the server refuses it, and shows both versions
+    this.view.readonly(shut, state === "lost");
+    if (before !== state) this.view.emit(state, { ...detail, reason: this.reason });
+  }
+}
+
+/* The requests of one document. */
+export class Client {
+  constructor({ tab, fetch, now, wait, endpoint, release, csrf, beat }) {
+    Object.assign(this, { tab, fetch, now, wait, endpoint, release, csrf, beat });
+    this.editors = [];
+    this.sending = null;
+    this.again = false;
+    this.cancel = () => {};
+    this.last = now();
+    this.warned = false;
+  }
+
+  async start(editors) {
+    this.editors = editors;
+    await this.tab.ready;
+    for (const editor of editors) editor.begin(this.tab.copied);
+    await this.send();
+    this.second();
+  }
+
+  schedule(seconds = this.beat) {
+    this.cancel();
+    this.cancel = this.wait(() => this.send(), seconds * 1000);
+  }
+
+  /* A tick that comes late means that the computer slept: ask before anything is believed. */
+  second() {
+    const late = this.now() - this.last > this.beat * 2000;
+    this.last = this.now();
+    if (late) this.send();
+    const idle = this.editors.filter((editor) => editor.tick());
+    if (idle.length) this.give(idle.map((editor) => [editor.options.grant, editor.give()]), false);
+    this.wait(() => this.second(), 1000);
+  }
+
+  /* One request at a time, so that replies are believed in the order of the requests. */
+  async send() {
+    if (this.sending) {
+      this.again = true;
+      return this.sending;
+    }
+    this.sending = this.exchange();
+    await this.sending;
+    this.sending = null;
+    if (this.again) {
+      this.again = false;
+      return this.send();
+    }
+    this.schedule();
+  }
+
+  async exchange() {
+    await this.tab.ready;
+    const editors = [...this.editors];
+    const items = editors.map((editor) => editor.item());
+    const sent = this.now();
+    let reply;
+    try {
+      reply = await this.post({ tab: this.tab.id, items });
+    } catch {
+      editors.forEach((editor) => editor.unreachable());
+      return;
+    }
+    if (reply.status === 401) return editors.forEach((editor) => editor.state !== "ended" && editor.end());
+    if (!reply.body?.items) return editors.forEach((editor) => editor.unreachable());
+    this.beat = reply.body.beat || this.beat;
+    if (reply.body.csrf) this.csrf.set(reply.body.csrf);
+    editors.forEach((editor, index) => {
+      if (editor.answered(items[index], reply.body.items[index], sent)) this.again = true;
+    });
+    this.session(reply.body.session_ends_in);
+  }
+
+  async post(body) {
+    const ask = () =>
+      this.fetch(this.endpoint, {
+        method: "POST",
+        credentials: "same-origin",
+        headers: { "Content-Type": "application/json", "X-CSRFToken": this.csrf.get() },
+        body: JSON.stringify(body),
+      });
+    let reply = await ask();
+    if (reply.status === 403 && (await this.refresh())) reply = await ask();
+    const type = reply.headers.get("Content-Type") || "";
+    return { status: reply.status, body: type.includes("json") ? await reply.json() : null };
+  }
+
+  /* A log-in in another tab has rotated the CSRF token. */
+  async refresh() {
+    const reply = await this.fetch(this.endpoint, { credentials: "same-origin" });
+    if (!reply.ok) return false;
+    const { csrf } = await reply.json();
+    this.csrf.set(csrf);
+    return Boolean(csrf);
+  }
+
+  session(left) {
+    const near = typeof left === "number" && left < SESSION_WARNING;
+    if (near && !this.warned)
+      for (const editor of this.editors) editor.view.banner("warning", "session_ends", { left }, []);
+    this.warned = near;
+  }
+
+  give(leases, reserve) {
+    const kept = leases.filter(([, lease]) => lease);
+    if (!kept.length) return;
+    const body = new URLSearchParams([["tab", this.tab.id], ...(reserve ? [["reserve", "1"]] : [])]);
+    for (const [grant, lease] of kept) {
+      body.append("grant", grant);
+      body.append("lease", lease);
+    }
+    const headers = { "X-CSRFToken": this.csrf.get() };
+    this.fetch(this.release, { method: "POST", credentials: "same-origin", keepalive: true, headers, body }).catch(() => {});
+  }
+
+  /* The page goes. A lease is kept for this tab for some seconds; a form that was submitted hands its lease over. */
+  hide() {
+    this.give(
+      this.editors.filter((e) => e.state === "held" && !e.submitted).map((e) => [e.options.grant, e.lease]),
+      true,
+    );
+    this.tab.hide();
+  }
+
+  show() {
+    this.tab.show();
+    for (const editor of this.editors) {
+      editor.submitted = false;
+      if (editor.state === "held") editor.ask("adopt", editor.lease);
+    }
+    return this.send();
+  }
+}
+
+/* "3 minutes": the language of the page by the texts of the server, which have no singular. */
+export const span = (texts, seconds) => {
+  const [unit, n] =
+    seconds < 90 ? ["seconds", seconds] : seconds < 5400 ? ["minutes", seconds / 60] : ["hours", seconds / 3600];
+  return texts[unit].replace("{n}", String(Math.max(2, Math.round(n))));
+};
+
+export const fill = (texts, kind, facts) =>
+  texts[kind].replace(/\{(who|since|idle|left)\}/g, (_, name) =>
+    name === "who" ? facts.who || texts.somebody : span(texts, facts[name] ?? 0),
+  );
+
+/* The form, its banner and what was typed. All text enters the page as text, never as markup. */
+export class FormView {
+  constructor(root, texts, storage) {
+    Object.assign(this, { root, texts, storage });
+    this.form = root.closest("form");
+    // the state, and the offer of unsaved text, which stays while the state changes
+    [this.box, this.offered] = [1, 2].map(() => {
+      const box = document.createElement("div");
+      box.className = "distlock-banner";
+      box.setAttribute("role", "status");
+      return box;
+    });
+    this.form.prepend(this.box, this.offered);
+    this.shut = false;
+    this.shown = "";
+    this.act = () => {};
+    for (const type of ["beforeinput", "keydown", "mousedown", "click", "paste", "drop", "submit"])
+      this.form.addEventListener(type, (event) => this.guard(event), true);
+  }
+
+  get kept() {
+    return `distlock.text.${this.root.dataset.key}`;
+  }
+
+  fields() {
+    return [...this.form.elements].filter((field) => field.name && field.type !== "hidden" && !UNSAFE.test(field.name));
+  }
+
+  lease(id) {
+    this.set("distlock_edit_lease", id);
+  }
+
+  set(name, value) {
+    for (const field of this.form.querySelectorAll(`input[name="${name}"]`)) field.value = value;
+  }
+
+  /* Read-only and never disabled: the text stays selectable, copyable and readable by screen readers. */
+  readonly(on, sendable = false) {
+    this.sendable = sendable;
+    if (on === this.shut) return;
+    this.shut = on;
+    this.form.classList.toggle("distlock-locked", on);
+    for (const field of this.form.elements) {
+      if (this.own(field) || field.type === "hidden") continue;
+      const text = field.matches("textarea, input:not([type=checkbox], [type=radio], [type=file], [type=submit], [type=button], [type=range], [type=color])");
+      if (on) field.dataset.distlockWas = text && field.readOnly ? "1" : "";
+      if (text) field.readOnly = on || field.dataset.distlockWas === "1";
+      const name = text ? "aria-readonly" : "aria-disabled";
+      if (on) field.setAttribute(name, "true");
+      else field.removeAttribute(name);
+    }
+  }
+
+  /* Selects, checkboxes, files and editors of a site have no readonly. */
+  guard(event) {
+    const { target, type } = event;
+    if (this.sendable && (type === "submit" || target.closest?.("button, [type=submit]"))) return;
+    if (!this.shut || this.own(target)) return;
+    if (type === "keydown" && (event.key === "Tab" || event.ctrlKey || event.metaKey || /^(Arrow|Page|Home|End|Escape|Shift)/.test(event.key)) && !target.matches("select, [type=radio], [type=range], [type=number], [type=date]")) return;
+    if (type === "keydown" && event.key === "Tab") return;
+    const text = target.matches?.("textarea, input:not([type=checkbox], [type=radio], [type=file], [type=submit], [type=button], [type=image], [type=range], [type=color], [type=date])");
+    if ((type === "mousedown" || type === "click") && (text || !target.closest?.("select, input, button, label, summary, [contenteditable]"))) return;
+    if (type === "click" && target.closest("a[href]")) return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+  }
+
+  own(element) {
+    return this.box.contains(element) || this.offered.contains(element);
+  }
+
+  clear(box = this.box) {
+    if (box === this.box) this.shown = "";
+    box.replaceChildren();
+    box.className = "distlock-banner";
+  }
+
+  banner(look, kind, facts, actions) {
+    const message = fill(this.texts, kind, facts);
+    // said again only if it says something else: a screen reader would read it at every beat
+    const shown = JSON.stringify([look, kind, facts.who, actions]);
+    if (shown === this.shown) return true;
+    this.shown = shown;
+    this.fill(this.box, look, message, actions);
+    return true;
+  }
+
+  fill(box, look, message, actions) {
+    const text = document.createElement("p");
+    text.textContent = message;
+    box.className = `distlock-banner distlock-${look}`;
+    box.replaceChildren(text, ...actions.map((action) => this.button(action)));
+  }
+
+  button(action) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = this.texts[action];
+    button.dataset.distlockAction = action;
+    button.addEventListener("click", () => (action === "take_over" ? this.ask(button) : this.act(action)));
+    return button;
+  }
+
+  /* A takeover has a reason, which the audit entry names. */
+  ask(button) {
+    const label = document.createElement("label");
+    const reason = document.createElement("input");
+    reason.type = "text";
+    reason.maxLength = 200;
+    label.append(this.texts.take_over_reason, " ", reason);
+    const confirm = document.createElement("button");
+    confirm.type = "button";
+    confirm.textContent = this.texts.take_over;
+    confirm.dataset.distlockAction = "confirm";
+    confirm.addEventListener("click", () => this.act("take_over", reason.value));
+    const cancel = document.createElement("button");
+    cancel.type = "button";
+    cancel.textContent = this.texts.cancel;
+    cancel.addEventListener("click", () => {
+      parts.forEach((part) => part.remove());
+      button.hidden = false;
+      button.focus();
+    });
+    const parts = [label, confirm, cancel];
+    reason.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") {
+        event.preventDefault(); // not the form's submit button
+        confirm.click();
+      }
+    });
+    button.hidden = true;
+    button.after(...parts);
+    reason.focus();
+  }
+
+  emit(state, detail) {
+    this.form.dispatchEvent(new CustomEvent(`distlock:${state}`, { bubbles: true, detail }));
+  }
+
+  values() {
+    return this.fields()
+      .filter((field) => !["password", "file", "submit", "button", "image", "reset"].includes(field.type))
+      .filter((field) => !/^(cc-|one-time-code|current-password|new-password)/.test(field.autocomplete))
+      .map((field) => {
+        const marked = field.type === "checkbox" || field.type === "radio";
+        const chosen = field.multiple && field.options ? [...field.selectedOptions].map((option) => option.value) : null;
+        return [field.name, marked ? [field.value, field.checked] : (chosen ?? field.value)];
+      });
+  }
+
+  /* Text together with the version it was typed against. */
+  keep(submitted = false) {
+    const kept = { values: this.values(), version: this.root.dataset.version, submitted };
+    this.storage.set(this.kept, JSON.stringify(kept));
+  }
+
+  forget() {
+    this.storage.remove(this.kept);
+  }
+
+  offer() {
+    let kept;
+    try {
+      kept = JSON.parse(this.storage.get(this.kept) || "null");
+    } catch {
+      kept = null;
+    }
+    if (!kept) return;
+    const same = kept.version === this.root.dataset.version;
+    if (JSON.stringify(kept.values) === JSON.stringify(this.values()) || (kept.submitted && !same)) return this.forget();
+    this.fill(this.offered, "kept", this.texts[same ? "kept" : "kept_older"], ["put_back", "discard"]);
+    this.putting = kept.values;
+  }
+
+  putBack() {
+    const left = [...this.putting];
+    for (const field of this.fields()) {
+      const index = left.findIndex(([name, value]) => name === field.name && (!Array.isArray(value) || typeof value[1] !== "boolean" || value[0] === field.value));
+      if (index < 0) continue;
+      const [, value] = left.splice(index, 1)[0];
+      if (field.type === "checkbox" || field.type === "radio") field.checked = value[1];
+      else if (Array.isArray(value)) for (const option of field.options) option.selected = value.includes(option.value);
+      else field.value = value;
+      field.dispatchEvent(new Event("input", { bubbles: true }));
+      field.dispatchEvent(new Event("change", { bubbles: true }));
+    }
+    this.drop();
+  }
+
+  drop() {
+    this.forget();
+    this.clear(this.offered);
+  }
+}
+
+const texts = (root) => {
+  const given = document.getElementById(root.dataset.texts || "");
+  return { ...TEXTS, ...(given ? JSON.parse(given.textContent) : {}) };
+};
+
+const options = ({ grant, key, idle, mode, lease }) => ({ grant, key, idle: Number(idle) || 900, mode, lease });
+
+/* The forms of the page that use one endpoint share one client. */
+export const start = (roots) => {
+  const storage = safely(() => window.sessionStorage);
+  const wait = (call, delay) => {
+    const timer = window.setTimeout(call, delay);
+    return () => window.clearTimeout(timer);
+  };
+  const now = () => Date.now();
+  const channel = "BroadcastChannel" in window ? new BroadcastChannel("distlock-tabs") : null;
+  const tab = new Tab({ storage, locks: navigator.locks, channel, wait });
+  const [first] = roots;
+  const every = (name) => document.querySelectorAll(`input[name="${name}"]`);
+  const csrf = {
+    get: () => every("csrfmiddlewaretoken")[0]?.value || "",
+    set: (token) => every("csrfmiddlewaretoken").forEach((field) => (field.value = token)),
+  };
+  const { endpoint, release, beat } = first.dataset;
+  const client = new Client({
+    tab, now, wait, endpoint, release, csrf, beat: Number(beat) || 20,
+    fetch: (...request) => window.fetch(...request),
+  });
+  const editors = roots.map((root) => join(client, root, storage, now));
+  tab.ready.then((id) => editors.forEach((editor) => editor.view.set("distlock_edit_tab", id)));
+  const soon = () => client.send();
+  addEventListener("pagehide", () => client.hide());
+  addEventListener("pageshow", (event) => event.persisted && client.show());
+  addEventListener("online", soon);
+  addEventListener("focus", soon);
+  document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && soon());
+  client.start(editors);
+  return client;
+};
+
+const join = (client, root, storage, now) => {
+  const view = new FormView(root, texts(root), storage);
+  const editor = new Editor(view, options(root.dataset), storage, now);
+  view.act = (action, detail) => {
+    if (action === "reload") location.reload();
+    else if (action === "put_back") view.putBack();
+    else if (action === "discard") view.drop();
+    else if (editor.act(action, detail)) client.send();
+  };
+  const typed = (event) => {
+    if (!view.own(event.target) && editor.input()) client.send();
+  };
+  view.form.addEventListener("input", typed);
+  view.form.addEventListener("change", typed);
+  view.form.addEventListener("keydown", () => editor.warned && editor.input());
+  view.form.addEventListener("submit", (event) => {
+    if (event.defaultPrevented) return;
+    editor.submitted = true;
+    view.keep(true);
+  });
+  addEventListener("pagehide", () => editor.dirty && !editor.submitted && view.keep());
+  view.offer();
+  return editor;
+};
+
+if (typeof document !== "undefined") {
+  const run = () => {
+    const roots = [...document.querySelectorAll("form [data-distlock-edit]")];
+    if (roots.length) start(roots);
+  };
+  if (document.readyState === "loading") addEventListener("DOMContentLoaded", run);
+  else run();
+}

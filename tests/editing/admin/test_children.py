@@ -1,0 +1,111 @@
+"""A model that is edited on a page of its own and as an inline of its parent; options of one admin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.contrib import admin
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.urls import clear_url_caches, include, path, reverse
+
+from django_distlock.editing import EditLockAdmin
+from django_distlock.models import EditLeaseRow
+from testproject.articles.models import Article, Source
+from tests.editing.admin.test_change import sent
+from tests.editing.people import hidden
+
+if TYPE_CHECKING:
+    from tests.editing.people import Person
+
+
+class Inline(admin.TabularInline):  # type: ignore[type-arg]
+    model = Source
+
+
+class Parents(EditLockAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
+    inlines = (Inline,)
+
+
+class Children(EditLockAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
+    edit_lock = {"WHEN": "open", "TTL_WITHOUT_SCRIPT": 120}  # noqa: RUF012
+    edit_lock_column = False
+
+
+family = admin.AdminSite("family")
+family.register(Article, Parents)
+family.register(Source, Children)
+urlpatterns = [
+    path("family/", family.urls),
+    path("distlock/editing/", include("django_distlock.editing.urls")),
+]
+
+
+@pytest.fixture
+def source(article: Article, settings: Any) -> Source:
+    settings.ROOT_URLCONF = __name__
+    clear_url_caches()
+    return Source.objects.create(article=article, name="The mayor")
+
+
+def parent(article: Article) -> str:
+    return reverse("family:articles_article_change", args=[article.pk])
+
+
+def child(source: Source) -> str:
+    return reverse("family:articles_source_change", args=[source.pk])
+
+
+def test_the_parent_takes_its_children_along(ada: Person, bo: Person, article: Article, source: Source) -> None:
+    ada.claim(ada.open(parent(article))["distlock_edit"])
+    assert EditLeaseRow.rows.exclude(lease="").count() == 2
+    data = {"article": article.pk, "name": "The baker"}
+    assert bo.client.post(child(source), {**data, **bo.open(child(source))}).status_code == 409
+
+
+def test_a_child_that_is_edited_keeps_the_parent_from_being_saved(
+    ada: Person, bo: Person, article: Article, source: Source
+) -> None:
+    ada.open(child(source))  # WHEN = "open"
+    fields = bo.open(parent(article))
+    assert bo.ask("claim", fields["distlock_edit"], lease="b" * 32)["state"] == "busy"
+    assert not EditLeaseRow.rows.filter(model="articles.article").exclude(lease="").exists()
+    source.name = "The baker"
+    assert bo.client.post(parent(article), sent(fields, source)).status_code == 409
+
+
+def test_deleting_the_parent_looks_at_its_children(ada: Person, bo: Person, article: Article, source: Source) -> None:
+    ada.open(child(source))
+    address = reverse("family:articles_article_delete", args=[article.pk])
+    refused = bo.client.post(address, {"post": "yes", **bo.open(address)})
+    assert refused.status_code == 409
+    text = refused.content.decode()
+    assert "The mayor" in text
+    assert "Ada" in text
+    assert Article.objects.exists()
+    chosen = {"action": "delete_selected", "_selected_action": [article.pk], "post": "yes"}
+    assert bo.client.post(reverse("family:articles_article_changelist"), chosen).status_code == 409
+    assert Article.objects.exists()
+
+
+def test_options_of_one_admin(ada: Person, bo: Person, article: Article, source: Source) -> None:
+    fields = ada.open(child(source))
+    row = EditLeaseRow.rows.get(lease=fields["distlock_edit_lease"])
+    assert (row.expires_at - row.since) // 1_000_000 == 120
+    page = bo.client.get(child(source))
+    assert "Ada is editing this." in page.content.decode()
+    assert hidden(page)["distlock_edit_lease"] == ""
+    listed = bo.client.get(reverse("family:articles_source_changelist"))
+    assert "being_edited" not in listed.content.decode()
+
+
+def test_the_mode_off_costs_no_statement(ada: Person, article: Article, source: Source, settings: Any) -> None:
+    settings.DISTLOCK_EDITING = {"MODE": "off"}
+    for page in (parent(article), reverse("family:articles_article_changelist")):
+        with CaptureQueriesContext(connection) as queries:
+            assert "distlock" not in ada.client.get(page).content.decode()
+        assert not [query for query in queries if "editlease" in query["sql"]]
+    with CaptureQueriesContext(connection) as queries:
+        assert ada.client.post(parent(article), sent({}, source, body="By Ada.")).status_code == 302
+    assert not [query for query in queries if "editlease" in query["sql"]]

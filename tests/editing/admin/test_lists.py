@@ -1,0 +1,185 @@
+"""The list of the admin: the column, the filter, editable rows, actions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from testproject.articles.models import Article
+from tests.editing.admin.test_change import address
+from tests.editing.people import HIDDEN, is_held
+
+if TYPE_CHECKING:
+    from tests.editing.people import Person
+
+LIST = reverse("admin:articles_article_changelist")
+
+
+@pytest.fixture
+def other(article: Article) -> Article:
+    return Article.objects.create(title="A bakery closes", body="For good.")
+
+
+def rows(person: Person) -> dict[str, Any]:
+    """What the editable list sends, if nothing is changed."""
+    response = person.client.get(LIST)
+    text = response.content.decode()
+    grants = [value for name, value in HIDDEN.findall(text) if name == "distlock_edit"]
+    articles = list(response.context["cl"].result_list)
+    assert len(grants) == len(articles)
+    found: dict[str, Any] = {
+        "form-TOTAL_FORMS": len(articles),
+        "form-INITIAL_FORMS": len(articles),
+        "distlock_edit": grants,
+        "_save": "Save",
+    }
+    for number, article in enumerate(articles):
+        found[f"form-{number}-id"] = article.pk
+        found[f"form-{number}-section"] = article.section
+    return found
+
+
+def set_section(sent: dict[str, Any], article: Article, section: str) -> dict[str, Any]:
+    number = next(key.split("-")[1] for key, value in sent.items() if key.endswith("-id") and value == article.pk)
+    return {**sent, f"form-{number}-section": section}
+
+
+@pytest.fixture(autouse=True)
+def editable(monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.contrib import admin
+
+    monkeypatch.setattr(type(admin.site._registry[Article]), "list_editable", ("section",))
+
+
+class TestEditableRows:
+    def test_a_row_is_saved(self, ada: Person, article: Article, other: Article) -> None:
+        done = ada.client.post(LIST, set_section(rows(ada), article, "sport"))
+        assert done.status_code == 302
+        article.refresh_from_db()
+        assert article.section == "sport"
+
+    def test_a_row_that_another_user_has_changed_is_refused(
+        self, ada: Person, bo: Person, article: Article, other: Article
+    ) -> None:
+        mine = rows(bo)
+        assert ada.client.post(LIST, set_section(rows(ada), article, "sport")).status_code == 302
+        refused = bo.client.post(LIST, set_section(mine, article, "culture"))
+        assert refused.status_code == 409
+        assert "A bridge opens" in refused.content.decode()
+        article.refresh_from_db()
+        assert article.section == "sport"
+
+    def test_a_row_that_only_the_other_user_has_touched_stays_as_it_is(
+        self, ada: Person, bo: Person, article: Article, other: Article
+    ) -> None:
+        """A plain admin would set it back to what the list had shown."""
+        mine = rows(bo)
+        assert ada.client.post(LIST, set_section(rows(ada), article, "sport")).status_code == 302
+        done = bo.client.post(LIST, set_section(mine, other, "culture"))
+        assert done.status_code == 302
+        sections = dict(Article.objects.values_list("pk", "section"))
+        assert sections == {article.pk: "sport", other.pk: "culture"}
+
+    def test_a_list_cannot_be_shown_again_with_what_was_chosen(
+        self, ada: Person, bo: Person, article: Article, other: Article
+    ) -> None:
+        mine = rows(bo)
+        ada.client.post(LIST, set_section(rows(ada), article, "sport"))
+        refused = bo.client.post(LIST, set_section(mine, article, "culture"))
+        assert "<button" not in refused.content.decode()
+
+    def test_the_mode_warn(self, ada: Person, bo: Person, article: Article, other: Article, settings: Any) -> None:
+        settings.DISTLOCK_EDITING = {"MODE": "warn"}
+        mine, form = rows(bo), ada.open(address(other))["distlock_edit"]
+        ada.client.post(LIST, set_section(rows(ada), article, "sport"))
+        saved = bo.client.post(LIST, set_section(mine, article, "culture"), follow=True)
+        assert "This was saved, although: Ada has saved this" in saved.content.decode()
+        article.refresh_from_db()
+        assert article.section == "culture"
+        assert ada.ask("watch", form)["changed"] is None
+        assert ada.ask("watch", form, fresh=True)["changed"] is None
+
+    def test_a_row_that_another_user_edits_is_refused(
+        self, ada: Person, bo: Person, article: Article, other: Article
+    ) -> None:
+        ada.claim(ada.open(address(article))["distlock_edit"])
+        mine = rows(bo)
+        assert bo.client.post(LIST, set_section(mine, article, "sport")).status_code == 409
+        assert bo.client.post(LIST, set_section(mine, other, "sport")).status_code == 302
+        sections = dict(Article.objects.values_list("pk", "section"))
+        assert sections == {article.pk: "news", other.pk: "sport"}
+
+    def test_a_plain_post_works(self, ada: Person, article: Article) -> None:
+        sent = rows(ada)
+        del sent["distlock_edit"]
+        assert ada.client.post(LIST, set_section(sent, article, "sport")).status_code == 302
+        article.refresh_from_db()
+        assert article.section == "sport"
+
+    def test_a_save_of_the_list_is_seen_by_open_forms(self, ada: Person, bo: Person, article: Article) -> None:
+        fields = bo.open(f"/articles/{article.pk}/")
+        assert ada.client.post(LIST, set_section(rows(ada), article, "sport")).status_code == 302
+        sent = {"title": "x", "body": "y", "section": "news", **fields}
+        assert bo.client.post(f"/articles/{article.pk}/", sent).status_code == 409
+
+
+class TestActions:
+    def test_delete_selected_is_refused(self, ada: Person, bo: Person, article: Article, other: Article) -> None:
+        ada.claim(ada.open(address(article))["distlock_edit"])
+        chosen = {"action": "delete_selected", "_selected_action": [article.pk, other.pk]}
+        for more in ({}, {"post": "yes"}):
+            refused = bo.client.post(LIST, {**chosen, **more})
+            assert refused.status_code == 409
+            assert "Ada" in refused.content.decode()
+        assert Article.objects.count() == 2
+        alone = {"action": "delete_selected", "_selected_action": [other.pk], "post": "yes"}
+        assert bo.client.post(LIST, alone).status_code == 302
+        assert Article.objects.count() == 1
+
+    def test_one_that_a_user_may_not_run_says_nothing(self, ada: Person, bo: Person, article: Article) -> None:
+        assert bo.user is not None
+        bo.user.user_permissions.remove(*bo.user.user_permissions.filter(codename="delete_article"))
+        ada.claim(ada.open(address(article))["distlock_edit"])
+        chosen = {"action": "delete_selected", "_selected_action": [article.pk], "post": "yes"}
+        assert "Nothing was done" not in bo.client.post(LIST, chosen, follow=True).content.decode()
+        assert Article.objects.exists()
+
+    def test_ones_own_lock_is_no_hindrance(self, ada: Person, article: Article) -> None:
+        ada.claim(ada.open(address(article))["distlock_edit"])
+        chosen = {"action": "delete_selected", "_selected_action": [article.pk], "post": "yes"}
+        assert ada.client.post(LIST, chosen).status_code == 302
+        assert not Article.objects.exists()
+
+
+class TestColumnAndFilter:
+    def test_who_edits_what(self, ada: Person, bo: Person, article: Article, other: Article) -> None:
+        ada.claim(ada.open(address(article))["distlock_edit"])
+        assert is_held(article)
+        text = bo.client.get(LIST).content.decode()
+        assert 'field-being_edited_by">Ada<' in text
+        assert text.count('field-being_edited_by">-<') == 1
+
+    def test_labels_are_text(self, ada: Person, bo: Person, article: Article) -> None:
+        assert ada.user is not None
+        ada.user.first_name = "<script>alert(1)</script>"
+        ada.user.save()
+        ada.claim(ada.open(address(article))["distlock_edit"])
+        assert "<script>alert(1)" not in bo.client.get(LIST).content.decode()
+
+    @pytest.mark.parametrize(("choice", "found"), [("yes", 1), ("no", 1), ("me", 0), ("others", 1)])
+    def test_the_filter(
+        self, ada: Person, bo: Person, article: Article, other: Article, choice: str, found: int
+    ) -> None:
+        ada.claim(ada.open(address(article))["distlock_edit"])
+        response = bo.client.get(LIST, {"being_edited": choice})
+        assert len(response.context["cl"].result_list) == found
+
+    def test_one_query_for_the_column(self, ada: Person, article: Article, other: Article) -> None:
+        with CaptureQueriesContext(connection) as queries:
+            ada.client.get(LIST)
+        about = [query["sql"] for query in queries if "editlease" in query["sql"]]
+        assert len(about) == 2  # the column, and the rows of the editable list

@@ -1,0 +1,135 @@
+"""One server and two profiles of each browser: Ada's and Bo's.
+
+Chromium runs all cases. Firefox and WebKit run those that are about what browsers do in ways of their own: keys in
+read-only fields, pages that go and come back, storage of tabs, Web Locks, networks, filled-in forms, policies. The
+cases with the mark ``alike`` are about answers of the server and what the one script makes of them, which other cases
+have shown to work in each browser; Firefox and WebKit run them under ``make test FULL=1``.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.conf import settings
+from django.db import connections
+from django.test import override_settings
+from pytest_django.live_server_helper import LiveServer
+
+from django_distlock.editing.http import actions
+from django_distlock.editing.http.permissions import Gate
+from django_distlock.editing.saving import Save
+from testproject.articles.models import Article
+from tests.support.browsers import BROWSERS, Profile, Tab, browser
+from tests.support.sizes import FULL
+
+from .wire import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# Seconds; short, so that a test can wait until a lease ends.
+TIMES = {"TTL": 4, "BEAT": 0.75, "IDLE": 900}
+RESERVED = 1.0  # for the tab that has left or saved; 5 in reality
+
+
+class Person:
+    """A user with a browser profile."""
+
+    def __init__(self, profile: Profile, url: str, slug: str) -> None:
+        self.profile, self.url, self.slug = profile, url, slug
+        self.name = slug.title()
+        self.tabs: list[Tab] = []
+
+    def log_in(self) -> None:
+        tab = self.profile.tab(f"{self.url}/articles/")
+        tab.follow(lambda: tab.click(f"[formaction='/articles/as/{self.slug}/']"))
+        assert tab.text("#me") == self.name
+        self.home = tab
+
+    def open(self, path: str) -> Tab:
+        tab = self.profile.tab(self.url + path)
+        self.tabs.append(tab)
+        return tab
+
+    def edit(self, article: Article) -> Tab:
+        return self.open(f"/articles/{article.pk}/")
+
+    def close_tabs(self) -> None:
+        for tab in self.tabs:
+            with suppress(Exception):  # a test may have closed it
+                tab.close()
+        self.tabs.clear()
+
+
+@contextmanager
+def person(name: str, url: str, slug: str) -> Iterator[Person]:
+    with browser(name) as profile:
+        made = Person(profile, url, slug)
+        made.log_in()
+        yield made
+
+
+# Of the package: each browser starts once for all modules.
+@pytest.fixture(scope="package")
+def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+    middleware = ["tests.editing.browser.wire.middleware", *settings.MIDDLEWARE]
+    with django_db_blocker.unblock():
+        with override_settings(MIDDLEWARE=middleware):  # read once, when the server starts
+            live = LiveServer("127.0.0.1:0")
+        try:
+            yield live.url
+        finally:
+            live.stop()
+            connections.close_all()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "people" in metafunc.fixturenames:
+        everywhere = FULL or metafunc.definition.get_closest_marker("alike") is None
+        metafunc.parametrize("people", BROWSERS if everywhere else BROWSERS[:1], indirect=True, scope="package")
+
+
+@pytest.fixture(scope="package")
+def people(request: pytest.FixtureRequest, server: str) -> Iterator[tuple[Person, Person]]:
+    with ExitStack() as stack:
+        yield (
+            stack.enter_context(person(request.param, server, "ada")),
+            stack.enter_context(person(request.param, server, "bo")),
+        )
+
+
+@pytest.fixture
+def ada(people: tuple[Person, Person], times: None) -> Iterator[Person]:
+    yield people[0]
+    people[0].close_tabs()
+
+
+@pytest.fixture
+def bo(people: tuple[Person, Person], times: None) -> Iterator[Person]:
+    yield people[1]
+    people[1].close_tabs()
+
+
+@pytest.fixture
+def times(databases: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    settings.DISTLOCK_EDITING = dict(TIMES)
+    monkeypatch.setattr(actions, "RESERVED", RESERVED)
+    monkeypatch.setitem(Save.wrote.__kwdefaults__, "reserve", RESERVED)
+    Gate.forget()
+    yield
+    wire.clear()
+
+
+@pytest.fixture
+def article(databases: None) -> Iterator[Article]:
+    made = Article.objects.create(title="A bridge opens", body="On Saturday.")
+    yield made
+    Article.objects.all().delete()
+
+
+@pytest.fixture
+def saved(article: Article) -> Callable[[], str]:
+    """The body in the database."""
+    return lambda: Article.objects.values_list("body", flat=True).get(pk=article.pk)

@@ -1,0 +1,61 @@
+"""What people do in the browser cases, and what they see."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from django.contrib.auth.models import Permission
+
+from testproject.articles.people import person as user
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.browsers import Tab
+
+BANNER = ".distlock-banner"
+BODY = "[name=body]"
+SAVE = "form button:not([type])"
+
+
+def held(tab: Tab) -> None:
+    tab.until(lambda: tab.value("[name=distlock_edit_lease]"), "the lock was not taken")
+
+
+def type_and_hold(tab: Tab, text: str = " Typed.", selector: str = BODY) -> None:
+    tab.type(selector, text)
+    held(tab)
+
+
+def banner(tab: Tab, text: str, patience: float = 20) -> None:
+    tab.until(lambda: text in tab.text(BANNER), f"the banner does not say {text!r} but {tab.text(BANNER)!r}", patience)
+
+
+def offered(tab: Tab, text: str) -> None:
+    """Unsaved text is offered; it says against which version it was typed."""
+    tab.until(lambda: text in tab.text(".distlock-kept"), f"{tab.text('.distlock-kept')!r} is offered")
+
+
+def read_only(tab: Tab, selector: str = BODY) -> bool:
+    return bool(tab.run("return document.querySelector(arguments[0]).readOnly", selector))
+
+
+def busy(tab: Tab, who: str) -> None:
+    banner(tab, f"{who} is editing this")
+    assert read_only(tab)
+
+
+def save(tab: Tab, selector: str = SAVE) -> None:
+    tab.follow(lambda: tab.click(selector))
+
+
+@contextmanager
+def allowed(slug: str, codename: str) -> Iterator[None]:
+    """The person has a permission more."""
+    permission = Permission.objects.get(codename=codename)
+    user(slug).user_permissions.add(permission)
+    try:
+        yield
+    finally:
+        user(slug).user_permissions.remove(permission)

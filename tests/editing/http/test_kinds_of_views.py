@@ -1,0 +1,229 @@
+"""Each kind of view under an edit lock, with and without ATOMIC_REQUESTS."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from testproject.articles.models import Article
+from tests.editing.people import Person, hidden, row
+
+pytestmark = pytest.mark.usefixtures("site", "atomic_requests")
+KINDS = ["edit", "careless", "function"]
+
+
+def sent(fields: dict[str, str], **more: Any) -> dict[str, Any]:
+    return {"title": "A bridge opens", "body": "On Saturday.", **fields, **more}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_second_save_is_refused(ada: Person, bo: Person, article: Article, kind: str) -> None:
+    path = f"/{kind}/{article.pk}/"
+    first, second = ada.open(path), bo.open(path)
+    assert ada.client.post(path, sent(first, body="By Ada.")).status_code == 302
+    found = row(article)
+    assert found is not None
+    assert found.changed_by == "Ada"
+    refused = bo.client.post(path, sent(second, body="By Bo."))
+    assert refused.status_code == 409
+    assert "By Bo." in refused.content.decode()
+    assert Article.objects.get().body == "By Ada."
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_in_the_form_is_not_overwritten(ada: Person, article: Article, kind: str) -> None:
+    path = f"/{kind}/{article.pk}/"
+    fields = ada.open(path)
+    Article.objects.update(section="culture")
+    assert ada.client.post(path, sent(fields, body="By Ada.")).status_code == 302
+    article.refresh_from_db()
+    assert (article.section, article.body) == ("culture", "By Ada.")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_write_by_other_code_is_seen(ada: Person, article: Article, kind: str) -> None:
+    path = f"/{kind}/{article.pk}/"
+    fields = ada.open(path)
+    Article.objects.update(body="By a command.")
+    refused = ada.client.post(path, sent(fields, body="By Ada."))
+    assert refused.status_code == 409
+    assert "Somebody else has saved this" in refused.content.decode()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_deleted_meanwhile(ada: Person, article: Article, kind: str) -> None:
+    path = f"/{kind}/{article.pk}/"
+    fields = ada.open(path)
+    article.delete()
+    refused = ada.client.post(path, sent(fields, body="By Ada."))
+    assert refused.status_code == 409
+    assert "By Ada." in refused.content.decode()
+    assert not Article.objects.exists()
+    assert ada.client.post(path, sent({})).status_code == 404
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_that_another_user_held_it_and_left_is_no_reason(ada: Person, bo: Person, article: Article, kind: str) -> None:
+    path = f"/{kind}/{article.pk}/"
+    mine, theirs = ada.open(path), bo.open(path)
+    lease = bo.claim(theirs["distlock_edit"])
+    assert ada.client.post(path, sent(mine, body="By Ada.")).status_code == 409
+    bo.release([theirs["distlock_edit"]], [lease])
+    assert ada.client.post(path, sent(mine, body="By Ada.")).status_code == 302
+
+
+def test_my_own_save_hands_the_lease_over(ada: Person, bo: Person, article: Article) -> None:
+    path = f"/edit/{article.pk}/"
+    fields = ada.open(path)
+    lease = ada.claim(fields["distlock_edit"])
+    posted = sent({**fields, "distlock_edit_lease": lease, "distlock_edit_tab": ada.tab}, body="By Ada.")
+    assert ada.client.post(path, posted).status_code == 302
+    again = ada.open(path)
+    assert bo.client.post(path, sent(bo.open(path), body="By Bo.")).status_code == 409
+    answer = ada.ask("adopt", again["distlock_edit"], lease="b" * 32, previous=lease)
+    assert (answer["state"], answer["changed"]) == ("held", None)
+
+
+def test_deletion(ada: Person, bo: Person, article: Article) -> None:
+    path = f"/delete/{article.pk}/"
+    fields = bo.open(path)
+    lease = ada.claim(ada.open(f"/edit/{article.pk}/")["distlock_edit"])
+    assert bo.client.post(path, fields).status_code == 409
+    ada.release([ada.open(path)["distlock_edit"]], [lease])
+    assert bo.client.post(path, fields).status_code == 302
+    assert not Article.objects.exists()
+
+
+@pytest.mark.parametrize("method", ["post", "delete"])
+def test_deletion_without_a_form(ada: Person, bo: Person, article: Article, method: str) -> None:
+    path = f"/at-once/{article.pk}/"
+    fields = ada.open(f"/edit/{article.pk}/")
+    lease = ada.claim(fields["distlock_edit"])
+    assert getattr(bo.client, method)(path).status_code == 409
+    ada.release([fields["distlock_edit"]], [lease])
+    assert getattr(bo.client, method)(path).status_code == 302
+    assert not Article.objects.exists()
+
+
+def test_methods_that_a_view_does_not_have(ada: Person, article: Article) -> None:
+    assert ada.client.delete(f"/edit/{article.pk}/").status_code == 405
+    assert "DELETE" not in ada.client.options(f"/edit/{article.pk}/")["Allow"]
+
+
+def test_visitors_without_an_account(article: Article) -> None:
+    path = f"/edit/{article.pk}/"
+    first, second = Person(None), Person(None)
+    mine, theirs = first.open(path), second.open(path)
+    lease = first.claim(mine["distlock_edit"])
+    refused = second.client.post(path, sent(theirs, body="By the second."))
+    assert refused.status_code == 409
+    assert "A visitor without an account is editing this now." in refused.content.decode()
+    posted = sent({**mine, "distlock_edit_lease": lease, "distlock_edit_tab": first.tab}, body="By the first.")
+    assert first.client.post(path, posted).status_code == 302
+
+
+def test_a_form_of_no_model_with_a_secret_and_a_file(ada: Person, bo: Person, article: Article) -> None:
+    path = f"/publish/{article.pk}/"
+    fields = bo.open(path)
+    ada.claim(ada.open(path)["distlock_edit"])
+    data = {**fields, "title": "By Bo", "password": "hunter2", "day": "2026-01-02"}
+    refused = bo.client.post(path, {**data, "picture": SimpleUploadedFile("cat.png", b"cat")})
+    text = refused.content.decode()
+    assert refused.status_code == 409
+    assert "By Bo" in text
+    assert "as before" in text
+    assert "cat.png" in text
+    assert "hunter2" not in text
+    assert "<button" not in text
+    assert "distlock_edit_choice" in bo.client.post(path, {**fields, "title": "By Bo"}).content.decode()
+
+
+def test_retry_keeps_the_version_of_the_form(ada: Person, bo: Person, article: Article) -> None:
+    path = f"/edit/{article.pk}/"
+    mine, theirs = bo.open(path), ada.open(path)
+    lease = ada.claim(theirs["distlock_edit"])
+    refused = bo.client.post(path, sent(mine, body="By Bo."))
+    again = hidden(refused)
+    assert again["distlock_edit"] == mine["distlock_edit"]
+    Article.objects.update(body="By a command.")
+    ada.release([theirs["distlock_edit"]], [lease])
+    assert bo.client.post(path, sent(again, body="By Bo.", distlock_edit_choice="retry")).status_code == 409
+
+
+def test_a_function_cannot_show_its_form_again(ada: Person, boss: Person, article: Article) -> None:
+    """A button that says so would save."""
+    path = f"/function/{article.pk}/"
+    for person, buttons in ((ada, []), (boss, ["overwrite"])):
+        fields = person.open(path)
+        Article.objects.update(body=f"Before {person.tab}.")
+        text = person.client.post(path, sent(fields, body="Mine.")).content.decode()
+        assert re.findall(r'<button[^>]* value="(\w+)"', text) == buttons
+
+
+def test_the_views_own_answer(ada: Person, bo: Person, article: Article) -> None:
+    path = f"/own/{article.pk}/"
+    ada.claim(ada.open(path)["distlock_edit"])
+    refused = bo.client.post(path, sent({}))
+    assert (refused.status_code, refused.content) == (418, b"Ada is editing this now.")
+
+
+def test_programs_get_423(ada: Person, bo: Person, article: Article) -> None:
+    path = f"/function/{article.pk}/"
+    ada.claim(ada.open(path)["distlock_edit"])
+    refused = bo.client.post(path, sent({}), headers={"Accept": "application/json"})
+    assert (refused.status_code, refused["Content-Type"]) == (423, "application/problem+json")
+    assert refused.json()["holder"] == "Ada"
+
+
+def test_an_expired_lease_that_nobody_wants_is_taken_again(ada: Person, article: Article) -> None:
+    from django_distlock.models import EditLeaseRow
+
+    path = f"/edit/{article.pk}/"
+    fields = ada.open(path)
+    lease = ada.claim(fields["distlock_edit"])
+    EditLeaseRow.rows.update(expires_at=1)
+    posted = sent({**fields, "distlock_edit_lease": lease, "distlock_edit_tab": ada.tab}, body="By Ada.")
+    assert ada.client.post(path, posted).status_code == 302
+
+
+def test_a_save_costs_three_statements_more(ada: Person, article: Article, settings: Any) -> None:
+    path = f"/edit/{article.pk}/"
+
+    def statements(**more: str) -> list[str]:
+        fields = ada.open(path)
+        with CaptureQueriesContext(connection) as queries:
+            assert ada.client.post(path, sent(fields, **more)).status_code == 302
+        texts = [query["sql"] for query in queries]
+        who = ("django_session", "auth_user")  # this view has no log-in
+        begin = ("BEGIN", "COMMIT", "SAVEPOINT", "RELEASE", "SET", "ROLLBACK")
+        return [text for text in texts if not text.startswith(begin) and not any(name in text for name in who)]
+
+    locked = statements(body="One.")
+    settings.DISTLOCK_EDITING = {"MODE": "off"}
+    plain = statements(body="Two.")
+    assert len(locked) - len(plain) <= (3 if connection.vendor != "mysql" else 4), locked
+
+
+@pytest.mark.parametrize("atomic_requests", [False], indirect=True)
+class TestAsync:
+    """ATOMIC_REQUESTS and async views exclude each other in Django, so the decorator takes the view out of it."""
+
+    def test_a_save(self, ada: Person, bo: Person, article: Article) -> None:
+        path = f"/async/{article.pk}/"
+        assert ada.client.post(path, {"body": "By Ada."}).status_code == 302
+        found = row(article)
+        assert found is not None
+        assert found.changed_by == "Ada"
+        ada.claim(ada.open(f"/edit/{article.pk}/")["distlock_edit"])
+        assert bo.client.post(path, {"body": "By Bo."}).status_code == 409
+        assert Article.objects.get().body == "By Ada."
+
+    def test_an_error_rolls_back(self, ada: Person, article: Article) -> None:
+        ada.client.raise_request_exception = False
+        assert ada.client.post(f"/async/{article.pk}/", {"body": "By Ada.", "break": "1"}).status_code == 500
+        assert Article.objects.get().body == "On Saturday."

@@ -1,0 +1,139 @@
+"""People at their desks: browser tabs that open, claim, beat and save, without a browser."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.db import connections
+from django.db.models import F, Value
+from django.db.models.functions import Concat
+
+from django_distlock.editing import store
+from django_distlock.editing.grants import open_grant
+from django_distlock.editing.records import EditLease, Owner
+from django_distlock.editing.resources import resource_of
+from django_distlock.editing.saving import run_save
+from testproject.articles.models import Article
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django_distlock.editing.grants import EditGrant
+    from django_distlock.editing.records import Resource
+    from django_distlock.editing.saving import Save
+
+READ_COMMITTED, REPEATABLE_READ = "READ COMMITTED", "REPEATABLE READ"
+ALIASES = {
+    "default": ("",),
+    "postgres": (READ_COMMITTED, REPEATABLE_READ),
+    "mariadb": (READ_COMMITTED, REPEATABLE_READ),
+}
+TTL = 600.0
+
+
+class Place(NamedTuple):
+    """A database and a level of isolation; SQLite has one level."""
+
+    alias: str
+    level: str
+
+    def __str__(self) -> str:
+        return f"{self.alias}-{self.level.lower().replace(' ', '-')}".rstrip("-")
+
+
+def isolate(place: Place) -> None:
+    """Give the connection of this thread the level of isolation, for all its transactions."""
+    connections[place.alias].close()
+    with connections[place.alias].cursor() as cursor:
+        if place.alias == "postgres":
+            cursor.execute(f"SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL {place.level}")
+        elif place.alias == "mariadb":
+            cursor.execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {place.level}")
+            if connections["mariadb"].mysql_is_mariadb:  # type: ignore[attr-defined]
+                cursor.execute("SET SESSION innodb_snapshot_isolation = ON")
+
+
+def make_article(alias: str) -> Article:
+    return Article.objects.using(alias).create(title="On locks", body="0")
+
+
+def write_behind(article: Article, token: str, **fields: Any) -> None:
+    """A write of code that knows no edit locks: one UPDATE that adds to the text."""
+    rows = Article._base_manager.using(article._state.db).filter(pk=article.pk)
+    rows.update(body=Concat(F("body"), Value(f";{token}")), **fields)
+
+
+def text_of(article: Article) -> str:
+    return Article._base_manager.using(article._state.db).values_list("body", flat=True).get(pk=article.pk)
+
+
+def expire(resource: Resource) -> None:
+    """The lease of an object runs out."""
+    with connections[resource.database].cursor() as cursor:
+        cursor.execute("UPDATE django_distlock_editlease SET expires_at = 1 WHERE digest = %s", [resource.digest])
+
+
+def new_id() -> str:
+    return secrets.token_hex(8)
+
+
+@dataclass
+class Desk:
+    """One tab of one person."""
+
+    person: str
+    tab: str = field(default_factory=new_id)
+    lease: str = ""
+    grant: EditGrant | None = None
+    shown: str = ""
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(principal=f"user:{self.person}", tab=self.tab, label=self.person.title())
+
+    def open(self, article: Article) -> None:
+        """Render the form."""
+        opened = open_grant([resource_of(article)], principal=self.owner.principal, fields=["title", "body"])
+        assert opened is not None
+        self.grant, self.shown = opened.grant, opened.obj.body  # type: ignore[attr-defined]
+
+    def claim(self, resource: Resource) -> Any:
+        lease = new_id()
+        found = store.claim(resource, self.owner, lease, TTL)
+        return self._held(found, lease)
+
+    def adopt(self, resource: Resource) -> Any:
+        lease = new_id()
+        return self._held(store.adopt(resource, self.owner, lease, self.lease, TTL), lease)
+
+    def take_over(self, resource: Resource) -> Any:
+        lease = new_id()
+        return self._held(store.takeover(resource, self.owner, lease, TTL, "it is urgent"), lease)
+
+    def _held(self, found: Any, lease: str) -> Any:
+        if isinstance(found, EditLease):
+            self.lease = lease
+        return found
+
+    def renew(self, resource: Resource) -> Any:
+        return store.renew(resource, self.lease, TTL, principal=self.owner.principal)
+
+    def release(self, resource: Resource, reserve: float = 0.0) -> None:
+        store.release(resource, self.lease, reserve, principal=self.owner.principal)
+
+    def save(
+        self, token: str, during: Callable[[Save], object] = lambda save: None, *, reserve: float | None = None
+    ) -> None:
+        """Send the form: what was shown, and something more. EditConflict if it is refused."""
+        assert self.grant is not None
+
+        def work(save: Save) -> None:
+            during(save)
+            article = save.object
+            article.body = f"{self.shown};{token}"
+            article.save(using=self.grant.database, update_fields=["title", "body"], force_update=True)  # type: ignore[union-attr]
+            save.wrote(reserve=reserve)
+
+        run_save(self.grant, self.owner, self.lease, work)

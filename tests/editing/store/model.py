@@ -1,0 +1,315 @@
+"""Random histories of one article, beside a model that says what each step must answer."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connections
+
+from django_distlock.editing import store
+from django_distlock.editing.listing import break_edit
+from django_distlock.editing.records import Busy, EditConflict, EditLease, Lost
+from django_distlock.editing.resources import resource_of
+from testproject.articles.models import Article
+from tests.editing.store.desks import Desk, expire, isolate, make_article, text_of, write_behind
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from tests.editing.store.desks import Place
+
+# How often each step is taken.
+STEPS = {
+    "open": 6,
+    "claim": 5,
+    "adopt": 2,
+    "beat": 4,
+    "release": 1,
+    "leave": 1,
+    "expire": 2,
+    "take_over": 1,
+    "break_it": 1,
+    "write_behind": 2,
+    "write_beside": 1,
+    "save": 8,
+    "save_slowly": 1,
+    "fail": 0.5,
+    "delete": 0.2,
+    "sweep": 0.3,
+}
+# How often a page comes again after a save, or after a refusal.
+OPEN_AGAIN = 0.8
+
+
+@dataclass
+class Held:
+    """What the row of the lease must say."""
+
+    lease: str = ""
+    person: str = ""
+    alive: bool = False
+    left: bool = False  # its page has gone: only adopt revives it
+    fence: int = 0
+    writes: int = 0
+
+    @property
+    def free(self) -> bool:
+        return not self.lease or not self.alive
+
+
+class History:
+    """One article, three people with two tabs each, and steps at random."""
+
+    def __init__(self, place: Place, random: random.Random) -> None:
+        self.place = place
+        self.random = random
+        self.article = make_article(place.alias)
+        self.resource = resource_of(self.article)
+        self.desks = [Desk(person) for person in ("ada", "ada", "bob", "eve")]
+        self.text = "0"
+        self.row = Held()
+        self.gone = False
+        self.seen: dict[str, int] = {}  # tab -> the number of writes when its form was rendered
+        self.steps: list[str] = []
+        self.saves = self.refusals = 0
+
+    def run(self, steps: int) -> None:
+        names, weights = list(STEPS), list(STEPS.values())
+        for _ in range(steps):
+            name = self.random.choices(names, weights)[0]
+            desk = self.random.choice(self.desks)
+            self.steps.append(f"{name} {desk.person} {desk.tab[:4]}")
+            try:
+                getattr(self, name)(desk)
+                self.check()
+            except BaseException as error:
+                error.add_note(f"{self.place}: " + ", ".join(self.steps))
+                raise
+            if self.gone:
+                break
+        Article.objects.using(self.place.alias).filter(pk=self.article.pk).delete()
+
+    def check(self) -> None:
+        """The database says what the model says."""
+        if not self.gone:
+            assert text_of(self.article) == self.text
+        row = store.read([self.resource]).get(self.resource.digest)
+        if row is None:
+            assert not self.row.lease
+            return
+        assert (row.lease, row.held) == (self.row.lease, not self.row.free)
+        assert row.fence >= self.row.fence
+        self.row.fence = row.fence
+
+    # forms
+
+    def open(self, desk: Desk) -> None:
+        desk.open(self.article)
+        assert desk.shown == self.text
+        self.seen[desk.tab] = self.row.writes
+
+    def _token(self) -> str:
+        return str(self.random.randrange(10**9))
+
+    def _expected(self, desk: Desk) -> str | None:
+        if not self.row.free and self.row.person != desk.person:
+            return "held"
+        changed = desk.shown != self.text or self.seen[desk.tab] != self.row.writes
+        return "changed" if changed else None
+
+    def save(self, desk: Desk, during: Callable[[Any], object] = lambda save: None) -> None:
+        if desk.grant is None:
+            self.open(desk)
+        expected, token = self._expected(desk), self._token()
+        if expected is not None:
+            with pytest.raises(EditConflict) as refused:
+                desk.save(token, during)
+            self._refused(desk, refused.value, expected)
+            return
+        desk.save(token, during)
+        self.saves += 1
+        self.text = f"{desk.shown};{token}"
+        self.row.writes += 1
+        if desk.lease and (self.row.free or self.row.lease == desk.lease):
+            self._hold(desk)
+        if self.random.random() < OPEN_AGAIN:
+            self.open(desk)
+
+    def _refused(self, desk: Desk, conflict: EditConflict, expected: str) -> None:
+        self.refusals += 1
+        assert conflict.reason == expected
+        if conflict.reason == "held":
+            assert conflict.holder is not None
+            assert conflict.holder.label == self.row.person.title() != desk.person.title()
+        elif self.random.random() < OPEN_AGAIN:
+            self.open(desk)
+
+    def save_slowly(self, desk: Desk) -> None:
+        """While the save has its locks, another tab asks for them, and is not kept waiting."""
+        other = self.random.choice(self.desks)
+        if self.place.alias == "default" or self._expected_or_none(desk) is not None:
+            return
+        before = self.text
+
+        def during(save: Any) -> None:
+            at_the_side(self.place, lambda: self._ask(other, before))
+
+        self.save(desk, during)
+
+    def _expected_or_none(self, desk: Desk) -> str | None:
+        return "no form" if desk.grant is None else self._expected(desk)
+
+    def _ask(self, other: Desk, text: str) -> None:
+        found = other.claim(self.resource)
+        assert isinstance(found, Busy)
+        mine = self.row.person == other.person
+        assert found.saving or not (self.row.free or mine)
+        if other.lease and other.lease == self.row.lease and not self.row.left:
+            beat = other.renew(self.resource)
+            assert isinstance(beat, EditLease)
+            assert beat.saving
+        other.open(self.article)
+        assert other.shown == text
+        self.seen[other.tab] = self.row.writes
+
+    def fail(self, desk: Desk) -> None:
+        """A save that raises: its transaction is rolled back, and nothing has happened."""
+
+        def during(save: Any) -> None:
+            Article.objects.using(self.place.alias).filter(pk=self.article.pk).delete()
+            save.deleted()
+            raise Done
+
+        if self._expected_or_none(desk) is None:
+            with pytest.raises(Done):
+                desk.save("", during)
+
+    def delete(self, desk: Desk) -> None:
+        """Deleted by a command: who saves afterwards is told so."""
+        Article.objects.using(self.place.alias).filter(pk=self.article.pk).delete()
+        self.gone = True
+        for each in self.desks:
+            if each.grant is not None:
+                with pytest.raises(EditConflict) as refused:
+                    each.save("never")
+                assert refused.value.reason == "deleted"
+
+    def write_behind(self, desk: Desk) -> None:
+        token = self._token()
+        write_behind(self.article, token)
+        self.text += f";{token}"
+
+    def write_beside(self, desk: Desk) -> None:
+        """A write to a field that the forms do not have."""
+        Article.objects.using(self.place.alias).filter(pk=self.article.pk).update(section="sport")
+
+    # leases
+
+    def _hold(self, desk: Desk) -> None:
+        self.row.lease, self.row.person = desk.lease, desk.person
+        self.row.alive, self.row.left = True, False
+
+    def _taken(self, desk: Desk, found: Any, expected: bool) -> None:
+        if expected:
+            assert isinstance(found, EditLease), found
+            self._hold(desk)
+            return
+        assert isinstance(found, Busy)
+        assert not found.own
+        assert not found.saving
+        assert found.holder is not None
+        assert found.holder.owner is not None
+        assert found.holder.owner.principal == f"user:{self.row.person}" != desk.owner.principal
+
+    def claim(self, desk: Desk) -> None:
+        allowed = self.row.free or self.row.person == desk.person
+        self._taken(desk, desk.claim(self.resource), allowed)
+
+    def adopt(self, desk: Desk) -> None:
+        if not desk.lease:
+            return
+        mine = self.row.lease == desk.lease and self.row.person == desk.person
+        if not (self.row.free or mine) and self.row.person == desk.person:
+            assert isinstance(found := desk.adopt(self.resource), Busy)
+            assert found.own  # "you are editing this in another tab": a tab never takes from it by adopting
+            return
+        self._taken(desk, desk.adopt(self.resource), self.row.free or mine)
+
+    def take_over(self, desk: Desk) -> None:
+        before = self.row.fence
+        found = desk.take_over(self.resource)
+        self._taken(desk, found, expected=True)
+        assert found.fence > before
+
+    def beat(self, desk: Desk) -> None:
+        if not desk.lease:
+            return
+        found = desk.renew(self.resource)
+        if self.row.lease == desk.lease and not self.row.left:
+            assert isinstance(found, EditLease)
+            self.row.alive = True
+            return
+        assert isinstance(found, Lost)
+        if not self.row.free and found.reason in ("taken_over", "other_tab"):
+            assert found.by
+
+    def release(self, desk: Desk) -> None:
+        if desk.lease:
+            desk.release(self.resource)
+            if self.row.lease == desk.lease:
+                self.row.lease, self.row.alive, self.row.left = "", False, False
+
+    def leave(self, desk: Desk) -> None:
+        if desk.lease:
+            desk.release(self.resource, reserve=500)
+            if self.row.lease == desk.lease:
+                self.row.left = True
+
+    def expire(self, desk: Desk) -> None:
+        expire(self.resource)
+        self.row.alive = False
+
+    def break_it(self, desk: Desk) -> None:
+        ended = break_edit(self.resource, reason="a test")
+        assert (ended is None) == self.row.free
+        if ended is not None:
+            self.row.lease, self.row.alive, self.row.left = "", False, False
+
+    def sweep(self, desk: Desk) -> None:
+        """Old rows go; forms from before their last write have run out by then."""
+        if self.row.lease and self.row.alive:
+            return
+        for each in self.desks:
+            if each.grant is not None and self.seen[each.tab] != self.row.writes:
+                each.grant = None
+        store.sweep(self.place.alias, 0)
+        self.row.lease, self.row.left = "", False
+
+
+class Done(Exception):
+    """Rolls a transaction back."""
+
+
+def at_the_side(place: Place, work: Callable[[], object]) -> None:
+    """Run it on another connection, and wait for it."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            isolate(place)
+            work()
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            connections[place.alias].close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    if failed:
+        raise failed[0]
