@@ -182,7 +182,8 @@ class TransactionWatch:
         if finalizers.here.collecting:
             finalizers.later(self.finish)
             return
-        ended, news = self.holds, []
+        ended = self.holds
+        news: News = []
         try:
             with _watching:
                 self._uninstall()

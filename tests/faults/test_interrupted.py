@@ -365,7 +365,7 @@ def test_r7_an_interrupted_end_of_a_transaction_is_finished(using: str, name: st
 
     begin()
     assert interrupted_everywhere(end, clean, transactions, lock_table_module) > 20
-    connections[database].close()
+    end()
 
 
 @pytest.mark.parametrize("function", [acquire._establish, acquire.open_transactions], ids=lambda it: it.__name__)

@@ -97,7 +97,7 @@ def nobody_looks(connection: Any) -> bool:
         or raw.cursor_factory not in _CURSORS
         or raw.pgconn.pipeline_status
         or raw.pgconn.transaction_status == _ACTIVE  # an interrupt has left the statement before
-        or "cursor" in connection.__dict__
+        or getattr(connection.cursor, "__func__", None) is not type(connection).cursor
         or type(connection).create_cursor is not DatabaseWrapper.create_cursor
         or CursorWrapper.execute.__code__.co_filename != utils.__file__
     )

@@ -200,7 +200,7 @@ def test_who_looks_sees_the_statement(looks: Any, name: str, monkeypatch: pytest
 def test_r5_a_statement_that_an_interrupt_has_left_is_not_waited_for(connection: Any) -> None:
     connection.set_autocommit(False)
     assert directly(connection, b"SELECT 'begun'") == ["begun"]
-    connection.connection.pgconn.send_query(b"SELECT pg_sleep(30)")
+    connection.connection.pgconn.send_query(b"SELECT pg_sleep(0.5)")
     assert not nobody_looks(connection)
 
 
