@@ -324,6 +324,7 @@ def test_r7_an_interrupt_within_the_backend_loses_no_grant(using: str, way: str,
 
     clean()
     assert interrupted_everywhere(acquire, clean, *modules, error=error) > 20
+    registry.close()  # other tests count the sessions
 
 
 def test_r11_a_lock_that_is_acquired_again_is_kept_for_the_transaction(name: str) -> None:
