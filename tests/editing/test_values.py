@@ -68,7 +68,7 @@ class Pair(models.Model):
 
 
 class Profile(models.Model):
-    user = models.OneToOneField("auth.User", models.CASCADE, primary_key=True, related_name="+")
+    user = models.OneToOneField("auth.User", models.DO_NOTHING, primary_key=True, related_name="+")
 
     class Meta:
         managed = False
