@@ -59,7 +59,7 @@ class EditLockViewSetMixin:
         return config(**{name.lower(): value for name, value in self.edit_lock.items()})
 
     def may_ignore_lock(self, request: Any, obj: Any) -> bool:
-        """May this client write although another user holds the lock? Nobody by default."""
+        """May this client write although another user holds the lock? No client may by default."""
         return False
 
     # requests

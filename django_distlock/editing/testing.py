@@ -65,6 +65,6 @@ def being_edited(obj: Model, *, by: Any = "another user") -> Iterator[str]:
 
 
 def is_being_edited(obj: Model) -> bool:
-    """Does anybody edit the object now?"""
+    """True if a user edits the object now."""
     row = store.read([resource := resource_of(obj)]).get(resource.digest)
     return row is not None and row.held

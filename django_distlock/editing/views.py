@@ -185,6 +185,7 @@ class EditLockMixin:
     def edit_refused(self, guard: SaveGuard, refusal: Refusal, obj: Any) -> HttpResponseBase:
         """The answer to a refused save."""
         opened = guard.prepare(refusal, [obj], fields=self.get_edit_fields())
+        refusal.can_review = hasattr(self, "get_form")
         refusal.can_overwrite = opened is not None and may_take_over(
             self.request, guard.config, opened.obj, None, ViewPage.of(self)
         )

@@ -33,6 +33,15 @@ class Edit(EditLockMixin, UpdateView):  # type: ignore[type-arg]
     success_url = "/done/"
 
 
+class Plain(UpdateView):  # type: ignore[type-arg]
+    """Without a lock."""
+
+    model = Article
+    form_class = ArticleForm
+    template_name = "editing_site/plain.html"
+    success_url = "/done/"
+
+
 class Cheerful(SuccessMessageMixin, Edit):  # type: ignore[misc]
     success_message = "Saved."
 
@@ -138,6 +147,7 @@ urlpatterns = [
     path("distlock/editing/", include("django_distlock.editing.urls")),
     path("admin/", admin.site.urls),
     path("edit/<int:pk>/", Edit.as_view()),
+    path("plain/<int:pk>/", Plain.as_view()),
     path("cheerful/<int:pk>/", Cheerful.as_view()),
     path("careless/<int:pk>/", Careless.as_view()),
     path("delete/<int:pk>/", Delete.as_view()),

@@ -41,7 +41,7 @@ class EditLocksSection:
         return [path("edits/break/", view, name="django_distlock_heldlock_break_edit")]
 
     def html(self, held: Any, request: HttpRequest) -> str:
-        """The table; empty if nobody edits anything."""
+        """The table; empty if no object is being edited."""
         try:
             rows = list_edits(limit=MOST_SHOWN)
         except BackendUnavailable:

@@ -85,8 +85,8 @@ class _Rows:
         self.untouched: set[int] = set()  # ids of instances
         self.written: list[Resource] = []
 
-    def judge(self, form: Any) -> None:
-        """Look at a row that differs from the database. Raises EditConflict if its save would destroy another one.
+    def judge(self, form: Any) -> EditConflict | None:
+        """Judge a row that differs from the database. Return the conflict if its save would destroy another one.
 
         A row that another user has saved since the list was shown differs too, although this user has not touched it:
         what was sent is then what the list had shown, and the row is left as it is.
@@ -94,17 +94,19 @@ class _Rows:
         resource = resource_of(form.instance)
         current, grant = self._save.objects.get(resource), self._grants.get(resource)
         if current is None:
-            raise EditConflict("deleted", resource=resource)
+            return EditConflict("deleted", resource=resource)
         row = self._save.rows[resource.digest]
         if grant is not None and grant.version != version_of(current, grant.fields):
             if grant.version == version_of(form.instance, grant.fields):
                 bring_up_to_date(form.instance, current)
                 self.untouched.add(id(form.instance))
-                return
-            raise EditConflict("changed", resource=resource, obj=current, changed_by=row.changed_by)
-        if row.held and row.owner is not None and row.owner.principal != self._save.owner.principal:
-            raise EditConflict("held", resource=resource, obj=current, holder=row.editor)
+                return None
+            self.written.append(resource)
+            return EditConflict("changed", resource=resource, obj=current, changed_by=row.changed_by)
         self.written.append(resource)
+        if row.held and row.owner is not None and row.owner.principal != self._save.owner.principal:
+            return EditConflict("held", resource=resource, obj=current, holder=row.editor)
+        return None
 
 
 class EditLockLists:
@@ -192,9 +194,7 @@ class EditLockLists:
             everything = EditGrant(
                 resources=guard.resources, principal=guard.visitor.signer, mode="warn", permission="list"
             )
-            return guard.save(
-                lambda save: self._save_rows(request, settings, _Rows(save, grants), save, page), grant=everything
-            )
+            return guard.save(lambda save: self._save_rows(request, _Rows(save, grants), save, page), grant=everything)
         except SaveRefused as refused:
             return self._list_refused(request, refused.refusal)
 
@@ -208,10 +208,8 @@ class EditLockLists:
                 found.append(resource_of(self.model, pk))
         return list(dict.fromkeys(found))
 
-    def _save_rows(
-        self, request: HttpRequest, settings: EditingConfig, rows: _Rows, save: Save, page: Any
-    ) -> HttpResponse:
-        request._distlock_rows = rows if settings.mode == "enforce" else None  # type: ignore[attr-defined]
+    def _save_rows(self, request: HttpRequest, rows: _Rows, save: Save, page: Any) -> HttpResponse:
+        request._distlock_rows = rows  # type: ignore[attr-defined]
         try:
             response: HttpResponse = page()
         finally:
@@ -221,8 +219,11 @@ class EditLockLists:
         return response
 
     def save_form(self, request: HttpRequest, form: Any, change: bool) -> Any:
-        if (rows := _rows(request)) is not None:
-            rows.judge(form)
+        if (rows := _rows(request)) is not None and (conflict := rows.judge(form)) is not None:
+            if self.get_edit_config(request).mode == "enforce" or conflict.reason == "deleted":
+                raise conflict
+            text = _("This was saved, although: %(why)s") % {"why": Refusal.of(conflict).text}
+            self.message_user(request, text, messages.WARNING)  # type: ignore[attr-defined]
         return super().save_form(request, form, change)  # type: ignore[misc]
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
@@ -252,7 +253,7 @@ class EditLockLists:
 
     def _refuse_action(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         action = _action(request)
-        if not action or action in self.edit_lock_harmless_actions:
+        if action in self.edit_lock_harmless_actions or action not in self.get_actions(request):  # type: ignore[attr-defined]
             return
         chosen = queryset
         if request.POST.get("select_across", "0") != "1":

@@ -157,7 +157,7 @@ class EditLockAdmin(EditLockLists):
         ready_forms(request)[opened.grant.resource] = ReadyForm(grant=opened.grant, config=settings)
 
     def _children(self, inlines: Sequence[Any], obj: Any) -> list[Model]:
-        """The objects of inlines that are edited on pages of their own as well: their leases are taken along."""
+        """The objects of inlines that have a page with an edit lock as well: their leases are taken along."""
         found: list[Model] = []
         registry = self.admin_site._registry  # type: ignore[attr-defined]
         locked = {model._meta.label_lower for model, other in registry.items() if isinstance(other, EditLockAdmin)}
@@ -226,6 +226,7 @@ class EditLockAdmin(EditLockLists):
         objects = [obj, *self._children(inlines, obj)]
         opened = guard.prepare(refusal, objects, fields=self.get_edit_fields(request, obj), inlines=inlines)
         current = opened.obj if opened is not None else None
+        refusal.can_review = True
         refusal.can_overwrite = current is not None and may_take_over(
             request, guard.config, current, None, self.distlock_editing
         )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from django_distlock.editing.records import EditLease, Resource
 
-# A deletion that takes more objects along looks at the leases of the first ones.
+# Of a deletion that takes more objects along, only the leases of the first ones are read.
 MOST_DELETED = 5000
 BATCH = 500
 

@@ -107,7 +107,7 @@ class Beat:
             return {"state": "error", "reason": "grant", "detail": error.reason}
 
     def _refused(self, item: Item, grant: EditGrant) -> Answer | None:
-        """The answer if the visitor may not edit (any more): the lease ends, and nothing is said about the object."""
+        """The answer if the visitor may not edit: a lease ends, and nothing is said about the object."""
         access = self._access(grant)
         if access.edit:
             return None

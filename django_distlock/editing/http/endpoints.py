@@ -51,7 +51,7 @@ def beat_view(request: HttpRequest) -> HttpResponse:
     try:
         answers = beat.answers(items)
     except (DatabaseError, BackendUnavailable):
-        # the script goes on as after a request that was lost: the save decides
+        # for the script this is a request that was lost: the save decides
         logger.warning("The edit locks cannot be read or written.", exc_info=True)
         return _json({"reason": "database"}, 503)
     if beat.foreign and not visitor.logged_in:

@@ -165,7 +165,7 @@ def field_of(request: HttpRequest, grant: EditGrant, config: EditingConfig, visi
 
 
 def field_again(request: HttpRequest, grant: EditGrant, posted: Posted) -> Field:
-    """The field of a form that is shown again with errors: the version that the form was rendered with goes on."""
+    """The field of a form that is shown again with errors: it keeps the version that it was rendered with."""
     return Field(text=posted.text, grant=grant, lease=posted.lease, tab="" if posted.tab == NO_TAB else posted.tab)
 
 

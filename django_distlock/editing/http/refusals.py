@@ -78,6 +78,7 @@ class Refusal:
     own: bool = False
     obj: Any = None
     can_overwrite: bool = False
+    can_review: bool = False  # the view can show the form again, with what was typed
     grant: str = ""  # the signed field that the buttons send
     others: list[str] = field(default_factory=list)  # the objects that are held, as texts
     resource: Resource | None = None
@@ -250,8 +251,12 @@ def _choices(request: HttpRequest, refusal: Refusal) -> list[str]:
         or request.method != "POST"
     ):
         return []
-    choices = ["retry"] if refusal.reason in ("held", "saving", "csrf") else ["review"]
-    if refusal.can_overwrite and refusal.reason in ("held", "changed"):
+    choices = []
+    if refusal.reason in ("held", "saving", "csrf"):
+        choices.append("retry")
+    elif refusal.can_review and refusal.grant:
+        choices.append("review")
+    if refusal.can_overwrite and (refusal.reason == "held" or (refusal.reason == "changed" and refusal.grant)):
         choices.append("overwrite")
     return choices
 

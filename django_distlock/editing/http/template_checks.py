@@ -76,6 +76,8 @@ def _templates() -> Iterator[Path]:
         if not isinstance(engine, DjangoTemplates):
             continue
         for folder in engine.template_dirs:
+            if "site-packages" in Path(folder).parts:  # not the project's
+                continue
             for path in Path(folder).rglob("*"):
                 if path.suffix in SUFFIXES and path.is_file():
                     count += 1

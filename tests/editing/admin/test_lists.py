@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connection
@@ -14,8 +14,6 @@ from tests.editing.admin.test_change import address
 from tests.editing.people import HIDDEN, is_held
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from tests.editing.people import Person
 
 LIST = reverse("admin:articles_article_changelist")
@@ -86,6 +84,25 @@ class TestEditableRows:
         sections = dict(Article.objects.values_list("pk", "section"))
         assert sections == {article.pk: "sport", other.pk: "culture"}
 
+    def test_a_list_cannot_be_shown_again_with_what_was_chosen(
+        self, ada: Person, bo: Person, article: Article, other: Article
+    ) -> None:
+        mine = rows(bo)
+        ada.client.post(LIST, set_section(rows(ada), article, "sport"))
+        refused = bo.client.post(LIST, set_section(mine, article, "culture"))
+        assert "<button" not in refused.content.decode()
+
+    def test_the_mode_warn(self, ada: Person, bo: Person, article: Article, other: Article, settings: Any) -> None:
+        settings.DISTLOCK_EDITING = {"MODE": "warn"}
+        mine, form = rows(bo), ada.open(address(other))["distlock_edit"]
+        ada.client.post(LIST, set_section(rows(ada), article, "sport"))
+        saved = bo.client.post(LIST, set_section(mine, article, "culture"), follow=True)
+        assert "This was saved, although: Ada has saved this" in saved.content.decode()
+        article.refresh_from_db()
+        assert article.section == "culture"
+        assert ada.ask("watch", form)["changed"] is None
+        assert ada.ask("watch", form, fresh=True)["changed"] is None
+
     def test_a_row_that_another_user_edits_is_refused(
         self, ada: Person, bo: Person, article: Article, other: Article
     ) -> None:
@@ -122,6 +139,14 @@ class TestActions:
         alone = {"action": "delete_selected", "_selected_action": [other.pk], "post": "yes"}
         assert bo.client.post(LIST, alone).status_code == 302
         assert Article.objects.count() == 1
+
+    def test_one_that_a_user_may_not_run_says_nothing(self, ada: Person, bo: Person, article: Article) -> None:
+        assert bo.user is not None
+        bo.user.user_permissions.remove(*bo.user.user_permissions.filter(codename="delete_article"))
+        ada.claim(ada.open(address(article))["distlock_edit"])
+        chosen = {"action": "delete_selected", "_selected_action": [article.pk], "post": "yes"}
+        assert "Nothing was done" not in bo.client.post(LIST, chosen, follow=True).content.decode()
+        assert Article.objects.exists()
 
     def test_ones_own_lock_is_no_hindrance(self, ada: Person, article: Article) -> None:
         ada.claim(ada.open(address(article))["distlock_edit"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -152,6 +153,16 @@ def test_retry_keeps_the_version_of_the_form(ada: Person, bo: Person, article: A
     Article.objects.update(body="By a command.")
     ada.release([theirs["distlock_edit"]], [lease])
     assert bo.client.post(path, sent(again, body="By Bo.", distlock_edit_choice="retry")).status_code == 409
+
+
+def test_a_function_cannot_show_its_form_again(ada: Person, boss: Person, article: Article) -> None:
+    """A button that says so would save."""
+    path = f"/function/{article.pk}/"
+    for person, buttons in ((ada, []), (boss, ["overwrite"])):
+        fields = person.open(path)
+        Article.objects.update(body=f"Before {person.tab}.")
+        text = person.client.post(path, sent(fields, body="Mine.")).content.decode()
+        assert re.findall(r'<button[^>]* value="(\w+)"', text) == buttons
 
 
 def test_the_views_own_answer(ada: Person, bo: Person, article: Article) -> None:

@@ -161,6 +161,19 @@ def article(case: Case, databases: None) -> Article:
 
 @pytest.mark.parametrize("kind", ["edit", "careless", "function"] if FULL else ["careless"])
 def test_no_write_is_lost(case: Case, browsers: list[Browser], article: Article, kind: str) -> None:
+    found, written = race(case, browsers, article, kind)
+    assert found == written
+    assert len(written) > USERS
+
+
+def test_without_a_lock_writes_are_lost(case: Case, browsers: list[Browser], article: Article) -> None:
+    """The checker can see a fault."""
+    found, written = race(case, browsers, article, "plain")
+    assert set(found) < set(written)
+
+
+def race(case: Case, browsers: list[Browser], article: Article, kind: str) -> tuple[list[str], list[str]]:
+    """The words that the article has in the end, and those that were saved, in order."""
     path = f"/{kind}/{article.pk}/"
     written: list[str] = []
     stop = threading.Event()
@@ -195,8 +208,7 @@ def test_no_write_is_lost(case: Case, browsers: list[Browser], article: Article,
         for task in tasks:
             task.result(110)
     found = Article.objects.using(case.alias).get(pk=article.pk).body.split()
-    assert sorted(found) == sorted(written)
-    assert len(written) > USERS
+    return sorted(found), sorted(written)
 
 
 def test_one_of_fifty_claims_wins(browsers: list[Browser], article: Article) -> None:
