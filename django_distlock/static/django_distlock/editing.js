@@ -138,6 +138,7 @@ export class Editor {
     this.warned = null;
     this.cut = false; // the screen says that there is no connection
     this.reason = "";
+    this.said = null; // the banner about typed text whose lock was lost
   }
 
   get stored() {
@@ -197,6 +198,11 @@ export class Editor {
   }
 
   shut(reply) {
+    if (this.state === "lost" && this.dirty && !this.asked) {
+      // what was said about the typed text stays; a watch only adds what can be done
+      if (reply.can_take_over && this.said) this.view.banner(...this.said, ["take_over"]);
+      return;
+    }
     this.asked = null;
     this.forget();
     const { holder } = reply;
@@ -239,11 +245,13 @@ export class Editor {
     this.to("lost", reply);
     if (saved) {
       this.stale = true;
+      this.said = null;
       this.view.banner("changed", this.dirty ? "changed_typing" : "changed", { who: reply.changed.by }, ["reload"]);
       return;
     }
     const actions = reason === "other_tab" ? ["edit_here"] : reply.changed ? ["reload"] : [];
-    this.view.banner("lost", reason in TEXTS ? reason : "expired", { who: reply.by }, actions);
+    this.said = ["lost", reason in TEXTS ? reason : "expired", { who: reply.by }];
+    this.view.banner(...this.said, actions);
   }
 
   /* This tab has released it by itself, in a request that arrived late. */

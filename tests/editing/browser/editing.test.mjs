@@ -173,6 +173,21 @@ test("who slept while somebody came reads it, then that it was saved, or gets it
   }
 });
 
+test("what was said about typed text stays while somebody else edits", async () => {
+  const { view, editor, clock, client, script } = await page(free);
+  editor.input();
+  client.send();
+  await clock.pass(1);
+  script.answer = () => ({ state: "lost", reason: "taken_over", by: "Bo", changed: null });
+  await clock.pass(21);
+  script.answer = () => busy();
+  await clock.pass(45);
+  assert.deepEqual([view.last.kind, view.last.actions, editor.state], ["taken_over", [], "lost"]);
+  script.answer = () => ({ ...busy(), can_take_over: true });
+  await clock.pass(21);
+  assert.deepEqual([view.last.kind, view.last.actions], ["taken_over", ["take_over"]]);
+});
+
 test("a request that never ends does not silence those behind it", async () => {
   const { clock, requests, editor, client, script, view } = await page(free);
   editor.input();

@@ -254,7 +254,7 @@ def test_an_idle_form_is_given_back_and_taken_again(ada: Person, bo: Person, art
     theirs = bo.edit(article)
     busy(theirs, "Ada")
     # the 30 seconds of the warning pass at once
-    mine.run("const now = Date.now; Date.now = () => now() + 30_000")
+    mine.run("const { Date } = window; const now = Date.now; Date.now = () => now() + 30_000")
     banner(mine, "was given back")
     banner(theirs, "You can edit this now")
     assert mine.value(BODY) == "On Saturday. Typed."
