@@ -140,6 +140,13 @@ class Backend(ABC):
         """Release a lock in the same way; after False the caller uses :meth:`release`."""
         return False
 
+    def stray(self, claim: Claim, known: Sequence[Grant]) -> Grant | None:
+        """The grant of ``claim`` that an interrupt has lost on its way to the caller; None if there is none.
+
+        ``known`` are the other grants of this process for the same key.
+        """
+        return None
+
     def verify(self, grant: Grant) -> bool:
         """Ask the engine whether ``grant`` still holds."""
         return self.alive(grant)

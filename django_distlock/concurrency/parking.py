@@ -43,6 +43,7 @@ class Parker:
                     self._signal()
                 except RuntimeError:  # the event loop is closed: nobody will ever look
                     self._left, self.woken = True, False
+                    self._signal = None  # it refers to the task, which is garbage now
             return self.woken
 
     def _listen(self, signal: Callable[[], None]) -> bool:
@@ -124,12 +125,15 @@ class FairLock:
         return Turn(self)
 
     def try_acquire(self) -> bool:
-        """Take it if it is free."""
+        """Take it if it is free. Where an interrupt may come use :meth:`Turn.try_acquire`."""
+        return self._take(self._NAMELESS)
+
+    def _take(self, place: _Place) -> bool:
         if self._holder is not None and not self._mended():
             return False
         with self._guard:
             if self._holder is None:
-                self._holder = self._NAMELESS
+                self._holder = place
                 return True
         return False
 
@@ -233,6 +237,10 @@ class Turn:
     def __init__(self, lock: FairLock) -> None:
         self._lock = lock
         self._place = _Place(self)
+
+    def try_acquire(self) -> bool:
+        """Take the lock if it is free."""
+        return self._lock._take(self._place)
 
     def acquire(self, timeout: float) -> bool:
         """Wait for at most ``timeout`` seconds. True if it holds the lock now."""

@@ -21,7 +21,7 @@ from .lock_table import Hold, State, interrupted_calls, leave_behind, lock_table
 from .open_transactions import listen_for_begin, open_transactions
 from .owner import current
 from .registry import registry
-from .release import lose, notice_loss
+from .release import lose, notice_loss, take_back
 from .site_key import site_key
 from .transactions import bind, choose_scope, on_own_connection
 
@@ -230,8 +230,7 @@ def _establish(began: float, hold: Hold, grant: Grant, lease: Any, opened: list[
 def _undo(hold: Hold) -> Flow[None]:
     """The attempt has failed: nothing stays behind."""
     try:
-        if hold.grant is not None:
-            yield Step(hold.backend.release, hold.backend.arelease, (hold.grant,))
+        yield from take_back(hold)
     finally:
         lock_table.end(hold)
 

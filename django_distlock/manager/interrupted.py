@@ -24,6 +24,7 @@ from django_distlock.concurrency.text import one_line
 
 from . import events, owner
 from .lock_table import State, interrupted_calls, lock_table
+from .release import take_back
 from .transactions import defer, unbind
 
 if TYPE_CHECKING:
@@ -65,11 +66,11 @@ def in_thread(function: Callable[..., object], *args: Any) -> bool:
 
 
 def _give_up(hold: Hold, lease: Any) -> None:
-    """Give back what an interrupted acquire or release has left."""
+    """Give back what an interrupted acquire, release or end of a transaction has left."""
     if hold.state in (State.WAITING, State.CLAIMING):
         run(_give_back(hold))
         return
-    last = lock_table.leave(hold, lease)
+    last = lock_table.start_release(hold) if lease is hold else lock_table.leave(hold, lease)
     if not last:  # the interrupt may have come right behind that
         last = hold.state is State.RELEASING and hold.released_by is lease
     if last and not hold.acquired and hold.scope == "session":  # no caller ever had it, so no transaction keeps it
@@ -84,14 +85,13 @@ def _give_back(hold: Hold) -> Flow[None]:
     that."""
     backend = hold.backend
     try:
-        if hold.grant is not None:
-            if hold.giving and not hold.given:
-                backend.release_again(hold.grant, lock_table.is_alone(hold))
-            elif not hold.given:
-                yield Step(hold.give, hold.agive, (hold.grant,))
-            if hold.held_at:
-                events.send_held(signals.lock_released, hold)
-        elif hold.claim is not None and backend.queues_waiters:
+        if not hold.giving:
+            yield from take_back(hold)
+        elif hold.grant is not None and not hold.given:
+            backend.release_again(hold.grant, lock_table.is_alone(hold))
+        if hold.held_at:
+            events.send_held(signals.lock_released, hold)
+        elif hold.grant is None and hold.claim is not None and backend.queues_waiters:
             yield Step(backend.withdraw, backend.awithdraw, (hold.claim,))
     except Exception as error:
         logger.warning("The lock %r of an interrupted call could not be given back: %s", hold.key.name, one_line(error))

@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 # Why the child of a fork has lost what its parent holds.
 FORKED = "it belongs to the parent of this process"
 
-# The acquire and release calls that an interrupt (KeyboardInterrupt, a task's soft time limit) has ended, by Lease. The
-# keepalive thread gives back what they leave: see manager/interrupted.py. Python looks for signals only at calls and
-# jumps, so an assignment to an item, in the handler of the first exception, is not interrupted by a second one.
+# The acquire and release calls that an interrupt (KeyboardInterrupt, a task's soft time limit) has ended, by Lease, and
+# the holds that the end of a transaction was to release when one came, each by itself. The keepalive thread gives back
+# what they leave: see manager/interrupted.py. Python looks for signals only at calls and jumps, so an assignment to an
+# item, in the handler of the first exception, is not interrupted by a second one.
 interrupted_calls: dict[Any, Hold] = {}
 
 
@@ -106,7 +107,7 @@ class Hold:
         # True once the engine may have been asked to release it, and once it has it back
         self.giving = False
         self.given = False
-        # the Lease whose release is to give it back
+        # the Lease whose release is to give it back, or the hold itself, if the end of its transactions is to
         self.released_by: Any = None
         self.lost: str | None = None
         self.callbacks: list[Callable[[], object]] = []
@@ -368,7 +369,7 @@ class LockTable:
         with self._mutex:
             if hold.state not in (State.HELD, State.DEFERRED):
                 return False
-            hold.released_by = None
+            hold.released_by = hold
             hold.state = State.RELEASING
             return True
 
@@ -475,6 +476,13 @@ class LockTable:
                 for hold in slot.holders
                 if hold.state in (State.HELD, State.DEFERRED) and backend in (None, hold.backend)
             ]
+
+    def other_grants(self, hold: Hold) -> list[Grant]:
+        """The grants of the other holds of its key."""
+        with self._mutex:
+            slot = self._slots.get(hold.key.digest)
+            holders = [] if slot is None else slot.holders
+            return [other.grant for other in holders if other is not hold and other.grant is not None]
 
     def is_alone(self, hold: Hold) -> bool:
         """Has no other hold of this process the same key?"""

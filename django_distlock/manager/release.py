@@ -63,6 +63,17 @@ def notify_of_loss(hold: Hold, reason: str) -> None:
     events.send_held(signals.lock_lost, hold, reason=reason)
 
 
+def take_back(hold: Hold) -> Flow[None]:
+    """Give the engine back what it has granted to an acquire that has failed, if it has."""
+    if hold.grant is None and hold.claim is not None:
+        hold.grant = hold.backend.stray(hold.claim, lock_table.other_grants(hold))
+        if hold.grant is not None and not lock_table.is_alone(hold):
+            hold.backend.release_again(hold.grant, False)
+            return
+    if hold.grant is not None:
+        yield Step(hold.give, hold.agive, (hold.grant,))
+
+
 def give_back_fast(hold: Hold) -> bool:
     """Release by the engine's fast path, then let the next one of this process ask. False if that is not possible: the
     caller uses :func:`give_back`."""

@@ -21,7 +21,7 @@ from django_distlock.concurrency.fork import Order, at_fork
 
 from . import events
 from . import open_transactions as transactions_here
-from .lock_table import State, lock_table
+from .lock_table import State, leave_behind, lock_table
 from .open_transactions import in_testcase, in_transaction, of_thread, only_testcases, open_transactions
 from .release import lose, notify_of_loss
 
@@ -182,22 +182,29 @@ class TransactionWatch:
         if finalizers.here.collecting:
             finalizers.later(self.finish)
             return
-        with _watching:
-            self._uninstall()
-            ended, self.holds = self.holds, []
+        ended = self.holds
         news: News = []
         try:
-            self._let_all_go(ended[::-1], news)
+            with _watching:
+                self._uninstall()
+                ended, self.holds = self.holds, []
+            self._let_all_go(ended, news)
+        except BaseException:  # Ctrl-C: the keepalive thread releases what is left
+            self.holds = []
+            for hold in ended:
+                hold.transactions.discard(self)
+                leave_behind(hold, hold)
+            raise
         finally:
             self._notify(news)
 
     def _let_all_go(self, ended: list[Hold], news: News) -> None:
-        try:
-            while ended:
-                self._let_go(ended.pop(), news)
-        except BaseException:  # Ctrl-C: the others are released all the same
-            self._let_all_go(ended, news)
-            raise
+        for number, hold in enumerate(ended):
+            try:
+                self._let_go(hold, news)
+            except BaseException:  # the others are released all the same
+                self._let_all_go(ended[number + 1 :], news)
+                raise
 
     def _let_go(self, hold: Hold, news: News) -> None:
         hold.transactions.discard(self)
@@ -282,22 +289,25 @@ class TransactionWatch:
 
 
 def _give_back(hold: Hold, news: News) -> None:
-    """Release a hold after the last transaction for which it was kept. Never raises: the transaction is over."""
+    """Release a hold after the last transaction for which it was kept. An error of the engine is not raised, because
+    the transaction is over."""
     lost = ""
     if not lock_table.start_release(hold):
         return
     try:
         grant = hold.grant
         # a transaction-scoped lock has ended with its transaction
-        if grant is not None and grant.claim.scope == "session" and not hold.backend.release(grant):
+        if grant is not None and grant.claim.scope == "session" and not hold.give(grant):
             lost = "stolen"
     except Exception:
         logger.exception("The lock %r could not be released after its transaction.", hold.key.name)
         lost = "unreachable"
-    finally:
-        if lost and lock_table.lose(hold, lost, releasing=True):
-            news.append(partial(notify_of_loss, hold, lost))
-        lock_table.end(hold)
+    except BaseException:  # an interrupt
+        leave_behind(hold, hold)
+        raise
+    if lost and lock_table.lose(hold, lost, releasing=True):
+        news.append(partial(notify_of_loss, hold, lost))
+    lock_table.end(hold)
     if hold.lost is None and signals.lock_released.receivers:
         news.append(partial(events.send_held, signals.lock_released, hold))
 

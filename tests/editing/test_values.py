@@ -69,7 +69,7 @@ class Pair(models.Model):
 
 
 class Profile(models.Model):
-    user = models.OneToOneField("auth.User", models.DO_NOTHING, primary_key=True, related_name="+")  # it has no table
+    user = models.OneToOneField("auth.User", models.DO_NOTHING, primary_key=True, related_name="+")
 
     class Meta:
         managed = False

@@ -14,16 +14,18 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.db import DatabaseError, connections
 from django.db.transaction import atomic
 
 from django_distlock import LockNotAcquired, LockTimeout, advisory_lock, lock_all, semaphore, signals
 from django_distlock.backends import memory
+from django_distlock.backends.mysql import session as mysql_session
 from django_distlock.backends.postgres import session as postgres_session
 from django_distlock.backends.redis import backend as redis
 from django_distlock.backends.redis import connection as redis_connection
 from django_distlock.backends.sessions import backend as sessions_backend
 from django_distlock.backends.sessions import session as sessions_session
-from django_distlock.concurrency import flow
+from django_distlock.concurrency import flow, parking
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.parking import Parker
 from django_distlock.locks import lease, lock, lockset
@@ -47,6 +49,11 @@ if TYPE_CHECKING:
 LATE = 3.0
 
 pytestmark = pytest.mark.usefixtures("databases")
+
+
+class TimeLimit(Exception):
+    """That of a task, raised by a signal handler."""
+
 
 CORE = (acquire, lock_table_module, lease, lock, lockset, open_transactions, release, signals, transactions, flow)
 
@@ -218,10 +225,6 @@ def test_r7_a_soft_time_limit_is_no_answer_of_the_engine(name: str) -> None:
     )
 
 
-class TimeLimit(Exception):
-    """That of a task, raised by a signal handler."""
-
-
 def test_r1_an_interrupted_release_is_finished_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the engine takes: a second one might find the next holder's lock."""
     lease, backend = advisory_lock(name, using="memory").acquire(), registry.entry("memory").backend
@@ -300,6 +303,30 @@ def test_r1_an_interrupt_within_a_release_takes_no_lock_from_another_reader(
     assert not holders("postgres", name)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeLimit], ids=lambda it: it.__name__)
+@pytest.mark.parametrize(
+    ("using", "way"), [("postgres", "lock"), ("postgres", "try"), ("postgres", "shared"), ("mysql", "lock")]
+)
+def test_r7_an_interrupt_within_the_backend_loses_no_grant(using: str, way: str, error: type, name: str) -> None:
+    """Nor the mutex of a session, without which this process gets no lock any more."""
+    attempts = Attempts(using)
+    modules = sessions_backend, sessions_session, postgres_session, mysql_session, parking, flow
+    registry.close()  # the sessions of tests before
+    attempts.got.append(WAYS[way](using, name))
+
+    def clean() -> None:
+        attempts.clean()
+        eventually(lambda: not holders(using, name), "held")
+        advisory_lock(f"{name}-next", using=using, timeout=1).acquire().release()
+
+    def acquire() -> None:
+        attempts.got.append(WAYS[way](using, name))
+
+    clean()
+    assert interrupted_everywhere(acquire, clean, *modules, error=error) > 20
+    registry.close()  # other tests count the sessions
+
+
 def test_r11_a_lock_that_is_acquired_again_is_kept_for_the_transaction(name: str) -> None:
     """Of an acquire that was interrupted, whose lock its context has acquired a second time before it was given up."""
     lock = advisory_lock(name, using="redis")
@@ -310,6 +337,36 @@ def test_r11_a_lock_that_is_acquired_again_is_kept_for_the_transaction(name: str
         tick()
         assert [hold.key.name for hold in lock_table.held()] == [name]
     assert not lock_table.all()
+
+
+@pytest.mark.parametrize("using", ["postgres", "redis"])
+def test_r7_an_interrupted_end_of_a_transaction_is_finished(using: str, name: str) -> None:
+    """Of the lock in the transaction, and of one that was kept for it."""
+    block: Any = None
+    lock, other = (advisory_lock(f"{name}-{number}", using=using) for number in range(2))
+    database = "postgres" if using == "postgres" else "default"
+
+    def begin() -> None:
+        nonlocal block
+        block = atomic(database)
+        block.__enter__()
+        lock.acquire()  # released by the end alone
+        other.acquire().release()
+
+    def clean() -> None:
+        connections[database].close()  # as at the end of a request, if the interrupt has left it open
+        tick()
+        assert not lock_table.all()
+        assert not holders(using, lock.name)
+        begin()
+
+    def end() -> None:
+        with contextlib.suppress(DatabaseError):  # an interrupt before COMMIT: Django cannot switch autocommit on again
+            block.__exit__(None, None, None)
+
+    begin()
+    assert interrupted_everywhere(end, clean, transactions, lock_table_module) > 20
+    end()
 
 
 @pytest.mark.parametrize("function", [acquire._establish, acquire.open_transactions], ids=lambda it: it.__name__)

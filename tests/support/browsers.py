@@ -162,13 +162,13 @@ class Tab:
         self._front()
         return self.profile.png()
 
-    def until(self, condition: Callable[[], Any], message: str, patience: float = PATIENCE) -> Any:
+    def until(self, condition: Callable[[], Any], message: str | Callable[[], str], patience: float = PATIENCE) -> Any:
         end = time.monotonic() + patience
         while True:
             with suppress(Exception):  # the page is just being replaced
                 if found := condition():
                     return found
-            assert time.monotonic() < end, message
+            assert time.monotonic() < end, message if isinstance(message, str) else message()
             time.sleep(0.05)
 
     def _front(self) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections
 from django.db.backends import utils
+from django.db.backends.postgresql import base
 from django.db.backends.postgresql.base import DatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 from psycopg import Connection, Error, pq
@@ -65,6 +66,9 @@ SILENT, LATE, PATIENCE = 0.02, 0.005, 0.5
 LAST_STRETCH = 0.15
 
 TRY = "SELECT %s(%d), current_setting('transaction_isolation')"
+_ACTIVE = pq.TransactionStatus.ACTIVE
+# The classes of cursors that Django gives its connections, with and without server-side binding.
+_CURSORS: tuple[Any, ...] = (base.Cursor, base.ServerBindingCursor)
 # What psycopg sends before the first statement of a transaction, by the settings of the connection.
 _BEGIN: dict[tuple[Any, ...], bytes] = {}
 # Without parameters the server takes several statements at once. The caller's lock_timeout is restored explicitly: a
@@ -88,9 +92,12 @@ def nobody_looks(connection: Any) -> bool:
     return not (
         connection.queries_logged
         or connection.needs_rollback
-        or any(not hasattr(wrapper, "_distlock") for wrapper in connection.execute_wrappers)
+        or any(getattr(wrapper, "_distlock", None) is not True for wrapper in connection.execute_wrappers)
         or type(raw) is not Connection
+        or raw.cursor_factory not in _CURSORS
         or raw.pgconn.pipeline_status
+        or raw.pgconn.transaction_status == _ACTIVE  # an interrupt has left the statement before
+        or getattr(connection.cursor, "__func__", None) is not type(connection).cursor
         or type(connection).create_cursor is not DatabaseWrapper.create_cursor
         or CursorWrapper.execute.__code__.co_filename != utils.__file__
     )
@@ -111,7 +118,7 @@ def directly(connection: Any, statement: bytes) -> list[str]:
             raw.pgconn.send_query(statement)
             result = raw.wait(execute(raw.pgconn))[-1]
         except BaseException:
-            if raw.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+            if raw.pgconn.transaction_status == _ACTIVE:
                 with contextlib.suppress(Error):  # an interrupt came before psycopg waited, which would have read it
                     raw.wait(execute(raw.pgconn))
             raise
@@ -237,6 +244,7 @@ class TransactionLocks:
         asked = monotonic()
         bounded: Bounded | None = None
         try:
+            connection.close_if_health_check_failed()
             connection.ensure_connection()
             until = max(claim.answer_by or asked + max(wait, LEAST_PATIENCE), asked + GRACE)
             raw: Any = connection.connection

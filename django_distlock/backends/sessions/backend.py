@@ -40,6 +40,7 @@ from .session import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from django_distlock.concurrency.parking import Turn
     from django_distlock.keys import LockKey
     from django_distlock.records import Claim, Note, Noted
 
@@ -159,37 +160,52 @@ class SessionLockBackend(Backend, Generic[S]):
         busy = bool(self._busy.until) and self._busy.lately(claim.key.digest, asked)
         if not busy and wait <= STATEMENT_LIMIT + 2 * TICK:
             return None  # the watchdog, which alone ends a blocking call, would come too late for the deadline
-        session = self.sessions.ready_to_wait() if busy else self._ready()
-        if session is None:
+        ready = self.sessions.ready_to_wait() if busy else self._ready()
+        if ready is None:
             return None
+        session, turn = ready
         grant: Grant | None = None
         try:
-            if busy:
-                taken = session.wait_fast(claim.key, claim.shared, asked + wait)
-            else:
-                taken = session.lock_fast(claim.key, claim.shared)
-            if taken:
-                session.held[claim.key.digest] += 1
-                grant = Grant(claim=claim, acquired_at=asked, session=session)
-            return grant
-        except (SessionDead, ServerError, StatementTimeout):
-            return None  # _acquire asks again, and handles these
+            try:
+                if busy:
+                    taken = session.wait_fast(claim.key, claim.shared, asked + wait)
+                else:
+                    taken = session.lock_fast(claim.key, claim.shared)
+                if taken:
+                    session.held[claim.key.digest] += 1
+                    grant = Grant(claim=claim, acquired_at=asked, session=session)
+                return grant
+            except (SessionDead, ServerError, StatementTimeout):
+                return None  # _acquire asks again, and handles these
+            except BaseException:
+                run(self._stop_waiting(session) if busy else self._undo_try(session, claim))
+                raise
+            finally:
+                turn.release()
+                if busy and grant is None:
+                    self.sessions.give_back(session)
         except BaseException:
-            run(self._stop_waiting(session) if busy else self._undo_try(session, claim))
+            turn.release()  # again: see locked()
             raise
-        finally:
-            session.mutex.release()
-            if busy and grant is None:
-                self.sessions.give_back(session)
 
-    def _ready(self) -> S | None:
-        """The shared session with its mutex taken, if it is open and free."""
+    def _ready(self) -> tuple[S, Turn] | None:
+        """The shared session, and the turn that has its mutex, if it is open and free."""
         session = self.sessions.open_shared
-        if session is None or session.dead is not None or not session.mutex.try_acquire():
+        if session is None or session.dead is not None:
+            return None
+        turn = session.mutex.turn()
+        if not turn.try_acquire():
             return None
         if session.dead is None and session.orphaned_at is None and len(session.held) < LOCKS_PER_SESSION:
-            return session
-        session.mutex.release()
+            return session, turn
+        turn.release()
+        return None
+
+    def stray(self, claim: Claim, known: Sequence[Grant]) -> Grant | None:
+        digest = claim.key.digest
+        for session in self.sessions.all():
+            if session.held.get(digest, 0) > sum(grant.session is session for grant in known):
+                return Grant(claim=claim, acquired_at=monotonic(), session=session)
         return None
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
@@ -330,7 +346,8 @@ class SessionLockBackend(Backend, Generic[S]):
 
     def release_fast(self, grant: Grant) -> bool:
         session: S = grant.session
-        if session.dead is not None or session.orphaned_at is not None or not session.mutex.try_acquire():
+        turn = session.mutex.turn()
+        if session.dead is not None or session.orphaned_at is not None or not turn.try_acquire():
             return False
         freed = False
         try:
@@ -340,7 +357,7 @@ class SessionLockBackend(Backend, Generic[S]):
         finally:
             if freed:
                 self._count_release(session, grant.claim.key)
-            session.mutex.release()
+            turn.release()
         if (session.waits or session.retired) and not session.held:
             self.sessions.give_back(session)
         return freed
@@ -356,18 +373,21 @@ class SessionLockBackend(Backend, Generic[S]):
         return self.release(grant)
 
     async def arelease(self, grant: Grant) -> bool:
-        mutex = grant.session.mutex
-        if mutex.try_acquire():
+        turn = grant.session.mutex.turn()
+        if turn.try_acquire():
             if grant.session.orphaned_at is None:
-                return await arun(self._release(grant, entered=True))  # sent at once: cancelled, it is a release
-            mutex.release()
+                return await arun(self._release(grant, turn))  # sent at once: cancelled, it is a release
+            turn.release()
         return bool(await finished(arun(self._release(grant))))
 
-    def _release(self, grant: Grant, *, entered: bool = False) -> Flow[bool]:
+    def _release(self, grant: Grant, turn: Turn | None = None) -> Flow[bool]:
+        """``turn``: the one that has the session's mutex already."""
         session: S = grant.session
         key = grant.claim.key
+        entered = turn is not None
+        turn = turn or session.mutex.turn()
         try:
-            entered = entered or (yield Step(session.mutex.acquire, session.mutex.aacquire, (2 * STATEMENT_LIMIT,)))
+            entered = entered or (yield Step(turn.acquire, turn.aacquire, (2 * STATEMENT_LIMIT,)))
         except GeneratorExit:  # the event loop is closed, and does not go on here
             threading.Thread(
                 target=self._release_in_thread, args=(grant,), name="distlock-release", daemon=True
@@ -387,7 +407,7 @@ class SessionLockBackend(Backend, Generic[S]):
             raise unavailable(self.alias, error) from error
         finally:
             self._count_release(session, key)
-            session.mutex.release()
+            turn.release()
             if (session.waits or session.retired) and not session.held:
                 self.sessions.give_back(session)
 

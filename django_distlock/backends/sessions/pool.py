@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from django_distlock.concurrency.flow import Flow
+    from django_distlock.concurrency.parking import Turn
 
 # The locks that one shared session holds before another is opened. PostgreSQL walks all locks of a session at the end
 # of each of its transactions: with 900 of them a statement takes twice as long.
@@ -50,17 +51,22 @@ class Sessions(Generic[S]):
         self._closing: set[S] = set()  # to be closed once no statement runs on them
         self._places = 0  # sessions to wait on that are open or being opened
 
-    def ready_to_wait(self) -> S | None:
-        """A session to wait on with its mutex taken, if one is idle."""
+    def ready_to_wait(self) -> tuple[S, Turn] | None:
+        """A session to wait on, and the turn that has its mutex, if one is idle."""
         with self._mutex:
             if not self._idle:
                 return None
             session = self._idle[-1]
-            if session.dead is not None or session.orphaned_at is not None or not session.mutex.try_acquire():
+            turn = session.mutex.turn()
+            if session.dead is not None or session.orphaned_at is not None or not turn.try_acquire():
                 return None
             self._idle.pop()
-            self._lent.add(session)
-            return session
+            self._lend(session)
+            return session, turn
+
+    def _lend(self, session: S) -> None:
+        session.used_at = monotonic()
+        self._lent.add(session)
 
     def shared(self, until: float) -> Flow[S]:
         """The shared session, opened if need be. StatementTimeout if the deadline passes first."""
@@ -88,7 +94,7 @@ class Sessions(Generic[S]):
         with self._mutex:
             while self._idle:
                 session = self._idle.pop()
-                self._lent.add(session)
+                self._lend(session)
                 if session.dead is None:
                     return session
                 self._forget(session)
@@ -103,7 +109,7 @@ class Sessions(Generic[S]):
                 self._places -= 1
             raise
         with self._mutex:
-            self._lent.add(session)
+            self._lend(session)
         self._opened()
         return session
 
@@ -156,11 +162,12 @@ class Sessions(Generic[S]):
         with self._mutex:
             closing = list(self._closing)
         for session in closing:
-            if session.mutex.try_acquire():
+            turn = session.mutex.turn()
+            if turn.try_acquire():
                 try:
                     session.close()
                 finally:
-                    session.mutex.release()
+                    turn.release()
             elif monotonic() < session.dead_at + STATEMENT_LIMIT:
                 continue
             # else an interrupt has lost the mutex: the connection closes when no thread refers to it
@@ -200,16 +207,17 @@ class Sessions(Generic[S]):
         return now + TICK if self.all() else None
 
     def _close_idle(self, session: S) -> None:
-        if not session.mutex.try_acquire():
+        turn = session.mutex.turn()
+        if not turn.try_acquire():
             return
         try:
             with self._mutex:
-                if session.held or session.orphaned_at is not None or session in self._lent:
+                if session.held or session.orphaned_at is not None:
                     return
-                self._forget(session)
+                self._forget(session)  # also one that is lent: its mutex is free, so an interrupt has lost it
             session.close()
         finally:
-            session.mutex.release()
+            turn.release()
 
     def close(self) -> None:
         """Close all sessions; what they hold is lost."""

@@ -61,11 +61,15 @@ def locked(mutex: FairLock, timeout: float, work: Flow[T]) -> Flow[T]:
     """Run ``work`` while holding ``mutex``. StatementTimeout if it is not free within ``timeout`` seconds."""
     turn = mutex.turn()
     try:
-        if not (yield Step(turn.acquire, turn.aacquire, (max(0.0, timeout),))):
-            raise StatementTimeout
-        return (yield from work)
-    finally:
-        turn.release()
+        try:
+            if not (yield Step(turn.acquire, turn.aacquire, (max(0.0, timeout),))):
+                raise StatementTimeout
+            return (yield from work)
+        finally:
+            turn.release()
+    except BaseException:
+        turn.release()  # again: an interrupt may have come at its entrance, and whoever cleans up needs the mutex
+        raise
 
 
 class Session(ABC):
@@ -193,11 +197,12 @@ class Session(ABC):
 
     def notice_end(self) -> None:
         """Notice that the server has hung up, unless a statement runs."""
-        if self.dead is None and self.mutex.try_acquire():
+        turn = self.mutex.turn()
+        if self.dead is None and turn.try_acquire():
             try:
                 self._notice_end()
             finally:
-                self.mutex.release()
+                turn.release()
 
     def _notice_end(self) -> None:
         if self.dead is None and self.orphaned_at is None and sockets.readable(self.fd, 0):

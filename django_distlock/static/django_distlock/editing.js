@@ -39,6 +39,7 @@ export const TEXTS = {
 };
 const GRACE = 30; // seconds of warning before an idle form is given back; WCAG 2.2.1 asks for 20
 const SESSION_WARNING = 120;
+const PATIENCE = 15; // seconds that a request may take
 const UNSAFE = /^(csrfmiddlewaretoken|distlock_edit.*|idempotency.*|_.*)$/;
 
 const randomId = () =>
@@ -137,6 +138,7 @@ export class Editor {
     this.warned = null;
     this.cut = false; // the screen says that there is no connection
     this.reason = "";
+    this.said = null; // the banner about typed text whose lock was lost
   }
 
   get stored() {
@@ -196,6 +198,11 @@ export class Editor {
   }
 
   shut(reply) {
+    if (this.state === "lost" && this.dirty && !this.asked) {
+      // what was said about the typed text stays; a watch only adds what can be done
+      if (reply.can_take_over && this.said) this.view.banner(...this.said, ["take_over"]);
+      return;
+    }
     this.asked = null;
     this.forget();
     const { holder } = reply;
@@ -209,7 +216,7 @@ export class Editor {
   open(changed) {
     const before = this.state;
     if (before === "given" || before === "claiming" || before === "failed" || (before === "free" && !changed)) return false;
-    if (before === "lost" && (changed || this.reason !== "taken_over")) return false;
+    if (before === "lost" && this.reason !== "expired" && (changed || this.reason !== "taken_over")) return false;
     if (changed) {
       this.stale = true;
       this.reason = "changed";
@@ -232,10 +239,19 @@ export class Editor {
     this.asked = null;
     if (this.dirty && this.state !== "lost") this.view.keep();
     this.forget();
-    this.reason = reason;
-    const actions = reason === "other_tab" ? ["edit_here"] : reply.changed ? ["reload"] : [];
+    // whoever came has saved and may be gone
+    const saved = Boolean(reply.changed) && (reason === "expired" || reason === "saved");
+    this.reason = saved ? "changed" : reason;
     this.to("lost", reply);
-    this.view.banner("lost", reason in TEXTS ? reason : "expired", { who: reply.by }, actions);
+    if (saved) {
+      this.stale = true;
+      this.said = null;
+      this.view.banner("changed", this.dirty ? "changed_typing" : "changed", { who: reply.changed.by }, ["reload"]);
+      return;
+    }
+    const actions = reason === "other_tab" ? ["edit_here"] : reply.changed ? ["reload"] : [];
+    this.said = ["lost", reason in TEXTS ? reason : "expired", { who: reply.by }];
+    this.view.banner(...this.said, actions);
   }
 
   /* This tab has released it by itself, in a request that arrived late. */
@@ -302,6 +318,17 @@ export class Editor {
     this.forget();
     this.to("given");
     this.view.banner("given", "idle", {}, []);
+    return lease;
+  }
+
+  /* The user cancels: nothing is kept for this tab, neither the lease nor the text. */
+  leave() {
+    const lease = this.lease ?? this.asked?.lease;
+    this.asked = null;
+    this.dirty = false;
+    this.forget();
+    this.view.drop();
+    this.to("free");
     return lease;
   }
 
@@ -402,22 +429,34 @@ export class Client {
   }
 
   async post(body) {
+    // a network that swallows requests must not silence the beats behind this one
+    const abort = new AbortController();
+    const cancel = this.wait(() => abort.abort(), PATIENCE * 1000);
+    try {
+      return await this.exchanged(body, abort.signal);
+    } finally {
+      cancel();
+    }
+  }
+
+  async exchanged(body, signal) {
     const ask = () =>
       this.fetch(this.endpoint, {
         method: "POST",
         credentials: "same-origin",
+        signal,
         headers: { "Content-Type": "application/json", "X-CSRFToken": this.csrf.get() },
         body: JSON.stringify(body),
       });
     let reply = await ask();
-    if (reply.status === 403 && (await this.refresh())) reply = await ask();
+    if (reply.status === 403 && (await this.refresh(signal))) reply = await ask();
     const type = reply.headers.get("Content-Type") || "";
     return { status: reply.status, body: type.includes("json") ? await reply.json() : null };
   }
 
   /* A log-in in another tab has rotated the CSRF token. */
-  async refresh() {
-    const reply = await this.fetch(this.endpoint, { credentials: "same-origin" });
+  async refresh(signal) {
+    const reply = await this.fetch(this.endpoint, { credentials: "same-origin", signal });
     if (!reply.ok) return false;
     const { csrf } = await reply.json();
     this.csrf.set(csrf);
@@ -724,6 +763,10 @@ const join = (client, root, storage, now) => {
   view.form.addEventListener("input", typed);
   view.form.addEventListener("change", typed);
   view.form.addEventListener("keydown", () => editor.warned && editor.input());
+  view.form.addEventListener("click", (event) => {
+    if (!event.target.closest("[data-distlock-cancel]") || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    client.give([[editor.options.grant, editor.leave()]], false);
+  });
   view.form.addEventListener("submit", (event) => {
     if (event.defaultPrevented) return;
     editor.submitted = true;

@@ -9,6 +9,7 @@ import signal
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import psycopg
 import pytest
@@ -23,6 +24,7 @@ from psycopg.pq import TransactionStatus
 from django_distlock import advisory_lock
 from django_distlock.backends.postgres import transaction
 from django_distlock.backends.postgres.transaction import directly, nobody_looks
+from django_distlock.concurrency import sockets
 from django_distlock.manager import acquire, interrupted, lock_table, transactions
 from tests.conftest import eventually
 from tests.faults.server import holders
@@ -79,7 +81,7 @@ def test_the_lock_needs_no_cursor(name: str, monkeypatch: pytest.MonkeyPatch) ->
     with atomic(DATABASE):
         advisory_lock(f"{name}-first", using="postgres").acquire()  # the proof is through
     with atomic(DATABASE), monkeypatch.context() as patch:
-        patch.setattr(connections[DATABASE], "cursor", None)
+        patch.setattr(DatabaseWrapper, "cursor", None)
         for number in range(3):
             advisory_lock(f"{name}-{number}", using="postgres").acquire()
         assert len(connections[DATABASE].execute_wrappers) == 1
@@ -130,6 +132,37 @@ def cursor_of_its_own(seen: list[str], connection: Any, patch: pytest.MonkeyPatc
 
 
 @contextmanager
+def mocked_wrapper(seen: list[str], connection: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """It has every attribute that it is asked for."""
+    mock = MagicMock(side_effect=lambda execute, *args: execute(*args))
+    with connection.execute_wrapper(mock):
+        yield
+    seen += [call.args[1] for call in mock.call_args_list]
+
+
+@contextmanager
+def cursor_of_the_connection(seen: list[str], connection: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As the Django Debug Toolbar makes it."""
+    cursor = connection.cursor
+    patch.setattr(connection, "cursor", lambda: seen.append("pg_try_advisory_xact_lock") or cursor())
+    yield
+
+
+@contextmanager
+def factory_of_cursors(seen: list[str], connection: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As OpenTelemetry's instrumentation of psycopg makes it."""
+    raw = connection.connection
+
+    class Own(raw.cursor_factory):  # type: ignore[misc, name-defined]
+        def execute(self, sql: str, *args: Any, **options: Any) -> Any:
+            seen.append(sql)
+            return super().execute(sql, *args, **options)
+
+    patch.setattr(raw, "cursor_factory", Own)
+    yield
+
+
+@contextmanager
 def connection_of_its_own(seen: list[str], connection: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
     cursor = connection.connection.cursor
     patch.setattr(connection.connection, "__class__", Traced)
@@ -139,7 +172,16 @@ def connection_of_its_own(seen: list[str], connection: Any, patch: pytest.Monkey
 
 @pytest.mark.parametrize(
     "looks",
-    [wrapper, query_log, method_of_django, cursor_of_its_own, connection_of_its_own],
+    [
+        wrapper,
+        mocked_wrapper,
+        query_log,
+        method_of_django,
+        cursor_of_its_own,
+        cursor_of_the_connection,
+        factory_of_cursors,
+        connection_of_its_own,
+    ],
     ids=lambda it: it.__name__,
 )
 def test_who_looks_sees_the_statement(looks: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +195,33 @@ def test_who_looks_sees_the_statement(looks: Any, name: str, monkeypatch: pytest
             advisory_lock(name, using="postgres").acquire()
         assert nobody_looks(connection)
     assert sum("pg_try_advisory_xact_lock" in sql for sql in seen) == 1
+
+
+def test_r5_a_statement_that_an_interrupt_has_left_is_not_waited_for(connection: Any) -> None:
+    connection.set_autocommit(False)
+    assert directly(connection, b"SELECT 'begun'") == ["begun"]
+    connection.connection.pgconn.send_query(b"SELECT pg_sleep(0.5)")
+    assert not nobody_looks(connection)
+
+
+def test_r6_a_connection_that_has_died_since_the_last_request_is_replaced(
+    connection: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With CONN_HEALTH_CHECKS, where transactions begin without atomic(): AUTOCOMMIT is off."""
+    settings = {"AUTOCOMMIT": False, "CONN_HEALTH_CHECKS": True, "CONN_MAX_AGE": None}
+    monkeypatch.setattr(connection, "settings_dict", connection.settings_dict | settings)
+    connection.close()
+    connection.connect()
+    sockets.shut(connection.connection.pgconn.socket)
+    connection.close_if_unusable_or_obsolete()  # as Django does when a request begins
+    before = connections[DATABASE]
+    connections[DATABASE] = connection
+    try:
+        advisory_lock(name, using="postgres").acquire()
+        connection.rollback()
+    finally:
+        connections[DATABASE] = before
+    assert not holders("postgres", name)
 
 
 def test_r6_an_error_aborts_the_transaction_as_with_a_cursor(connection: Any) -> None:

@@ -44,12 +44,14 @@ class View {
     this.states = [];
     this.keeps = 0;
     this.leases = [];
+    this.dropped = 0;
   }
   readonly = (on) => (this.shut = on);
   banner = (look, kind, facts, actions) => this.banners.push({ look, kind, facts, actions });
   clear = () => this.banners.push(null);
   emit = (state) => this.states.push(state);
   keep = () => (this.keeps += 1);
+  drop = () => (this.dropped += 1);
   lease = (id) => this.leases.push(id);
   get last() {
     return this.banners.at(-1);
@@ -81,7 +83,7 @@ const page = async (answer, { clock = new Clock(), store = memory(), options = {
   const script = { answer };
   const fetch = async (url, init = {}) => {
     const body = init.body instanceof URLSearchParams ? Object.fromEntries(init.body) : init.body ? JSON.parse(init.body) : null;
-    requests.push({ url, body, headers: init.headers, method: init.method ?? "GET" });
+    requests.push({ url, body, signal: init.signal, headers: init.headers, method: init.method ?? "GET" });
     const made = await script.answer(body?.items?.[0], requests.at(-1));
     return made.status === undefined ? json({ items: [made], beat: 20, ...extra }) : made;
   };
@@ -143,6 +145,72 @@ test("one's own other tab is never called somebody else", async () => {
   const { view } = await page(() => busy({ own: true }));
   assert.equal(view.last.kind, "own_tab");
   assert.deepEqual(view.last.actions, ["edit_here"]);
+});
+
+test("who slept while somebody came, saved and left reads who has saved", async () => {
+  const { view, editor, clock, client, script } = await page(free);
+  editor.input();
+  client.send();
+  await clock.pass(1);
+  script.answer = () => ({ state: "lost", reason: "expired", by: "Bo", changed: { by: "Bo", at: 1 } });
+  await clock.pass(21);
+  assert.deepEqual([view.last.kind, view.last.facts.who, view.keeps], ["changed_typing", "Bo", 1]);
+  assert.equal(view.shut, true);
+});
+
+test("who slept while somebody came reads it, then that it was saved, or gets it back", async () => {
+  for (const [changed, kind, shut] of [[{ by: "Bo", at: 1 }, "changed_typing", true], [null, "free", false]]) {
+    const { view, editor, clock, client, script } = await page(free);
+    editor.input();
+    client.send();
+    await clock.pass(1);
+    script.answer = () => ({ state: "lost", reason: "expired", by: "Bo", changed: null });
+    await clock.pass(21);
+    assert.equal(view.last.kind, "expired");
+    script.answer = () => ({ state: "free", changed });
+    await clock.pass(45);
+    assert.deepEqual([view.last.kind, view.shut], [kind, shut]);
+  }
+});
+
+test("what was said about typed text stays while somebody else edits", async () => {
+  const { view, editor, clock, client, script } = await page(free);
+  editor.input();
+  client.send();
+  await clock.pass(1);
+  script.answer = () => ({ state: "lost", reason: "taken_over", by: "Bo", changed: null });
+  await clock.pass(21);
+  script.answer = () => busy();
+  await clock.pass(45);
+  assert.deepEqual([view.last.kind, view.last.actions, editor.state], ["taken_over", [], "lost"]);
+  script.answer = () => ({ ...busy(), can_take_over: true });
+  await clock.pass(21);
+  assert.deepEqual([view.last.kind, view.last.actions], ["taken_over", ["take_over"]]);
+});
+
+test("a request that never ends does not silence those behind it", async () => {
+  const { clock, requests, editor, client, script, view } = await page(free);
+  editor.input();
+  client.send();
+  await clock.pass(1);
+  script.answer = (item, { signal }) => new Promise((_, reject) => signal.addEventListener("abort", reject));
+  await clock.pass(100);
+  assert.equal(view.last.kind, "offline");
+  script.answer = free;
+  const before = requests.length;
+  await clock.pass(40);
+  assert.ok(requests.length > before);
+  assert.equal(view.last, null);
+});
+
+test("who cancels keeps nothing and gives it back at once", async () => {
+  const { clock, editor, client, view } = await page(free);
+  editor.input();
+  client.send();
+  await clock.pass(1);
+  const { lease } = editor;
+  assert.equal(editor.leave(), lease);
+  assert.deepEqual([editor.state, editor.lease, editor.dirty, view.dropped], ["free", null, false, 1]);
 });
 
 test("mode warn never makes it read-only", async () => {

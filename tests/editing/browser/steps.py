@@ -29,12 +29,14 @@ def type_and_hold(tab: Tab, text: str = " Typed.", selector: str = BODY) -> None
 
 
 def banner(tab: Tab, text: str, patience: float = 20) -> None:
-    tab.until(lambda: text in tab.text(BANNER), f"the banner does not say {text!r} but {tab.text(BANNER)!r}", patience)
+    tab.until(
+        lambda: text in tab.text(BANNER), lambda: f"the banner does not say {text!r} but {tab.text(BANNER)!r}", patience
+    )
 
 
 def offered(tab: Tab, text: str) -> None:
     """Unsaved text is offered; it says against which version it was typed."""
-    tab.until(lambda: text in tab.text(".distlock-kept"), f"{tab.text('.distlock-kept')!r} is offered")
+    tab.until(lambda: text in tab.text(".distlock-kept"), lambda: f"{tab.text('.distlock-kept')!r} is offered")
 
 
 def read_only(tab: Tab, selector: str = BODY) -> bool:

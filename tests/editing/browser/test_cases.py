@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.contrib.sessions.models import Session
 
+from django_distlock.models import EditLeaseRow
 from testproject.articles.people import person as user
 
 from .conftest import RESERVED, TIMES, person
@@ -80,6 +81,18 @@ def test_leaving_without_a_save_frees_it_within_six_seconds(
     banner(theirs, "You can edit this now")
     assert time.monotonic() - left < 5 + TIMES["BEAT"] + 2
     assert not read_only(theirs)
+
+
+def test_cancel_frees_it_at_once_and_forgets_what_was_typed(ada: Person, bo: Person, article: Article) -> None:
+    mine, theirs = ada.edit(article), bo.edit(article)
+    type_and_hold(mine)
+    busy(theirs, "Ada")
+    mine.follow(lambda: mine.click("[data-distlock-cancel]"))
+    mine.until(lambda: EditLeaseRow.rows.get(object_pk=str(article.pk)).lease == "", "it is reserved for Ada")
+    banner(theirs, "You can edit this now")
+    mine.open(f"{ada.url}/articles/{article.pk}/")
+    mine.until(lambda: mine.value("[name=distlock_edit_tab]"), "the script does not run")
+    assert not mine.text(".distlock-kept")
 
 
 def test_a_reload_keeps_the_lock(ada: Person, bo: Person, article: Article) -> None:
@@ -241,7 +254,7 @@ def test_an_idle_form_is_given_back_and_taken_again(ada: Person, bo: Person, art
     theirs = bo.edit(article)
     busy(theirs, "Ada")
     # the 30 seconds of the warning pass at once
-    mine.run("const now = Date.now; Date.now = () => now() + 30_000")
+    mine.run("const { Date } = window; const now = Date.now; Date.now = () => now() + 30_000")
     banner(mine, "was given back")
     banner(theirs, "You can edit this now")
     assert mine.value(BODY) == "On Saturday. Typed."

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from django_distlock.editing import editors
+
 from .conftest import RESERVED, TIMES
 from .steps import BODY, allowed, banner, busy, held, offered, read_only, save, type_and_hold
 from .wire import wire
@@ -176,9 +178,9 @@ def test_text_is_offered_to_who_comes_back_after_somebody_else_saved(
     banner(theirs, "You can edit this now")
     type_and_hold(theirs, " By Bo.")
     save(theirs)
+    mine.until(lambda: not editors(type(article).objects.all()), "what Bo has left is not free")
     mine.open(f"{ada.url}/articles/{article.pk}/")
     offered(mine, "against an older version")
-    mine.until(lambda: not read_only(mine), "what Bo has left is not free")
     mine.click("[data-distlock-action=put_back]")
     assert mine.value(BODY) == "On Saturday. Unsaved."
     held(mine)
