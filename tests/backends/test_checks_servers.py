@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.core.checks import run_checks
 from django.db import connections
 from django.http import HttpResponse
 from django.urls import include, path, re_path
@@ -20,6 +19,7 @@ from django_distlock import advisory_lock, lock_all
 from django_distlock.apps import DOCS
 from django_distlock.checks.servers import check_sessions
 from django_distlock.manager.registry import registry
+from tests.support.findings import findings
 from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ MEMORY = {"BACKEND": f"{BACKENDS}.memory.MemoryBackend"}
 
 def found(tag: str = "distlock", **how: Any) -> list[tuple[str, str]]:
     """(id, message with hint) of what the checks say."""
-    messages = [each for each in run_checks(tags=[tag], **how) if str(each.id).startswith("distlock.")]
+    messages = [each for each in findings(tag, **how) if str(each.id).startswith("distlock.")]
     assert all(str(message.hint).endswith(DOCS) for message in messages)
     return [(str(message.id), f"{message.msg} {message.hint}") for message in messages]
 

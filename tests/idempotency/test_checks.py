@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
-from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.test import Client
 
 from django_distlock.idempotency import conf
 from tests.idempotency.conftest import MIDDLEWARE, Sender, states
+from tests.support.findings import findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def ids() -> set[str | None]:
-    return {message.id for message in run_checks(tags=["distlock"])}
+    return {message.id for message in findings()}
 
 
 class NotHere:

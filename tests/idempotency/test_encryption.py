@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.cache import caches
-from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.http import HttpResponse, JsonResponse
@@ -18,6 +17,7 @@ from tests.idempotency.conftest import Sender, every_database, expire, states
 from tests.idempotency.test_forms import Browser
 from tests.idempotency.test_storages import ANSWER, claim_of, read, storage
 from tests.idempotency.views import redirect
+from tests.support.findings import findings
 
 if TYPE_CHECKING:
     from django_distlock.idempotency.storage import Storage
@@ -203,7 +203,7 @@ def test_without_the_package(
     for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
         monkeypatch.setitem(sys.modules, name, None)
     storage_of.cache_clear()  # as in another process
-    assert [message.id for message in run_checks(tags=["distlock"])] == ["distlock.E064"]
+    assert [message.id for message in findings()] == ["distlock.E064"]
     with pytest.raises(ImproperlyConfigured, match="encryption"):
         storage_of()
     assert Sender("new").post().status_code == 500

@@ -10,13 +10,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.core.checks import run_checks
 from django.db import connections
 
 from tests.idempotency.conftest import Sender, every_database, expire, states
 from tests.idempotency.test_forms import Browser
 from tests.idempotency.test_races import at_once
 from tests.idempotency.views import redirect
+from tests.support.findings import findings
 
 if TYPE_CHECKING:
     from tests.idempotency.views import Stage
@@ -108,4 +108,4 @@ def test_a_form(site: Stage) -> None:
 
 @every_database
 def test_there_is_nothing_to_say(site: Stage) -> None:
-    assert [message.id for message in run_checks(tags=["distlock"])] == []
+    assert [message.id for message in findings()] == []

@@ -6,7 +6,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.core.checks import run_checks
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
@@ -15,6 +14,7 @@ from tests.idempotency.conftest import Sender, every_database, states
 from tests.idempotency.test_forms import Browser
 from tests.idempotency.test_races import at_once
 from tests.idempotency.views import redirect
+from tests.support.findings import findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +105,7 @@ def test_webhooks_have_none(site: Stage, three: None) -> None:
 
 def test_a_cache_cannot_count(site: Stage, settings: Any) -> None:
     settings.DISTLOCK_IDEMPOTENCY = {"STORAGE": "cache", "CACHE": "redis", "MAX_KEYS": 3}
-    assert [message.id for message in run_checks(tags=["distlock"])] == ["distlock.W064"]
+    assert [message.id for message in findings()] == ["distlock.W064"]
 
 
 @pytest.fixture

@@ -61,7 +61,8 @@ def test_the_settings_are_taken_from_there() -> None:
     assert "There is no lock backend 'nowhere' in DISTLOCK. Known:" in message
 
 
-@pytest.mark.parametrize("subcommand", SUBCOMMANDS)
+# Edit locks are in databases, and behind no alias of DISTLOCK.
+@pytest.mark.parametrize("subcommand", [name for name in SUBCOMMANDS if name != "edits"])
 def test_an_alias_that_is_not_configured_is_a_wrong_argument(
     subcommand: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,3 +95,8 @@ def test_wrong_arguments_have_one_exit_status(
 ) -> None:
     assert manage(*arguments) == WRONG
     assert message in capfd.readouterr().err
+
+
+def test_a_database_that_is_not_configured_is_a_wrong_argument(capfd: pytest.CaptureFixture[str]) -> None:
+    assert manage("edits", "--database", "nowhere") == WRONG
+    assert "nowhere" in capfd.readouterr().err
