@@ -200,12 +200,18 @@ class Node:
         self._late: deque[Pipeline] = deque()
         # since when (monotonic) a thread connects to it; infinite: none has begun, 0: none will
         self.connecting = 0.0
-        # Did the last attempt to connect fail, or the last connection fall silent? Callers do not wait for such a node.
-        self.trouble = False
+        # Did the last attempt to connect fail, or the last connection fall silent?
+        self._failed = False
         self.retry_at = 0.0
         # until when no caller tries to listen, because the node refused it
         self.deaf_until = 0.0
         self.error: BaseException | None = None
+
+    @property
+    def trouble(self) -> bool:
+        """Has it failed, or does an attempt to connect take long? Callers do not wait for such a node."""
+        began = self.connecting  # read once: the thread that connects changes it
+        return self._failed or (began > 0 and monotonic() - began >= HELD_UP)
 
     def take(self, prefer: Pipeline | None = None, *, clean: bool = False) -> Pipeline | None:
         """A connection at hand: ``prefer`` if it is free. ``clean``: one without replies due."""
@@ -242,7 +248,7 @@ class Node:
 
     def silence(self, pipeline: Pipeline) -> None:
         """Close a connection on which the node does not answer."""
-        self.trouble = True
+        self._failed = True
         self.lose(pipeline, TimeoutError("There was no answer in time."))
 
     def lose(self, pipeline: Pipeline, error: Exception | None) -> None:
@@ -267,7 +273,7 @@ class Node:
         self.connecting = monotonic()
         try:
             self.pool.open(CONNECT_TIMEOUT)
-            self.trouble, self.error = False, None
+            self._failed, self.error = False, None
         except Exception as error:  # of the socket or of redis-py
             self.failed(error)
         finally:
@@ -275,7 +281,7 @@ class Node:
 
     def failed(self, error: Exception) -> None:
         """The attempt to connect has failed."""
-        self.trouble, self.error, self.retry_at, self.connecting = True, error, monotonic() + RETRY, 0.0
+        self._failed, self.error, self.retry_at, self.connecting = True, error, monotonic() + RETRY, 0.0
 
     def tick(self, now: float) -> bool:
         """Close what is idle or silent. True if a connection is open."""
@@ -334,9 +340,7 @@ class Nodes:
         """
         now = monotonic()
         for node in nodes:
-            if node.connecting:
-                node.trouble = node.trouble or now - node.connecting >= HELD_UP
-            elif now >= node.retry_at:
+            if not node.connecting and now >= node.retry_at:
                 node.connecting = inf
                 self._wanted.append(node)
         if self._wanted and now - self._moved_at >= HELD_UP:

@@ -128,7 +128,9 @@ class RedlockWaiter:
                     return grant
                 if monotonic() < self._deadline:
                     queued, everyone = yield from self._rest(queued)
-                if monotonic() >= self._deadline - LAST_LOOK:
+                if (left := self._deadline - monotonic()) <= LAST_LOOK:
+                    # a caller whose time is not over would ask once more, at the same time as all the others
+                    yield Step(PAUSE.sleep, PAUSE.asleep, (max(left, 0.0),))
                     break
         finally:
             finalizers.now_or_later(self.end)

@@ -176,3 +176,24 @@ def test_two_threads_connect_to_nodes_that_answer(settings: Any, nothing_left: N
         asyncio.run(main(nodes.lock(name)))
         registry.close()
     assert 0 < most <= 2
+
+
+def test_a_node_that_answers_late_is_in_no_trouble_afterwards(settings: Any, nothing_left: None, name: str) -> None:
+    """A caller looks at the node in the moment in which the thread that connects has done so.
+
+    A caller that stored what it saw then, stored it for good: the node kept no queue any more.
+    """
+    with five_nodes(settings, node_timeout=0.5) as nodes:
+        nodes.connect(name)
+        all_nodes = registry.entry("five").backend._nodes  # type: ignore[attr-defined]
+        node = all_nodes.all[0]
+
+        class EndsWhenSeen(float):
+            def __bool__(self) -> bool:
+                node.connecting = 0.0
+                return True
+
+        node.connecting = EndsWhenSeen(monotonic())
+        all_nodes.connect([node])
+        assert not node.trouble
+        registry.close()

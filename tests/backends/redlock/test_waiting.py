@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import LockTimeout
+from django_distlock.backends.redlock.acquire import RedlockAttempt
 from django_distlock.backends.redlock.backend import RedlockBackend
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.tokens import new_token
@@ -120,6 +121,26 @@ def test_waiting_costs_the_nodes_next_to_nothing(nodes: Nodes, name: str, wait: 
     stranger.backend.release(grant)
     waiting.result(10)
     assert asked <= 20
+
+
+def test_r5_a_caller_whose_time_is_over_does_not_begin_again(
+    nodes: Nodes, wait: Any, stranger: Stranger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last answer counts. A crowd that came at once would else ask once more at once, and find no connection."""
+    begun: list[None] = []
+
+    class Counted(RedlockAttempt):
+        def __init__(self, *args: Any) -> None:
+            begun.append(None)
+            super().__init__(*args)
+
+    grant = stranger.acquire()
+    monkeypatch.setattr("django_distlock.backends.redlock.backend.RedlockAttempt", Counted)
+    monkeypatch.setattr("django_distlock.backends.redlock.waiter.LAST_LOOK", 0.2)  # the first look comes after 0.2 s
+    with pytest.raises(LockTimeout):
+        wait(0.35).result(10)
+    stranger.backend.release(grant)
+    assert len(begun) == 1
 
 
 def test_who_is_called_has_it_at_once(nodes: Nodes, wait: Any, stranger: Stranger, lead: int) -> None:
