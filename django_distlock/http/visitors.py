@@ -36,6 +36,11 @@ class Visitor:
         """The principal that grants are made out to."""
         return f"{self.principal}@{self.site}"
 
+    @property
+    def holder(self) -> str:
+        """The principal of leases that belong to no database: user 5 of one host is not user 5 of another."""
+        return self.signer if len(self.signer) <= LONGEST_PRINCIPAL else f"digest:{_digest(self.signer)}"
+
 
 def visitor_of(request: HttpRequest, label_of: Callable[[Any], str]) -> Visitor:
     """The sender: the user, else the browser by the secret of its CSRF cookie, else its session.
@@ -53,6 +58,12 @@ def visitor_of(request: HttpRequest, label_of: Callable[[Any], str]) -> Visitor:
         return Visitor(f"browser:{_digest(str(secret))}", label, site, False)
     key = getattr(getattr(request, "session", None), "session_key", None)
     return Visitor(f"session:{_digest(key)}" if key else "anonymous", label, site, False)
+
+
+def default_label(user: Any) -> str:
+    """The full name, else the user name."""
+    full_name = getattr(user, "get_full_name", None)
+    return str((full_name() if full_name is not None else "") or user)
 
 
 def principal_of(signer: str) -> str:
