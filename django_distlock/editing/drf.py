@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.db import Error
 from rest_framework.response import Response
 
+from django_distlock.storage.values import ID
+
 from . import store
 from .conf import EditingConfig, config
 from .grants import EditGrant
@@ -16,7 +18,7 @@ from .http.forms import bring_up_to_date
 from .http.refusals import Refusal
 from .http.transactions import outside_transactions, transactions_of_request
 from .http.visitors import NO_TAB, visitor_of
-from .records import ID, EditConflict
+from .records import EditConflict
 from .resources import resource_of, rows_of
 from .saving import databases_of, run_save
 from .versions import version_field_of, version_of

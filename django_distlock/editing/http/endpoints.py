@@ -16,7 +16,7 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
 from django_distlock import BackendUnavailable
 from django_distlock.editing.conf import config
-from django_distlock.editing.records import ID
+from django_distlock.storage.values import ID
 
 from .actions import MOST_ITEMS, BadRequest, Beat, Item, release
 from .transactions import outside_transactions

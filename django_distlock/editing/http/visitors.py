@@ -12,7 +12,8 @@ from django.middleware.csrf import get_token
 from django.utils.translation import gettext as _
 
 from django_distlock.concurrency.text import one_line
-from django_distlock.editing.records import ID, LONGEST_PRINCIPAL, Owner
+from django_distlock.editing.records import Owner
+from django_distlock.storage.values import ID, LONGEST_PRINCIPAL
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
