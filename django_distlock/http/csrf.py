@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+import functools
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from django.middleware.csrf import REASON_NO_CSRF_COOKIE, CsrfViewMiddleware
-from django.utils.decorators import decorator_from_middleware
 from django.views.decorators.csrf import csrf_exempt
 
 from .bodies import private_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from django.http import HttpRequest, HttpResponse
 
-V = TypeVar("V", bound=Callable[..., Any])
 # Reasons that Django's middleware gives for a token of another session of the same visitor.
 SESSION_CHANGED = ("CSRF token from POST incorrect.", REASON_NO_CSRF_COOKIE)
 
@@ -36,15 +36,22 @@ class _JsonCsrf(CsrfViewMiddleware):
     """Django's check, with an answer for a script."""
 
     def _reject(self, request: HttpRequest, reason: str) -> HttpResponse:
-        return private_json({"reason": "csrf", "detail": str(reason)}, 403)
+        return private_json({"detail": f"CSRF: {reason}"}, 403)
 
 
-_checked = decorator_from_middleware(_JsonCsrf)
-
-
-def csrf_protect_json(view: V) -> V:
+def csrf_protect_json(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
     """As Django's ``csrf_protect``, for an address of a script: it is refused by JSON and not by a page.
 
     The middleware of the site must not check before: the result is exempt from it, and makes the same check itself.
     """
-    return csrf_exempt(_checked(view))  # type: ignore[return-value]
+
+    @functools.wraps(view)
+    def protected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        check = _JsonCsrf(view)  # it is asked before and after, and calls no view itself
+        check.process_request(request)
+        refused = check.process_view(request, view, args, kwargs)
+        response: HttpResponse = refused or view(request, *args, **kwargs)
+        check.process_response(request, response)  # sets the cookie
+        return response
+
+    return csrf_exempt(protected)

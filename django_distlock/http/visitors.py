@@ -39,7 +39,7 @@ class Visitor:
     @property
     def holder(self) -> str:
         """The principal of leases that belong to no database: user 5 of one host is not user 5 of another."""
-        return self.signer if len(self.signer) <= LONGEST_PRINCIPAL else f"digest:{_digest(self.signer)}"
+        return stored(self.signer)
 
 
 def visitor_of(request: HttpRequest, label_of: Callable[[Any], str]) -> Visitor:
@@ -64,6 +64,11 @@ def default_label(user: Any) -> str:
     """The full name, else the user name."""
     full_name = getattr(user, "get_full_name", None)
     return str((full_name() if full_name is not None else "") or user)
+
+
+def stored(signer: str) -> str:
+    """A signer as the principal of a lease."""
+    return signer if len(signer) <= LONGEST_PRINCIPAL else f"digest:{_digest(signer)}"
 
 
 def principal_of(signer: str) -> str:
