@@ -1,0 +1,1 @@
+"""Browser locks: one lock across tabs, workers and devices. See docs/browser/."""
