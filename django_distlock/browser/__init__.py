@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .grants import lock_grant
-    from .guard import BrowserLock, requires_lock
 
 # Each name with its module, imported when it is first used: models need their apps.
-_MODULES = {"BrowserLock": "guard", "lock_grant": "grants", "requires_lock": "guard"}
-__all__ = ["BrowserLock", "lock_grant", "requires_lock"]
+_MODULES = {"lock_grant": "grants"}
+__all__ = ["lock_grant"]
 
 
 def __getattr__(name: str) -> object:
