@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import pkgutil
 from enum import Enum
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 # The longest time that is accepted, in seconds: 10 years. A larger number is milliseconds or a timestamp.
 LONGEST = 10 * 366 * 86400.0
@@ -67,3 +68,14 @@ def count(argument: str, value: object) -> int:
     if value < 1:
         raise ValueError(f"{argument} must be above zero, not {value}.")
     return value
+
+
+def function(argument: str, value: object) -> Any:
+    """Return a callable that is given itself or by its dotted path; None for None."""
+    try:
+        found = pkgutil.resolve_name(value) if isinstance(value, str) else value
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{argument}: {error}") from error
+    if found is not None and not callable(found):
+        raise TypeError(f"{argument} must be a callable, or the dotted path of one.")
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from django_distlock.keys import validate_name
 
@@ -83,3 +83,18 @@ class Lost:
 
     lease: str
     reason: LostReason
+
+
+class Head(NamedTuple):
+    """Who has a name ("": no one), and who is next in its queue, both as :func:`holder_of` says."""
+
+    holder: str
+    first: str | None
+    previous: str = ""  # the lease before, and why it ended
+    ended: str = ""
+
+    def why(self, lease: str) -> str:
+        """Why this lease, which had the name, has it no more."""
+        if self.ended and self.previous == lease:
+            return self.ended
+        return "taken" if self.holder else "expired"

@@ -219,10 +219,12 @@ def test_locks_on_data_know_nothing_of_engines_and_settings(module: str) -> None
     assert not below & {f"manager.{name}" for name in ("registry", "site_key", "lock_table", "keepalive")}
 
 
-# Of the core beside its public names: the site key, how arguments are checked, the tables, the language of its pages.
+# Of the core beside its public names: requests, the site key, how arguments are checked, the tables, the language of
+# its pages.
 IDEMPOTENCY_MAY_IMPORT = {
     "",
     "concurrency",
+    "http",
     "idempotency",
     "middleware",
     "manager.site_key",
@@ -232,8 +234,8 @@ IDEMPOTENCY_MAY_IMPORT = {
 }
 
 
-# Of the core beside its public names: errors, how arguments are checked, the table, the language of its pages. And what
-# edit locks and browser locks share.
+# Of the core beside its public names: errors, requests, statements, how arguments are checked, the table, the language
+# of its pages.
 EDITING_MAY_IMPORT = {
     "",
     "concurrency",
@@ -246,7 +248,7 @@ EDITING_MAY_IMPORT = {
     "models",
     "schema",
 }
-BROWSER_MAY_IMPORT = EDITING_MAY_IMPORT - {"editing"} | {"browser", "locks.name_templates"}
+BROWSER_MAY_IMPORT = EDITING_MAY_IMPORT - {"editing"} | {"browser", "keys", "locks.name_templates"}
 
 
 @pytest.mark.parametrize("module", [module for module in PATHS if room(module) == "idempotency"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .leases import lock_for_update, read, release, renew
 from .queue import acquire, leave
-from .upkeep import break_lease, counts, heads, held, held_by, sweep
+from .upkeep import break_lease, counts, heads, held, held_by, names_of, sweep
 
 __all__ = [
     "acquire",
@@ -19,6 +19,7 @@ __all__ = [
     "held_by",
     "leave",
     "lock_for_update",
+    "names_of",
     "read",
     "release",
     "renew",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import Error, connections
 
 from django_distlock import BackendUnavailable
-from django_distlock.browser.records import BrowserLease, digest_of
+from django_distlock.browser.records import BrowserLease, Head, digest_of, holder_of
 from django_distlock.storage import dialect
 from django_distlock.storage.table import LOCKED, RELEASE_PAUSES
 from django_distlock.storage.values import micros
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 HELD = "lease <> '' AND expires_at > {now}"
 ALIVE = "alive_until > {now}"
+NO_HEAD = Head("", None)
 
 
 def held(alias: str, limit: int | None = None) -> list[BrowserLease]:
@@ -38,29 +39,49 @@ def held_by(alias: str, principal: str) -> list[BrowserLease]:
     return [row.as_lease() for row in rows if row.principal == principal]  # a database may fold case
 
 
-def counts(alias: str, principal: str) -> tuple[int, int]:
-    """How many leases the principal holds, and how many live waiting places it has. One statement."""
+def counts(alias: str, principal: str, but: str = "") -> tuple[int, int]:
+    """How many leases the principal holds, and how many live waiting places it has. One statement.
+
+    The lease or place with the id ``but`` is not counted.
+    """
+    mine = "principal = %(principal)s AND holder <> %(but)s"
     text = (
-        f"SELECT (SELECT COUNT(*) FROM {statements.TABLE} WHERE principal = %s AND {HELD}), "  # noqa: S608
-        f"(SELECT COUNT(*) FROM {statements.TICKETS} WHERE principal = %s AND {ALIVE})"
+        f"SELECT (SELECT COUNT(*) FROM {statements.TABLE} WHERE {mine} AND {HELD}), "  # noqa: S608
+        f"(SELECT COUNT(*) FROM {statements.TICKETS} WHERE {mine} AND {ALIVE})"
     )
-    ((leases, places),) = BROWSER_LOCKS.fetch(connections[alias], text, [principal, principal])
+    parameters = {"principal": principal, "but": holder_of(but, principal)}
+    ((leases, places),) = BROWSER_LOCKS.fetch(connections[alias], text, parameters)
     return int(leases), int(places)
 
 
-def heads(alias: str, names: Iterable[str]) -> dict[str, tuple[bool, str | None]]:
-    """For each name: is it free, and the lease id of the first live ticket. One statement for all names."""
+def names_of(alias: str, principal: str, leases: Iterable[str]) -> dict[str, str]:
+    """The name of each of the principal's leases and live waiting places, by lease id; others are left out."""
+    holders = {holder_of(lease, principal): lease for lease in leases}
+    if not holders:
+        return {}
+    some = marks(list(holders))
+    text = f"""
+    SELECT l.holder, l.name FROM {statements.TABLE} l WHERE l.holder IN ({some}) AND l.{HELD} UNION ALL
+    SELECT t.holder, l.name FROM {statements.TICKETS} t JOIN {statements.TABLE} l ON l.digest = t.digest
+    WHERE t.holder IN ({some}) AND t.{ALIVE}
+    """  # noqa: S608
+    found = BROWSER_LOCKS.fetch(connections[alias], text, [*holders, *holders])
+    return {holders[holder]: name for holder, name in found}
+
+
+def heads(alias: str, names: Iterable[str]) -> dict[str, Head]:
+    """Who has each name, and who is next. One statement for all names."""
     digests = {digest_of(name): name for name in names}
-    found: dict[str, tuple[bool, str | None]] = dict.fromkeys(digests.values(), (True, None))
+    found = dict.fromkeys(digests.values(), NO_HEAD)
     if not digests:
         return found
     text = f"""
-    SELECT digest, {statements.FREE}, (SELECT t.lease FROM {statements.TICKETS} t
-    WHERE t.digest = {statements.TABLE}.digest AND t.{ALIVE} ORDER BY t.arrived, t.holder LIMIT 1)
+    SELECT digest, CASE WHEN {HELD} THEN holder ELSE '' END, (SELECT t.holder FROM {statements.TICKETS} t
+    WHERE t.digest = {statements.TABLE}.digest AND t.{ALIVE} ORDER BY t.arrived, t.holder LIMIT 1), previous, ended
     FROM {statements.TABLE} WHERE digest IN ({marks(list(digests))})
     """  # noqa: S608
-    for digest, free, first in BROWSER_LOCKS.fetch(connections[alias], text, list(digests)):
-        found[digests[digest]] = (bool(free), first)
+    for digest, *head in BROWSER_LOCKS.fetch(connections[alias], text, list(digests)):
+        found[digests[digest]] = Head(*head)
     return found
 
 
