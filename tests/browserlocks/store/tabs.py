@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 
 from django_distlock.browser import store
-from django_distlock.browser.records import BrowserLease, digest_of
+from django_distlock.browser.records import BrowserLease, digest_of, holder_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +54,10 @@ class Tab:
     @property
     def principal(self) -> str:
         return f"user:{self.person}"
+
+    @property
+    def holder(self) -> str:
+        return holder_of(self.lease, self.principal)
 
     def ask(
         self,

@@ -6,7 +6,8 @@ import pytest
 from django.db import connections
 
 from django_distlock.browser import store
-from tests.browserlocks.store.tabs import Tab, expire, write
+from django_distlock.browser.records import Head
+from tests.browserlocks.store.tabs import Tab, expire
 from tests.conftest import eventually
 from tests.support.places import after_statement, statements_of
 
@@ -112,26 +113,31 @@ def test_a_ticket_is_for_one_name(alias: str) -> None:
     tab.name = "b"
     tab.wait()
     assert store.counts(alias, tab.principal) == (0, 1)
-    assert store.heads(alias, ["a", "b"]) == {"a": (False, None), "b": (False, tab.lease)}
+    assert store.heads(alias, ["a", "b"]) == {
+        "a": Head(blocker.holder, None),
+        "b": Head(other.holder, tab.holder),
+    }
+    assert store.names_of(alias, tab.principal, [tab.lease]) == {tab.lease: "b"}
 
 
 def test_the_heads_of_many_queues_cost_one_statement(alias: str) -> None:
     names = [f"name{number}" for number in range(5)]
-    for each in names[:3]:
-        Tab(alias, each, "holder").take()
+    holders = [Tab(alias, each, "holder") for each in names[:3]]
+    for holder in holders:
+        holder.take()
     waiting = [Tab(alias, each, f"person{number}") for each in names[:2] for number in range(2)]
     for tab in waiting:
         tab.wait()
-    write(alias, "UPDATE django_distlock_browserlock SET lease = '' WHERE name = %s", names[0])
+    holders[0].release()
     waiting[2].miss()
-    found: list[dict[str, tuple[bool, str | None]]] = []
+    found: list[dict[str, Head]] = []
     assert len(statements_of(alias, lambda: found.append(store.heads(alias, names)))) == 1
     assert found[0] == {
-        names[0]: (True, waiting[0].lease),
-        names[1]: (False, waiting[3].lease),
-        names[2]: (False, None),
-        names[3]: (True, None),
-        names[4]: (True, None),
+        names[0]: Head("", waiting[0].holder, holders[0].lease, "released"),
+        names[1]: Head(holders[1].holder, waiting[3].holder),
+        names[2]: Head(holders[2].holder, None),
+        names[3]: Head("", None),
+        names[4]: Head("", None),
     }
     assert store.heads(alias, []) == {}
 

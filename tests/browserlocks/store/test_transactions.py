@@ -11,7 +11,7 @@ from django.db import OperationalError, connections, transaction
 
 from django_distlock import BackendUnavailable
 from django_distlock.browser import store
-from django_distlock.browser.records import BrowserLease, Lost, Waiting
+from django_distlock.browser.records import BrowserLease, Head, Lost, Waiting
 from tests.browserlocks.store.tabs import TTL, Tab, expire
 from tests.conftest import eventually
 from tests.support.places import (
@@ -302,7 +302,7 @@ def test_with_parameters_that_are_bound_by_the_server(alias: str, name: str, mon
         assert not isinstance(ada.renew(), Lost)
         bob.wait()
         bob.wait()
-        assert store.heads(alias, [name]) == {name: (False, bob.lease)}
+        assert store.heads(alias, [name]) == {name: Head(ada.holder, bob.holder)}
         assert store.counts(alias, "user:bob") == (0, 1)
         with transaction.atomic(using=alias):
             assert ada.lock() is not None

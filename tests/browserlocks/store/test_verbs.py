@@ -6,7 +6,7 @@ import pytest
 from django.db import connections
 
 from django_distlock.browser import store
-from django_distlock.browser.records import Lost, digest_of
+from django_distlock.browser.records import Head, Lost, digest_of
 from tests.browserlocks.store.tabs import TTL, Tab, expire, new_id, write
 from tests.conftest import eventually
 
@@ -250,10 +250,11 @@ def test_sweeping_goes_on_in_batches(alias: str) -> None:
 @pytest.mark.parametrize("names", [("Abc", "abc", "Abc ", "ABC", "Äbc", "äbc", "a\u0308bc")], ids=["abc"])
 def test_names_are_compared_exactly(alias: str, names: tuple[str, ...]) -> None:
     """MariaDB's usual collation takes most of them for one."""
-    for each in names:
-        Tab(alias, each, f"person of {each}").take()
+    tabs = [Tab(alias, each, f"person of {each}") for each in names]
+    for tab in tabs:
+        tab.take()
     assert {row.name for row in store.held(alias)} == set(names)
-    assert store.heads(alias, names) == dict.fromkeys(names, (False, None))
+    assert store.heads(alias, names) == {tab.name: Head(tab.holder, None) for tab in tabs}
 
 
 @pytest.mark.parametrize("principals", [("user:Bob", "user:bob", "user:bob ", "user:böb")], ids=["bob"])
