@@ -87,7 +87,7 @@ def _opened(request: HttpRequest, ids: list[str]) -> tuple[Any, ...] | HttpRespo
                 connection.close()
 
 
-async def _frames(alias: str, principal: str, names: dict[str, str]) -> AsyncIterator[bytes]:
+async def _frames(alias: str, principal: str, names: dict[str, tuple[str, bool]]) -> AsyncIterator[bytes]:
     watch = Watch(alias, principal, names)
     watcher.add(watch)
     end = monotonic() + LIFETIME

@@ -27,15 +27,16 @@ Event = tuple[str, dict[str, str]]
 class Watch:
     """The leases and places of one stream. The thread tells it what it sees; the event loop takes the news."""
 
-    def __init__(self, alias: str, principal: str, names: Mapping[str, str]) -> None:
+    def __init__(self, alias: str, principal: str, names: Mapping[str, tuple[str, bool]]) -> None:
+        """Watch leases and places of one principal: ``names`` is what :func:`store.names_of` has found."""
         self.alias = alias
         self.principal = principal
-        self.names = dict(names)  # by lease
+        self.names = {lease: name for lease, (name, _) in names.items()}
+        self._held = {lease for lease, (_, is_held) in names.items() if is_held}
         self._holders = {lease: holder_of(lease, principal) for lease in names}
         self._loop = asyncio.get_running_loop()
         self._news: list[Event] = []
         self._arrived = asyncio.Event()
-        self._held: set[str] = set()
         self._called: set[str] = set()
 
     def look(self, heads: Mapping[str, Head]) -> None:

@@ -54,19 +54,19 @@ def counts(alias: str, principal: str, but: str = "") -> tuple[int, int]:
     return int(leases), int(places)
 
 
-def names_of(alias: str, principal: str, leases: Iterable[str]) -> dict[str, str]:
-    """The name of each of the principal's leases and live waiting places, by lease id; others are left out."""
+def names_of(alias: str, principal: str, leases: Iterable[str]) -> dict[str, tuple[str, bool]]:
+    """Those of the ids that are leases or live waiting places of the principal: their names, and if they are held."""
     holders = {holder_of(lease, principal): lease for lease in leases}
     if not holders:
         return {}
     some = marks(list(holders))
     text = f"""
-    SELECT l.holder, l.name FROM {statements.TABLE} l WHERE l.holder IN ({some}) AND l.{HELD} UNION ALL
-    SELECT t.holder, l.name FROM {statements.TICKETS} t JOIN {statements.TABLE} l ON l.digest = t.digest
+    SELECT l.holder, l.name, 1 FROM {statements.TABLE} l WHERE l.holder IN ({some}) AND l.{HELD} UNION ALL
+    SELECT t.holder, l.name, 0 FROM {statements.TICKETS} t JOIN {statements.TABLE} l ON l.digest = t.digest
     WHERE t.holder IN ({some}) AND t.{ALIVE}
     """  # noqa: S608
     found = BROWSER_LOCKS.fetch(connections[alias], text, [*holders, *holders])
-    return {holders[holder]: name for holder, name in found}
+    return {holders[holder]: (name, bool(is_held)) for holder, name, is_held in found}
 
 
 def heads(alias: str, names: Iterable[str]) -> dict[str, Head]:
