@@ -6,10 +6,8 @@ import math
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from django.utils.module_loading import import_string
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
 # The longest time that is accepted, in seconds: 10 years. A larger number is milliseconds or a timestamp.
 LONGEST = 10 * 366 * 86400.0
@@ -79,14 +77,3 @@ def choice(argument: str, value: Any, known: Collection[Any]) -> Any:
     if value not in known:
         raise ValueError(f"{argument} must be one of {', '.join(map(str, known))}, not {value!r}.")
     return value
-
-
-def function(argument: str, value: object, *, that: str = "") -> Callable[..., Any] | None:
-    """Return a callable, given itself or by its dotted path; None for None. ``that`` tells what it takes."""
-    try:
-        found = import_string(value) if isinstance(value, str) else value
-    except ImportError as error:
-        raise ValueError(f"{argument}: {error}") from error
-    if found is None or callable(found):
-        return found
-    raise TypeError(f"{argument} must be a callable{that and f' {that}'}, or the dotted path of one.")

@@ -11,7 +11,8 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from django_distlock.validation import choice, count, function, seconds
+from django_distlock.conf import function
+from django_distlock.validation import choice, count, seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

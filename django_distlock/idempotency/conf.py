@@ -13,7 +13,8 @@ from django.core.signals import setting_changed
 from django.shortcuts import resolve_url
 from django.urls import NoReverseMatch
 
-from django_distlock.validation import choice, count, flag, function, seconds
+from django_distlock.conf import function
+from django_distlock.validation import choice, count, flag, seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
