@@ -217,9 +217,10 @@ def test_locks_on_data_know_nothing_of_engines_and_settings(module: str) -> None
     assert not below & {f"manager.{name}" for name in ("registry", "site_key", "lock_table", "keepalive")}
 
 
-# Of the core beside its public names: the site key, how arguments are checked, the tables, the language of its pages.
+# Of the core beside its public names: the site key, how settings and arguments are checked, the tables, the language of its pages.
 IDEMPOTENCY_MAY_IMPORT = {
     "",
+    "conf",
     "concurrency",
     "idempotency",
     "middleware",
@@ -230,9 +231,10 @@ IDEMPOTENCY_MAY_IMPORT = {
 }
 
 
-# Of the core beside its public names: errors, how arguments are checked, the table, the language of its pages.
+# Of the core beside its public names: errors, how settings and arguments are checked, the table, the language of its pages.
 EDITING_MAY_IMPORT = {
     "",
+    "conf",
     "concurrency",
     "editing",
     "exceptions",
