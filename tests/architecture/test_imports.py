@@ -30,7 +30,7 @@ FLOORS = [
     {"locks"},
     {"data"},
     {""},
-    {"checks", "middleware"},
+    {"checks", "middleware", "http", "storage"},
     {"idempotency", "editing", "operations", "testing"},
     {"apps", "admin", "pytest_plugin", "templatetags", "management"},
 ]
@@ -217,11 +217,13 @@ def test_locks_on_data_know_nothing_of_engines_and_settings(module: str) -> None
     assert not below & {f"manager.{name}" for name in ("registry", "site_key", "lock_table", "keepalive")}
 
 
-# Of the core beside its public names: the site key, how settings and arguments are checked, the tables, the language of its pages.
+# Of the core beside its public names: requests, the site key, how settings and arguments are checked, the tables, the
+# language of its pages.
 IDEMPOTENCY_MAY_IMPORT = {
     "",
     "conf",
     "concurrency",
+    "http",
     "idempotency",
     "middleware",
     "manager.site_key",
@@ -231,14 +233,17 @@ IDEMPOTENCY_MAY_IMPORT = {
 }
 
 
-# Of the core beside its public names: errors, how settings and arguments are checked, the table, the language of its pages.
+# Of the core beside its public names: errors, requests, statements, how settings and arguments are checked, the table,
+# the language of its pages.
 EDITING_MAY_IMPORT = {
     "",
     "conf",
     "concurrency",
     "editing",
     "exceptions",
+    "http",
     "middleware",
+    "storage",
     "validation",
     "models",
     "schema",
