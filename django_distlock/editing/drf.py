@@ -11,13 +11,14 @@ from rest_framework.response import Response
 
 from django_distlock.http.transactions import outside_transactions, transactions_of_request
 from django_distlock.http.visitors import visitor_of
+from django_distlock.storage.values import ID
 
 from . import store
 from .conf import EditingConfig, config
 from .grants import EditGrant
 from .http.forms import NO_TAB, bring_up_to_date, owner_of
 from .http.refusals import Refusal
-from .records import ID, EditConflict
+from .records import EditConflict
 from .resources import resource_of, rows_of
 from .saving import databases_of, run_save
 from .versions import version_field_of, version_of

@@ -12,6 +12,7 @@ from django.middleware.csrf import get_token
 from django.utils.translation import gettext as _
 
 from django_distlock.concurrency.text import one_line
+from django_distlock.storage.values import LONGEST_PRINCIPAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
 
 LONGEST_LABEL = 100
-LONGEST_PRINCIPAL = 255  # characters, as in the columns of the tables
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,13 +30,14 @@ FLOORS = [
     {"locks"},
     {"data"},
     {""},
-    {"checks", "middleware", "http", "storage"},
-    {"idempotency", "editing", "operations", "testing"},
+    {"checks", "middleware", "storage"},
+    {"http"},
+    {"idempotency", "editing", "browser", "operations", "testing"},
     {"apps", "admin", "pytest_plugin", "templatetags", "management"},
 ]
 # Neighbours on one floor do not know each other, but for these.
-# The subcommand of edit locks is one of those that operations has the frame for.
-NEIGHBOURS = {("testing", "operations"), ("editing", "operations")}
+# The subcommands of edit locks and browser locks are of those that operations has the frame for.
+NEIGHBOURS = {("testing", "operations"), ("editing", "operations"), ("browser", "operations")}
 ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis", "redlock", "zookeeper"}
 # The one sideways edge: Redlock speaks to each of its nodes as the Redis engine does.
 SIDEWAYS = {"redlock": {"redis"}}
@@ -106,7 +107,7 @@ def test_imports_go_downwards() -> None:
 
 def test_neighbours_do_not_know_each_other() -> None:
     """Idempotency, editing and operations use what is below them, and can be taken away one by one."""
-    apart = FLOORS[7]
+    apart = FLOORS[-2]
     found = {
         (room(module), room(to))
         for module, path in PATHS.items()
@@ -151,7 +152,8 @@ def test_concurrency_is_the_standard_library_alone(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["exceptions", "records", "keys", "validation", "idempotency.decisions", "editing.records"]
+    "module",
+    ["exceptions", "records", "keys", "validation", "idempotency.decisions", "editing.records", "storage.values"],
 )
 def test_values_and_decisions_know_no_django(module: str) -> None:
     names = {name.partition(".")[0] for name in imported(PATHS[module])}
@@ -248,6 +250,7 @@ EDITING_MAY_IMPORT = {
     "models",
     "schema",
 }
+BROWSER_MAY_IMPORT = EDITING_MAY_IMPORT - {"editing"} | {"browser", "locks.name_templates"}
 
 
 @pytest.mark.parametrize("module", [module for module in PATHS if room(module) == "idempotency"])
@@ -264,10 +267,18 @@ def test_editing_knows_the_public_names_and_itself(module: str) -> None:
         assert {to, room(to)} & (EDITING_MAY_IMPORT | frame), f"{module} imports {to}"
 
 
+@pytest.mark.parametrize("module", [module for module in PATHS if room(module) == "browser"])
+def test_browser_locks_know_the_public_names_and_themselves(module: str) -> None:
+    frame = {"operations"} if module == "browser.command" else set()
+    for to in ours(PATHS[module]):
+        assert {to, room(to)} & (BROWSER_MAY_IMPORT | frame), f"{module} imports {to}"
+
+
 # Features beside the core: these name them, and do without them.
 KNOW_OF = {
     "idempotency": {"apps", "admin", "templatetags.idempotency"},
     "editing": {"apps", "admin", "management.commands.distlock", "templatetags.editing"},
+    "browser": {"apps", "admin", "management.commands.distlock", "templatetags.distlock_browser"},
 }
 
 
@@ -307,7 +318,7 @@ def test_the_rest_works_without_a_feature(tmp_path: Path, feature: str) -> None:
 
 def test_settings_are_read_in_one_place() -> None:
     readers = {module for module, path in PATHS.items() if "django.conf" in imported(path)}
-    assert readers - {"idempotency.conf", "editing.conf"} == {"checks.settings", "conf"}
+    assert readers - {"idempotency.conf", "editing.conf", "browser.conf"} == {"checks.settings", "conf"}
 
 
 # Clocks of the standard library that stand still while the host is suspended, and those that may be of another kind.

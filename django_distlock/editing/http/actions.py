@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from django_distlock.concurrency.text import one_line
 from django_distlock.editing import store
 from django_distlock.editing.grants import EditGrant, GrantError, read_grant
-from django_distlock.editing.records import ID, Busy, EditLease, Lost, Resource
+from django_distlock.editing.records import Busy, EditLease, Lost, Resource
 from django_distlock.editing.resources import rows_of
 from django_distlock.editing.versions import version_of
 from django_distlock.http.bodies import BadRequest
 from django_distlock.http.visitors import principal_of
+from django_distlock.storage.values import ID
 
 from .audit import log_takeover
 from .forms import holds_too_many, owner_of

@@ -15,10 +15,10 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
 from django_distlock import BackendUnavailable
 from django_distlock.editing.conf import config
-from django_distlock.editing.records import ID
 from django_distlock.http.bodies import BadRequest, body_of, json_object, private, private_json
 from django_distlock.http.transactions import outside_transactions
 from django_distlock.http.visitors import leave_session_alone, visitor_of
+from django_distlock.storage.values import ID
 
 from .actions import MOST_ITEMS, Beat, Item, release
 

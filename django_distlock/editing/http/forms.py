@@ -14,11 +14,12 @@ from django.utils.html import json_script
 
 from django_distlock.editing import store
 from django_distlock.editing.grants import EditGrant, GrantError, Opened, open_grant, read_grant, sign
-from django_distlock.editing.records import ID, EditLease, Owner, Resource
+from django_distlock.editing.records import EditLease, Owner, Resource
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.versions import version_of
 from django_distlock.http.visitors import visitor_of
 from django_distlock.middleware import language_of_texts
+from django_distlock.storage.values import ID
 
 from .permissions import may_take_over, permission_of
 from .texts import texts
