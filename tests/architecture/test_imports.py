@@ -250,7 +250,7 @@ EDITING_MAY_IMPORT = {
     "models",
     "schema",
 }
-BROWSER_MAY_IMPORT = EDITING_MAY_IMPORT - {"editing"} | {"browser", "keys", "locks.name_templates"}
+BROWSER_MAY_IMPORT = EDITING_MAY_IMPORT - {"editing"} | {"browser", "keys", "locks"}
 
 
 @pytest.mark.parametrize("module", [module for module in PATHS if room(module) == "idempotency"])
