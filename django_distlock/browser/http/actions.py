@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -188,13 +189,16 @@ class Desk:
         The name comes from the grant: with that of another name a lease is not found.
         """
         lost: dict[str, str] = {}
-        groups: dict[float, list[tuple[str, str, int]]] = {}
+        seen: Counter[str] = Counter()
+        groups: dict[tuple[float, int], list[tuple[str, str, int]]] = {}
         for item in {item.lease: item for item in batch}.values():
             grant = self._still_granted(item, lost)
-            if grant is not None:
-                groups.setdefault(self._ttl(grant), []).append((grant.name, item.lease, item.fence))
+            if grant is None:
+                continue
+            seen[grant.name] += 1  # two leases of one name, of which one is lost, must not be in one statement
+            groups.setdefault((self._ttl(grant), seen[grant.name]), []).append((grant.name, item.lease, item.fence))
         found: dict[str, BrowserLease | Lost] = {}
-        for ttl, leases in groups.items():
+        for (ttl, _), leases in groups.items():
             found |= store.renew(self._alias, leases, principal=self._principal, ttl=ttl)
         return [self._renewed(item.lease, lost, found) for item in batch]
 

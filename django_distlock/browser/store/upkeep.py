@@ -106,7 +106,7 @@ def break_lease(alias: str, name: str, fence: int) -> BrowserLease | None:
 def sweep(alias: str, older_than: float, batch: int = 1000, batches: float = math.inf) -> int:
     """Delete the rows of names that were not held in the last ``older_than`` seconds, and dead tickets.
 
-    Returns their number. A row whose name is made again has a higher fence than ever before.
+    Returns their number. A row whose name is made again has a higher fence than ever before. A queue keeps its row.
     """
     deleted = done = 0
     found = batch
@@ -123,7 +123,8 @@ def sweep(alias: str, older_than: float, batch: int = 1000, batches: float = mat
 def _sweep_rows(alias: str, older_than: float, batch: int) -> tuple[int, int]:
     """Delete one batch. Returns how many rows were found and how many of them were deleted."""
     connection = connections[alias]
-    over = "expires_at <= {now} - %s AND fence < {now}"
+    waiting = f"SELECT 1 FROM {statements.TICKETS} t WHERE t.digest = {statements.TABLE}.digest AND t.{ALIVE}"  # noqa: S608
+    over = f"expires_at <= {{now}} - %s AND fence < {{now}} AND NOT EXISTS ({waiting})"
     text = f"SELECT digest FROM {statements.TABLE} WHERE {over} ORDER BY expires_at LIMIT {batch:d}"  # noqa: S608
     age = micros(older_than)
     digests = sorted(digest for (digest,) in BROWSER_LOCKS.fetch(connection, text, [age]))

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 from django.db import connections
 
-from tests.browserlocks.store.tabs import ALIASES, Place, forget_everything, isolate, new_id
+from tests.browserlocks.store.tabs import forget_everything, new_id
+from tests.support.places import ALIASES, EVERYWHERE, Place, isolate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-EVERYWHERE = [Place(alias, level) for alias, levels in ALIASES.items() for level in levels]
 
 
 @pytest.fixture(params=list(ALIASES))

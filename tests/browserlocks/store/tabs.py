@@ -4,47 +4,22 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
 from django_distlock.browser import store
-from django_distlock.browser.records import BrowserLease, digest_of
+from django_distlock.browser.records import BrowserLease, digest_of, holder_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from django_distlock.browser.records import Lost, Waiting
 
-READ_COMMITTED, REPEATABLE_READ = "READ COMMITTED", "REPEATABLE READ"
-ALIASES = {
-    "default": ("",),
-    "postgres": (READ_COMMITTED, REPEATABLE_READ),
-    "mariadb": (READ_COMMITTED, REPEATABLE_READ),
-}
+
 TTL = 600.0
 # Tickets that outlive a test.
 INTERVAL = 300.0
-
-
-class Place(NamedTuple):
-    """A database and a level of isolation; SQLite has one level."""
-
-    alias: str
-    level: str
-
-    def __str__(self) -> str:
-        return f"{self.alias}-{self.level.lower().replace(' ', '-')}".rstrip("-")
-
-
-def isolate(place: Place) -> None:
-    """Give the connection of this thread the level of isolation, for all its transactions."""
-    connections[place.alias].close()
-    with connections[place.alias].cursor() as cursor:
-        if place.alias == "postgres":
-            cursor.execute(f"SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL {place.level}")
-        elif place.alias == "mariadb":
-            cursor.execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {place.level}")
-            if connections["mariadb"].mysql_is_mariadb:  # type: ignore[attr-defined]
-                cursor.execute("SET SESSION innodb_snapshot_isolation = ON")
 
 
 def new_id() -> str:
@@ -80,8 +55,17 @@ class Tab:
     def principal(self) -> str:
         return f"user:{self.person}"
 
+    @property
+    def holder(self) -> str:
+        return holder_of(self.lease, self.principal)
+
     def ask(
-        self, *, queue: bool = True, ttl: float = TTL, interval: float = INTERVAL, max_hold: float | None = None
+        self,
+        *,
+        queue: bool = True,
+        ttl: float = TTL,
+        interval: float | Callable[[int], float] = INTERVAL,
+        max_hold: float | None = None,
     ) -> BrowserLease | Waiting:
         found = store.acquire(
             self.alias,
