@@ -117,7 +117,7 @@ def test_a_ticket_is_for_one_name(alias: str) -> None:
         "a": Head(blocker.holder, None),
         "b": Head(other.holder, tab.holder),
     }
-    assert store.names_of(alias, tab.principal, [tab.lease]) == {tab.lease: "b"}
+    assert store.names_of(alias, tab.principal, [tab.lease]) == {tab.lease: ("b", False)}
 
 
 def test_the_heads_of_many_queues_cost_one_statement(alias: str) -> None:
