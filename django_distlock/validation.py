@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-import pkgutil
 from enum import Enum
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 # The longest time that is accepted, in seconds: 10 years. A larger number is milliseconds or a timestamp.
 LONGEST = 10 * 366 * 86400.0
@@ -70,12 +72,8 @@ def count(argument: str, value: object) -> int:
     return value
 
 
-def function(argument: str, value: object) -> Any:
-    """Return a callable that is given itself or by its dotted path; None for None."""
-    try:
-        found = pkgutil.resolve_name(value) if isinstance(value, str) else value
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{argument}: {error}") from error
-    if found is not None and not callable(found):
-        raise TypeError(f"{argument} must be a callable, or the dotted path of one.")
-    return found
+def choice(argument: str, value: Any, known: Collection[Any]) -> Any:
+    """Return ``value`` if it is one of ``known``."""
+    if value not in known:
+        raise ValueError(f"{argument} must be one of {', '.join(map(str, known))}, not {value!r}.")
+    return value

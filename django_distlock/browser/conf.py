@@ -12,8 +12,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.db import DEFAULT_DB_ALIAS
 
+from django_distlock.conf import function
 from django_distlock.http.visitors import default_label
-from django_distlock.validation import count, function, seconds
+from django_distlock.validation import count, seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

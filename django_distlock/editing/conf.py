@@ -11,8 +11,9 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
+from django_distlock.conf import function
 from django_distlock.http.visitors import default_label
-from django_distlock.validation import count, function, seconds
+from django_distlock.validation import choice, count, seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +86,7 @@ def _checked(name: str, value: Any) -> Any:
     if name in TIMES:
         return seconds(key, value, positive=True)
     if name in CHOICES:
-        if value not in CHOICES[name]:
-            raise ValueError(f"{key} must be one of {', '.join(CHOICES[name])}, not {value!r}.")
-        return value
+        return choice(key, value, CHOICES[name])
     if name == "max_held":
         return None if value is None else count(key, value)
     if name == "database":

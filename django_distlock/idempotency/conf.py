@@ -13,7 +13,8 @@ from django.core.signals import setting_changed
 from django.shortcuts import resolve_url
 from django.urls import NoReverseMatch
 
-from django_distlock.validation import count, flag, function, seconds
+from django_distlock.conf import function
+from django_distlock.validation import choice, count, flag, seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +78,10 @@ def _checked(name: str, value: Any) -> Any:
     if name in ("credentials", "encrypt", "replay_to_credentials"):
         return flag(key, value)
     if name == "scope":
-        return function(key, value)
+        return function(key, value, that="that takes the request")
     if not isinstance(value, str):
         raise TypeError(f"{key} must be a str, not {type(value).__name__}.")
-    if name in _CHOICES and value not in _CHOICES[name]:
-        raise ValueError(f"{key} must be one of {', '.join(_CHOICES[name])}, not {value!r}.")
-    return value
+    return choice(key, value, _CHOICES[name]) if name in _CHOICES else value
 
 
 def middleware() -> list[str]:

@@ -30,8 +30,8 @@ FLOORS = [
     {"locks"},
     {"data"},
     {""},
-    {"checks", "middleware"},
-    {"http", "storage"},
+    {"checks", "middleware", "storage"},
+    {"http"},
     {"idempotency", "editing", "browser", "operations", "testing"},
     {"apps", "admin", "pytest_plugin", "templatetags", "management"},
 ]
@@ -219,10 +219,11 @@ def test_locks_on_data_know_nothing_of_engines_and_settings(module: str) -> None
     assert not below & {f"manager.{name}" for name in ("registry", "site_key", "lock_table", "keepalive")}
 
 
-# Of the core beside its public names: requests, the site key, how arguments are checked, the tables, the language of
-# its pages.
+# Of the core beside its public names: requests, the site key, how settings and arguments are checked, the tables, the
+# language of its pages.
 IDEMPOTENCY_MAY_IMPORT = {
     "",
+    "conf",
     "concurrency",
     "http",
     "idempotency",
@@ -234,10 +235,11 @@ IDEMPOTENCY_MAY_IMPORT = {
 }
 
 
-# Of the core beside its public names: errors, requests, statements, how arguments are checked, the table, the language
-# of its pages.
+# Of the core beside its public names: errors, requests, statements, how settings and arguments are checked, the table,
+# the language of its pages.
 EDITING_MAY_IMPORT = {
     "",
+    "conf",
     "concurrency",
     "editing",
     "exceptions",
