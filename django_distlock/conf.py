@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
+from django.utils.module_loading import import_string
 
 from .validation import count, seconds
 
@@ -105,3 +106,14 @@ def site_key_setting() -> str | None:
     if not isinstance(key, str):
         raise ImproperlyConfigured(f"DISTLOCK_SITE_KEY must be a str, not {type(key).__name__}.")
     return key
+
+
+def function(argument: str, value: object, *, that: str = "") -> Callable[..., Any] | None:
+    """Return a callable, given itself or by its dotted path; None for None. ``that`` tells what it takes."""
+    try:
+        found = import_string(value) if isinstance(value, str) else value
+    except ImportError as error:
+        raise ValueError(f"{argument}: {error}") from error
+    if found is None or callable(found):
+        return found
+    raise TypeError(f"{argument} must be a callable{that and f' {that}'}, or the dotted path of one.")

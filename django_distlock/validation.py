@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 # The longest time that is accepted, in seconds: 10 years. A larger number is milliseconds or a timestamp.
 LONGEST = 10 * 366 * 86400.0
@@ -66,4 +69,11 @@ def count(argument: str, value: object) -> int:
         raise TypeError(f"{argument} must be an int, not {type(value).__name__}.")
     if value < 1:
         raise ValueError(f"{argument} must be above zero, not {value}.")
+    return value
+
+
+def choice(argument: str, value: Any, known: Collection[Any]) -> Any:
+    """Return ``value`` if it is one of ``known``."""
+    if value not in known:
+        raise ValueError(f"{argument} must be one of {', '.join(map(str, known))}, not {value!r}.")
     return value

@@ -10,9 +10,10 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
-from django.utils.module_loading import import_string
 
-from django_distlock.validation import count, seconds
+from django_distlock.conf import function
+from django_distlock.http.visitors import default_label
+from django_distlock.validation import choice, count, seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +42,6 @@ class EditingConfig:
 KEYS = tuple(field.name.upper() for field in fields(EditingConfig))
 CHOICES = {"mode": ("enforce", "warn", "off"), "when": ("change", "open")}
 TIMES = ("ttl", "beat", "idle", "ttl_without_script", "form_ttl")
-
-
-def default_label(user: Any) -> str:
-    """The full name, else the user name."""
-    full_name = getattr(user, "get_full_name", None)
-    return str((full_name() if full_name is not None else "") or user)
 
 
 def config(**overrides: Any) -> EditingConfig:
@@ -91,27 +86,14 @@ def _checked(name: str, value: Any) -> Any:
     if name in TIMES:
         return seconds(key, value, positive=True)
     if name in CHOICES:
-        if value not in CHOICES[name]:
-            raise ValueError(f"{key} must be one of {', '.join(CHOICES[name])}, not {value!r}.")
-        return value
+        return choice(key, value, CHOICES[name])
     if name == "max_held":
         return None if value is None else count(key, value)
     if name == "database":
         if value is not None and not isinstance(value, str):
             raise TypeError(f"{key} must be an alias of DATABASES, not {type(value).__name__}.")
         return value
-    return _callable(key, value)
-
-
-def _callable(key: str, value: Any) -> Any:
-    """A callable, given itself or by its dotted path; None for none."""
-    try:
-        found = import_string(value) if isinstance(value, str) else value
-    except ImportError as error:
-        raise ValueError(f"{key}: {error}") from error
-    if found is not None and not callable(found):
-        raise TypeError(f"{key} must be a callable, or the dotted path of one.")
-    return found
+    return function(key, value)
 
 
 def _clear(*, setting: str, **kwargs: Any) -> None:

@@ -12,9 +12,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.shortcuts import resolve_url
 from django.urls import NoReverseMatch
-from django.utils.module_loading import import_string
 
-from django_distlock.validation import count, flag, seconds
+from django_distlock.conf import function
+from django_distlock.validation import choice, count, flag, seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,23 +78,10 @@ def _checked(name: str, value: Any) -> Any:
     if name in ("credentials", "encrypt", "replay_to_credentials"):
         return flag(key, value)
     if name == "scope":
-        return _callable(key, value)
+        return function(key, value, that="that takes the request")
     if not isinstance(value, str):
         raise TypeError(f"{key} must be a str, not {type(value).__name__}.")
-    if name in _CHOICES and value not in _CHOICES[name]:
-        raise ValueError(f"{key} must be one of {', '.join(_CHOICES[name])}, not {value!r}.")
-    return value
-
-
-def _callable(key: str, value: Any) -> Any:
-    """A callable, given itself or by its dotted path; None for none."""
-    try:
-        found = import_string(value) if isinstance(value, str) else value
-    except ImportError as error:
-        raise ValueError(f"{key}: {error}") from error
-    if found is not None and not callable(found):
-        raise TypeError(f"{key} must be a callable that takes the request, or the dotted path of one.")
-    return found
+    return choice(key, value, _CHOICES[name]) if name in _CHOICES else value
 
 
 def middleware() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django.db import connections
+from django.db import OperationalError, connections
 
 from django_distlock.manager.registry import registry
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 DATABASES = {"postgres": "postgres", "mysql": "mariadb"}  # lock alias -> database alias
 SESSION_LOCKS = tuple(DATABASES)
+UNKNOWN_THREAD = 1094  # the error of KILL QUERY for a session that has ended
 
 
 class Hold(NamedTuple):
@@ -104,8 +105,12 @@ def end_session(using: str, session: int) -> None:
 
 
 def cancel_statement(using: str, session: int) -> None:
-    """pg_cancel_backend, KILL QUERY."""
-    ask(using, "SELECT pg_cancel_backend(%s)" if using == "postgres" else "KILL QUERY %s", session)
+    """pg_cancel_backend, KILL QUERY. Nothing to do for a session that has ended."""
+    try:
+        ask(using, "SELECT pg_cancel_backend(%s)" if using == "postgres" else "KILL QUERY %s", session)
+    except OperationalError as error:
+        if error.args[0] != UNKNOWN_THREAD:
+            raise
 
 
 def session_exists(using: str, session: int) -> bool:

@@ -18,7 +18,7 @@ from tests.support.processes import Child
 from tests.support.sizes import FULL
 
 if TYPE_CHECKING:
-    from tests.editing.store.desks import Place
+    from tests.support.places import Place
 
 PROCESSES, SECONDS = (20, 60.0) if FULL else (6, 2.0)
 ARTICLES = 3
