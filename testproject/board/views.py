@@ -72,6 +72,6 @@ def move(request: HttpRequest, pk: int) -> HttpResponse:
         return HttpResponse(status=400)
     piece.column, piece.row = column, row
     piece.save()
-    fence = request.headers["Distlock-Lease"].partition(";")[2]
-    Move.objects.create(piece=piece, by=request.user.get_short_name(), to=f"{'ABCDEFGH'[column - 1]}{row}", fence=fence)
+    lease = request.distlock_leases[f"board:{pk}"]  # type: ignore[attr-defined]  # set by requires_lock
+    Move.objects.create(piece=piece, by=lease.label, to=f"{'ABCDEFGH'[column - 1]}{row}", fence=lease.fence)
     return HttpResponse(status=204)

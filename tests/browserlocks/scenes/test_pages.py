@@ -32,7 +32,10 @@ def has_the_cart(tab: Tab) -> None:
 
 
 def waits(tab: Tab, who: str, where: str) -> None:
-    tab.until(lambda: who in tab.text("#lock") and where in tab.text("#facts"), lambda: tab.text("#cart"))
+    tab.until(
+        lambda: who in tab.text("#lock") and where in tab.text("#facts"),
+        lambda: f"not {where!r}: {tab.text('#facts')}, {tab.run('return document.visibilityState')}",
+    )
 
 
 def answered(tab: Tab, text: str) -> None:
@@ -48,13 +51,14 @@ def test_three_tabs_and_another_browser_get_the_cart_one_after_the_other(ada: Pe
     try:
         first = ada.open("/cart/")
         has_the_cart(first)
+        first.until(lambda: "..." not in first.text("#ledger"), "the cart was not shown")
         second = ada.open("/cart/")
         waits(second, "Ada", "next one")
         third = bo.open("/cart/")
         waits(third, "Ada", "1 more")
-        first.click("[data-item=Cup]")
-        answered(first, "204")
         cups = int(first.text("[data-quantity=Cup]"))
+        first.click("[data-item=Cup]")
+        first.until(lambda: first.text("[data-quantity=Cup]") == str(cups + 1), "the cart is wrong")
         # a tab that never had the cart, and one that had it
         second.click("#late")
         answered(second, "423")
@@ -68,7 +72,7 @@ def test_three_tabs_and_another_browser_get_the_cart_one_after_the_other(ada: Pe
         has_the_cart(third)
         third.click("[data-item=Cup]")
         answered(third, "204")
-        third.until(lambda: third.text("[data-quantity=Cup]") == str(cups + 1), "the cart is wrong")
+        third.until(lambda: third.text("[data-quantity=Cup]") == str(cups + 2), "the cart is wrong")
     finally:
         bo.close_tabs()
         bo.home.follow(lambda: bo.home.click("[formaction$='/bo/']"))
