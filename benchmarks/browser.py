@@ -104,7 +104,7 @@ class Tab:
 
     def wait(self) -> None:
         """What a waiter sends again and again."""
-        self._posted("leases/", {"grant": self.busy, "id": self.waiting}, 409)
+        self._posted("leases/", {"grant": self.busy, "id": self.waiting, "again": True}, 409)
 
 
 def measure(group: str, rounds: int) -> list[Request]:

@@ -78,6 +78,27 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """How many leases and waiting places a principal may have; None for any number."""
+
+    leases: int | None = None
+    places: int | None = None
+
+    def refuses(self, leases: int, places: int) -> bool:
+        """Is one more too many for a principal that has so many?"""
+        full = self.leases is not None and leases >= self.leases
+        return full or (self.places is not None and places >= self.places)
+
+
+NO_QUOTA = Quota()
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """The answer to an acquire of a principal that has as many leases or places as it may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
     """The answer to the renewal of a lease that is gone."""
 

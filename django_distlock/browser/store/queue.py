@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections
 
-from django_distlock.browser.records import BrowserLease, Waiting, digest_of, holder_of
+from django_distlock.browser.records import NO_QUOTA, BrowserLease, Full, Quota, Waiting, digest_of, holder_of
 from django_distlock.storage import dialect
 from django_distlock.storage.table import LOCKED
 from django_distlock.storage.values import LONGEST_PRINCIPAL, check_id, micros, shown
@@ -33,6 +33,16 @@ MANY = 50
 NO_END = 100 * 366 * 86400.0
 
 
+class Seen(NamedTuple):
+    """What a caller that cannot take the name finds. ``leases`` and ``places`` are what its principal has beside it."""
+
+    row: Row | None
+    place: int
+    leases: int
+    places: int
+    crowded: bool = False
+
+
 def acquire(
     alias: str,
     name: str,
@@ -44,13 +54,18 @@ def acquire(
     max_hold: float | None = None,
     queue: bool,
     interval: float | Callable[[int], float],
-) -> BrowserLease | Waiting:
+    quota: Quota = NO_QUOTA,
+    again: bool = False,
+) -> BrowserLease | Waiting | Full:
     """Take the name if it is free and no live ticket is ahead; one's own lease is prolonged, with its fence.
 
     Else, with ``queue``, keep or make a ticket, which lives for two intervals and a second: a waiter that asks later
     than that is at the end. ``interval`` is in seconds, or a function of the place (0: next) that returns them; the
-    answer has the interval that counts. Choose another id ``lease`` for the next request. One statement for a name that
-    is free (two on MySQL and MariaDB), three for a name that was never locked and for a waiter.
+    answer has the interval that counts. Choose another id ``lease`` for the next request. Full if the principal has as
+    many other leases or places as ``quota`` allows.
+
+    One statement for a name that is free (two on MySQL and MariaDB), three for a name that was never locked and for a
+    waiter; two for a waiter that asks ``again``, which looks first.
     """
     if not 0 < len(principal) <= LONGEST_PRINCIPAL:
         raise ValueError(f"principal must have 1 to {LONGEST_PRINCIPAL} characters.")
@@ -65,29 +80,44 @@ def acquire(
         "ttl": micros(ttl),
         "hold": micros(hold),
         "first": micros(min(ttl, hold)),
+        "reason": "released",
     }
     connection = connections[alias]
-    row, place = None, 0
-    for pause in (*PAUSES, None):
-        if (taken := _take(connection, parameters)) is not None:
-            return taken
-        row, place = _look(connection, parameters)
-        if row is None:
-            if (made := _make(connection, parameters)) is not None:
-                return made
-        elif row.held and row.holder == parameters["holder"]:  # a request that the lock protects has locked the row
-            return row.as_lease()
-        elif place or row.held:
-            crowded = False
-            break
-        if pause is not None:
-            time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - not a secret
-    else:
-        crowded = True
-    seconds = interval(place) if callable(interval) else interval
+    found = _tried(connection, parameters, quota, again)
+    if not isinstance(found, Seen):
+        return found
+    if quota.refuses(found.leases, found.places if queue else 0):
+        return Full()
+    seconds = interval(found.place) if callable(interval) else interval
     queued = queue and _keep_ticket(connection, parameters, seconds)
-    holder = row.as_lease() if row is not None and row.held else None
-    return Waiting(holder=holder, place=place, queued=queued, crowded=crowded or queued is not queue, interval=seconds)
+    holder = found.row.as_lease() if found.row is not None and found.row.held else None
+    crowded = found.crowded or queued is not queue
+    return Waiting(holder=holder, place=found.place, queued=queued, crowded=crowded, interval=seconds)
+
+
+def _tried(
+    connection: BaseDatabaseWrapper, parameters: dict[str, Any], quota: Quota, again: bool
+) -> BrowserLease | Full | Seen:
+    """Take the name; else what is seen. A row that should be free for the caller is tried again."""
+    seen = Seen(None, 0, 0, 0)
+    for pause in (*PAUSES, None):
+        taken = None if again else _take(connection, parameters, quota)
+        if taken is not None:
+            return taken
+        seen = _look(connection, parameters)
+        row = seen.row
+        mine = row is not None and row.held and row.holder == parameters["holder"]
+        if row is None:
+            if (made := _make(connection, parameters, quota)) is not None:
+                return made
+        elif mine and not again:  # a request that the lock protects has locked the row
+            return row.as_lease()
+        elif not mine and (seen.place or row.held):
+            return seen
+        if pause is not None and not again:
+            time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - not a secret
+        again = False
+    return seen._replace(crowded=True)
 
 
 def leave(alias: str, lease: str, *, principal: str) -> None:
@@ -95,9 +125,9 @@ def leave(alias: str, lease: str, *, principal: str) -> None:
     forget(connections[alias], "holder = %(holder)s", {"holder": holder_of(lease, principal)})
 
 
-def _take(connection: BaseDatabaseWrapper, parameters: dict[str, Any]) -> BrowserLease | None:
+def _take(connection: BaseDatabaseWrapper, parameters: dict[str, Any], quota: Quota) -> BrowserLease | Full | None:
     """The lease, if the row was there and the condition held; its ticket and dead ones are cleared away."""
-    returning = f"{statements.READ}, {statements.QUEUE}"
+    returning = f"{statements.READ}, {statements.QUEUE}, {statements.LEASES}"
     condition = f"digest = %(digest)s AND {statements.MAY_TAKE}"
     text = statements.update(connection, statements.HOLD, condition, returning)
     found = attempted(connection, text, parameters, [parameters["digest"]])
@@ -106,35 +136,50 @@ def _take(connection: BaseDatabaseWrapper, parameters: dict[str, Any]) -> Browse
         found = BROWSER_LOCKS.fetch(connection, select, parameters)
     if found is LOCKED or not found:
         return None
-    *columns, queue = found[0]
+    *columns, queue, leases = found[0]
     row = Row(*columns)
     if row.holder != parameters["holder"]:  # MySQL reads it by a second statement; another may have it by then
         return None
     if queue:
         _clear(connection, parameters)
-    return row.as_lease()
+    return _within(connection, parameters, quota, row, leases)
 
 
-def _make(connection: BaseDatabaseWrapper, parameters: dict[str, Any]) -> BrowserLease | None:
+def _within(
+    connection: BaseDatabaseWrapper, parameters: dict[str, Any], quota: Quota, row: Row, leases: int
+) -> BrowserLease | Full:
+    """The lease, if the principal may have one more; else it is given back at once.
+
+    The count comes with the row: a statement before it would cost each acquire more.
+    """
+    if not quota.refuses(leases, 0):
+        return row.as_lease()
+    attempted(connection, statements.update(connection, statements.DROP, statements.HOLDER), parameters, [row.digest])
+    return Full()
+
+
+def _make(connection: BaseDatabaseWrapper, parameters: dict[str, Any], quota: Quota) -> BrowserLease | Full | None:
     """The lease in a new row; None if another caller has made the row."""
     made = attempted(connection, statements.insert(connection), parameters, [parameters["digest"]])
     if made is LOCKED or not made:
         return None
-    row, _ = _look(connection, parameters)
-    return row.as_lease() if row is not None and row.holder == parameters["holder"] else None
+    seen = _look(connection, parameters)
+    if seen.row is None or seen.row.holder != parameters["holder"]:
+        return None
+    return _within(connection, parameters, quota, seen.row, seen.leases)
 
 
-def _look(connection: BaseDatabaseWrapper, parameters: dict[str, Any]) -> tuple[Row | None, int]:
+def _look(connection: BaseDatabaseWrapper, parameters: dict[str, Any]) -> Seen:
     """The row, and the number of live tickets ahead. Many dead ones are cleared away."""
-    columns = f"{statements.READ}, {statements.PLACE}, {statements.DEAD}"
+    columns = ", ".join((statements.READ, statements.PLACE, statements.DEAD, statements.LEASES, statements.PLACES))
     text = f"SELECT {columns} FROM {statements.TABLE} WHERE digest = %(digest)s"  # noqa: S608
     found = BROWSER_LOCKS.fetch(connection, text, parameters)
     if not found:
-        return None, 0
-    *values, place, dead = found[0]
+        return Seen(None, 0, 0, 0)
+    *values, place, dead, leases, places = found[0]
     if dead >= MANY:
         forget(connection, "digest = %(digest)s AND alive_until <= {now}", parameters)
-    return Row(*values), int(place)
+    return Seen(Row(*values), int(place), int(leases), int(places))
 
 
 def _keep_ticket(connection: BaseDatabaseWrapper, parameters: dict[str, Any], interval: float) -> bool:

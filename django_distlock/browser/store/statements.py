@@ -37,6 +37,15 @@ PLACE = f"(SELECT COUNT(*) {AHEAD})"
 DEAD = f"(SELECT COUNT(*) FROM {TICKETS} d WHERE d.digest = %(digest)s AND d.alive_until <= {{now}})"  # noqa: S608
 # Are there tickets of this name, which are to be cleared away?
 QUEUE = f"EXISTS (SELECT 1 FROM {TICKETS} q WHERE q.digest = %(digest)s)"  # noqa: S608
+# What the principal has beside what it asks for.
+LEASES = f"""
+(SELECT COUNT(*) FROM {TABLE} o WHERE o.principal = %(principal)s AND o.holder <> %(holder)s AND o.lease <> ''
+AND o.expires_at > {{now}})
+"""  # noqa: S608
+PLACES = f"""
+(SELECT COUNT(*) FROM {TICKETS} o WHERE o.principal = %(principal)s AND o.holder <> %(holder)s
+AND o.alive_until > {{now}})
+"""  # noqa: S608
 # MySQL assigns from left to right: what is compared comes last. An end by the clock and an end by MAX_HOLD differ in
 # what the former holder is told.
 HOLD = f"""

@@ -39,18 +39,13 @@ def held_by(alias: str, principal: str) -> list[BrowserLease]:
     return [row.as_lease() for row in rows if row.principal == principal]  # a database may fold case
 
 
-def counts(alias: str, principal: str, but: str = "") -> tuple[int, int]:
-    """How many leases the principal holds, and how many live waiting places it has. One statement.
-
-    The lease or place with the id ``but`` is not counted.
-    """
-    mine = "principal = %(principal)s AND holder <> %(but)s"
+def counts(alias: str, principal: str) -> tuple[int, int]:
+    """How many leases the principal holds, and how many live waiting places it has. One statement."""
     text = (
-        f"SELECT (SELECT COUNT(*) FROM {statements.TABLE} WHERE {mine} AND {HELD}), "  # noqa: S608
-        f"(SELECT COUNT(*) FROM {statements.TICKETS} WHERE {mine} AND {ALIVE})"
+        f"SELECT (SELECT COUNT(*) FROM {statements.TABLE} WHERE principal = %s AND {HELD}), "  # noqa: S608
+        f"(SELECT COUNT(*) FROM {statements.TICKETS} WHERE principal = %s AND {ALIVE})"
     )
-    parameters = {"principal": principal, "but": holder_of(but, principal)}
-    ((leases, places),) = BROWSER_LOCKS.fetch(connections[alias], text, parameters)
+    ((leases, places),) = BROWSER_LOCKS.fetch(connections[alias], text, [principal, principal])
     return int(leases), int(places)
 
 
