@@ -22,7 +22,7 @@ RETRY_AFTER = 1
 
 def refused(request: HttpRequest, reason: Reason) -> HttpResponse:
     """A small page for a browser, problem+json (RFC 9457) for a script. Neither says who has the lock."""
-    title, detail = _("Not done"), _texts()[reason]
+    title, detail = _("Nothing was done"), _texts()[reason]
     response: HttpResponse
     if _wants_a_page(request):
         context = {"title": title, "detail": detail, "language": language_of_texts()}
