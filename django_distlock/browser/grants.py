@@ -24,10 +24,11 @@ SALT = "django_distlock.browser"
 class GrantError(Exception):
     """The text is no grant for this visitor.
 
-    ``reason`` is "forged", "expired" or "foreign". ``signer`` is the visitor that a foreign grant was made out to.
+    ``reason`` is "forged", "expired", "foreign" (of another visitor, ``signer``, or for another host) or "audience":
+    the request comes from another origin than the grant is for.
     """
 
-    def __init__(self, reason: Literal["forged", "expired", "foreign"], signer: str = "") -> None:
+    def __init__(self, reason: Literal["forged", "expired", "foreign", "audience"], signer: str = "") -> None:
         self.reason = reason
         self.signer = signer
         super().__init__(f"The grant is {reason}.")

@@ -159,7 +159,7 @@ class Desk:
             return grant
         own = is_sent_by_this_site(self._request) if grant.audience is None else origin.lower() == grant.audience
         if not own:
-            raise GrantError("foreign", grant.signer)
+            raise GrantError("audience", grant.signer)
         return grant
 
     def _no_grant(self, error: GrantError) -> Refused:

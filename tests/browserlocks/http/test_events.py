@@ -15,12 +15,12 @@ from urllib.parse import urlencode
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection, connections
-from django.test import AsyncRequestFactory
+from django.test import AsyncClient, AsyncRequestFactory
 from django.test.utils import CaptureQueriesContext
 
 from django_distlock import BackendUnavailable
 from django_distlock.browser import store
-from django_distlock.browser.http import watching
+from django_distlock.browser.http import endpoints, watching
 from django_distlock.browser.http.events import MOST_STREAMS, events_view
 from django_distlock.browser.http.watching import Watch, Watcher
 from tests.browserlocks.http import crowd
@@ -240,6 +240,24 @@ class TestRefusals:
 
         assert ask("get", path_of("'; DROP TABLE")).status_code == 400
         assert ask("post", path_of(new())).status_code == 405
+
+    def test_atomic_requests(self, ada: Person, atomic_requests: bool) -> None:
+        """Django refuses async views in a transaction."""
+        client = AsyncClient()
+        client.cookies = ada.client.cookies
+        response = asyncio.run(client.get(path_of(new())))
+        assert (response.status_code, response["Content-Type"]) == (200, "text/event-stream")
+
+    def test_a_database_that_is_down(self, ada: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*args: Any) -> Any:
+            raise BackendUnavailable("It is down.")
+
+        monkeypatch.setattr(store, "names_of", fail)
+        client = AsyncClient()
+        client.cookies = ada.client.cookies
+        response = asyncio.run(client.get(path_of(new())))
+        assert (response.status_code, response["Retry-After"]) == (503, "2")
+        endpoints._down.clear()
 
     def test_too_many_streams_of_one_principal(self, site: Site, ada: Person, bo: Person) -> None:
         streams = [site.stream(ada) for _ in range(MOST_STREAMS)]
