@@ -52,7 +52,8 @@ class BrowserLocks(Leases[BrowserLease]):
             "fence": row.fence,
         }
 
-    def cells_of(self, row: BrowserLease) -> tuple[str, ...]:
+    @classmethod
+    def cells_of(cls, row: BrowserLease) -> tuple[str, ...]:
         times = (f"{value:.0f}s" for value in (row.age, row.expires_in))
         return (one_line(row.name), one_line(row.label), one_line(row.principal), *times)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SALT = "django_distlock.browser"
 
 
-class GrantError(Exception):
+class LockGrantError(Exception):
     """The text is no grant for this visitor.
 
     ``reason`` is "forged", "expired", "foreign" (of another visitor, ``signer``, or for another host) or "audience":
@@ -86,7 +86,7 @@ def sign(grant: LockGrant) -> str:
 
 
 def read_grant(text: str, signer: str) -> LockGrant:
-    """The grant in ``text``. GrantError if it is forged, out of date, or that of another visitor."""
+    """The grant in ``text``. LockGrantError if it is forged, out of date, or that of another visitor."""
     try:
         packed = signing.loads(text, salt=SALT)
         grant = LockGrant(
@@ -98,11 +98,11 @@ def read_grant(text: str, signer: str) -> LockGrant:
             audience=packed.get("a"),
         )
     except (signing.BadSignature, KeyError, TypeError, ValueError) as error:
-        raise GrantError("forged") from error
+        raise LockGrantError("forged") from error
     if grant.signer != signer:
-        raise GrantError("foreign", grant.signer)
+        raise LockGrantError("foreign", grant.signer)
     if grant.until < time.time():
-        raise GrantError("expired")
+        raise LockGrantError("expired")
     return grant
 
 

@@ -42,7 +42,9 @@ def break_browser_lock(row: BrowserLease, *, reason: str = "") -> bool:
     """
     ended = store.break_lease(config().database, row.name, row.fence)
     if ended is not None:
-        logger.warning("The browser lock %r of %s was broken: %s", row.name, row.label, one_line(reason or "-"))
+        logger.warning(
+            "The browser lock %r of %s was broken: %s", row.name, one_line(row.label), one_line(reason or "-")
+        )
     return ended is not None
 
 

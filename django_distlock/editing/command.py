@@ -61,7 +61,8 @@ class Edits(Leases[EditLease]):
             "fence": row.fence,
         }
 
-    def cells_of(self, row: EditLease) -> tuple[str, ...]:
+    @classmethod
+    def cells_of(cls, row: EditLease) -> tuple[str, ...]:
         resource = row.resource
         times = (f"{value:.0f}s" for value in (row.age, row.idle, row.expires_in))
         return (resource.database, resource.model, one_line(resource.pk), _who(row), *times)

@@ -52,8 +52,9 @@ class Leases(Subcommand, Generic[R]):
     def as_data(self, row: R) -> dict[str, Any]:
         """One entry of ``--json``. Programs rely on its keys."""
 
+    @classmethod
     @abstractmethod
-    def cells_of(self, row: R) -> tuple[str, ...]:
+    def cells_of(cls, row: R) -> tuple[str, ...]:
         """One line of the table."""
 
     @abstractmethod
@@ -69,11 +70,12 @@ class Leases(Subcommand, Generic[R]):
         self.say(self.table(found) if as_table else json.dumps([self.as_data(row) for row in found], indent=2))
         return 0
 
-    def table(self, rows: Sequence[R]) -> str:
+    @classmethod
+    def table(cls, rows: Sequence[R]) -> str:
         """The rows as a table."""
         if not rows:
-            return self.nothing
-        lines = [self.headings, *(self.cells_of(row) for row in rows)]
+            return cls.nothing
+        lines = [cls.headings, *(cls.cells_of(row) for row in rows)]
         widths = [min(WIDEST, max(map(cells, column))) for column in zip(*lines, strict=True)]
         return "\n".join("  ".join(map(fitted, line, widths)).rstrip() for line in lines)
 
