@@ -6,17 +6,22 @@ import functools
 import re
 import sys
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from asgiref.sync import markcoroutinefunction, sync_to_async
 from django.core.exceptions import BadRequest
 from django.db import Error
+from django.http import HttpResponse, JsonResponse
+from django.template.loader import render_to_string
+from django.utils.translation import gettext as _
 
 from django_distlock.concurrency.flow import finished, uninterrupted
 from django_distlock.concurrency.origin import request_of_rest
+from django_distlock.http.bodies import private
 from django_distlock.http.visitors import visitor_of
 from django_distlock.locks import decorators
 from django_distlock.locks.name_templates import Template
+from django_distlock.middleware import language_of_texts, text_language
 from django_distlock.storage.dialect import contended
 from django_distlock.storage.transactions import begin, in_transaction
 from django_distlock.storage.values import ID
@@ -24,12 +29,11 @@ from django_distlock.storage.values import ID
 from . import store
 from .conf import config
 from .records import check_name, digest_of
-from .refusals import refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from django.http import HttpRequest, HttpResponse
+    from django.http import HttpRequest
 
     from .records import BrowserLease
 
@@ -41,6 +45,10 @@ FENCE = re.compile(r"[0-9]{1,16}", re.ASCII)
 MOST_SENT = 10
 # Attempts to lock the rows if the database refuses them at once, for example to end a deadlock.
 ATTEMPTS = 3
+Reason = Literal["missing", "lost", "busy"]
+LOCKED = 423
+# Seconds after which a client tries again if other requests have kept the rows busy.
+RETRY_AFTER = 1
 
 
 def requires_lock(*names: str, methods: Collection[str] | None = None) -> Callable[[F], F]:
@@ -75,7 +83,7 @@ def _decorate(names: tuple[str, ...], methods: frozenset[str] | None, view: Any)
         call = functools.partial(decorators.call_view, view, request, wrapper._non_atomic_requests, *args, **kwargs)
         if not _needs_lock(request, methods):
             return call()
-        gate = Gate(request, functools.partial(_names, names, template, args, kwargs))
+        gate = LockGate(request, functools.partial(_names, names, template, args, kwargs))
         return gate.arun(call) if _is_awaited(view, args) else gate.run(call)
 
     @functools.wraps(view)
@@ -83,7 +91,7 @@ def _decorate(names: tuple[str, ...], methods: frozenset[str] | None, view: Any)
         request, call = request_of(args), functools.partial(view, *args, **kwargs)
         if not _needs_lock(request, methods):
             return await call()
-        return await Gate(request, functools.partial(_names, names, template, args, kwargs)).arun(call)
+        return await LockGate(request, functools.partial(_names, names, template, args, kwargs)).arun(call)
 
     is_async = decorators.is_async(view)
     wrapper: Any = markcoroutinefunction(async_locked) if is_async else locked
@@ -124,13 +132,13 @@ def sent_leases(header: str) -> list[tuple[str, int]]:
     """The leases in the header, each with its fence; what is malformed is left out."""
     found = []
     for part in header.split(",")[:MOST_SENT]:
-        lease, _, fence = (text.strip() for text in part.partition(";"))
+        lease, fence = (part.partition(";")[index].strip() for index in (0, 2))
         if ID.fullmatch(lease) and FENCE.fullmatch(fence):
             found.append((lease, int(fence)))
     return found
 
 
-class Gate:
+class LockGate:
     """The transaction of one request, in which its locks are current."""
 
     def __init__(self, request: HttpRequest, names: Callable[[], list[str]]) -> None:
@@ -190,3 +198,38 @@ class Gate:
             if (found := store.lock_for_update(alias, name, lease, fence, principal)) is not None:
                 return found
         return None
+
+
+def refused(request: HttpRequest, reason: Reason) -> HttpResponse:
+    """A small page for a browser, problem+json (RFC 9457) for a script. Neither says who has the lock."""
+    title, detail = _("Nothing was done"), _texts()[reason]
+    response: HttpResponse
+    if _wants_a_page(request):
+        context = {"title": title, "detail": detail, "language": language_of_texts()}
+        response = HttpResponse(render_to_string("django_distlock/browser/locked.html", context, request))
+        response["Content-Language"] = text_language()
+    else:
+        facts = {"type": "about:blank", "title": title, "status": LOCKED, "detail": detail, "reason": reason}
+        response = JsonResponse(facts, content_type="application/problem+json")
+    response.status_code = LOCKED
+    response["Vary"] = "Accept"
+    if reason == "busy":
+        response["Retry-After"] = str(RETRY_AFTER)
+    response._has_been_logged = True  # type: ignore[attr-defined]  # no incident: Django would warn of it
+    return private(response)
+
+
+def _texts() -> dict[Reason, str]:
+    return {
+        "missing": _("This needs a lock that your page does not hold. Nothing was changed; load the page again."),
+        "lost": _("Your page has lost its lock, for example to another tab. Nothing was changed; load the page again."),
+        "busy": _("Other requests are using this right now. Nothing was changed; please try again in a moment."),
+    }
+
+
+def _wants_a_page(request: HttpRequest) -> bool:
+    """Has a browser sent this by itself, a form for example? Scripts send the header, or accept anything."""
+    if HEADER in request.headers:
+        return False
+    types = ["application/json", "application/problem+json", "text/html"]
+    return request.get_preferred_type(types) == "text/html"

@@ -87,11 +87,14 @@ class Browser:
     cookies: dict[str, str]
     grants: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def cookie(self) -> str:
+        return "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+
     def send(self, method: str, path: str, body: Any = None, timeout: float = 30) -> tuple[int, Any]:
         """Status and JSON; UNREACHABLE if there was no answer, or none of this site."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
-        cookies = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
-        headers = {"Cookie": cookies, "X-CSRFToken": TOKEN, "Content-Type": "application/json"}
+        headers = {"Cookie": self.cookie, "X-CSRFToken": TOKEN, "Content-Type": "application/json"}
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
