@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .grants import lock_grant
+    from .guard import requires_lock
+    from .records import BrowserLease
 
 # Each name with its module, imported when it is first used: models need their apps.
-_MODULES = {"lock_grant": "grants"}
-__all__ = ["lock_grant"]
+_MODULES = {"BrowserLease": "records", "lock_grant": "grants", "requires_lock": "guard"}
+__all__ = ["BrowserLease", "lock_grant", "requires_lock"]
 
 
 def __getattr__(name: str) -> object:

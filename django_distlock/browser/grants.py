@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 SALT = "django_distlock.browser"
 
 
-class GrantError(Exception):
+class LockGrantError(Exception):
     """The text is no grant for this visitor.
 
-    ``reason`` is "forged", "expired" or "foreign". ``signer`` is the visitor that a foreign grant was made out to.
+    ``reason`` is "forged", "expired", "foreign" (of another visitor, ``signer``, or for another host) or "audience":
+    the request comes from another origin than the grant is for.
     """
 
-    def __init__(self, reason: Literal["forged", "expired", "foreign"], signer: str = "") -> None:
+    def __init__(self, reason: Literal["forged", "expired", "foreign", "audience"], signer: str = "") -> None:
         self.reason = reason
         self.signer = signer
         super().__init__(f"The grant is {reason}.")
@@ -85,7 +86,7 @@ def sign(grant: LockGrant) -> str:
 
 
 def read_grant(text: str, signer: str) -> LockGrant:
-    """The grant in ``text``. GrantError if it is forged, out of date, or that of another visitor."""
+    """The grant in ``text``. LockGrantError if it is forged, out of date, or that of another visitor."""
     try:
         packed = signing.loads(text, salt=SALT)
         grant = LockGrant(
@@ -97,11 +98,11 @@ def read_grant(text: str, signer: str) -> LockGrant:
             audience=packed.get("a"),
         )
     except (signing.BadSignature, KeyError, TypeError, ValueError) as error:
-        raise GrantError("forged") from error
+        raise LockGrantError("forged") from error
     if grant.signer != signer:
-        raise GrantError("foreign", grant.signer)
+        raise LockGrantError("foreign", grant.signer)
     if grant.until < time.time():
-        raise GrantError("expired")
+        raise LockGrantError("expired")
     return grant
 
 

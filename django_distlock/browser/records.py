@@ -99,7 +99,7 @@ class Full:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class LeaseLost:
     """The answer to the renewal of a lease that is gone."""
 
     lease: str

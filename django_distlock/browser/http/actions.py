@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import PermissionDenied
 
 from django_distlock.browser import store
-from django_distlock.browser.grants import GrantError, LockGrant, read_grant
-from django_distlock.browser.records import BrowserLease, Full, Lost, Quota, Waiting
+from django_distlock.browser.grants import LockGrant, LockGrantError, read_grant
+from django_distlock.browser.records import BrowserLease, Full, LeaseLost, Quota, Waiting
 from django_distlock.http.bodies import BadRequest
 from django_distlock.http.csrf import is_sent_by_this_site
 from django_distlock.http.visitors import stored
@@ -41,7 +41,7 @@ def interval_of(place: int, *, hidden: bool) -> float:
     return min(HEAD + STEP * place, TAIL)
 
 
-class Refused(Exception):
+class ScriptRefused(Exception):
     """The request is refused, with this status and these facts."""
 
     def __init__(self, status: int, **facts: Any) -> None:
@@ -64,25 +64,23 @@ class Wish:
     @classmethod
     def of(cls, given: Facts) -> Wish:
         """Check the body. BadRequest if it has not the shape of one."""
-        ttl = given.get("ttl")
-        if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not ttl > 0):
-            raise BadRequest("ttl is a number of seconds above zero.")
         flags = {name: given.get(name, name == "queue") for name in ("queue", "hidden", "again")}
         if not all(isinstance(value, bool) for value in flags.values()):
             raise BadRequest("queue, hidden and again are true or false.")
-        return cls(_grant_of(given), _id_of(given), ttl, **flags)
+        return cls(_grant_of(given), _id_of(given), _ttl_of(given), **flags)
 
 
 @dataclass(frozen=True, slots=True)
-class Renewal:
+class LeaseRenewal:
     """One lease of a batch."""
 
     grant: str
     lease: str
     fence: int
+    ttl: float | None
 
     @classmethod
-    def batch(cls, given: Facts) -> list[Renewal]:
+    def batch(cls, given: Facts) -> list[LeaseRenewal]:
         """Check the body. BadRequest if it has not the shape of one."""
         found = given.get("leases")
         if not isinstance(found, list) or len(found) > MOST_RENEWED:
@@ -90,13 +88,13 @@ class Renewal:
         return [cls._of(entry) for entry in found]
 
     @classmethod
-    def _of(cls, given: Any) -> Renewal:
+    def _of(cls, given: Any) -> LeaseRenewal:
         if not isinstance(given, Mapping):
             raise BadRequest("A lease is an object with an id, a fence and a grant.")
         fence = given.get("fence")
         if isinstance(fence, bool) or not isinstance(fence, int) or not 0 <= fence < 2**53:
             raise BadRequest("fence is the whole number that came with the lease.")
-        return cls(_grant_of(given), _id_of(given), fence)
+        return cls(_grant_of(given), _id_of(given), fence, _ttl_of(given))
 
 
 def _grant_of(given: Mapping[str, Any]) -> str:
@@ -113,6 +111,13 @@ def _id_of(given: Mapping[str, Any]) -> str:
     return lease
 
 
+def _ttl_of(given: Mapping[str, Any]) -> float | None:
+    ttl = given.get("ttl")
+    if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not ttl > 0):
+        raise BadRequest("ttl is a number of seconds above zero.")
+    return ttl
+
+
 class Desk:
     """The leases of the sender of one request."""
 
@@ -126,21 +131,21 @@ class Desk:
     # acquire
 
     def acquire(self, wish: Wish) -> BrowserLease | Waiting:
-        """Take the lock, or a place in its queue. Refused without a grant, a permission or quota left."""
+        """Take the lock, or a place in its queue. ScriptRefused without a grant, a permission or quota left."""
         try:
             grant = self._grant(wish.grant)
-        except GrantError as error:
+        except LockGrantError as error:
             raise self._no_grant(error) from error
         if not self._permitted(grant.name):
             store.release(self._alias, wish.lease, principal=self._principal)
-            raise Refused(403, reason="permission")
+            raise ScriptRefused(403, reason="permission")
         found = store.acquire(
             self._alias,
             grant.name,
             lease=wish.lease,
             principal=self._principal,
             label=self._visitor.label,
-            ttl=max(SHORTEST_TTL, min(self._ttl(grant), wish.ttl or self._ttl(grant))),
+            ttl=self._ttl(grant, wish.ttl),
             max_hold=grant.max_hold if grant.max_hold is not None else self._config.max_hold,
             queue=wish.queue,
             interval=functools.partial(interval_of, hidden=wish.hidden),
@@ -148,27 +153,29 @@ class Desk:
             again=wish.again,
         )
         if isinstance(found, Full):
-            raise Refused(429, reason="quota")
+            raise ScriptRefused(429, reason="quota")
         return found
 
     def _grant(self, text: str) -> LockGrant:
-        """The grant. GrantError also if the request comes from another origin than the grant is for."""
+        """The grant. LockGrantError also if the request comes from another origin than the grant is for."""
         grant = read_grant(text, self._visitor.signer)
         origin = self._request.headers.get("Origin")
         if origin is None:  # no script in a browser: those send it with every POST
             return grant
         own = is_sent_by_this_site(self._request) if grant.audience is None else origin.lower() == grant.audience
         if not own:
-            raise GrantError("foreign", grant.signer)
+            raise LockGrantError("audience", grant.signer)
         return grant
 
-    def _no_grant(self, error: GrantError) -> Refused:
+    def _no_grant(self, error: LockGrantError) -> ScriptRefused:
         if error.signer.startswith("user:") and not self._visitor.logged_in:
-            return Refused(401, reason="logged_out")
-        return Refused(403, reason="grant", detail=error.reason)
+            return ScriptRefused(401, reason="logged_out")
+        return ScriptRefused(403, reason="grant", detail=error.reason)
 
-    def _ttl(self, grant: LockGrant) -> float:
-        return grant.ttl if grant.ttl is not None else self._config.ttl
+    def _ttl(self, grant: LockGrant, wanted: float | None) -> float:
+        """A client may choose a shorter one."""
+        granted = grant.ttl if grant.ttl is not None else self._config.ttl
+        return granted if wanted is None else min(granted, max(wanted, SHORTEST_TTL))
 
     def _permitted(self, name: str) -> bool:
         if self._config.permission is None:
@@ -180,7 +187,7 @@ class Desk:
 
     # renew
 
-    def renew(self, batch: list[Renewal]) -> list[Facts]:
+    def renew(self, batch: list[LeaseRenewal]) -> list[Facts]:
         """Renew leases, those of one TTL together. The answers are in the order of ``batch``.
 
         The name comes from the grant: with that of another name a lease is not found.
@@ -193,13 +200,14 @@ class Desk:
             if grant is None:
                 continue
             seen[grant.name] += 1  # two leases of one name, of which one is lost, must not be in one statement
-            groups.setdefault((self._ttl(grant), seen[grant.name]), []).append((grant.name, item.lease, item.fence))
-        found: dict[str, BrowserLease | Lost] = {}
+            group = groups.setdefault((self._ttl(grant, item.ttl), seen[grant.name]), [])
+            group.append((grant.name, item.lease, item.fence))
+        found: dict[str, BrowserLease | LeaseLost] = {}
         for (ttl, _), leases in groups.items():
             found |= store.renew(self._alias, leases, principal=self._principal, ttl=ttl)
         return [self._renewed(item.lease, lost, found) for item in batch]
 
-    def _still_granted(self, item: Renewal, lost: dict[str, str]) -> LockGrant | None:
+    def _still_granted(self, item: LeaseRenewal, lost: dict[str, str]) -> LockGrant | None:
         """The grant of a lease. Else the lease ends at once, and ``lost`` gets the reason."""
         principal = self._principal
         try:
@@ -207,7 +215,7 @@ class Desk:
             if self._permitted(grant.name):
                 return grant
             lost[item.lease] = "permission"
-        except GrantError as error:
+        except LockGrantError as error:
             lost[item.lease] = "grant"
             if error.signer not in ("", self._visitor.signer):  # the user that had it is logged out
                 lost[item.lease] = "logged_out"
@@ -215,11 +223,11 @@ class Desk:
         store.release(self._alias, item.lease, principal=principal)
         return None
 
-    def _renewed(self, lease: str, lost: dict[str, str], found: Mapping[str, BrowserLease | Lost]) -> Facts:
+    def _renewed(self, lease: str, lost: dict[str, str], found: Mapping[str, BrowserLease | LeaseLost]) -> Facts:
         row = found.get(lease)
         if lease in lost or row is None:
             return {"id": lease, "lost": lost.get(lease, "expired")}
-        if isinstance(row, Lost):
+        if isinstance(row, LeaseLost):
             return {"id": lease, "lost": row.reason}
         return {"id": lease, "expires_in": row.expires_in}
 

@@ -22,7 +22,7 @@ from django_distlock.http.csrf import csrf_protect_json
 from django_distlock.http.transactions import outside_transactions
 from django_distlock.http.visitors import leave_session_alone, visitor_of
 
-from .actions import Desk, Refused, Renewal, Wish, refusal_of
+from .actions import Desk, LeaseRenewal, ScriptRefused, Wish, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ def script_view(*methods: str) -> Callable[[Callable[..., HttpResponse]], Callab
             try:
                 refuse_too_long(request, config().max_body)  # before the CSRF check, which reads a form
                 response = checked(request, **kwargs)
-            except Refused as refused:
+            except ScriptRefused as refused:
                 return private_json(refused.facts, refused.status)
             except RequestDataTooBig:
                 return private_json({"reason": "too_large"}, 413)
@@ -88,7 +88,7 @@ def leases_view(request: HttpRequest) -> HttpResponse:
 @script_view("POST")
 def renew_view(request: HttpRequest) -> HttpResponse:
     """Renew a batch of leases."""
-    batch = Renewal.batch(json_object(body_of(request, config().max_body)))
+    batch = LeaseRenewal.batch(json_object(body_of(request, config().max_body)))
     return private_json({"leases": desk_of(request).renew(batch)})
 
 

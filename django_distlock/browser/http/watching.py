@@ -7,9 +7,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from django.db import Error, connections
+from django.db import connections
 
-from django_distlock import BackendUnavailable
 from django_distlock.browser import store
 from django_distlock.browser.records import holder_of
 
@@ -109,10 +108,10 @@ class Watcher:
                 try:
                     self._look(watches)
                     down = False
-                except (Error, BackendUnavailable):
+                except Exception:  # of any kind: without this thread no stream would ever get an event again
                     connections.close_all()
                     if not down:
-                        logger.warning("The browser locks cannot be read.", exc_info=True)
+                        logger.warning("The browser locks cannot be read; no events until then.", exc_info=True)
                     down = True
                 pause.wait(PAUSE if down else PERIOD)
         finally:

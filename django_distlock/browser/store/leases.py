@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from django.db import connections
 
-from django_distlock.browser.records import BrowserLease, Lost, digest_of, holder_of
+from django_distlock.browser.records import BrowserLease, LeaseLost, digest_of, holder_of
 from django_distlock.storage.dialect import present, returns_updated
 from django_distlock.storage.table import LOCKED, RELEASE_PAUSES
 from django_distlock.storage.values import micros
 
 from . import statements
 from .queue import leave
-from .rows import Row, attempted, change, read_rows
+from .rows import NameRow, attempted, change, read_rows
 from .statements import BROWSER_LOCKS
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def renew(
     alias: str, leases: Iterable[tuple[str, str, int]], *, principal: str, ttl: float
-) -> dict[str, BrowserLease | Lost]:
+) -> dict[str, BrowserLease | LeaseLost]:
     """Prolong leases, each given as (name, lease, fence), by ``ttl``; never past MAX_HOLD, never after their end.
 
     Returns an answer for each lease id. A row that a protected view has locked is not prolonged, its lease is returned
@@ -46,7 +46,7 @@ def renew(
 
 def _prolong(
     connection: BaseDatabaseWrapper, asked: dict[str, tuple[str, int]], principal: str, ttl: float
-) -> dict[str, Row]:
+) -> dict[str, NameRow]:
     """The rows that were prolonged; none where an UPDATE does not return them."""
     parameters: dict[str, Any] = {"ttl": micros(ttl)}
     each = []
@@ -63,16 +63,16 @@ def _prolong(
         }
     if found is LOCKED or not returns_updated(connection):
         return {}
-    return {row[0]: Row(*row) for row in found}
+    return {row[0]: NameRow(*row) for row in found}
 
 
-def _answer(row: Row | None, lease: str, holder: str, fence: int) -> BrowserLease | Lost:
+def _answer(row: NameRow | None, lease: str, holder: str, fence: int) -> BrowserLease | LeaseLost:
     if row is not None and row.held and row.holder == holder and row.fence == fence:
         return row.as_lease()
-    return Lost(lease=lease, reason=_why(row, lease, holder, fence))
+    return LeaseLost(lease=lease, reason=_why(row, lease, holder, fence))
 
 
-def _why(row: Row | None, lease: str, holder: str, fence: int) -> LostReason:
+def _why(row: NameRow | None, lease: str, holder: str, fence: int) -> LostReason:
     """Why the lease is gone. The row remembers the last one; of an older one it is only known who came later."""
     if row is None:
         return "expired"
@@ -112,7 +112,7 @@ def lock_for_update(alias: str, name: str, lease: str, fence: int, principal: st
     with connection.cursor() as cursor:
         cursor.execute(BROWSER_LOCKS.text_for(connection, text), parameters)
         rows = cursor.fetchall()
-    return Row(*rows[0]).as_lease() if rows else None
+    return NameRow(*rows[0]).as_lease() if rows else None
 
 
 def read(alias: str, names: Iterable[str]) -> dict[str, BrowserLease]:

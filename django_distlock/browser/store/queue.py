@@ -14,7 +14,7 @@ from django_distlock.storage.table import LOCKED
 from django_distlock.storage.values import LONGEST_PRINCIPAL, check_id, micros, shown
 
 from . import statements
-from .rows import Row, attempted, marks
+from .rows import NameRow, attempted, marks
 from .statements import BROWSER_LOCKS, BROWSER_TICKETS
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ MANY = 50
 NO_END = 100 * 366 * 86400.0
 
 
-class Seen(NamedTuple):
+class QueueView(NamedTuple):
     """What a caller that cannot take the name finds. ``leases`` and ``places`` are what its principal has beside it."""
 
-    row: Row | None
+    row: NameRow | None
     place: int
     leases: int
     places: int
@@ -84,7 +84,7 @@ def acquire(
     }
     connection = connections[alias]
     found = _tried(connection, parameters, quota, again)
-    if not isinstance(found, Seen):
+    if not isinstance(found, QueueView):
         return found
     if quota.refuses(found.leases, found.places if queue else 0):
         return Full()
@@ -97,9 +97,9 @@ def acquire(
 
 def _tried(
     connection: BaseDatabaseWrapper, parameters: dict[str, Any], quota: Quota, again: bool
-) -> BrowserLease | Full | Seen:
+) -> BrowserLease | Full | QueueView:
     """Take the name; else what is seen. A row that should be free for the caller is tried again."""
-    seen = Seen(None, 0, 0, 0)
+    seen = QueueView(None, 0, 0, 0)
     for pause in (*PAUSES, None):
         taken = None if again else _take(connection, parameters, quota)
         if taken is not None:
@@ -137,7 +137,7 @@ def _take(connection: BaseDatabaseWrapper, parameters: dict[str, Any], quota: Qu
     if found is LOCKED or not found:
         return None
     *columns, queue, leases = found[0]
-    row = Row(*columns)
+    row = NameRow(*columns)
     if row.holder != parameters["holder"]:  # MySQL reads it by a second statement; another may have it by then
         return None
     if queue:
@@ -146,7 +146,7 @@ def _take(connection: BaseDatabaseWrapper, parameters: dict[str, Any], quota: Qu
 
 
 def _within(
-    connection: BaseDatabaseWrapper, parameters: dict[str, Any], quota: Quota, row: Row, leases: int
+    connection: BaseDatabaseWrapper, parameters: dict[str, Any], quota: Quota, row: NameRow, leases: int
 ) -> BrowserLease | Full:
     """The lease, if the principal may have one more; else it is given back at once.
 
@@ -169,17 +169,17 @@ def _make(connection: BaseDatabaseWrapper, parameters: dict[str, Any], quota: Qu
     return _within(connection, parameters, quota, seen.row, seen.leases)
 
 
-def _look(connection: BaseDatabaseWrapper, parameters: dict[str, Any]) -> Seen:
+def _look(connection: BaseDatabaseWrapper, parameters: dict[str, Any]) -> QueueView:
     """The row, and the number of live tickets ahead. Many dead ones are cleared away."""
     columns = ", ".join((statements.READ, statements.PLACE, statements.DEAD, statements.LEASES, statements.PLACES))
     text = f"SELECT {columns} FROM {statements.TABLE} WHERE digest = %(digest)s"  # noqa: S608
     found = BROWSER_LOCKS.fetch(connection, text, parameters)
     if not found:
-        return Seen(None, 0, 0, 0)
+        return QueueView(None, 0, 0, 0)
     *values, place, dead, leases, places = found[0]
     if dead >= MANY:
         forget(connection, "digest = %(digest)s AND alive_until <= {now}", parameters)
-    return Seen(Row(*values), int(place), int(leases), int(places))
+    return QueueView(NameRow(*values), int(place), int(leases), int(places))
 
 
 def _keep_ticket(connection: BaseDatabaseWrapper, parameters: dict[str, Any], interval: float) -> bool:

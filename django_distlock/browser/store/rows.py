@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 
-class Row(NamedTuple):
+class NameRow(NamedTuple):
     """A row of :data:`statements.READ`: times in microseconds, ``now`` is the time at which it was read."""
 
     digest: str
@@ -53,13 +53,13 @@ class Row(NamedTuple):
         )
 
 
-def read_rows(connection: BaseDatabaseWrapper, digests: Iterable[str]) -> dict[str, Row]:
+def read_rows(connection: BaseDatabaseWrapper, digests: Iterable[str]) -> dict[str, NameRow]:
     """The rows by digest, without a lock. Names that were never locked, or not for long, have none."""
     keys = list(digests)
     if not keys:
         return {}
     text = f"{statements.SELECT} WHERE digest IN ({marks(keys)})"
-    return {row[0]: Row(*row) for row in BROWSER_LOCKS.fetch(connection, text, keys)}
+    return {row[0]: NameRow(*row) for row in BROWSER_LOCKS.fetch(connection, text, keys)}
 
 
 def change(

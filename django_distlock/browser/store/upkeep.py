@@ -15,7 +15,7 @@ from django_distlock.storage.values import micros
 
 from . import statements
 from .queue import forget
-from .rows import Row, change, marks
+from .rows import NameRow, change, marks
 from .statements import BROWSER_LOCKS
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ NO_HEAD = Head("", None)
 def held(alias: str, limit: int | None = None) -> list[BrowserLease]:
     """The leases that are held now in a database, the oldest first, at most ``limit``."""
     text = f"{statements.SELECT} WHERE {HELD} ORDER BY since, digest" + ("" if limit is None else f" LIMIT {limit:d}")
-    return [Row(*row).as_lease() for row in BROWSER_LOCKS.fetch(connections[alias], text, [])]
+    return [NameRow(*row).as_lease() for row in BROWSER_LOCKS.fetch(connections[alias], text, [])]
 
 
 def held_by(alias: str, principal: str) -> list[BrowserLease]:
     """The leases that the principal holds now, the oldest first."""
     text = f"{statements.SELECT} WHERE principal = %s AND {HELD} ORDER BY since, digest"
-    rows = (Row(*row) for row in BROWSER_LOCKS.fetch(connections[alias], text, [principal]))
+    rows = (NameRow(*row) for row in BROWSER_LOCKS.fetch(connections[alias], text, [principal]))
     return [row.as_lease() for row in rows if row.principal == principal]  # a database may fold case
 
 
@@ -95,7 +95,7 @@ def break_lease(alias: str, name: str, fence: int) -> BrowserLease | None:
     ended = change(connection, statements.DROP, condition, parameters, RELEASE_PAUSES)
     if ended is LOCKED:
         raise BackendUnavailable(f"A request under the browser lock {name!r} is in progress: try again.")
-    return Row(*before[0]).as_lease() if ended else None
+    return NameRow(*before[0]).as_lease() if ended else None
 
 
 def sweep(alias: str, older_than: float, batch: int = 1000, batches: float = math.inf) -> int:

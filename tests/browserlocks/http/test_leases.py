@@ -6,7 +6,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.db import connection
 from django.template import Context, Template, TemplateSyntaxError
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_distlock.browser.grants import read_grant
@@ -163,6 +165,15 @@ class TestRenew:
         assert answers[3] == {"id": batch[3][0], "lost": "released"}
         assert [round(answer["expires_in"]) for answer in answers if "expires_in" in answer] == [10, 11, 10, 10, 11]
 
+    def test_a_shorter_ttl(self, ada: Person) -> None:
+        """As at the acquire: the client says again how soon the lock is free if it is killed."""
+        grant = ada.grant("cart", ttl=20)
+        lease, fence = ada.take(grant, ttl=5)
+        for wanted, most in ((5, 5), (60, 20), (0.1, 1)):
+            item = {"id": lease, "fence": fence, "grant": grant, "ttl": wanted}
+            found = ada.post(RENEW, {"leases": [item]}).json()["leases"][0]
+            assert most - 1 < found["expires_in"] <= most
+
     def test_two_leases_of_one_name(self, ada: Person) -> None:
         """A page that holds the second one still believes in the first."""
         grant = ada.grant("cart")
@@ -223,6 +234,31 @@ class TestList:
         assert [row["id"] for row in found] == [lease, other]
         assert set(found[0]) == {"id", "name", "fence", "age", "expires_in"}
         assert (found[0]["name"], found[0]["fence"]) == ("cart", fence)
+
+
+class TestCost:
+    """Statements beside the two with which Django finds out who sends the request."""
+
+    def test_statements(self, ada: Person, bo: Person) -> None:
+        grant, lease, waiting = ada.grant("cart"), new(), new()
+        theirs = bo.grant("cart")
+        bo.release(bo.take(theirs)[0])  # the name has a row from now on
+        fence = ada.acquire(grant, lease).json()["fence"]
+        ada.release(lease)
+        costs = {
+            "acquire": lambda: ada.acquire(grant, lease),
+            "renew": lambda: ada.renew((lease, fence + 1, grant)),
+            "wait": lambda: bo.acquire(theirs, waiting),
+            "wait again": lambda: bo.acquire(theirs, waiting, again=True),
+            "release": lambda: ada.release(lease),
+            "list": ada.leases,
+        }
+        found = {}
+        for what, send in costs.items():
+            with CaptureQueriesContext(connection) as queries:
+                send()
+            found[what] = len(queries) - 2
+        assert found == {"acquire": 1, "renew": 1, "wait": 3, "wait again": 2, "release": 2, "list": 1}
 
 
 class TestTag:

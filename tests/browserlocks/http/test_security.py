@@ -394,7 +394,7 @@ class TestOrigins:
 
     def test_is_refused_by_a_grant_that_does_not_name_it(self, strict: Person, settings: Any) -> None:
         settings.CSRF_TRUSTED_ORIGINS = [self.APP, "https://other.example"]
-        answer = (403, {"reason": "grant", "detail": "foreign"})
+        answer = (403, {"reason": "grant", "detail": "audience"})
         assert refusal(self.ask(strict, strict.grant("cart"), self.APP)) == answer
         for_other = strict.grant("cart", audience="https://other.example")
         assert refusal(self.ask(strict, for_other, self.APP)) == answer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from django.db import connections, transaction
 
-from django_distlock.browser.records import BrowserLease, Lost
+from django_distlock.browser.records import BrowserLease, LeaseLost
 from django_distlock.browser.store import queue
 from django_distlock.storage.dialect import contended
 from tests.browserlocks.store.tabs import Tab
@@ -69,7 +69,7 @@ def section(chance: random.Random, tab: Tab, book: Ledger, until: float) -> int:
         elif kind < 0.4:
             asked = time.monotonic()
             renewed = tab.renew(TTL)
-            if isinstance(renewed, Lost):
+            if isinstance(renewed, LeaseLost):
                 return 1
             valid = asked + renewed.expires_in
         elif kind < 0.43:

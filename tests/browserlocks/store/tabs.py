@@ -14,7 +14,7 @@ from django_distlock.browser.records import BrowserLease, digest_of, holder_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django_distlock.browser.records import Lost, Waiting
+    from django_distlock.browser.records import LeaseLost, Waiting
 
 
 TTL = 600.0
@@ -92,7 +92,7 @@ class Tab:
         assert not isinstance(found, BrowserLease), found
         return found
 
-    def renew(self, ttl: float = TTL) -> BrowserLease | Lost:
+    def renew(self, ttl: float = TTL) -> BrowserLease | LeaseLost:
         return store.renew(self.alias, [(self.name, self.lease, self.fence)], principal=self.principal, ttl=ttl)[
             self.lease
         ]

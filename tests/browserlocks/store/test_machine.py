@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from django_distlock.browser import store
-from django_distlock.browser.records import BrowserLease, Lost
+from django_distlock.browser.records import BrowserLease, LeaseLost
 from tests.browserlocks.store.tabs import Tab, expire, forget_everything
 from tests.support.sizes import FULL
 
@@ -69,7 +69,7 @@ class Tabs(RuleBasedStateMachine):
     @rule(who=WHO)
     def renew(self, who: int) -> None:
         found = self.tabs[who].renew()
-        assert isinstance(found, Lost) == (not self.current(who)), found
+        assert isinstance(found, LeaseLost) == (not self.current(who)), found
 
     @rule(who=WHO)
     def lock(self, who: int) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections, transaction
 
 from django_distlock.browser import store
-from django_distlock.browser.records import BrowserLease, Lost, Waiting, digest_of, holder_of
+from django_distlock.browser.records import BrowserLease, LeaseLost, Waiting, digest_of, holder_of
 from tests.browserlocks.store.tabs import Tab, expire, write
 from tests.conftest import eventually
 from tests.support.places import READ_COMMITTED, Place, at_the_side
@@ -128,10 +128,10 @@ def test_a_late_renewal_is_refused(alias: str, name: str) -> None:
     ada, bob = Tab(alias, name), Tab(alias, name, "bob")
     ada.take()
     expire(alias, name)
-    assert isinstance(ada.renew(), Lost)
+    assert isinstance(ada.renew(), LeaseLost)
     bob.take()
-    assert isinstance(ada.renew(), Lost)
-    assert not isinstance(bob.renew(), Lost)
+    assert isinstance(ada.renew(), LeaseLost)
+    assert not isinstance(bob.renew(), LeaseLost)
 
 
 # Fences that count from one.

@@ -11,7 +11,7 @@ from django.db import OperationalError, connections, transaction
 
 from django_distlock import BackendUnavailable
 from django_distlock.browser import store
-from django_distlock.browser.records import BrowserLease, Head, Lost, Waiting
+from django_distlock.browser.records import BrowserLease, Head, LeaseLost, Waiting
 from tests.browserlocks.store.tabs import TTL, Tab, expire
 from tests.conftest import eventually
 from tests.support.places import (
@@ -51,7 +51,7 @@ def test_a_request_under_the_lock_keeps_nobody_waiting(alias: str, name: str) ->
         found = beside(alias, bob.ask)
         assert isinstance(found, Waiting)
         assert (found.crowded, found.queued, found.place) == (True, True, 0)
-        assert isinstance(beside(alias, ada.renew), Lost)
+        assert isinstance(beside(alias, ada.renew), LeaseLost)
     assert bob.take().fence > ada.fence
 
 
@@ -197,7 +197,7 @@ def old_snapshot(place: Place, name: str) -> Iterator[tuple[Tab, Tab]]:
 def test_an_old_snapshot_lets_nobody_in(old_snapshot: tuple[Tab, Tab], place: Place) -> None:
     ada, bob = old_snapshot
     assert isinstance(ada.ask(queue=False), Waiting)
-    assert isinstance(ada.renew(), Lost)
+    assert isinstance(ada.renew(), LeaseLost)
     assert not ada.release()
     assert beside(place.alias, lambda: store.read(place.alias, [bob.name])[bob.name].lease) == bob.lease
 
@@ -231,7 +231,7 @@ def test_in_the_transaction_of_a_caller(place: Place, name: str) -> None:
         assert isinstance(ada.ask(), Waiting)
         assert bob.release()
         assert isinstance(ada.ask(), BrowserLease)
-        assert not isinstance(ada.renew(), Lost)
+        assert not isinstance(ada.renew(), LeaseLost)
         assert store.counts(alias, ada.principal) == (1, 0)
     assert store.read(alias, [name])[name].lease == ada.lease
 
@@ -265,7 +265,7 @@ def test_on_a_mysql_without_the_statements_of_mariadb(alias: str, name: str, mon
     monkeypatch.setattr(connection.features, "can_return_columns_from_insert", False)
     ada, bob = Tab(alias, name), Tab(alias, name, "bob")
     ada.take()
-    assert not isinstance(ada.renew(), Lost)
+    assert not isinstance(ada.renew(), LeaseLost)
     assert bob.wait().place == 0
     begun, end = threading.Event(), threading.Event()
 
@@ -299,7 +299,7 @@ def test_with_parameters_that_are_bound_by_the_server(alias: str, name: str, mon
     try:
         ada, bob = Tab(alias, name), Tab(alias, name, "bob")
         ada.take()
-        assert not isinstance(ada.renew(), Lost)
+        assert not isinstance(ada.renew(), LeaseLost)
         bob.wait()
         bob.wait()
         assert store.heads(alias, [name]) == {name: Head(ada.holder, bob.holder)}
@@ -324,7 +324,7 @@ def test_a_lost_connection_is_an_error_that_says_so_and_the_next_call_works(alia
         ada.renew()
     assert caught.value.__cause__ is not None
     connections[alias].close_if_unusable_or_obsolete()
-    assert not isinstance(ada.renew(), Lost)
+    assert not isinstance(ada.renew(), LeaseLost)
 
 
 @pytest.mark.parametrize("place", RR, ids=str, indirect=True)

@@ -6,13 +6,13 @@ import pytest
 from django.db import connections
 
 from django_distlock.browser import store
-from django_distlock.browser.records import Head, Lost, digest_of
+from django_distlock.browser.records import Head, LeaseLost, digest_of
 from tests.browserlocks.store.tabs import TTL, Tab, expire, new_id, write
 from tests.conftest import eventually
 
 
 def reason(found: object) -> str:
-    assert isinstance(found, Lost), found
+    assert isinstance(found, LeaseLost), found
     return found.reason
 
 
@@ -85,7 +85,7 @@ def test_a_lease_with_a_longest_hold_is_renewed_up_to_it(alias: str, name: str) 
     ada, bob = Tab(alias, name), Tab(alias, name, "bob")
     assert 4 < ada.take(ttl=60, max_hold=5).expires_in <= 5
     found = ada.renew(60)
-    assert not isinstance(found, Lost)
+    assert not isinstance(found, LeaseLost)
     assert found.expires_in <= 5
     assert ada.take(ttl=60, max_hold=500).expires_in <= 5  # asked again: no new hold
     write(alias, "UPDATE django_distlock_browserlock SET ends_at = 5, expires_at = 5")
@@ -111,7 +111,7 @@ def test_why_a_lease_is_lost(alias: str, name: str) -> None:
     stale, ada.fence = ada.fence, ada.fence - 1
     assert reason(ada.renew()) == "taken"
     ada.fence = stale
-    assert not isinstance(ada.renew(), Lost)
+    assert not isinstance(ada.renew(), LeaseLost)
 
 
 def test_a_batch_is_renewed_though_some_are_lost(alias: str) -> None:
@@ -125,7 +125,7 @@ def test_a_batch_is_renewed_though_some_are_lost(alias: str) -> None:
     assert [reason(found[tab.lease]) for tab in (tabs[1], tabs[3])] == ["expired", "released"]
     for tab in (tabs[0], tabs[2], tabs[4]):
         lease = found[tab.lease]
-        assert not isinstance(lease, Lost)
+        assert not isinstance(lease, LeaseLost)
         assert 55 < lease.expires_in <= 60
     assert store.renew(alias, [], principal="user:ada", ttl=60) == {}
 
