@@ -400,8 +400,9 @@ class Wire {
         return { retry_after: Number(reply.headers.get("Retry-After")), ...found, status: reply.status };
       };
       return await ask(false);
-    } catch {
-      return { status: 0 };
+    } catch (error) {
+      // a page in the place of JSON is no lock server; else there was no answer
+      return { status: error.status ?? (error instanceof SyntaxError ? 200 : 0) };
     } finally {
       cancel();
     }
@@ -414,6 +415,7 @@ class Wire {
       if (field?.value) this.#token = field.value;
       else {
         const reply = await this.fetch(this.url("csrf/"), { credentials: "include", signal });
+        if (!reply.ok) throw reply;
         this.#token = (await reply.json()).csrf;
       }
     }

@@ -15,10 +15,11 @@ from django.urls import include, path
 from django.views.decorators.csrf import csrf_exempt
 
 from django_distlock.browser import lock_grant
+from tests.browserlocks.http.site import grant
 
 from .ledger import ledger
 
-HEAD = '<!doctype html><html lang="en"><meta charset="utf-8"><title>{{ title }}</title>'
+HEAD = '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title></head><body>'
 ROOM = (
     HEAD + '<p id="room" data-name="{{ name }}" data-grant="{{ grant }}">{{ request.user.username }}</p>'
     '<a href="/elsewhere/">Elsewhere</a><script type="module" src="/room.js"></script>'
@@ -50,8 +51,8 @@ def log_out(request: HttpRequest) -> HttpResponse:
 def room(request: HttpRequest) -> HttpResponse:
     query = request.GET
     options = {key: float(query[key]) for key in ("ttl", "max_hold") if key in query}
-    grant = lock_grant(query["name"], request, **options)  # type: ignore[arg-type]
-    return rendered(request, ROOM, title="A room", name=query["name"], grant=grant)
+    signed = lock_grant(query["name"], request, **options)  # type: ignore[arg-type]
+    return rendered(request, ROOM, title="A room", name=query["name"], grant=signed)
 
 
 def elsewhere(request: HttpRequest) -> HttpResponse:
@@ -89,6 +90,7 @@ urlpatterns = [
     path("as/<slug:slug>/", log_in),
     path("out/", log_out),
     path("room/", room),
+    path("grant/", grant),
     path("elsewhere/", elsewhere),
     path("<slug:name>.js", script),
     path("ledger/<slug:room>/<slug:verb>/", ledger_view),
