@@ -18,6 +18,7 @@ const LOST = {
   page: "the page was left, and others need not wait for it. Ask for it again on pageshow",
   logged_out: "its user is logged out. Log in and ask for it again",
   permission: "its user may no longer have it",
+  grant: "its grant has ended. Load the page again for a new one",
   broken: "an administrator has ended it. Ask for it again",
   taken: "another tab or device has it now. Ask for it again",
   released: "it has been released already",
@@ -28,6 +29,7 @@ const REFUSED = {
   grant: "The grant is forged, has ended or belongs to another user. Load the page again for a new grant.",
   logged_out: "The lock needs a user who is logged in. Log in and ask again.",
   permission: "This user may not have this lock.",
+  request: "The request was refused. Check the options.",
   quota: "This user holds or waits for too many locks. Release some, or raise MAX_HELD and MAX_WAITING.",
   csrf: "The CSRF token was refused twice. Give the option csrf, and check CSRF_TRUSTED_ORIGINS.",
   unreachable: "The lock server did not answer, so nobody knows whether the lock is free. Try again.",
@@ -246,8 +248,9 @@ class Leases extends Keeper {
     return null;
   }
 
-  #question({ grant, id, ttl, ifAvailable }) {
-    return { grant, id, ...(ttl && { ttl: ttl / 1000 }), queue: !ifAvailable, ...(hidden() && { hidden: true }) };
+  #question({ grant, id, ttl, ifAvailable, place }) {
+    const body = { grant, id, queue: !ifAvailable, hidden: hidden(), again: place !== null };
+    return ttl ? { ...body, ttl: ttl / 1000 } : body;
   }
 
   #granted(ticket, { fence, expires_in }, sent) {
@@ -397,8 +400,9 @@ class Wire {
         return { retry_after: Number(reply.headers.get("Retry-After")), ...found, status: reply.status };
       };
       return await ask(false);
-    } catch {
-      return { status: 0 };
+    } catch (error) {
+      // a page in the place of JSON is no lock server; else there was no answer
+      return { status: error.status ?? (error instanceof SyntaxError ? 200 : 0) };
     } finally {
       cancel();
     }
@@ -411,6 +415,7 @@ class Wire {
       if (field?.value) this.#token = field.value;
       else {
         const reply = await this.fetch(this.url("csrf/"), { credentials: "include", signal });
+        if (!reply.ok) throw reply;
         this.#token = (await reply.json()).csrf;
       }
     }
@@ -756,13 +761,13 @@ export class LockManager {
     return new Promise((resolve, reject) => {
       const end = (settle, value) => {
         ticket.over = true;
-        cancel?.();
+        cancel();
         signal?.removeEventListener("abort", aborted);
         settle(value);
         ticket.wake();
       };
       const aborted = () => end(reject, signal.reason);
-      const cancel = timeout >= 0 ? wait(timeout, () => end(reject, late(ticket, timeout))) : null;
+      const cancel = timeout >= 0 ? wait(timeout, () => end(reject, late(ticket, timeout))) : () => {};
       signal?.addEventListener("abort", aborted);
       keeper.acquire(ticket).then(
         (lease) => {
