@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
+from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
@@ -76,7 +77,10 @@ def _checked(key: str, value: Any) -> Any:
         if not isinstance(value, str):
             raise TypeError(f"DATABASE must be an alias of DATABASES, not {type(value).__name__}.")
         return value
-    return function(key, value)
+    found = function(key, value)
+    if iscoroutinefunction(found):  # a coroutine that nothing awaits is true: it would permit everything
+        raise TypeError(f"{key} must be a plain function, not an async one.")
+    return found
 
 
 def _clear(*, setting: str, **kwargs: Any) -> None:

@@ -64,13 +64,10 @@ class Wish:
     @classmethod
     def of(cls, given: Facts) -> Wish:
         """Check the body. BadRequest if it has not the shape of one."""
-        ttl = given.get("ttl")
-        if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not ttl > 0):
-            raise BadRequest("ttl is a number of seconds above zero.")
         flags = {name: given.get(name, name == "queue") for name in ("queue", "hidden", "again")}
         if not all(isinstance(value, bool) for value in flags.values()):
             raise BadRequest("queue, hidden and again are true or false.")
-        return cls(_grant_of(given), _id_of(given), ttl, **flags)
+        return cls(_grant_of(given), _id_of(given), _ttl_of(given), **flags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +77,7 @@ class LeaseRenewal:
     grant: str
     lease: str
     fence: int
+    ttl: float | None
 
     @classmethod
     def batch(cls, given: Facts) -> list[LeaseRenewal]:
@@ -96,7 +94,7 @@ class LeaseRenewal:
         fence = given.get("fence")
         if isinstance(fence, bool) or not isinstance(fence, int) or not 0 <= fence < 2**53:
             raise BadRequest("fence is the whole number that came with the lease.")
-        return cls(_grant_of(given), _id_of(given), fence)
+        return cls(_grant_of(given), _id_of(given), fence, _ttl_of(given))
 
 
 def _grant_of(given: Mapping[str, Any]) -> str:
@@ -111,6 +109,13 @@ def _id_of(given: Mapping[str, Any]) -> str:
     if not isinstance(lease, str) or not ID.fullmatch(lease):
         raise BadRequest("id is 8 to 64 letters, digits, hyphens or underscores.")
     return lease
+
+
+def _ttl_of(given: Mapping[str, Any]) -> float | None:
+    ttl = given.get("ttl")
+    if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not ttl > 0):
+        raise BadRequest("ttl is a number of seconds above zero.")
+    return ttl
 
 
 class Desk:
@@ -140,7 +145,7 @@ class Desk:
             lease=wish.lease,
             principal=self._principal,
             label=self._visitor.label,
-            ttl=max(SHORTEST_TTL, min(self._ttl(grant), wish.ttl or self._ttl(grant))),
+            ttl=self._ttl(grant, wish.ttl),
             max_hold=grant.max_hold if grant.max_hold is not None else self._config.max_hold,
             queue=wish.queue,
             interval=functools.partial(interval_of, hidden=wish.hidden),
@@ -167,8 +172,10 @@ class Desk:
             return ScriptRefused(401, reason="logged_out")
         return ScriptRefused(403, reason="grant", detail=error.reason)
 
-    def _ttl(self, grant: LockGrant) -> float:
-        return grant.ttl if grant.ttl is not None else self._config.ttl
+    def _ttl(self, grant: LockGrant, wanted: float | None) -> float:
+        """A client may choose a shorter one."""
+        granted = grant.ttl if grant.ttl is not None else self._config.ttl
+        return granted if wanted is None else min(granted, max(wanted, SHORTEST_TTL))
 
     def _permitted(self, name: str) -> bool:
         if self._config.permission is None:
@@ -193,7 +200,8 @@ class Desk:
             if grant is None:
                 continue
             seen[grant.name] += 1  # two leases of one name, of which one is lost, must not be in one statement
-            groups.setdefault((self._ttl(grant), seen[grant.name]), []).append((grant.name, item.lease, item.fence))
+            group = groups.setdefault((self._ttl(grant, item.ttl), seen[grant.name]), [])
+            group.append((grant.name, item.lease, item.fence))
         found: dict[str, BrowserLease | LeaseLost] = {}
         for (ttl, _), leases in groups.items():
             found |= store.renew(self._alias, leases, principal=self._principal, ttl=ttl)

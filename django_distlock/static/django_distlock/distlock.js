@@ -762,7 +762,7 @@ export class LockManager {
         ticket.wake();
       };
       const aborted = () => end(reject, signal.reason);
-      const cancel = timeout >= 0 && wait(timeout, () => end(reject, late(ticket, timeout)));
+      const cancel = timeout >= 0 ? wait(timeout, () => end(reject, late(ticket, timeout))) : null;
       signal?.addEventListener("abort", aborted);
       keeper.acquire(ticket).then(
         (lease) => {

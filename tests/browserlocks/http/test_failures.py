@@ -94,6 +94,7 @@ WRONG_RENEWALS = [
     {"leases": [{}]},
     {"leases": [{"id": "x" * 8, "fence": 1}]},
     {"leases": [{"id": "x" * 8, "grant": "x"}]},
+    {"leases": [{"id": "x" * 8, "grant": "x", "fence": 1, "ttl": "5"}]},
     *({"leases": [{"id": "x" * 8, "grant": "x", "fence": fence}]} for fence in ("1", 1.5, True, None, -1, 2**53)),
 ]
 
@@ -202,6 +203,7 @@ class TestSetting:
             ({"MAX_BODY": None}, "MAX_BODY must be an int"),
             ({"DATABASE": 5}, "DATABASE must be an alias"),
             ({"LABEL": 5}, "LABEL must be a callable"),
+            ({"PERMISSION": "tests.browserlocks.http.test_failures.arefuse"}, "PERMISSION must be a plain function"),
             ({"PERMISSION": "no.such.module"}, "PERMISSION: No module named 'no'"),
             ({"PERMISSION": "json.nothing"}, "PERMISSION: "),
             ([], None),
@@ -222,4 +224,8 @@ class TestSetting:
 
 
 def refuse(request: Any, name: str) -> bool:
+    return False
+
+
+async def arefuse(request: Any, name: str) -> bool:
     return False

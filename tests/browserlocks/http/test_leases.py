@@ -165,6 +165,15 @@ class TestRenew:
         assert answers[3] == {"id": batch[3][0], "lost": "released"}
         assert [round(answer["expires_in"]) for answer in answers if "expires_in" in answer] == [10, 11, 10, 10, 11]
 
+    def test_a_shorter_ttl(self, ada: Person) -> None:
+        """As at the acquire: the client says again how soon the lock is free if it is killed."""
+        grant = ada.grant("cart", ttl=20)
+        lease, fence = ada.take(grant, ttl=5)
+        for wanted, most in ((5, 5), (60, 20), (0.1, 1)):
+            item = {"id": lease, "fence": fence, "grant": grant, "ttl": wanted}
+            found = ada.post(RENEW, {"leases": [item]}).json()["leases"][0]
+            assert most - 1 < found["expires_in"] <= most
+
     def test_two_leases_of_one_name(self, ada: Person) -> None:
         """A page that holds the second one still believes in the first."""
         grant = ada.grant("cart")
