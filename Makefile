@@ -83,6 +83,7 @@ screenshots: $(VENV)/group-test.stamp  ## take the pictures in the documentation
 	@$(SERVICES) run $(BIN)/python -m pytest -q tests/operations/admin/screenshots.py $(ARGS)
 	@$(BIN)/python -m tests.scenarios.screenshots
 	@$(BIN)/python -m tests.scenarios.editing_screenshots
+	@$(BIN)/python -m tests.scenarios.browser_screenshots
 
 release-check: $(VENV)/group-release.stamp  ## before a release: sdist, wheel, metadata, links, workflows, and a smoke test of the wheel on each database
 	@$(SERVICES) run $(BIN)/python -m tests.support.release

@@ -12,7 +12,7 @@ from tests.editing.store.model import History
 from tests.support.sizes import LONG
 
 if TYPE_CHECKING:
-    from tests.editing.store.desks import Place
+    from tests.support.places import Place
 
 HISTORIES = int(os.environ.get("DISTLOCK_HISTORIES") or (10_000 if LONG else 50))
 SHORTEST, LONGEST = 8, 30

@@ -18,7 +18,7 @@ from tests.support.processes import Child
 from tests.support.sizes import LONG
 
 if TYPE_CHECKING:
-    from tests.editing.store.desks import Place
+    from tests.support.places import Place
 
 pytestmark = pytest.mark.full
 
