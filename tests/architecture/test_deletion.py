@@ -15,6 +15,8 @@ from tests.support.paths import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.full
+
 PROGRAM = """
 import django
 from django.conf import settings

@@ -1,7 +1,7 @@
 """One server and two profiles of each browser, Ada's and Bo's, at the site of this folder.
 
 Chromium runs all cases. Firefox and WebKit run those that are about what browsers do in ways of their own; the cases
-with the mark ``alike`` they run under ``make test FULL=1``.
+with the mark ``alike`` they run under ``make test LONG=1``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pytest_django.live_server_helper import LiveServer
 
 from tests.browserlocks.http.people import make_person, remove_people
 from tests.support.browsers import BROWSERS, Profile, Tab, browser
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 from tests.support.wire import wire
 
 from . import site
@@ -128,7 +128,7 @@ def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "people" in metafunc.fixturenames:
-        everywhere = FULL or metafunc.definition.get_closest_marker("alike") is None
+        everywhere = LONG or metafunc.definition.get_closest_marker("alike") is None
         metafunc.parametrize("people", BROWSERS if everywhere else BROWSERS[:1], indirect=True, scope="package")
 
 
