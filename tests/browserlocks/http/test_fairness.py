@@ -29,22 +29,22 @@ from tests.browserlocks.http.crowd import (
 )
 from tests.browserlocks.http.people import new
 from tests.conftest import eventually
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-WORKERS, WAITERS, ROUNDS = 3, 10, 20 if FULL else 10
-CROWD, WINDOW = 1000, 30.0 if FULL else 15.0
+WORKERS, WAITERS, ROUNDS = 3, 10, 20 if LONG else 10
+CROWD, WINDOW = 1000, 30.0 if LONG else 15.0
 HOLD = 0.03  # seconds
 ENGINES = {"postgres": "postgres", "mariadb": "mariadb", "sqlite": "default"}
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.full]
 
 
-@pytest.fixture(scope="module", params=ENGINES if FULL else ["postgres"])
+@pytest.fixture(scope="module", params=ENGINES if LONG else ["postgres"])
 def engine(request: pytest.FixtureRequest) -> str:
     engine: str = request.param
     return engine

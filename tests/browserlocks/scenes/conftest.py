@@ -9,7 +9,7 @@ import pytest
 
 from tests.scenarios.camera import demo
 from tests.support.browsers import BROWSERS, Profile, Tab, browser
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ def served() -> Iterator[str]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "browsers" in metafunc.fixturenames:
-        everywhere = FULL or metafunc.definition.get_closest_marker("alike") is None
+        everywhere = LONG or metafunc.definition.get_closest_marker("alike") is None
         metafunc.parametrize("browsers", BROWSERS if everywhere else BROWSERS[:1], indirect=True, scope="package")
 
 

@@ -12,14 +12,16 @@ import pytest
 from tests.browserlocks.store.rush import rush
 from tests.browserlocks.store.tabs import new_id
 from tests.support.processes import Child
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.places import Place
 
-PROCESSES, SECONDS, KILLED = (8, 60.0, 6) if FULL else (8, 3.0, 3)
+pytestmark = pytest.mark.full
+
+PROCESSES, SECONDS, KILLED = (8, 60.0, 6) if LONG else (8, 3.0, 3)
 
 
 @pytest.mark.timeout(300)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.browsers import BROWSERS, Tab, browser
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 from .site import HERE, site
 
@@ -58,7 +58,7 @@ def served() -> Iterator[str]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "opened" in metafunc.fixturenames:
-        everywhere = FULL or metafunc.definition.get_closest_marker("alike") is None
+        everywhere = LONG or metafunc.definition.get_closest_marker("alike") is None
         metafunc.parametrize("opened", BROWSERS if everywhere else BROWSERS[:1], indirect=True, scope="package")
 
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 if TYPE_CHECKING:
     from .conftest import Table
 
-pytestmark = pytest.mark.long  # to set up: three browsers
+pytestmark = [pytest.mark.long, pytest.mark.full]  # to set up: three browsers
 HANDS = 8
 TIMES = 100_000
 FAIR = 0.5
@@ -35,7 +35,7 @@ def test_no_worker_gets_less_than_half_of_what_another_gets(table: Table) -> Non
     counts, overlaps = table.ask(
         f"{EIGHT} const shares = table.all('share'); await table.sleep(200);"
         "Atomics.store(table.memory, 3, 1); Atomics.notify(table.memory, 3);"
-        f"await table.sleep({4000 if FULL else 1500}); Atomics.store(table.memory, 4, 1);"
+        f"await table.sleep({4000 if LONG else 1500}); Atomics.store(table.memory, 4, 1);"
         "return [await shares, table.memory[2]]"
     )
     assert min(counts) / max(counts) >= FAIR, counts
@@ -200,7 +200,7 @@ def test_nobody_is_taken_for_ended_because_it_is_slow(table: Table) -> None:
 
 def test_workers_end_at_any_moment(table: Table) -> None:
     """At whatever instruction they are stopped, the others go on and exclude each other."""
-    rounds = 60 if FULL else 12
+    rounds = 60 if LONG else 12
     counted, overlaps = table.ask(
         f"{TWO}"
         f"for (let round = 0; round < {rounds}; round += 1) {{"
