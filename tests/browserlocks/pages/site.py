@@ -25,8 +25,7 @@ ROOM = (
     '<a href="/elsewhere/">Elsewhere</a><script type="module" src="/room.js"></script>'
 )
 FORM = (
-    HEAD
-    + '<form method="post" action="/slow/" data-distlock-once{% if seconds %}="{{ seconds }}"{% endif %}>{% csrf_token %}'
+    HEAD + '<form method="post" action="/slow/" data-distlock-once="{{ seconds }}">{% csrf_token %}'
     '<button name="act" value="pay">Pay</button></form><p id="blocked">0</p>'
     '<script type="module" src="/static/django_distlock/distlock-once.js"></script>'
     '<script type="module" src="/form.js"></script>'

@@ -38,12 +38,10 @@ def test_a_network_that_ends(ada: Person, bo: Person) -> None:
     mine, theirs = ada.room(), bo.room()
     mine.take("mine")
     mine.until_state("mine", "held")
-    cut = time.monotonic()
     ada.profile.offline(mine, True)
     try:
         theirs.take("theirs")
         mine.until_state("mine", "lost: expired", TTL + 1)
-        assert not theirs.state("theirs") == "held" or time.monotonic() - cut > TTL * 0.6
         theirs.until_state("theirs", "held", TTL + 3)
         mine.take("again")
         time.sleep(1)
@@ -170,7 +168,8 @@ def test_refusals_name_the_cure(ada: Person) -> None:
     ask = (
         "const [grant, endpoint, options, done] = arguments;"
         "import('/static/django_distlock/distlock.js').then(({LockManager}) =>"
-        "  new LockManager({endpoint}).request(grant, options, () => {})).catch((e) => done([e.name, e.reason, e.message]))"
+        "  new LockManager({endpoint}).request(grant, options, () => {}))"
+        ".catch((error) => done([error.name, error.reason, error.message]))"
     )
     grant = tab.run("return grant")
     assert tab.ask(ask, "forged", "/distlock/", {})[:2] == ["LockError", "grant"]

@@ -41,7 +41,8 @@ def test_first_come_first_served(ada: Person, bo: Person) -> None:
         room.take(who)
         room.until(
             lambda r=room, n=number: r.ask(
-                "const [n, done] = arguments; locks.query().then(({pending}) => done(pending.some((p) => p.place === n)))",
+                "const [n, done] = arguments;"
+                "locks.query().then(({pending}) => done(pending.some(({place}) => place === n)))",
                 n,
             ),
             f"{who} has no place",
@@ -115,7 +116,8 @@ def test_what_a_lock_says_of_itself(ada: Person) -> None:
         "  const {guarantee, id, fence, expiresIn, headers, signal, name} = lock;"
         "  const {held} = await locks.query();"
         "  await lock.release(); await lock.release();"
-        "  done({guarantee, id, fence, expiresIn, headers, name, aborted: signal.aborted, held, after: lock.expiresIn}); });"
+        "  const [aborted, after] = [signal.aborted, lock.expiresIn];"
+        "  done({guarantee, id, fence, expiresIn, headers, name, aborted, held, after}); });"
     )
     assert said["guarantee"] == "lease"
     assert said["headers"] == {"Distlock-Lease": f"{said['id']};{said['fence']}"}

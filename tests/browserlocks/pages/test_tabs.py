@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.sizes import FULL
 from tests.support.wire import wire
 
 from .ledger import ledger
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .conftest import Person, Room
 
 pytestmark = pytest.mark.long  # to set up: six browsers
@@ -147,6 +150,31 @@ def test_tabs_race(ada: Person, guarantee: str) -> None:
         room.until(lambda r=room: r.run("return window.over"), "the sections do not end", 60)
     assert len(ledger.entered) == 45
     ledger.check()
+
+
+SETTLES = (0, 5, 10, 25)  # milliseconds
+ROUNDS = 60
+
+
+@pytest.mark.skipif(not FULL, reason="FULL=1: a measurement for docs/browser")
+@pytest.mark.parametrize("settle", SETTLES)
+def test_what_the_settle_delay_of_records_loses(
+    ada: Person, name: str, settle: int, record_testsuite_property: Callable[[str, object], None]
+) -> None:
+    """Three tabs; how many sections begin while another goes on."""
+    wire.head = '<script>Object.defineProperty(navigator, "locks", { value: undefined })</script>'
+    rooms = [ada.room(query=f"visible&who={who}&settle={settle}") for who in "abc"]
+    for room in rooms:
+        room.run(
+            "window.over = false; race(arguments[0], {scope: 'browser'}).then(() => (window.over = true))",
+            ROUNDS,
+        )
+    for room in rooms:
+        room.until(lambda r=room: r.run("return window.over"), "the sections do not end", 100)  # type: ignore[misc]
+    record_testsuite_property(f"settle-{name}-{settle}", f"{len(ledger.overlaps)} of {len(ledger.entered)}")
+    print(f"{name}: {settle} ms: {len(ledger.overlaps)} of {len(ledger.entered)}")
+    if settle == SETTLES[-1]:
+        assert len(ledger.overlaps) <= len(ledger.entered) / 100
 
 
 @pytest.mark.alike
