@@ -23,7 +23,7 @@ from .owner import current
 from .registry import registry
 from .release import lose, notice_loss, take_back
 from .site_key import site_key
-from .transactions import bind, choose_scope, on_own_connection
+from .transactions import bind, choose_scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,7 +222,8 @@ def _establish(began: float, hold: Hold, grant: Grant, lease: Any, opened: list[
     if opened:
         bind(hold, opened)
         isolation = getattr(grant.session, "isolation", None)
-        warn_of_stale_snapshot(hold.key.name, grant.claim.scope, isolation, opened)
+        if isolation != "READ COMMITTED":
+            warn_of_stale_snapshot(hold.key.name, grant.claim.scope, isolation, opened)
     if signals.lock_acquired.receivers:
         events.send_held(signals.lock_acquired, hold, wait=monotonic() - began)
 
@@ -251,15 +252,18 @@ def _take_fast_path(
     lock: LockOptions, timeout: float | None, start: float, entry: Entry, hold: Hold, lease: Any
 ) -> bool:
     """Ask the engine once, in this thread. A grant that comes after its own validity is given back."""
-    opened = open_transactions()
-    if opened and not on_own_connection(hold.backend, opened):
-        return False
+    backend, wait, opened = hold.backend, math.inf if timeout is None else timeout, open_transactions()
     hold.claim = claim = _claim(lock, entry, hold, opened, 0.0)
-    hold.grant = grant = hold.backend.acquire_fast(claim, math.inf if timeout is None else timeout)
+    if not opened:
+        hold.grant = grant = backend.acquire_fast(claim, wait)
+    elif claim.scope == "transaction" and asyncio._get_running_loop() is None:  # it is a connection of this thread
+        hold.grant = grant = backend.acquire_inside(opened[0], claim, wait)  # type: ignore[attr-defined]
+    else:
+        return False
     if grant is None:
         return False
     if grant.valid_until is not None and grant.valid_until <= monotonic():
-        hold.backend.release(grant)
+        backend.release(grant)
         hold.grant = None
         return False
     _establish(start, hold, grant, lease, opened)
@@ -272,8 +276,8 @@ def _claim(
 ) -> Claim:
     if not entry.backend.supports_ttl:
         scope = choose_scope(entry.backend, opened) if opened else "session"
-        if not answer_by and scope == "session" and not hold.shared and not hold.semaphore:
-            return entry.claim(hold.key)
+        if not answer_by and not hold.shared and not hold.semaphore:
+            return entry.claim(hold.key, scope)
         return Claim(key=hold.key, shared=hold.shared, scope=scope, answer_by=answer_by, limit=hold.semaphore)
     config = entry.config
     hold.ttl = config.ttl if request.ttl is UNSET else request.ttl

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import deque
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from django_distlock.records import drift
 from .deadlock import would_deadlock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     from django_distlock.backends.base import Backend
     from django_distlock.keys import LockKey
@@ -194,7 +193,7 @@ class WaitQueue:
     def __init__(self) -> None:
         self.limit = 0  # MAX_HELD, once a context waits
         self.holders: list[Hold] = []
-        self.queue: deque[Hold] = deque()
+        self.queue: list[Hold] = []
 
     def admits(self, new: Hold) -> bool:
         if new.semaphore:
@@ -217,6 +216,7 @@ class WaitQueue:
         return [hold for hold in holders + ahead if hold.state is not State.RELEASING and not hold.interrupted]
 
 
+HELD = frozenset({State.HELD, State.DEFERRED})
 UNFINISHED = frozenset({State.WAITING, State.CLAIMING, State.RELEASING})
 
 
@@ -373,12 +373,14 @@ class LockTable:
             hold.state = State.RELEASING
             return True
 
-    def end(self, hold: Hold) -> bool:
+    def end(self, hold: Hold, states: Container[State] = frozenset(State)) -> bool:
         """End a hold that the engine has released or never granted, and let the next waiter ask.
 
-        False if it had ended before.
+        False if it had ended before, or is in none of ``states``.
         """
         with self._mutex:
+            if hold.state not in states:
+                return False
             if self._ending is None:
                 self._ending = hold
             return self._end(hold)
@@ -433,7 +435,7 @@ class LockTable:
                 if head in slot.holders:
                     self._dismiss(slot, head)
                 head.state = State.ENDED
-            slot.queue.popleft()
+            del slot.queue[0]
 
     def lose(self, hold: Hold, reason: str, *, releasing: bool = False) -> bool:
         """Mark a hold as lost and let the next waiter ask. False if the loss was known or the hold has ended.

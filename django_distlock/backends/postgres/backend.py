@@ -50,7 +50,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         super().__init__(alias, options)
-        self._transactions = TransactionLocks(alias, self.database, self.session_database, self._busy)
+        self._transactions = TransactionLocks(alias, self.session_database, self._busy)
 
     def _open(self, waits: bool, until: float) -> Flow[PostgresSession]:
         connection = connections[self.session_database]
@@ -66,8 +66,12 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         if claim.scope == "transaction":
-            return self._transactions.acquire(claim, wait)
+            return self.acquire_inside(connections[self.database], claim, wait)
         return run(self._acquire(claim, wait))
+
+    def acquire_inside(self, connection: BaseDatabaseWrapper, claim: Claim, wait: float) -> Grant | None:
+        """Acquire in the transaction of ``connection``, which is one of this thread."""
+        return self._transactions.acquire(connection, claim, wait)
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         if claim.scope == "transaction":  # Django's connections are not for tasks
@@ -87,7 +91,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         if grant.claim.scope != "transaction":
             return run(self._verify(grant))
         if grant.session.connection is connections[self.database]:
-            return self._transactions.acquire(replace(grant.claim, answer_by=0.0), 0) is not None
+            return self.try_acquire(replace(grant.claim, answer_by=0.0)) is not None
         return self.look(grant)  # asked by another thread, and the connection is its owner's
 
     async def averify(self, grant: Grant) -> bool:

@@ -22,9 +22,10 @@ from psycopg import IsolationLevel
 from psycopg.pq import TransactionStatus
 
 from django_distlock import advisory_lock
-from django_distlock.backends.postgres import transaction
-from django_distlock.backends.postgres.transaction import directly, nobody_looks
+from django_distlock.backends.postgres import statements, transaction
+from django_distlock.backends.postgres.statements import Bounded, nobody_looks
 from django_distlock.concurrency import sockets
+from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager import acquire, interrupted, lock_table, transactions
 from tests.conftest import eventually
 from tests.faults.server import holders
@@ -48,6 +49,10 @@ def connection() -> Iterator[Any]:
     made.close()
 
 
+def directly(connection: Any, statement: str) -> str | None:
+    return statements.directly(connection, statement, Bounded(connection.connection, monotonic() + 60))
+
+
 def status(connection: Any) -> TransactionStatus:
     return TransactionStatus(connection.connection.pgconn.transaction_status)
 
@@ -59,20 +64,20 @@ def test_the_transaction_begins_with_the_settings_of_the_connection(
 ) -> None:
     raw = connection.connection
     raw.isolation_level, raw.read_only, raw.deferrable = isolation, read_only, deferrable
-    statement = "SELECT " + ", ".join(f"current_setting('{name}')" for name in SETTINGS)
+    statement = "SELECT concat_ws(', ', " + ", ".join(f"current_setting('{name}')" for name in SETTINGS) + ")"
     connection.set_autocommit(False)
-    found = directly(connection, statement.encode())
+    found = directly(connection, statement)
     assert status(connection) == TransactionStatus.INTRANS
     connection.rollback()
     with connection.cursor() as cursor:
         cursor.execute(statement)
-        assert tuple(found) == cursor.fetchone()
+        assert (found,) == cursor.fetchone()
 
 
 def test_an_open_transaction_is_not_begun_again(connection: Any) -> None:
     connection.set_autocommit(False)
-    first = directly(connection, b"SELECT pg_current_xact_id()")
-    assert directly(connection, b"SELECT pg_current_xact_id()") == first
+    first = directly(connection, "SELECT pg_current_xact_id()")
+    assert directly(connection, "SELECT pg_current_xact_id()") == first
 
 
 def test_the_lock_needs_no_cursor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +204,7 @@ def test_who_looks_sees_the_statement(looks: Any, name: str, monkeypatch: pytest
 
 def test_r5_a_statement_that_an_interrupt_has_left_is_not_waited_for(connection: Any) -> None:
     connection.set_autocommit(False)
-    assert directly(connection, b"SELECT 'begun'") == ["begun"]
+    assert directly(connection, "SELECT 'begun'") == "begun"
     connection.connection.pgconn.send_query(b"SELECT pg_sleep(0.5)")
     assert not nobody_looks(connection)
 
@@ -227,11 +232,11 @@ def test_r6_a_connection_that_has_died_since_the_last_request_is_replaced(
 def test_r6_an_error_aborts_the_transaction_as_with_a_cursor(connection: Any) -> None:
     connection.set_autocommit(False)
     with pytest.raises(ProgrammingError, match="nowhere"):
-        directly(connection, b"SELECT nowhere()")
+        directly(connection, "SELECT nowhere()")
     assert status(connection) == TransactionStatus.INERROR
     assert connection.errors_occurred
     connection.rollback()
-    assert directly(connection, b"SELECT 'usable'") == ["usable"]
+    assert directly(connection, "SELECT 'usable'") == "usable"
 
 
 def test_r7_an_interrupt_cancels_the_statement(connection: Any) -> None:
@@ -244,14 +249,14 @@ def test_r7_an_interrupt_cancels_the_statement(connection: Any) -> None:
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(KeyboardInterrupt):
-            directly(connection, b"SELECT pg_sleep(30)")
+            directly(connection, "SELECT pg_sleep(30)")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - begun < 10
     connection.rollback()
     assert not connection.connection.lock.locked()
-    assert directly(connection, b"SELECT 'usable'") == ["usable"]
+    assert directly(connection, "SELECT 'usable'") == "usable"
 
 
 def test_r7_an_interrupt_anywhere_leaves_nothing_held_behind_the_transaction(name: str) -> None:
@@ -272,5 +277,5 @@ def test_r7_an_interrupt_anywhere_leaves_nothing_held_behind_the_transaction(nam
         begin()
 
     begin()
-    assert interrupted_everywhere(lock.acquire, clean, acquire, lock_table, transaction, transactions) > 40
+    assert interrupted_everywhere(lock.acquire, clean, acquire, lock_table, statements, transaction, transactions) > 40
     blocks.pop().__exit__(None, None, None)
