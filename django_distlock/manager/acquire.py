@@ -173,6 +173,7 @@ def _refuse_unsupported(wanted: LockOptions | LockRequest, entry: Entry) -> None
 def _arrive(hold: Hold, entry: Entry, may_wait: bool, reenter: bool = True) -> Hold | None:
     """Ask for a place in the lock table."""
     mine = lock_table.arrive(hold, may_wait=may_wait, reenter=reenter, limit=entry.config.max_held)
+    keepalive.used = True
     if keepalive.thread is None:
         keepalive.ensure()
     return mine
@@ -214,7 +215,8 @@ def _attempt(
 def _establish(began: float, hold: Hold, grant: Grant, lease: Any, opened: list[BaseDatabaseWrapper]) -> None:
     """The engine has granted it: the hold counts from now on."""
     lock_table.establish(hold, grant, lease)
-    listen_for_begin(hold)
+    if grant.claim.scope == "session":  # else it is not released but ends with its transaction
+        listen_for_begin(hold)
     if hold.ttl is not None:
         renewal = grant.acquired_at + hold.ttl / RENEWALS_PER_TTL
         if renewal < keepalive.next_tick:

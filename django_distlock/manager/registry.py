@@ -128,6 +128,7 @@ class Registry:
         """Close every session and thread. Held locks are lost; the backends may be used again."""
         for backend in self.backends():
             backend.close()
+        keepalive.rest()
 
     def reset(self) -> None:
         """:meth:`close`, and read the settings again at the next use."""

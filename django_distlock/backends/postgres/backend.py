@@ -51,6 +51,8 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         super().__init__(alias, options)
         self._transactions = TransactionLocks(alias, self.session_database, self._busy)
+        #: Acquire in the transaction of a connection of this thread: ``(connection, claim, wait)``.
+        self.acquire_inside = self._transactions.acquire
 
     def _open(self, waits: bool, until: float) -> Flow[PostgresSession]:
         connection = connections[self.session_database]
@@ -68,10 +70,6 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         if claim.scope == "transaction":
             return self.acquire_inside(connections[self.database], claim, wait)
         return run(self._acquire(claim, wait))
-
-    def acquire_inside(self, connection: BaseDatabaseWrapper, claim: Claim, wait: float) -> Grant | None:
-        """Acquire in the transaction of ``connection``, which is one of this thread."""
-        return self._transactions.acquire(connection, claim, wait)
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         if claim.scope == "transaction":  # Django's connections are not for tasks

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
+from django.conf import settings
 from django.db.backends import utils
 from django.db.backends.postgresql import base
 from django.db.backends.postgresql.base import DatabaseWrapper
@@ -16,14 +17,11 @@ from django.db.backends.utils import CursorWrapper
 from psycopg import Connection, Error, pq
 from psycopg.errors import error_from_result
 from psycopg.generators import execute
-from psycopg.waiting import WAIT_R
+from psycopg.waiting import WAIT_R, wait
 
 from django_distlock.concurrency import sockets
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.sockets import READY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # The connection is ended when its socket stays silent for SILENT after the deadline and this thread notices it not more
 # than LATE afterwards. A thread that comes later says that the process or the host is busy, and nothing about the
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 SILENT, LATE, PATIENCE = 0.02, 0.005, 0.5
 # psycopg waits for the socket in pieces of a tenth of a second, between which signals are handled. The last piece
 # before the deadline is waited for here; seconds.
-LAST_STRETCH = 0.15
+INTERVAL, LAST_STRETCH = 0.1, 0.15
 
 _ACTIVE = pq.TransactionStatus.ACTIVE
 _IDLE = pq.TransactionStatus.IDLE
@@ -50,7 +48,8 @@ def nobody_looks(connection: Any) -> bool:
     raw = connection.connection
     wrappers = connection.execute_wrappers
     return not (
-        connection.queries_logged
+        connection.force_debug_cursor
+        or settings.DEBUG
         or connection.needs_rollback
         or (wrappers and any(getattr(wrapper, "_distlock", None) is not True for wrapper in wrappers))
         or type(raw) is not Connection
@@ -68,28 +67,28 @@ def begun(connection: Any) -> bool:
     return bool(connection.autocommit or connection.connection.pgconn.transaction_status != _IDLE)
 
 
-def directly(connection: Any, statement: str, bounded: Bounded) -> str | None:
+def directly(connection: Any, statement: bytes, bounded: Bounded) -> str | None:
     """The first value that ``statement`` returns, as text. Sent without a cursor, and with BEGIN in the same packet if
     the transaction has not begun.
 
-    The rest is as with a cursor: psycopg waits for the reply, cancels the statement after an interrupt, and the
-    transaction is aborted after an error.
+    The rest is as with a cursor: psycopg waits for the reply, an interrupt cancels the statement, and an error aborts
+    the transaction.
     """
     raw = connection.connection
     pgconn = raw.pgconn
     try:
         with raw.lock:
-            message = statement.encode()
             if not begun(connection):
-                message = b"%s;%s" % (raw._get_tx_start_command(), message)
+                statement = b"%s;%s" % (raw._get_tx_start_command(), statement)
             try:
-                pgconn.send_query(message)
-                results = bounded.wait(execute(pgconn))
-            except BaseException:
-                if pgconn.transaction_status == _ACTIVE:  # an interrupt came before psycopg could cancel the statement
+                pgconn.send_query(statement)
+                results = bounded.results(pgconn)
+            except BaseException:  # an interrupt, after which psycopg's cursors cancel the statement too
+                if pgconn.transaction_status == _ACTIVE:
+                    bounded.until = min(bounded.until, monotonic() + PATIENCE)
                     with contextlib.suppress(Error):
                         raw.cancel_safe(timeout=PATIENCE)
-                        bounded.wait(execute(pgconn))
+                        bounded.results(pgconn)
                 raise
             if results[-1].status not in _DONE:
                 raise error_from_result(results[-1], raw.info.encoding)
@@ -103,13 +102,13 @@ def directly(connection: Any, statement: str, bounded: Bounded) -> str | None:
     return None
 
 
-def by_cursor(connection: Any, statement: str, bounded: Bounded) -> str | None:
+def by_cursor(connection: Any, statement: bytes, bounded: Bounded) -> str | None:
     """The same with a cursor, for those that look."""
     raw = connection.connection
     threshold, raw.prepare_threshold = raw.prepare_threshold, None  # several statements cannot be prepared as one
     try:
         with bounded, connection.cursor() as cursor:
-            cursor.execute(statement)
+            cursor.execute(statement.decode())
             while cursor.description is None and cursor.nextset():
                 pass
             return None if cursor.description is None else cursor.fetchone()[0]
@@ -143,6 +142,11 @@ class Bounded:
             self._raw.wait = self._outer
         else:
             self._raw.__dict__.pop("wait", None)
+
+    def results(self, pgconn: Any) -> Any:
+        """The results of the statement that was sent."""
+        self._generator = execute(pgconn)
+        return wait(cast("Any", self), pgconn.socket, interval=INTERVAL)
 
     def wait(self, generator: Any, *args: Any, **options: Any) -> Any:
         self._generator = generator

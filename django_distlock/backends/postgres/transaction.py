@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from django_distlock.backends.sessions.backend import BusyKeys
     from django_distlock.keys import LockKey
 
-    Ask = Callable[[Any, str, Bounded], str | None]
+    Ask = Callable[[Any, bytes, Bounded], str | None]
 
 logger = logging.getLogger("django_distlock.backends")
 
@@ -53,15 +53,17 @@ PROVE_AGAIN = 60.0
 RETREAT = 0.25
 
 # Both return the isolation level of the transaction with the lock.
-TRY = "SELECT CASE WHEN pg_try_advisory_xact_lock%s(%d) THEN current_setting('transaction_isolation') END"
+TRY = b"SELECT CASE WHEN pg_try_advisory_xact_lock%s(%s) THEN current_setting('transaction_isolation') END"
 # The caller's lock_timeout is the text before a text of no length, for which ours is set and the lock waited for. So
 # the server reads it before it sets ours, and sets it again when it has the lock. As one statement this costs the
 # server half of what four cost.
-WAIT = """SELECT current_setting('transaction_isolation'), set_config('lock_timeout', current_setting('lock_timeout')
-|| left(set_config('lock_timeout', '%d', true) || pg_advisory_xact_lock%s(%d)::text, 0), true)"""
-# An error would abort the caller's transaction. Without parameters the server takes several statements at once.
-BEHIND_SAVEPOINT = "SAVEPOINT distlock_wait; %s; RELEASE SAVEPOINT distlock_wait"
-TO_SAVEPOINT = "ROLLBACK TO SAVEPOINT distlock_wait; RELEASE SAVEPOINT distlock_wait"
+WAIT = b"""SELECT current_setting('transaction_isolation'), set_config('lock_timeout', current_setting('lock_timeout')
+|| left(set_config('lock_timeout', '%d', true) || pg_advisory_xact_lock%s(%s)::text, 0), true)"""
+# An error would abort the caller's transaction, unless it begins with the wait. Without parameters the server takes
+# several statements at once.
+BEHIND_SAVEPOINT = b"SAVEPOINT distlock_wait; %s; RELEASE SAVEPOINT distlock_wait"
+TO_SAVEPOINT = b"ROLLBACK TO SAVEPOINT distlock_wait; RELEASE SAVEPOINT distlock_wait"
+_INSIDE, _FAILED = pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR
 
 
 class TransactionSession:
@@ -77,7 +79,7 @@ class TransactionSession:
 
     @property
     def aborted(self) -> bool:
-        return bool(self.raw.pgconn.transaction_status == pq.TransactionStatus.INERROR)
+        return bool(self.raw.pgconn.transaction_status == _FAILED)
 
     def notice_end(self) -> None:
         if self.connection.connection is not self.raw or self.raw.closed:
@@ -111,16 +113,17 @@ class TransactionLocks:
             bounded = Bounded(connection.connection, until + GRACE / 2)
             ask = directly if nobody_looks(connection) else by_cursor
             isolation = None
-            if wait <= 0 or not self._busy.lately(claim.key.digest, asked):
-                # our integer is spelt out: binding it would cost a quarter of the statement
-                isolation = ask(connection, TRY % ("_shared" if claim.shared else "", claim.key.number), bounded)
+            shared, number = b"_shared" if claim.shared else b"", claim.key.number_bytes
+            if wait <= 0 or not (self._busy.until and self._busy.lately(claim.key.digest, asked)):
+                isolation = ask(connection, TRY % (shared, number), bounded)
                 if isolation is None:
                     self._proven = True  # the server has just kept this one out
                     self._busy.add(claim.key.digest, asked)
                 elif not self._proven and asked >= self._prove_from:
                     run(self._prove(claim, until))
             if isolation is None and wait > 0:
-                isolation = self._wait(connection, ask, bounded, claim, asked + wait)
+                statement = WAIT % (lock_timeout(asked + wait), shared, number)
+                isolation = self._wait(connection, ask, statement, bounded)
         except BaseException as error:
             if bounded is not None:
                 bounded.__exit__()  # an interrupt at the entrance of its __exit__() has left it in place
@@ -137,21 +140,20 @@ class TransactionLocks:
         return Grant(claim=claim, acquired_at=asked, session=TransactionSession(connection, isolation))
 
     @staticmethod
-    def _wait(connection: Any, ask: Ask, bounded: Bounded, claim: Claim, until: float) -> str | None:
-        """Wait in the server's queue, within one round trip. What follows a wait without success also frees a lock that
+    def _wait(connection: Any, ask: Ask, statement: bytes, bounded: Bounded) -> str | None:
+        """Wait in the server's queue, within one round trip. What undoes a wait without success also frees a lock that
         was granted just before the timeout.
         """
-        raw = connection.connection
-        statement, undo = WAIT % (lock_timeout(until), "_shared" if claim.shared else "", claim.key.number), "ROLLBACK"
-        if ask is by_cursor or begun(connection):  # what makes a cursor may send statements before ours
-            statement, undo = BEHIND_SAVEPOINT % statement, TO_SAVEPOINT
+        pgconn = connection.connection.pgconn
+        # what makes a cursor may send statements before ours, which must not be undone
+        alone = ask is directly and not begun(connection)
         try:
-            return ask(connection, statement, bounded)
+            return ask(connection, statement if alone else BEHIND_SAVEPOINT % statement, bounded)
         except BaseException as error:  # KeyboardInterrupt too: the driver cancels the statement
             code = getattr(error.__cause__, "sqlstate", None)
-            if not raw.closed:
+            if pgconn.transaction_status == _FAILED or (alone and pgconn.transaction_status == _INSIDE):
                 bounded.until = monotonic() + RETREAT
-                ask(connection, undo, bounded)
+                ask(connection, b"ROLLBACK" if alone else TO_SAVEPOINT, bounded)
             if code == DEADLOCK_DETECTED:
                 raise DeadlockDetected from error
             if code not in (LOCK_NOT_AVAILABLE, QUERY_CANCELED):

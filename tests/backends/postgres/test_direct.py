@@ -50,7 +50,7 @@ def connection() -> Iterator[Any]:
 
 
 def directly(connection: Any, statement: str) -> str | None:
-    return statements.directly(connection, statement, Bounded(connection.connection, monotonic() + 60))
+    return statements.directly(connection, statement.encode(), Bounded(connection.connection, monotonic() + 60))
 
 
 def status(connection: Any) -> TransactionStatus:
