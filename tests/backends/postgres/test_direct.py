@@ -6,7 +6,9 @@ All else is as with a cursor: the settings of the transaction, errors, interrupt
 from __future__ import annotations
 
 import signal
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
@@ -27,9 +29,13 @@ from django_distlock.backends.postgres.statements import Bounded, nobody_looks
 from django_distlock.concurrency import sockets
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager import acquire, interrupted, lock_table, transactions
+from django_distlock.manager.registry import registry
 from tests.conftest import eventually
-from tests.faults.server import holders
+from tests.faults.proxy import Proxy
+from tests.faults.server import holders, key_of
+from tests.manager.transactions.reconnecting import address
 from tests.support.interrupts import interrupted_everywhere
+from tests.support.paths import PACKAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,6 +96,52 @@ def test_the_lock_needs_no_cursor(name: str, monkeypatch: pytest.MonkeyPatch) ->
         for number in range(3):
             advisory_lock(f"{name}-{number}", using="postgres").acquire()
         assert len(connections[DATABASE].execute_wrappers) == 1
+
+
+@pytest.mark.parametrize("known_as_busy", [False, True])
+def test_a_transaction_under_a_lock_takes_two_round_trips(name: str, known_as_busy: bool) -> None:
+    """BEGIN and the lock, and the commit; also if the lock is waited for."""
+    settings = connections[DATABASE].settings_dict
+    key = key_of("postgres", name)
+    backend: Any = registry.entry("postgres").backend
+    with Proxy(settings["HOST"], int(settings["PORT"])) as proxy, address(DATABASE, "127.0.0.1", proxy.port):
+        with atomic(DATABASE):  # connects, and the proof is through
+            advisory_lock(f"{name}-first", using="postgres").acquire()
+        if known_as_busy:
+            backend._busy.add(key.digest, monotonic())
+        before = proxy.requests
+        with atomic(DATABASE), advisory_lock(name, using="postgres"):
+            pass
+        assert proxy.requests - before == 2
+
+
+def test_a_transaction_under_a_lock_costs_few_calls(name: str) -> None:
+    """The number is what was measured when it was written: of calls of functions of this package."""
+
+    def cycle() -> None:
+        with atomic(DATABASE), advisory_lock(name, using="postgres"):
+            pass
+
+    calls: list[str] = []
+
+    def profile(frame: Any, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(f"{PACKAGE}/"):
+            calls.append(frame.f_code.co_qualname)
+
+    def measure() -> None:
+        cycle()
+        cycle()
+        before = sys.getprofile()
+        sys.setprofile(profile)
+        try:
+            cycle()
+        finally:
+            sys.setprofile(before)
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as threads:  # a new thread has no connections from earlier tests
+        threads.submit(measure).result()
+    assert len(calls) <= 61, calls
 
 
 class Traced(psycopg.Connection[Any]):
