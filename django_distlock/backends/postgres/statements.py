@@ -9,7 +9,6 @@ import contextlib
 import math
 from typing import Any, cast
 
-from django.conf import settings
 from django.db.backends import utils
 from django.db.backends.postgresql import base
 from django.db.backends.postgresql.base import DatabaseWrapper
@@ -48,8 +47,7 @@ def nobody_looks(connection: Any) -> bool:
     raw = connection.connection
     wrappers = connection.execute_wrappers
     return not (
-        connection.force_debug_cursor
-        or settings.DEBUG
+        connection.queries_logged
         or connection.needs_rollback
         or (wrappers and any(getattr(wrapper, "_distlock", None) is not True for wrapper in wrappers))
         or type(raw) is not Connection
