@@ -20,6 +20,7 @@ from django_distlock import (
     advisory_lock,
 )
 from django_distlock.backends.memory import MemoryBackend
+from django_distlock.backends.sessions.session import ServerError
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager.registry import registry
 from tests.conformance.actors import PATIENCE, Face
@@ -226,6 +227,26 @@ def test_r6_a_server_that_refuses_is_unavailable(
             within(time.monotonic() - began, 0.55)
             assert down.value.__cause__ is not None
             assert not isinstance(down.value.__cause__, DistlockError)
+
+
+@pytest.mark.parametrize("using", ["postgres", "mysql"])
+def test_r6_a_server_that_refuses_the_statement_is_unavailable(
+    databases: None, face: Face, using: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither busy, which would let an on_busy go ahead, nor an error of the driver."""
+    me = face.actor()
+    me.acquire(advisory_lock(name, using=using)).release()
+    backend: Any = registry.entry(using).backend
+
+    def refuse(*args: Any) -> Any:
+        raise ServerError(0, "not today")
+
+    kind = type(backend.sessions.open_shared)
+    monkeypatch.setattr(kind, "lock", refuse)
+    monkeypatch.setattr(kind, "lock_fast", refuse)
+    for attempt, timeout in (("acquire", 5), ("try_acquire", 0)):
+        with pytest.raises(BackendUnavailable, match="not today"):
+            getattr(me, attempt)(advisory_lock(name, using=using), timeout=timeout)
 
 
 class _alias:

@@ -168,8 +168,10 @@ def test_r7_the_reply_of_a_release(using: str, cut: bool, name: str, proxied: Pr
         pass
 
 
+@each_ending
 @each_engine
-def test_r7_the_reply_of_a_release_to_a_task(using: str, name: str, proxied: Proxied) -> None:
+def test_r7_the_reply_of_a_release_to_a_task(using: str, cut: bool, name: str, proxied: Proxied) -> None:
+    """A task sends its release without the watchdog: its own limit tells it that the reply does not come."""
     proxy = proxied(using)
 
     async def work() -> None:
@@ -178,7 +180,7 @@ def test_r7_the_reply_of_a_release_to_a_task(using: str, name: str, proxied: Pro
             async with lock:
                 pass
         lease = await lock.aacquire()
-        proxy.swallow(1, cut=True)
+        proxy.swallow(1, cut=cut)
         with pytest.raises((LockLost, BackendUnavailable)):
             await lease.arelease()
         assert not lease.held

@@ -1,0 +1,38 @@
+"""A plugin of pytest that writes down the first test that failed, for the runner: ``-p tests.mutants.witness``.
+
+An error of the set-up or of the collection is written down as what it is: it says that the fault broke the tests, and
+not that a test has noticed it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+FILE = "DISTLOCK_WITNESS"  # in the environment: the path of the file
+
+
+def write(test: str, when: str, message: str) -> None:
+    path = Path(os.environ[FILE])
+    if not path.exists():
+        path.write_text(json.dumps({"test": test, "when": when, "message": message}))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        write(report.nodeid, report.when or "", _message(report))
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.failed:
+        write(report.nodeid, "collect", report.longreprtext)
+
+
+def _message(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash.message if crash is not None else report.longreprtext)
