@@ -32,7 +32,7 @@ def sentences(text: str) -> list[str]:
     """The sentences of a page, and the rows of its tables, without markup. Headings and terms are none."""
     text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("*", "")
     found: list[str] = []
-    for block in re.split(r"\n\s*\n|\n(?=[-|:] )", text):
+    for block in re.split(r"\n\s*\n|\n(?=[-:] |\|)", text):
         line = re.sub(r"^[-:] ", "", " ".join(block.split()))
         if line.startswith("|"):
             cells = line.strip("| ").split(" | ")

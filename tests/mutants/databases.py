@@ -192,7 +192,7 @@ DATABASES = (
         f"{POSTGRES}/transaction.py",
         "        self.ended = True\n        sockets.shut(fd)\n",
         "        self.ended = True\n",
-        ("tests/manager/transactions/test_watchdog_inside.py", "tests/manager/transactions/test_watched.py"),
+        ("tests/manager/transactions/test_watched.py",),
     ),
     Mutant(
         "PostgreSQL: after an error in the transaction its lock still counts as held",
@@ -233,7 +233,7 @@ DATABASES = (
         f"{MYSQL}/session.py",
         "        if got is None:\n            yield from self._free(name, max(until, monotonic()) + GRACE)\n",
         "",
-        ("tests/faults/test_grant_race.py", "tests/backends/mysql"),
+        ("tests/backends/mysql",),
     ),
     Mutant(
         "MySQL: a wait that was interrupted after its grant keeps the lock (the fast path)",
@@ -241,7 +241,7 @@ DATABASES = (
         f"{MYSQL}/session.py",
         "        if got is None:\n            run(self.unlock(key, shared))\n",
         "",
-        ("tests/faults/test_grant_race.py", "tests/backends/mysql"),
+        ("tests/backends/mysql",),
     ),
     Mutant(
         "MySQL: the server may end a silent session after a second",

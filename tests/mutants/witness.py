@@ -1,7 +1,7 @@
 """A plugin of pytest that writes down the first test that failed, for the runner: ``-p tests.mutants.witness``.
 
 An error of the set-up or of the collection is written down as what it is: it says that the fault broke the tests, and
-not that a test has noticed it.
+not that a test has noticed it. So is a test that was only too slow.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import pytest
 
 FILE = "DISTLOCK_WITNESS"  # in the environment: the path of the file
+# The error of a test that the machine was too busy for, which has noticed nothing.
+TOO_SLOW = "TooSlow"
 
 
 def write(test: str, when: str, message: str) -> None:
@@ -25,7 +27,8 @@ def write(test: str, when: str, message: str) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.failed:
-        write(report.nodeid, report.when or "", _message(report))
+        message = _message(report)
+        write(report.nodeid, TOO_SLOW if TOO_SLOW in message else report.when or "", message)
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
