@@ -10,9 +10,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 from django.urls import get_resolver
 
+from django_distlock.storage.dialect import NOW
+
 from . import conf
 from .listing import written_databases
-from .store.statements import NOW
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

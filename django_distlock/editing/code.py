@@ -17,13 +17,13 @@ from django_distlock import BackendUnavailable, LockLost
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import finished, uninterrupted
 from django_distlock.concurrency.text import one_line
+from django_distlock.storage.transactions import in_transaction
 from django_distlock.validation import seconds
 
 from . import store
 from .conf import config
 from .records import EditConflict, EditLease, Lost, Owner, Resource
 from .resources import resource_of
-from .saving import in_transaction
 from .signals import edit_overridden
 
 if TYPE_CHECKING:

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.db import Error
 from rest_framework.response import Response
 
+from django_distlock.http.transactions import outside_transactions, transactions_of_request
+from django_distlock.http.visitors import visitor_of
+from django_distlock.storage.values import ID
+
 from . import store
 from .conf import EditingConfig, config
 from .grants import EditGrant
-from .http.forms import bring_up_to_date
+from .http.forms import NO_TAB, bring_up_to_date, owner_of
 from .http.refusals import Refusal
-from .http.transactions import outside_transactions, transactions_of_request
-from .http.visitors import NO_TAB, visitor_of
-from .records import ID, EditConflict
+from .records import EditConflict
 from .resources import resource_of, rows_of
 from .saving import databases_of, run_save
 from .versions import version_field_of, version_of
@@ -108,7 +110,7 @@ class EditLockViewSetMixin:
         obj = self.get_object()  # permissions of the object, and 404
         if self.edit_if_match_required and not request.headers.get("If-Match"):
             return _answer(PRECONDITION_REQUIRED, "if_match", "This request needs If-Match.")
-        visitor = visitor_of(request, settings)
+        visitor = visitor_of(request, settings.label_of)
         lease = request.headers.get(LEASE_HEADER, "")
         mode = "warn" if settings.mode == "warn" or self.may_ignore_lock(request, obj) else "enforce"
         grant = EditGrant(resources=(resource_of(obj),), principal=visitor.signer, mode=mode)
@@ -117,7 +119,7 @@ class EditLockViewSetMixin:
             with transactions_of_request(but=databases_of(grant)):
                 return run_save(
                     grant,
-                    visitor.owner(NO_TAB),
+                    owner_of(visitor, NO_TAB),
                     lease if ID.fullmatch(lease) else "",
                     work,
                     attempts=_attempts(request),

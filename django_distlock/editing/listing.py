@@ -10,12 +10,12 @@ from django.db import connections, models, router
 from django.db.models import QuerySet
 
 from django_distlock.schema import Pruner
+from django_distlock.storage.dialect import NOW
 
 from . import store
 from .conf import config
 from .records import EditLease, Resource
 from .resources import label_of, pk_of, resource_of
-from .store.statements import NOW
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

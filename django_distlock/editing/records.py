@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from django_distlock.exceptions import DistlockError
+from django_distlock.storage.values import LONGEST_PRINCIPAL, check_id
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-# Ids that clients choose. A UUID with or without hyphens fits; so does token_urlsafe(16).
-ID = re.compile(r"[A-Za-z0-9_-]{8,64}", re.ASCII)
-LONGEST_PRINCIPAL = 255
-
 ConflictReason = Literal["held", "changed", "deleted", "saving"]
 LostReason = Literal["taken_over", "other_tab", "expired", "deleted", "broken", "saved", "released"]
-
-
-def check_id(what: str, text: str) -> str:
-    """Return ``text`` if it can be the id of a lease or tab. ValueError otherwise."""
-    if not isinstance(text, str) or not ID.fullmatch(text):
-        raise ValueError(f"{what} must be 8 to 64 letters, digits, hyphens or underscores.")
-    return text
 
 
 @dataclass(frozen=True, slots=True)

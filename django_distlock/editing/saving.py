@@ -11,8 +11,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django.db import Error, connections, transaction
+from django.db import Error
 from django.db.transaction import TransactionManagementError
+
+from django_distlock.storage.dialect import contended
+from django_distlock.storage.transactions import begin, in_transaction
 
 from . import store
 from .conf import config
@@ -123,7 +126,7 @@ def run_save(
             with saving(grant, owner, lease, ttl=ttl) as save:
                 return work(save)
         except Error as error:
-            if not store.contended(error):
+            if not contended(error):
                 raise
             if attempt + 1 == attempts:
                 raise _refusal(grant, owner, "saving") from error
@@ -145,43 +148,21 @@ def databases_of(grant: EditGrant) -> list[str]:
     return list(dict.fromkeys((store.alias_for(grant.resource), grant.database)))
 
 
-def in_transaction(alias: str) -> bool:
-    """Is there a transaction other than that of a TestCase?"""
-    connection = connections[alias]
-    if not connection.in_atomic_block:
-        return not connection.get_autocommit()
-    return any(not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
-
-
 def _begin(grant: EditGrant, owner: Owner, lease: str, ttl: float) -> tuple[ExitStack, Save]:
     """The open transaction and the save in it."""
     for attempt in range(ATTEMPTS):
         try:
             with ExitStack() as stack:
                 for alias in databases_of(grant):
-                    _enter(stack, alias)
+                    begin(stack, alias)
                 save = _locked(grant, owner, lease, ttl)
                 return stack.pop_all(), save
         except Error as error:
-            if not store.contended(error):
+            if not contended(error):
                 raise
-            if attempt + 1 == (ATTEMPTS if store.contended(error) == "refused" else WAITS):
+            if attempt + 1 == (ATTEMPTS if contended(error) == "refused" else WAITS):
                 raise _refusal(grant, owner, "saving") from error
     raise AssertionError("unreachable")
-
-
-def _enter(stack: ExitStack, alias: str) -> None:
-    """Begin a transaction; on SQLite with the write lock, which a transaction that has read gets too late."""
-    connection: Any = connections[alias]
-    if connection.vendor != "sqlite":
-        stack.enter_context(transaction.atomic(using=alias))
-        return
-    connection.ensure_connection()  # sets the mode of the settings
-    before, connection.transaction_mode = connection.transaction_mode, "IMMEDIATE"
-    try:
-        stack.enter_context(transaction.atomic(using=alias))
-    finally:
-        connection.transaction_mode = before
 
 
 def _locked(grant: EditGrant, owner: Owner, lease: str, ttl: float) -> Save:

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from html import unescape
 from typing import TYPE_CHECKING, Any
 
+from django_distlock.http.visitors import principal_of_user
+
 from . import store
 from .conf import config
 from .http.forms import FIELDS
 from .http.permissions import Gate
-from .http.visitors import principal_of_user
 from .records import Busy, Owner
 from .resources import resource_of
 

@@ -14,14 +14,15 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, Js
 from django.shortcuts import get_object_or_404
 from django.utils.translation import gettext as _
 
+from django_distlock.http.transactions import outside_transactions, transactions_of_request
+from django_distlock.http.visitors import user_of
+
 from .conf import EditingConfig, config
 from .http import refusals
 from .http.forms import ReadyForm, bring_up_to_date, editable_fields, open_form, ready_forms
 from .http.guard import SaveGuard, SaveRefused
 from .http.permissions import ATTRIBUTE, GONE, NONE, Access, FunctionPage, has_takeover, may_take_over
 from .http.refusals import Group, Refusal
-from .http.transactions import outside_transactions, transactions_of_request
-from .http.visitors import user_of
 from .resources import resource_of, rows_of
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from django.db import Error
-from django.middleware.csrf import CSRF_SESSION_KEY, REASON_NO_CSRF_COOKIE
+from django.middleware.csrf import CSRF_SESSION_KEY
 from django.views.csrf import csrf_failure as django_failure
 
 from django_distlock import BackendUnavailable, LockNotAcquired
+from django_distlock.http.csrf import SESSION_CHANGED, is_sent_by_this_site
 from django_distlock.manager.site_key import site_key
 
 from . import decisions
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
 logger = logging.getLogger("django_distlock.idempotency")
-# Reasons that Django's middleware gives for a token of another session of the same visitor.
-REASONS = ("CSRF token from POST incorrect.", REASON_NO_CSRF_COOKIE)
 KNOWN_BEFORE = "_distlock_before_login"  # session key: the principals of this browser before its log-ins
 MOST_KNOWN_BEFORE = 3
 
@@ -45,7 +43,7 @@ def csrf_failure(request: HttpRequest, reason: str = "", **kwargs: Any) -> HttpR
 
 def keep_form(request: HttpRequest, reason: str = "") -> HttpResponse | None:
     """The page that keeps the data of a form, for your own failure view; None if this is no such form."""
-    if request.method != "POST" or reason not in REASONS or not _is_sent_by_this_site(request):
+    if request.method != "POST" or reason not in SESSION_CHANGED or not is_sent_by_this_site(request):
         return None
     try:
         values = form_fields(request).getlist(FIELD)
@@ -65,18 +63,6 @@ def keep_form(request: HttpRequest, reason: str = "") -> HttpResponse | None:
         return None
     # the same key if it is valid: if the form was already saved, the stored answer is given
     return responses.session_changed(request, values[0] if is_mine else None)
-
-
-def _is_sent_by_this_site(request: HttpRequest) -> bool:
-    """Is the ``Origin``, which every browser sends with a POST, this host?
-
-    Django has checked the scheme, and accepts the sites of CSRF_TRUSTED_ORIGINS as well.
-    """
-    try:
-        origin: str = urlsplit(request.headers.get("Origin", "")).netloc
-        return bool(origin) and origin == request.get_host()
-    except ValueError:
-        return False
 
 
 def _principal_before_login(request: HttpRequest, key: str) -> str | None:

@@ -30,13 +30,14 @@ FLOORS = [
     {"locks"},
     {"data"},
     {""},
-    {"checks", "middleware"},
-    {"idempotency", "editing", "operations", "testing"},
+    {"checks", "middleware", "storage"},
+    {"http"},
+    {"idempotency", "editing", "browser", "operations", "testing"},
     {"apps", "admin", "pytest_plugin", "templatetags", "management"},
 ]
 # Neighbours on one floor do not know each other, but for these.
-# The subcommand of edit locks is one of those that operations has the frame for.
-NEIGHBOURS = {("testing", "operations"), ("editing", "operations")}
+# The subcommands of edit locks and browser locks are of those that operations has the frame for.
+NEIGHBOURS = {("testing", "operations"), ("editing", "operations"), ("browser", "operations")}
 ENGINES = {"memory", "leasetable", "postgres", "mysql", "redis", "redlock", "zookeeper"}
 # The one sideways edge: Redlock speaks to each of its nodes as the Redis engine does.
 SIDEWAYS = {"redlock": {"redis"}}
@@ -106,7 +107,7 @@ def test_imports_go_downwards() -> None:
 
 def test_neighbours_do_not_know_each_other() -> None:
     """Idempotency, editing and operations use what is below them, and can be taken away one by one."""
-    apart = FLOORS[7]
+    apart = FLOORS[-2]
     found = {
         (room(module), room(to))
         for module, path in PATHS.items()
@@ -151,7 +152,8 @@ def test_concurrency_is_the_standard_library_alone(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["exceptions", "records", "keys", "validation", "idempotency.decisions", "editing.records"]
+    "module",
+    ["exceptions", "records", "keys", "validation", "idempotency.decisions", "editing.records", "storage.values"],
 )
 def test_values_and_decisions_know_no_django(module: str) -> None:
     names = {name.partition(".")[0] for name in imported(PATHS[module])}
@@ -217,11 +219,13 @@ def test_locks_on_data_know_nothing_of_engines_and_settings(module: str) -> None
     assert not below & {f"manager.{name}" for name in ("registry", "site_key", "lock_table", "keepalive")}
 
 
-# Of the core beside its public names: the site key, how settings and arguments are checked, the tables, the language of its pages.
+# Of the core beside its public names: requests, the site key, how settings and arguments are checked, the tables, the
+# language of its pages.
 IDEMPOTENCY_MAY_IMPORT = {
     "",
     "conf",
     "concurrency",
+    "http",
     "idempotency",
     "middleware",
     "manager.site_key",
@@ -231,18 +235,22 @@ IDEMPOTENCY_MAY_IMPORT = {
 }
 
 
-# Of the core beside its public names: errors, how settings and arguments are checked, the table, the language of its pages.
+# Of the core beside its public names: errors, requests, statements, how settings and arguments are checked, the table,
+# the language of its pages.
 EDITING_MAY_IMPORT = {
     "",
     "conf",
     "concurrency",
     "editing",
     "exceptions",
+    "http",
     "middleware",
+    "storage",
     "validation",
     "models",
     "schema",
 }
+BROWSER_MAY_IMPORT = EDITING_MAY_IMPORT - {"editing"} | {"browser", "locks.name_templates"}
 
 
 @pytest.mark.parametrize("module", [module for module in PATHS if room(module) == "idempotency"])
@@ -259,10 +267,18 @@ def test_editing_knows_the_public_names_and_itself(module: str) -> None:
         assert {to, room(to)} & (EDITING_MAY_IMPORT | frame), f"{module} imports {to}"
 
 
+@pytest.mark.parametrize("module", [module for module in PATHS if room(module) == "browser"])
+def test_browser_locks_know_the_public_names_and_themselves(module: str) -> None:
+    frame = {"operations"} if module == "browser.command" else set()
+    for to in ours(PATHS[module]):
+        assert {to, room(to)} & (BROWSER_MAY_IMPORT | frame), f"{module} imports {to}"
+
+
 # Features beside the core: these name them, and do without them.
 KNOW_OF = {
     "idempotency": {"apps", "admin", "templatetags.idempotency"},
     "editing": {"apps", "admin", "management.commands.distlock", "templatetags.editing"},
+    "browser": {"apps", "admin", "management.commands.distlock", "templatetags.distlock_browser"},
 }
 
 
@@ -302,7 +318,7 @@ def test_the_rest_works_without_a_feature(tmp_path: Path, feature: str) -> None:
 
 def test_settings_are_read_in_one_place() -> None:
     readers = {module for module, path in PATHS.items() if "django.conf" in imported(path)}
-    assert readers - {"idempotency.conf", "editing.conf"} == {"checks.settings", "conf"}
+    assert readers - {"idempotency.conf", "editing.conf", "browser.conf"} == {"checks.settings", "conf"}
 
 
 # Clocks of the standard library that stand still while the host is suspended, and those that may be of another kind.

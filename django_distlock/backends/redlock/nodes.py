@@ -338,10 +338,12 @@ class Nodes:
         One thread connects to one after the other. If a node does not answer, another thread takes over those behind
         it. So no more threads are stuck than nodes.
         """
-        now = monotonic()
+        now, begun = monotonic(), False
         for node in nodes:
-            if not node.connecting and now >= node.retry_at:
-                node.connecting = inf
+            if node.connecting:
+                begun = True
+            elif now >= node.retry_at:
+                node.connecting, begun = inf, True  # True also if the thread has connected to it before this returns
                 self._wanted.append(node)
         if self._wanted and now - self._moved_at >= HELD_UP:
             self._moved_at = now
@@ -351,7 +353,8 @@ class Nodes:
                 self._moved_at = -inf
                 while self._wanted:
                     self._wanted.popleft().failed(error)
-        return any(node.connecting for node in nodes)
+                return any(node.connecting for node in nodes)
+        return begun
 
     def _connect(self) -> None:
         while self._wanted:

@@ -21,11 +21,11 @@ from django_distlock.editing.http import refusals
 from django_distlock.editing.http.forms import bring_up_to_date, editable_fields, grants_of_rows, open_rows
 from django_distlock.editing.http.guard import SaveGuard, SaveRefused
 from django_distlock.editing.http.refusals import Group, Refusal
-from django_distlock.editing.http.transactions import transactions_of_request
-from django_distlock.editing.http.visitors import visitor_of
 from django_distlock.editing.records import EditConflict, Resource
 from django_distlock.editing.resources import database_of, label_of, pk_of, resource_of
 from django_distlock.editing.versions import version_of
+from django_distlock.http.transactions import transactions_of_request
+from django_distlock.http.visitors import visitor_of
 
 from . import pages
 
@@ -59,7 +59,7 @@ class EditedFilter(admin.SimpleListFilter):
         if choice not in ("yes", "me", "others", "no"):
             return queryset
         settings = getattr(request, "_distlock_edit_config", None)
-        mine = visitor_of(request, settings).principal if settings is not None else ""
+        mine = visitor_of(request, settings.label_of).principal if settings is not None else ""
         held = held_of(queryset.model, database_of(queryset))
         if choice in ("me", "others"):
             held = {pk: who for pk, who in held.items() if (who == mine) == (choice == "me")}
@@ -257,7 +257,7 @@ class EditLockLists:
         chosen = queryset
         if request.POST.get("select_across", "0") != "1":
             chosen = queryset.filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME))
-        principal = visitor_of(request, self.get_edit_config(request)).principal
+        principal = visitor_of(request, self.get_edit_config(request).label_of).principal
         if action == "delete_selected":
             objects: Collection[Any] = pages.deleted_along(chosen[: pages.MOST_DELETED], database_of(queryset))
         else:

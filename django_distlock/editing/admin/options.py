@@ -21,10 +21,10 @@ from django_distlock.editing.http.guard import SaveGuard, SaveRefused
 from django_distlock.editing.http.permissions import has_takeover, may_take_over
 from django_distlock.editing.http.refusals import Refusal
 from django_distlock.editing.http.rendering import rendered
-from django_distlock.editing.http.transactions import outside_transactions, transactions_of_request
-from django_distlock.editing.http.visitors import user_of
 from django_distlock.editing.resources import resource_of, rows_of
 from django_distlock.editing.views import SAFE_METHODS, review_text
+from django_distlock.http.transactions import outside_transactions, transactions_of_request
+from django_distlock.http.visitors import user_of
 
 from . import pages
 from .comparison import groups_of, inlines_of

@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Any
 from django_distlock.concurrency.text import one_line
 from django_distlock.editing import store
 from django_distlock.editing.grants import EditGrant, GrantError, read_grant
-from django_distlock.editing.records import ID, Busy, EditLease, Lost, Resource
+from django_distlock.editing.records import Busy, EditLease, Lost, Resource
 from django_distlock.editing.resources import rows_of
 from django_distlock.editing.versions import version_of
+from django_distlock.http.bodies import BadRequest
+from django_distlock.http.visitors import principal_of
+from django_distlock.storage.values import ID
 
 from .audit import log_takeover
-from .forms import holds_too_many
+from .forms import holds_too_many, owner_of
 from .permissions import Access, Gate
-from .visitors import principal_of
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
     from django_distlock.editing.conf import EditingConfig
-
-    from .visitors import Visitor
+    from django_distlock.http.visitors import Visitor
 
 Answer = dict[str, Any]
 VERBS = ("claim", "adopt", "renew", "watch", "takeover")
@@ -32,10 +33,6 @@ MOST_ITEMS = 100
 LONGEST_REASON = 500
 RESERVED = 5.0  # seconds that a lease is kept for its tab after the page is gone
 LONGEST_IDLE = 10 * 86400
-
-
-class BadRequest(ValueError):
-    """The request is not one of the script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,7 @@ class Beat:
         self._request = request
         self._visitor = visitor
         self._config = config
-        self._owner = visitor.owner(tab)
+        self._owner = owner_of(visitor, tab)
         self._gate = Gate(request, visitor.signer, config)
         self.foreign = False  # a grant that was made out to another principal
 
@@ -247,4 +244,4 @@ def release(texts: list[str], leases: list[str], *, reserve: bool) -> None:
         except GrantError:
             continue
         for resource in grant.resources:
-            store.release(resource, lease, RESERVED if reserve else 0.0, principal=principal_of(grant))
+            store.release(resource, lease, RESERVED if reserve else 0.0, principal=principal_of(grant.principal))

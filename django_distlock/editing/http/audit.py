@@ -10,15 +10,13 @@ from django.db import models
 from django.utils.translation import gettext as _
 
 from django_distlock.editing.resources import model_of
-
-from .visitors import user_of
+from django_distlock.http.visitors import user_of
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
     from django_distlock.editing.records import EditLease, Resource
-
-    from .visitors import Visitor
+    from django_distlock.http.visitors import Visitor
 
 logger = logging.getLogger("django_distlock.editing")
 

@@ -8,24 +8,20 @@ site that was rendered for this visitor; otherwise Django's own page is.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
-from django.middleware.csrf import REASON_NO_CSRF_COOKIE
 from django.views.csrf import csrf_failure as django_failure
 
 from django_distlock.editing.conf import config
 from django_distlock.editing.grants import GrantError
+from django_distlock.http.csrf import SESSION_CHANGED, is_sent_by_this_site
+from django_distlock.http.visitors import visitor_of
 
 from . import refusals
 from .forms import Posted
 from .refusals import Refusal
-from .visitors import visitor_of
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
-
-# Reasons that Django's middleware gives for a token of another session of the same visitor.
-REASONS = ("CSRF token from POST incorrect.", REASON_NO_CSRF_COOKIE)
 
 
 def csrf_failure(request: HttpRequest, reason: str = "", **kwargs: Any) -> HttpResponse:
@@ -35,21 +31,12 @@ def csrf_failure(request: HttpRequest, reason: str = "", **kwargs: Any) -> HttpR
 
 def keep_form(request: HttpRequest, reason: str = "") -> HttpResponse | None:
     """The page that keeps the text of a form, for your own failure view; None if this is no such form."""
-    if request.method != "POST" or reason not in REASONS or not _is_sent_by_this_site(request):
+    if request.method != "POST" or reason not in SESSION_CHANGED or not is_sent_by_this_site(request):
         return None
     posted = Posted.of(request)
     try:
-        if posted.grant(visitor_of(request, config())) is None:
+        if posted.grant(visitor_of(request, config().label_of)) is None:
             return None
     except GrantError:
         return None
     return refusals.page(request, Refusal(reason="csrf"))
-
-
-def _is_sent_by_this_site(request: HttpRequest) -> bool:
-    """Is the ``Origin``, which every browser sends with a POST, this host?"""
-    try:
-        origin: str = urlsplit(request.headers.get("Origin", "")).netloc
-        return bool(origin) and origin == request.get_host()
-    except ValueError:
-        return False

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import BadRequest as DjangoBadRequest
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.db import DatabaseError
-from django.http import HttpResponse, JsonResponse, QueryDict, UnreadablePostError
+from django.http import HttpResponse, QueryDict
 from django.http.multipartparser import MultiPartParserError
 from django.middleware.csrf import get_token
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
 from django_distlock import BackendUnavailable
 from django_distlock.editing.conf import config
-from django_distlock.editing.records import ID
+from django_distlock.http.bodies import BadRequest, body_of, json_object, private, private_json
+from django_distlock.http.transactions import outside_transactions
+from django_distlock.http.visitors import leave_session_alone, visitor_of
+from django_distlock.storage.values import ID
 
-from .actions import MOST_ITEMS, BadRequest, Beat, Item, release
-from .transactions import outside_transactions
-from .visitors import leave_session_alone, visitor_of
+from .actions import MOST_ITEMS, Beat, Item, release
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -35,28 +35,28 @@ LONGEST_BODY = 256 * 1024
 def beat_view(request: HttpRequest) -> HttpResponse:
     """``POST``: the items of the page, see :mod:`.actions`. ``GET``: a CSRF token, after a log-in in another tab."""
     if request.method in ("GET", "HEAD"):
-        return _json({"csrf": get_token(request)})
+        return private_json({"csrf": get_token(request)})
     if request.method != "POST":
-        return _json({"reason": "method"}, 405)
+        return private_json({"reason": "method"}, 405)
     session_ends_in = leave_session_alone(request)
     try:
-        tab, items = _parsed(_body(request))
+        tab, items = _parsed(body_of(request, LONGEST_BODY))
     except BadRequest as error:
-        return _json({"reason": "request", "detail": str(error)}, 400)
+        return private_json({"reason": "request", "detail": str(error)}, 400)
     except RequestDataTooBig:
-        return _json({"reason": "too_large"}, 413)
+        return private_json({"reason": "too_large"}, 413)
     settings = config()
-    visitor = visitor_of(request, settings)
+    visitor = visitor_of(request, settings.label_of)
     beat = Beat(request, visitor, settings, tab)
     try:
         answers = beat.answers(items)
     except (DatabaseError, BackendUnavailable):
         # for the script this is a request that was lost: the save decides
         logger.warning("The edit locks cannot be read or written.", exc_info=True)
-        return _json({"reason": "database"}, 503)
+        return private_json({"reason": "database"}, 503)
     if beat.foreign and not visitor.logged_in:
-        return _json({"reason": "logged_out"}, 401)
-    return _json({"items": answers, "beat": settings.beat, "session_ends_in": session_ends_in, "csrf": None})
+        return private_json({"reason": "logged_out"}, 401)
+    return private_json({"items": answers, "beat": settings.beat, "session_ends_in": session_ends_in, "csrf": None})
 
 
 @outside_transactions
@@ -74,7 +74,7 @@ def release_view(request: HttpRequest) -> HttpResponse:
         pass
     except (DatabaseError, BackendUnavailable):
         logger.warning("An edit lock cannot be given back; it will expire.", exc_info=True)
-    return _private(HttpResponse(status=204))
+    return private(HttpResponse(status=204))
 
 
 # LoginRequiredMiddleware: a redirect to the log-in page would tell the script nothing
@@ -82,34 +82,8 @@ for _view in (beat_view, release_view):
     _view.login_required = False  # type: ignore[attr-defined]
 
 
-def _body(request: HttpRequest) -> bytes:
-    try:
-        length = int(request.META.get("CONTENT_LENGTH") or 0)
-    except ValueError:
-        length = 0
-    if length > LONGEST_BODY:
-        raise RequestDataTooBig
-    try:
-        body = request.body
-    except UnreadablePostError as error:
-        raise BadRequest("The body could not be read.") from error
-    if len(body) > LONGEST_BODY:
-        raise RequestDataTooBig
-    return body
-
-
-def _json_of(body: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest("The body is not JSON.") from error
-    if not isinstance(found, dict):
-        raise BadRequest("The body is not an object.")
-    return found
-
-
 def _parsed(body: bytes) -> tuple[str, list[Item]]:
-    found = _json_of(body)
+    found = json_object(body)
     tab, items = found.get("tab"), found.get("items")
     if not isinstance(tab, str) or not ID.fullmatch(tab):
         raise BadRequest("tab is an id of 8 to 64 characters.")
@@ -119,9 +93,9 @@ def _parsed(body: bytes) -> tuple[str, list[Item]]:
 
 
 def _released(request: HttpRequest) -> tuple[list[str], list[str], bool]:
-    body = _body(request)
+    body = body_of(request, LONGEST_BODY)
     if request.content_type == "application/json":
-        found = _json_of(body)
+        found = json_object(body)
         lists = [_texts(found.get(name)) for name in ("grant", "lease")]
         return lists[0], lists[1], str(found.get("reserve") or "") == "1"
     form = QueryDict(body, encoding="utf-8") if request.content_type != "multipart/form-data" else request.POST
@@ -131,13 +105,3 @@ def _released(request: HttpRequest) -> tuple[list[str], list[str], bool]:
 def _texts(value: Any) -> list[str]:
     given = value if isinstance(value, list) else [value]
     return [text for text in given if isinstance(text, str)]
-
-
-def _json(facts: dict[str, Any], status: int = 200) -> HttpResponse:
-    return _private(JsonResponse(facts, status=status))
-
-
-def _private(response: HttpResponse) -> HttpResponse:
-    response["Cache-Control"] = "no-store"
-    response["Cross-Origin-Resource-Policy"] = "same-origin"
-    return response

@@ -14,14 +14,15 @@ from django.utils.html import json_script
 
 from django_distlock.editing import store
 from django_distlock.editing.grants import EditGrant, GrantError, Opened, open_grant, read_grant, sign
-from django_distlock.editing.records import ID, EditLease, Resource
+from django_distlock.editing.records import EditLease, Owner, Resource
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.versions import version_of
+from django_distlock.http.visitors import visitor_of
 from django_distlock.middleware import language_of_texts
+from django_distlock.storage.values import ID
 
 from .permissions import may_take_over, permission_of
 from .texts import texts
-from .visitors import NO_TAB, visitor_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,13 +34,14 @@ if TYPE_CHECKING:
 
     from django_distlock.editing.conf import EditingConfig
     from django_distlock.editing.versions import Inline
-
-    from .visitors import Visitor
+    from django_distlock.http.visitors import Visitor
 
 FIELD, LEASE_FIELD, TAB_FIELD = "distlock_edit", "distlock_edit_lease", "distlock_edit_tab"
 # What a button of the conflict page asks for: "retry", "review" or "overwrite".
 CHOICE_FIELD = "distlock_edit_choice"
 FIELDS = frozenset({FIELD, LEASE_FIELD, TAB_FIELD, CHOICE_FIELD})
+# The tab of a form whose script does not run: one for each principal.
+NO_TAB = "no-script"
 PREFETCH_HEADERS = ("Sec-Purpose", "Purpose", "X-Purpose", "X-Moz")
 
 
@@ -69,6 +71,11 @@ class Posted:
         return read_grant(self.text, visitor.signer) if self.text else None
 
 
+def owner_of(visitor: Visitor, tab: str) -> Owner:
+    """The visitor in one of its tabs."""
+    return Owner(principal=visitor.principal, tab=tab if ID.fullmatch(tab) else NO_TAB, label=visitor.label)
+
+
 def editable_fields(form: BaseForm | type[BaseForm] | None) -> tuple[str, ...] | None:
     """The names of the model's columns that a form edits; None, which is all of them, for a form of no model."""
     model = getattr(getattr(form, "_meta", None), "model", None)
@@ -89,7 +96,7 @@ def open_form(
     visitor: Visitor | None = None,
 ) -> Opened | None:
     """Read the first of ``objects`` as its form is to show it, and make the grant; None if it is deleted."""
-    visitor = visitor or visitor_of(request, config)
+    visitor = visitor or visitor_of(request, config.label_of)
     return open_grant(
         list(dict.fromkeys(resource_of(obj) for obj in objects)),  # a child may be in two inlines
         principal=visitor.signer,
@@ -104,7 +111,7 @@ def open_rows(
     request: HttpRequest, objects: Sequence[Model], config: EditingConfig, *, fields: Sequence[str]
 ) -> list[EditGrant]:
     """A grant for each row of a list, in the version of the objects as the list shows them."""
-    visitor = visitor_of(request, config)
+    visitor = visitor_of(request, config.label_of)
     resources = [resource_of(obj) for obj in objects]
     rows = store.read(resources)
     until = time.time() + config.form_ttl
@@ -157,7 +164,7 @@ def is_prefetch(request: HttpRequest) -> bool:
 
 def field_of(request: HttpRequest, grant: EditGrant, config: EditingConfig, visitor: Visitor | None = None) -> Field:
     """The field for a new grant. With ``WHEN = "open"`` this visit takes the lease."""
-    visitor = visitor or visitor_of(request, config)
+    visitor = visitor or visitor_of(request, config.label_of)
     field = Field(text=sign(grant), grant=grant)
     if config.when == "open" and request.method == "GET" and not is_prefetch(request):
         _claim(request, field, config, visitor)
@@ -176,7 +183,7 @@ def _claim(request: HttpRequest, field: Field, config: EditingConfig, visitor: V
     lease = secrets.token_hex(16)
     taken: list[Resource] = []
     for resource in sorted(field.grant.resources, key=lambda resource: resource.digest):
-        found = store.claim(resource, visitor.owner(NO_TAB), lease, config.ttl_without_script)
+        found = store.claim(resource, owner_of(visitor, NO_TAB), lease, config.ttl_without_script)
         if not isinstance(found, EditLease):
             for each in taken:
                 store.release(each, lease)

@@ -14,12 +14,12 @@ from django_distlock.editing import store
 from django_distlock.editing.grants import EditGrant, GrantError, sign
 from django_distlock.editing.records import EditConflict, EditLease, Resource
 from django_distlock.editing.saving import Save, databases_of, run_save
+from django_distlock.http.transactions import transactions_of_request
+from django_distlock.http.visitors import visitor_of
 
 from .audit import log_overwrite, log_takeover
-from .forms import Posted, open_form, same_object, with_mode
+from .forms import Posted, open_form, owner_of, same_object, with_mode
 from .refusals import Refusal
-from .transactions import transactions_of_request
-from .visitors import visitor_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -49,9 +49,9 @@ class SaveGuard:
         self.request = request
         self.config = config
         self.resources = tuple(resources)
-        self.visitor = visitor_of(request, config)
+        self.visitor = visitor_of(request, config.label_of)
         self.posted = Posted.of(request)
-        self.owner = self.visitor.owner(self.posted.tab)
+        self.owner = owner_of(self.visitor, self.posted.tab)
         self.lease = self.posted.lease
 
     def grant(self) -> EditGrant:

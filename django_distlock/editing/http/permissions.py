@@ -16,8 +16,7 @@ from django.utils import translation
 
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.editing.resources import pk_of
-
-from .visitors import user_of
+from django_distlock.http.visitors import user_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

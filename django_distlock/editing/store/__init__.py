@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from .rows import adopt, alias_for, claim, count_write, read, release, renew, takeover
 from .saves import lock, wrote
-from .statements import contended
 from .upkeep import break_lease, held, held_by, sweep
 
 __all__ = [
@@ -15,7 +14,6 @@ __all__ = [
     "alias_for",
     "break_lease",
     "claim",
-    "contended",
     "count_write",
     "held",
     "held_by",

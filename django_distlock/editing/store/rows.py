@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import random
-import time
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from django.db import Error, connections, transaction
+from django.db import connections
 
-from django_distlock import BackendUnavailable
 from django_distlock.editing.conf import config
-from django_distlock.editing.records import Busy, EditLease, Lost, Owner, Resource, check_id
+from django_distlock.editing.records import Busy, EditLease, Lost, Owner, Resource
 from django_distlock.editing.signals import edit_taken_over
+from django_distlock.storage import dialect
+from django_distlock.storage.table import LOCKED, PAUSES, RELEASE_PAUSES
+from django_distlock.storage.values import check_id, micros, moment, shown
 
 from . import statements
+from .statements import EDIT_LOCKS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-LONGEST_LABEL = 255
-# Seconds between the attempts at a row that is locked; after the last one a save counts as in progress. A beat or a
-# claim locks the row for less than a millisecond.
-PAUSES = (0.002, 0.005, 0.01, 0.02, 0.05)
-# A release is sent once, by a page that is going away: it is worth a longer wait.
-RELEASE_PAUSES = (*PAUSES, 0.1, 0.2, 0.4)
 # Attempts at a row that changes hands between two statements.
 ATTEMPTS = 5
-LOCKED: Final = object()
 
 
 def alias_for(resource: Resource) -> str:
@@ -121,7 +114,7 @@ def read(resources: Iterable[Resource]) -> dict[str, EditLease]:
     found: dict[str, EditLease] = {}
     for alias, members in groups.items():
         marks = ", ".join(["%s"] * len(members))
-        rows = fetch(connections[alias], f"{statements.SELECT} WHERE digest IN ({marks})", list(members))
+        rows = EDIT_LOCKS.fetch(connections[alias], f"{statements.SELECT} WHERE digest IN ({marks})", list(members))
         found.update({row[0]: decode(row, members[row[0]]) for row in rows})
     return found
 
@@ -135,11 +128,12 @@ def _take(
     )
     parameters |= {"principal": owner.principal, "tab": owner.tab, "label": shown(owner.label), "ttl": micros(ttl)}
     parameters["idle"] = micros(parameters["idle"])
+    connection = connections[alias_for(resource)]
     for _ in range(ATTEMPTS):
         found = update_row(resource, statements.HOLD, condition, parameters)
         row = found if isinstance(found, EditLease) else read([resource]).get(resource.digest)
         if found is None and row is None:
-            found = _patiently(resource, lambda: _insert(resource, parameters), PAUSES[:1])
+            found = EDIT_LOCKS.patiently(connection, lambda: _insert(resource, parameters), PAUSES[:1])
             row = found if isinstance(found, EditLease) else None
         if found is not LOCKED and row is not None and row.held and row.is_of(owner.principal, lease):
             return row
@@ -170,26 +164,26 @@ def update_row(
     connection = connections[alias_for(resource)]
 
     def attempt() -> EditLease | object | None:
-        _fail_if_locked(connection, resource)
-        text = statements.nowait(connection) + statements.update(connection, assignments, condition)
+        EDIT_LOCKS.fail_if_locked(connection, resource.digest)
+        text = dialect.nowait(connection) + statements.update(connection, assignments, condition)
         with connection.cursor() as cursor:
             cursor.execute(text, parameters)
-            if not statements.returns_updated(connection):
+            if not dialect.returns_updated(connection):
                 return _read_one(connection, resource) if cursor.rowcount else None
             rows = cursor.fetchall()  # all of them: on SQLite the statement ends with the last one
         if rows:
             return decode(rows[0], resource)
         return LOCKED if connection.vendor == "postgresql" and _holds(connection, condition, parameters) else None
 
-    return _patiently(resource, attempt, pauses)
+    return EDIT_LOCKS.patiently(connection, attempt, pauses)
 
 
 def _insert(resource: Resource, parameters: dict[str, Any]) -> EditLease | object | None:
     """The new row; LOCKED if the row exists by now, or is being inserted: look again."""
     connection = connections[alias_for(resource)]
-    _fail_if_locked(connection, resource)
+    EDIT_LOCKS.fail_if_locked(connection, resource.digest)
     with connection.cursor() as cursor:
-        cursor.execute(statements.nowait(connection) + statements.insert(connection), parameters)
+        cursor.execute(dialect.nowait(connection) + statements.insert(connection), parameters)
         made = cursor.rowcount
     row = _read_one(connection, resource)
     return row if made and row is not None and row.lease == parameters["lease"] else None
@@ -198,52 +192,11 @@ def _insert(resource: Resource, parameters: dict[str, Any]) -> EditLease | objec
 def _holds(connection: BaseDatabaseWrapper, condition: str, parameters: dict[str, Any]) -> bool:
     """Does a row that SKIP LOCKED has not returned fulfil the condition? Then it is locked, or was a moment ago."""
     text = f"SELECT 1 FROM {statements.TABLE} WHERE digest = %(digest)s AND {condition}"  # noqa: S608
-    return bool(fetch(connection, text, parameters))
-
-
-def _fail_if_locked(connection: Any, resource: Resource) -> None:
-    """On Oracle's MySQL, whose INSERT and UPDATE always wait for a lock: fail at once if the row has one."""
-    if connection.vendor == "mysql" and not connection.mysql_is_mariadb:
-        text = f"SELECT digest FROM {statements.TABLE} WHERE digest = %s FOR UPDATE NOWAIT"  # noqa: S608
-        with connection.cursor() as cursor:
-            cursor.execute(text, [resource.digest])
-
-
-def _patiently(
-    resource: Resource, attempt: Callable[[], EditLease | object | None], pauses: Sequence[float] = PAUSES
-) -> EditLease | object | None:
-    """Repeat ``attempt`` while another transaction keeps the row; LOCKED in the end."""
-    connection = connections[alias_for(resource)]
-    for pause in (*pauses, None):
-        try:
-            if connection.in_atomic_block:  # an error must not break the transaction of the caller
-                with transaction.atomic(using=connection.alias):
-                    found = attempt()
-            else:
-                found = attempt()
-        except Error as error:
-            if not statements.contended(error):
-                raise BackendUnavailable("The table of edit locks cannot be used.") from error
-            found = LOCKED
-        if found is not LOCKED:
-            return found
-        if pause is not None:
-            time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - not a secret
-    return LOCKED
-
-
-def fetch(connection: BaseDatabaseWrapper, text: str, parameters: Any) -> list[Any]:
-    """The rows of a query. BackendUnavailable if it fails."""
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute(statements.text_for(connection, text), parameters)
-            return list(cursor.fetchall())
-    except Error as error:
-        raise BackendUnavailable("The table of edit locks cannot be used.") from error
+    return bool(EDIT_LOCKS.fetch(connection, text, parameters))
 
 
 def _read_one(connection: BaseDatabaseWrapper, resource: Resource) -> EditLease | None:
-    rows = fetch(connection, f"{statements.SELECT} WHERE digest = %s", [resource.digest])
+    rows = EDIT_LOCKS.fetch(connection, f"{statements.SELECT} WHERE digest = %s", [resource.digest])
     return decode(rows[0], resource) if rows else None
 
 
@@ -257,14 +210,14 @@ def decode(row: Sequence[Any], resource: Resource) -> EditLease:
         lease=lease,
         fence=fence,
         writes=writes,
-        since=_time(since),
-        seen=_time(seen),
+        since=moment(since),
+        seen=moment(seen),
         age=max(0.0, (now - since) / 1_000_000),
         idle=max(0.0, (now - active) / 1_000_000),
         expires_in=(expires - now) / 1_000_000 if lease else 0.0,
         reserved=bool(reserved),
         changed_by=changed_by,
-        changed_at=_time(changed_at) if changed_at else None,
+        changed_at=moment(changed_at) if changed_at else None,
         previous=previous,
         ended=ended,
     )
@@ -285,16 +238,3 @@ def _by(row: EditLease | None) -> str:
 
 def _parameters(resource: Resource, **more: Any) -> dict[str, Any]:
     return {"digest": resource.digest, "model": resource.model, "pk": resource.pk, **more}
-
-
-def shown(label: str) -> str:
-    """A label as it can be stored: PostgreSQL refuses NUL, and no database has half of a surrogate pair."""
-    return label.replace("\0", "").encode(errors="replace").decode()[:LONGEST_LABEL]
-
-
-def micros(seconds: float) -> int:
-    return int(seconds * 1_000_000)
-
-
-def _time(value: int) -> datetime:
-    return datetime.fromtimestamp(value / 1_000_000, UTC)

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
+from django_distlock.storage.values import micros, shown
+
 from . import statements
-from .rows import alias_for, decode, micros, shown
+from .rows import alias_for, decode
+from .statements import EDIT_LOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,13 +32,13 @@ def lock(resources: Sequence[Resource]) -> dict[str, EditLease]:
     returning = connection.features.can_return_rows_from_bulk_insert
     with connection.cursor() as cursor:
         if returning:
-            text += statements.text_for(connection, f" RETURNING {statements.READ}")
+            text += EDIT_LOCKS.text_for(connection, f" RETURNING {statements.READ}")
         cursor.execute(text, parameters)
         if not returning:
             marks = ", ".join(["%s"] * len(ordered))
             select = f"{statements.SELECT} WHERE digest IN ({marks}) ORDER BY digest"
             ending = " FOR UPDATE" if connection.features.has_select_for_update else ""
-            cursor.execute(statements.text_for(connection, select) + ending, list(by_digest))
+            cursor.execute(EDIT_LOCKS.text_for(connection, select) + ending, list(by_digest))
         return {row[0]: decode(row, by_digest[row[0]]) for row in cursor.fetchall()}
 
 
@@ -69,4 +72,4 @@ def wrote(
     connection = connections[alias_for(resources[0])]
     text = f"UPDATE {statements.TABLE} SET {assignments} WHERE digest IN ({marks})"  # noqa: S608
     with connection.cursor() as cursor:
-        cursor.execute(statements.text_for(connection, text), {**parameters, **names})
+        cursor.execute(EDIT_LOCKS.text_for(connection, text), {**parameters, **names})

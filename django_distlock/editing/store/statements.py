@@ -1,27 +1,20 @@
 """The SQL of the table of edit locks, for PostgreSQL, MySQL, MariaDB and SQLite.
 
-All times are microseconds since 1970 by the *present* time of the database: ``now()`` stands still in a transaction.
-Parameters are named. ``{now}`` and ``{nowait}`` are filled in by :func:`text_for`.
+Parameters are named. ``{now}``, the present time of the database, is filled in by ``EDIT_LOCKS.text_for``.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from django.db import Error, OperationalError
-
-from django_distlock import UnsupportedOperation
+from django_distlock.storage import dialect
+from django_distlock.storage.table import LeaseTable
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 TABLE = "django_distlock_editlease"
-NOW = {
-    "postgresql": "(extract(epoch from clock_timestamp()) * 1000000)::bigint",
-    "mysql": "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)",
-    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)",
-}
+EDIT_LOCKS = LeaseTable(TABLE, "edit locks")
 COLUMNS = (
     "digest, model, object_pk, lease, principal, tab, label, fence, writes, since, seen, active_at, expires_at, "
     "reserved, previous, ended, changed_at, changed_by"
@@ -59,44 +52,6 @@ MINE = "lease = %(lease)s AND lease <> '' AND (%(principal)s = '' OR principal =
 NEW_ROW = "{now}, {now}, {now}, {now}, {now}, {now} + %(ttl)s, %(reserved)s, '', '', 0, ''"
 EMPTY_ROW = "'', '', '', '', {now}, {now}, {now}, {now}, {now}, {now}, 0, '', '', 0, ''"
 HELD_ROW = f"%(digest)s, %(model)s, %(pk)s, %(lease)s, %(principal)s, %(tab)s, %(label)s, {NEW_ROW}"
-# What a statement waits for the lock of a row that another transaction inserts, in milliseconds.
-PATIENCE = 100
-# Prefix of MariaDB, and of none else: a statement that meets a locked row fails at once.
-NOWAIT = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
-# With innodb_snapshot_isolation (on by default from MariaDB 11.6.2) a statement that meets a row newer than the
-# snapshot of its transaction fails with error 1020. Who holds a lease is a matter of the present, not of the snapshot:
-# https://mariadb.com/docs/server/server-usage/storage-engines/innodb/innodb-system-variables
-COMMITTED = "SET STATEMENT innodb_snapshot_isolation = OFF, innodb_lock_wait_timeout = 0 FOR "
-# The first releases with the setting, by series. All later series have it.
-HAVE_SNAPSHOTS = {(10, 6): 18, (10, 11): 8, (11, 0): 6, (11, 1): 5, (11, 2): 4, (11, 4): 2}
-# SQLSTATE and numbers of errors that say: another transaction was first, or has the row now. The latter may come after
-# a wait of many seconds.
-FIRST = {"40001", "40P01", 1020, 1213}
-LOCKED_NOW = {"55P03", 1205, 3572}
-
-
-def text_for(connection: BaseDatabaseWrapper, template: str) -> str:
-    """The statement for this database. UnsupportedOperation for a database whose SQL is not known."""
-    if connection.vendor not in NOW:
-        raise UnsupportedOperation(
-            f"Edit locks need PostgreSQL, MySQL, MariaDB or SQLite; {connection.alias!r} is {connection.display_name}."
-        )
-    return _filled(template, connection.vendor)
-
-
-@cache
-def _filled(template: str, vendor: str) -> str:
-    return template.replace("{now}", NOW[vendor])
-
-
-def nowait(connection: BaseDatabaseWrapper) -> str:
-    """The prefix of a statement that must not wait for the lock of a row; empty on other databases."""
-    mysql: Any = connection
-    if connection.vendor != "mysql" or not mysql.mysql_is_mariadb:
-        return ""
-    series, release = mysql.mysql_version[:2], mysql.mysql_version[2]
-    has = series > max(HAVE_SNAPSHOTS) or release >= HAVE_SNAPSHOTS.get(series, release + 1)
-    return COMMITTED if has and connection.in_atomic_block else NOWAIT
 
 
 def update(connection: BaseDatabaseWrapper, assignments: str, condition: str) -> str:
@@ -106,29 +61,13 @@ def update(connection: BaseDatabaseWrapper, assignments: str, condition: str) ->
         text = f"UPDATE {TABLE} SET {assignments} WHERE digest = ({found}) RETURNING {READ}"  # noqa: S608
     else:
         text = f"UPDATE {TABLE} SET {assignments} WHERE digest = %(digest)s AND {condition}"  # noqa: S608
-        text += f" RETURNING {READ}" if returns_updated(connection) else ""
-    return text_for(connection, text)
-
-
-def returns_updated(connection: BaseDatabaseWrapper) -> bool:
-    """Does the UPDATE of :func:`update` return the row? MySQL has no such statement, and MariaDB only for others."""
-    return connection.vendor != "mysql" and connection.features.can_return_rows_from_bulk_insert
+        text += f" RETURNING {READ}" if dialect.returns_updated(connection) else ""
+    return EDIT_LOCKS.text_for(connection, text)
 
 
 def insert(connection: BaseDatabaseWrapper) -> str:
     """An INSERT of a held row, unless the row exists."""
-    if connection.vendor == "mysql":
-        text = f"INSERT IGNORE INTO {TABLE} ({COLUMNS}) VALUES ({HELD_ROW})"  # noqa: S608
-    elif connection.vendor == "postgresql" and not connection.in_atomic_block:
-        # the setting ends with the statement, which is a transaction
-        wait = f"SELECT set_config('lock_timeout', '{PATIENCE}', true)"
-        text = (
-            f"WITH wait AS MATERIALIZED ({wait}) INSERT INTO {TABLE} ({COLUMNS}) "  # noqa: S608
-            f"SELECT {HELD_ROW} FROM wait ON CONFLICT DO NOTHING"
-        )
-    else:
-        text = f"INSERT INTO {TABLE} ({COLUMNS}) VALUES ({HELD_ROW}) ON CONFLICT DO NOTHING"  # noqa: S608
-    return text_for(connection, text)
+    return EDIT_LOCKS.text_for(connection, dialect.insert(connection, TABLE, COLUMNS, HELD_ROW))
 
 
 def upsert_and_lock(connection: BaseDatabaseWrapper, count: int) -> str:
@@ -144,16 +83,4 @@ def upsert_and_lock(connection: BaseDatabaseWrapper, count: int) -> str:
             f"INSERT INTO {TABLE} ({COLUMNS}) VALUES {rows} "  # noqa: S608
             "ON CONFLICT (digest) DO UPDATE SET digest = excluded.digest"
         )
-    return text_for(connection, text)
-
-
-def contended(error: BaseException) -> Literal["refused", "locked"] | None:
-    """Did the statement fail only because another transaction was first ("refused"), or has the row now ("locked")?"""
-    if not isinstance(error, Error):
-        return None
-    cause = error.__cause__
-    codes = {getattr(cause, "sqlstate", None), *(error.args[:1])}
-    if codes & FIRST:
-        return "refused"
-    sqlite = isinstance(error, OperationalError) and "database is locked" in str(error)
-    return "locked" if codes & LOCKED_NOW or sqlite else None
+    return EDIT_LOCKS.text_for(connection, text)

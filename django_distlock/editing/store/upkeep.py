@@ -10,9 +10,13 @@ from django.db import Error, connections
 from django_distlock import BackendUnavailable
 from django_distlock.editing.records import EditLease, Resource
 from django_distlock.editing.signals import edit_broken
+from django_distlock.storage.dialect import contended, nowait
+from django_distlock.storage.table import LOCKED, RELEASE_PAUSES
+from django_distlock.storage.values import micros
 
 from . import statements
-from .rows import LOCKED, RELEASE_PAUSES, decode, fetch, micros, read, update_row
+from .rows import decode, read, update_row
+from .statements import EDIT_LOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +31,7 @@ def held(alias: str, model: str | None = None, limit: int | None = None) -> list
     if model is not None:
         text, parameters = f"{text} AND model = %s", [model]
     text += " ORDER BY since, digest" + ("" if limit is None else f" LIMIT {limit:d}")
-    rows = fetch(connections[alias], text, parameters)
+    rows = EDIT_LOCKS.fetch(connections[alias], text, parameters)
     return [decode(row, Resource(database=alias, model=row[1], pk=row[2])) for row in rows]
 
 
@@ -37,7 +41,7 @@ def held_by(principal: str, alias: str, digests: Iterable[str] = ()) -> int:
     text = f"SELECT COUNT(*) FROM {statements.TABLE} WHERE principal = %s AND {HELD}"  # noqa: S608
     if others:
         text += f" AND digest NOT IN ({', '.join(['%s'] * len(others))})"
-    rows = fetch(connections[alias], text, [principal, *others])
+    rows = EDIT_LOCKS.fetch(connections[alias], text, [principal, *others])
     return int(rows[0][0])
 
 
@@ -78,17 +82,17 @@ def _sweep_batch(alias: str, older_than: float, batch: int) -> tuple[int, int]:
     over = "expires_at <= {now} - %s AND changed_at <= {now} - %s"
     age = [micros(older_than)] * 2
     text = f"SELECT digest FROM {statements.TABLE} WHERE {over} ORDER BY expires_at LIMIT {batch:d}"  # noqa: S608
-    digests = [digest for (digest,) in fetch(connections[alias], text, age)]
+    digests = [digest for (digest,) in EDIT_LOCKS.fetch(connections[alias], text, age)]
     if not digests:
         return 0, 0
     marks = ", ".join(["%s"] * len(digests))
     delete = f"DELETE FROM {statements.TABLE} WHERE digest IN ({marks}) AND {over}"  # noqa: S608
-    text = statements.nowait(connections[alias]) + delete
+    text = nowait(connections[alias]) + delete
     try:
         with connections[alias].cursor() as cursor:
-            cursor.execute(statements.text_for(connections[alias], text), [*sorted(digests), *age])
+            cursor.execute(EDIT_LOCKS.text_for(connections[alias], text), [*sorted(digests), *age])
             return len(digests), int(cursor.rowcount)
     except Error as error:
-        if statements.contended(error):  # a save has one of them: the next sweep comes
+        if contended(error):  # a save has one of them: the next sweep comes
             return 0, 0
-        raise BackendUnavailable("The table of edit locks cannot be used.") from error
+        raise EDIT_LOCKS.unavailable() from error

@@ -197,3 +197,20 @@ def test_a_node_that_answers_late_is_in_no_trouble_afterwards(settings: Any, not
         all_nodes.connect([node])
         assert not node.trouble
         registry.close()
+
+
+def test_nodes_that_are_connected_before_the_caller_looks(
+    settings: Any, nothing_left: None, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that connects may be through before the caller that has started it goes on."""
+    start = threading.Thread.start
+
+    def start_and_end(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "distlock-five-connect":
+            thread.join(5)
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_end)
+    with five_nodes(settings, node_timeout=0.5) as nodes:
+        nodes.lock(name).acquire(timeout=0).release()
+        registry.close()

@@ -10,7 +10,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 
-from django_distlock.editing.http.visitors import principal_of_user
+from django_distlock.http.visitors import principal_of_user
 from django_distlock.models import EditLeaseRow
 from testproject.articles.models import Article
 from tests.editing import site

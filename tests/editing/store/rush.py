@@ -13,7 +13,7 @@ from django.db import DatabaseError, connections
 from django_distlock.editing import store
 from django_distlock.editing.records import Busy, EditConflict, EditLease
 from django_distlock.editing.resources import resource_of
-from django_distlock.editing.store.statements import contended
+from django_distlock.storage.dialect import contended
 from testproject.articles.models import Article
 from tests.editing.store.desks import Desk, Place, expire, isolate, new_id, write_behind
 from tests.support.sizes import be_polite

@@ -15,6 +15,7 @@ from django_distlock.editing import store
 from django_distlock.editing.records import Busy, EditLease, Lost, Owner, Resource
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.signals import edit_broken, edit_taken_over
+from django_distlock.storage.dialect import contended
 from tests.conftest import eventually
 from tests.editing.store.desks import TTL, Desk, Place, expire, isolate, make_article, new_id
 from tests.editing.store.model import at_the_side
@@ -420,7 +421,7 @@ def test_rows_are_locked_in_one_order(place: Place) -> None:
                 with transaction.atomic(using=place.alias):
                     store.lock(resources[number:] + resources[:number])
         except BaseException as error:
-            if not store.contended(error) or "deadlock" in str(error).lower():
+            if not contended(error) or "deadlock" in str(error).lower():
                 errors.append(error)
         finally:
             connections[place.alias].close()

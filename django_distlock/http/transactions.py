@@ -1,4 +1,4 @@
-"""Views whose transactions are the mixins' business: a save begins one that locks first and reads then."""
+"""Views that begin their own transactions: a lock has to be taken before anything is read."""
 
 from __future__ import annotations
 

@@ -12,22 +12,19 @@ from django.middleware.csrf import get_token
 from django.utils.translation import gettext as _
 
 from django_distlock.concurrency.text import one_line
-from django_distlock.editing.records import ID, LONGEST_PRINCIPAL, Owner
+from django_distlock.storage.values import LONGEST_PRINCIPAL
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from django.http import HttpRequest
 
-    from django_distlock.editing.conf import EditingConfig
-    from django_distlock.editing.grants import EditGrant
-
 LONGEST_LABEL = 100
-# The tab of a form whose script does not run: one for each principal.
-NO_TAB = "no-script"
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """The sender of a request. ``site`` separates the hosts of one project: a signed field counts on its host only."""
+    """The sender of a request. ``site`` separates the hosts of one project: a grant counts on its host only."""
 
     principal: str
     label: str
@@ -39,17 +36,16 @@ class Visitor:
         """The principal that grants are made out to."""
         return f"{self.principal}@{self.site}"
 
-    def owner(self, tab: str) -> Owner:
-        """This visitor in one of its tabs."""
-        return Owner(principal=self.principal, tab=tab if ID.fullmatch(tab) else NO_TAB, label=self.label)
 
+def visitor_of(request: HttpRequest, label_of: Callable[[Any], str]) -> Visitor:
+    """The sender: the user, else the browser by the secret of its CSRF cookie, else its session.
 
-def visitor_of(request: HttpRequest, config: EditingConfig) -> Visitor:
-    """The sender: the user, else the browser by the secret of its CSRF cookie, else its session."""
+    ``label_of`` says how a user is shown to others.
+    """
     user = user_of(request)
     site = request.get_host().lower()
     if user is not None and user.is_authenticated:
-        label = one_line(config.label_of(user), LONGEST_LABEL)
+        label = one_line(label_of(user), LONGEST_LABEL)
         return Visitor(principal_of_user(user), label, site, True)
     label = _("A visitor without an account")
     get_token(request)  # a first visit gets the cookie now, and comes back with it
@@ -59,9 +55,9 @@ def visitor_of(request: HttpRequest, config: EditingConfig) -> Visitor:
     return Visitor(f"session:{_digest(key)}" if key else "anonymous", label, site, False)
 
 
-def principal_of(grant: EditGrant) -> str:
-    """The principal of the leases that a grant was made for."""
-    return grant.principal.rpartition("@")[0]
+def principal_of(signer: str) -> str:
+    """The principal in :attr:`Visitor.signer`."""
+    return signer.rpartition("@")[0]
 
 
 def user_of(request: HttpRequest) -> Any:
@@ -73,8 +69,8 @@ def user_of(request: HttpRequest) -> Any:
         user = getattr(request, "_acached_user", None)
         if user is None:
             raise SynchronousOnlyOperation(
-                "An edit lock has to know who is logged in: `await request.auser()` before you render the page, or "
-                "render it in a thread."
+                "The lock of a page has to know who is logged in: `await request.auser()` before you render the page, "
+                "or render it in a thread."
             ) from error
     return user
 
