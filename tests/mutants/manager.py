@@ -93,7 +93,7 @@ MANAGER = (
         '        raw = part.encode("utf-8", "surrogatepass")\n',
         '        raw = part.lower().encode("utf-8", "surrogatepass")\n',
         ("tests/conformance/test_names.py",),
-        FAST,
+        "redis",
     ),
     Mutant(
         "a process reads the site key again at each use",
