@@ -13,7 +13,9 @@ from .runner import Outcome, run
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
-    parser.add_argument("-k", metavar="WORDS", default="", help="only those whose title, rule or file has these words")
+    parser.add_argument(
+        "-k", metavar="WORDS", default="", help='only those whose title, rule or file has them; "a or b"'
+    )
     parser.add_argument("--list", action="store_true", help="show them, and run nothing")
     parser.add_argument("--record", action="store_true", help=f"write the results to {results.PATH.name}")
     wanted = parser.parse_args()

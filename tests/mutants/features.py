@@ -27,7 +27,7 @@ FEATURES = (
         "            skip_locked=options.skip_locked,\n            of=",
         "            of=",
         ("tests/data/rows/test_waiting.py",),
-        "skip_locked",
+        "skip_locked and postgres",
     ),
     Mutant(
         "row locks: rows are locked in the caller's order",

@@ -240,15 +240,6 @@ LEASES = (
         ("tests/backends/redlock/test_votes.py",),
     ),
     Mutant(
-        "Redlock: a call is taken for a grant",
-        "R22a",
-        f"{REDLOCK}/scripts/acquire.lua",
-        "elseif (first(now, member) or member) == member then",
-        "elseif true then",
-        ("tests/backends/redlock/test_waiting.py", "tests/conformance/test_order.py"),
-        "redlock",
-    ),
-    Mutant(
         "lease table: the release compares no token",
         "R17",
         f"{TABLE}/statements.py",

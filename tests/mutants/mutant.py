@@ -36,8 +36,9 @@ class Mutant:
         return f"{PACKAGE}/{self.file}"
 
     def matches(self, words: str) -> bool:
-        """Does the title, the rule or the path contain ``words``? Upper and lower case are the same."""
-        return words.lower() in f"{self.title}\n{self.rule}\n{self.path}".lower()
+        """Does the title, the rule or the path contain ``words``, or one of them between "or"? In any case of letters."""
+        text = f"{self.title}\n{self.rule}\n{self.path}".lower()
+        return any(part in text for part in words.lower().split(" or "))
 
     def applied_to(self, text: str) -> str:
         """The text of the file with the fault. WrongMutant if the old text is not there exactly once."""
