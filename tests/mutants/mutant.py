@@ -36,7 +36,7 @@ class Mutant:
         return f"{PACKAGE}/{self.file}"
 
     def matches(self, words: str) -> bool:
-        """Does the title, the rule or the path contain ``words``, or one of them between "or"? In any case of letters."""
+        """Does the title, the rule or the path contain ``words``, or one of the parts around " or "?"""
         text = f"{self.title}\n{self.rule}\n{self.path}".lower()
         return any(part in text for part in words.lower().split(" or "))
 
