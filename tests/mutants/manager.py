@@ -99,8 +99,8 @@ MANAGER = (
         "a process reads the site key again at each use",
         "R3",
         "manager/site_key.py",
-        "        key = self._found or site_key_setting() or read_row()\n",
-        "        self._found, self.pinned, key = None, None, site_key_setting() or read_row()\n",
+        "        if self.pinned is None:\n            self.pinned = self._find()\n",
+        "        self.pinned = self._found = None\n        self.pinned = self._find()\n",
         ("tests/manager/test_site_key.py",),
     ),
     Mutant(
@@ -138,7 +138,7 @@ MANAGER = (
         "        deadline = Deadline(request.timeout, monotonic)\n        opened = open_transactions()\n"
         "        hold.claim = claim = _claim(request,",
         ("tests/conformance/test_timeouts.py",),
-        "r5",
+        f"behind_waiters and {FAST}",
     ),
     Mutant(
         "a cancelled or interrupted waiter stays in the engine's queue",

@@ -19,7 +19,7 @@ from tests.support.paths import ROOT
 from tests.support.services.files import state_path
 
 from .mutant import WrongMutant
-from .witness import FILE
+from .witness import FILE, TOO_SLOW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -135,7 +135,8 @@ def try_one(copy: Copy, mutant: Mutant) -> Outcome:
             status, first, text = copy.pytest(arguments, LONGEST)
     except WrongMutant as error:
         return outcome(trouble=str(error))
-    if status in (FAILED, None) and first.get("when") in ("call", "teardown"):
+    noticed = ("call", "teardown", *((TOO_SLOW,) if mutant.rule == "R5" else ()))  # R5 says how long calls take
+    if status in (FAILED, None) and first.get("when") in noticed:
         return outcome(first["test"])
     if status == PASSED:
         return outcome(trouble="SURVIVED: no test has noticed it")
