@@ -421,7 +421,7 @@ MANAGER = (
         '        if renewed is None:\n            lose_dead(hold, grant, "stolen")\n        elif',
         "        if renewed is None:\n            return\n        if",
         ("tests/conformance/test_break.py", TTL),
-        FAST,
+        "redis",
     ),
     Mutant(
         "a server that cannot be reached for a moment is a loss",
