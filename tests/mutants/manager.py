@@ -430,7 +430,7 @@ MANAGER = (
         '            logger.warning("The lock %r could not be renewed: %s", hold.key.name, one_line(error))\n',
         '            lose(hold, "unreachable")\n',
         (TTL,),
-        "r20",
+        "unreachable",
     ),
     Mutant(
         "the lease of a dead thread is renewed",
