@@ -164,6 +164,22 @@ def test_r5_the_deadline_holds_behind_waiters_of_this_process(
     second.release(lease)
 
 
+def test_r5_the_deadline_goes_on_when_the_one_ahead_gives_up(face: Face, rival: Any, using: str, name: str) -> None:
+    """The time in the queue of this process is a part of it."""
+    held = rival.acquire(using, name)
+    lock = advisory_lock(name, using=using)
+    first, second = face.actors(2)
+    impatient = first.start(lock, "acquire", timeout=0.3)
+    eventually(lambda: asking_here(name) + waiting_here(name) == 1, "nobody waits")
+    began = time.monotonic()
+    follower = second.start(lock, "acquire", timeout=0.5)
+    for waiting in (impatient, follower):
+        with pytest.raises(LockTimeout):
+            waiting.result(PATIENCE)
+    within(time.monotonic() - began, 0.55, least=0.5)
+    rival.release(held)
+
+
 def test_r5_a_free_lock_is_taken_without_waiting(me: Actor, using: str, name: str) -> None:
     """Also by the first call, which connects."""
     for timeout in (0, 0.05, None):

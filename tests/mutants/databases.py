@@ -46,6 +46,7 @@ DATABASES = (
         "            return",
         ("tests/faults/test_hung_server.py",),
         "r5 or statement_that_hangs",
+        timed=True,
     ),
     Mutant(
         "sessions: the end of a connection is not noticed",
@@ -193,6 +194,7 @@ DATABASES = (
         "        self.ended = True\n        sockets.shut(fd)\n",
         "        self.ended = True\n",
         ("tests/manager/transactions/test_watched.py",),
+        timed=True,
     ),
     Mutant(
         "PostgreSQL: after an error in the transaction its lock still counts as held",
@@ -277,5 +279,6 @@ DATABASES = (
         "return b\"SELECT GET_LOCK('%s', %d)\" % (name, math.ceil(seconds))",
         ("tests/backends/mysql/test_waits.py", "tests/conformance/test_timeouts.py"),
         "mysql",
+        timed=True,
     ),
 )

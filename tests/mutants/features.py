@@ -19,6 +19,7 @@ FEATURES = (
         "nowait=not options.waits and not options.skip_locked,",
         "nowait=False,",
         ("tests/data/rows/test_waiting.py", "tests/data/rows/test_lock.py"),
+        timed=True,
     ),
     Mutant(
         "row locks: SKIP LOCKED is left out",

@@ -129,6 +129,7 @@ MANAGER = (
         "        left = self.at - self._clock() + 1.0\n",
         ("tests/conformance/test_timeouts.py",),
         f"r5 and {FAST}",
+        timed=True,
     ),
     Mutant(
         "the deadline begins again behind the waiters of the process",
@@ -138,7 +139,8 @@ MANAGER = (
         "        deadline = Deadline(request.timeout, monotonic)\n        opened = open_transactions()\n"
         "        hold.claim = claim = _claim(request,",
         ("tests/conformance/test_timeouts.py",),
-        f"behind_waiters and {FAST}",
+        "goes_on and redis",
+        timed=True,
     ),
     Mutant(
         "a cancelled or interrupted waiter stays in the engine's queue",
@@ -442,17 +444,7 @@ MANAGER = (
         f"r20 and {FAST}",
     ),
     Mutant(
-        "max_hold is ignored",
-        "R20",
-        "manager/keepalive.py",
-        "        if hold.max_hold is not None and now >= hold.claimed_at + hold.max_hold:\n            return False\n"
-        "        hold.owner",
-        "        hold.owner",
-        (TTL,),
-        "max_hold",
-    ),
-    Mutant(
-        "max_hold does not shorten the last renewal",
+        "max_hold does not bound the renewals",
         "R20",
         "manager/keepalive.py",
         "            ttl = min(ttl, hold.claimed_at + hold.max_hold - monotonic())\n"
@@ -460,6 +452,7 @@ MANAGER = (
         "            pass\n",
         (TTL,),
         "max_hold",
+        timed=True,
     ),
     Mutant(
         "a shorter lease that was asked for counts only with the reply",

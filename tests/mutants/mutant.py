@@ -20,7 +20,8 @@ class Mutant:
     """``old`` is found exactly once in ``file``, a path inside the package, and becomes ``new``.
 
     ``title``: the fault, as the table shows it. ``rule``: the promise that it breaks. ``tests``: files, or tests in
-    them; ``only`` is an expression for pytest's ``-k`` that chooses among them.
+    them; ``only`` is an expression for pytest's ``-k`` that chooses among them. ``timed``: they notice it by the time
+    that something takes, so that a test that was "too slow" has noticed it.
     """
 
     title: str
@@ -30,6 +31,7 @@ class Mutant:
     new: str
     tests: tuple[str, ...]
     only: str = ""
+    timed: bool = False
 
     @property
     def path(self) -> str:

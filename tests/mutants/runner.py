@@ -135,7 +135,7 @@ def try_one(copy: Copy, mutant: Mutant) -> Outcome:
             status, first, text = copy.pytest(arguments, LONGEST)
     except WrongMutant as error:
         return outcome(trouble=str(error))
-    noticed = ("call", "teardown", *((TOO_SLOW,) if mutant.rule == "R5" else ()))  # R5 says how long calls take
+    noticed = ("call", "teardown", *((TOO_SLOW,) if mutant.timed else ()))
     if status in (FAILED, None) and first.get("when") in noticed:
         return outcome(first["test"])
     if status == PASSED:
