@@ -422,8 +422,8 @@ MANAGER = (
         "manager/keepalive.py",
         '        if renewed is None:\n            lose_dead(hold, grant, "stolen")\n        elif',
         "        if renewed is None:\n            return\n        if",
-        ("tests/conformance/test_break.py", TTL),
-        "redis",
+        (TTL,),
+        "denied and redis",
     ),
     Mutant(
         "a server that cannot be reached for a moment is a loss",
