@@ -135,7 +135,8 @@ DATABASES = (
         "            yield from self.clear(max(until, monotonic()) + GRACE)\n"
         "            if error.code == DEADLOCK_DETECTED:",
         "            if error.code == DEADLOCK_DETECTED:",
-        ("tests/faults/test_grant_race.py",),
+        ("tests/backends/postgres/test_backend.py",),
+        "r7",
     ),
     Mutant(
         "PostgreSQL: lock_timeout that fires after the grant leaves the lock held (the fast path)",
@@ -143,7 +144,8 @@ DATABASES = (
         f"{POSTGRES}/session.py",
         "            run(self.clear(max(until, monotonic()) + GRACE))\n            return False",
         "            return False",
-        ("tests/faults/test_grant_race.py",),
+        ("tests/backends/postgres/test_backend.py",),
+        "r7",
     ),
     Mutant(
         "PostgreSQL: a second reader of one session overtakes a writer that waits",
