@@ -14,6 +14,7 @@ SERVE ?= 1
 COMPOSE ?=
 ARGS ?=
 FULL ?=
+LONG ?=
 # MYSQL=1: Oracle's MySQL in MariaDB's place.
 MYSQL ?=
 export DISTLOCK_MYSQL = $(MYSQL)
@@ -38,8 +39,8 @@ demo: $(VENV)/group-demo-$(DB).stamp  ## replay and serve the demo: DB=sqlite|po
 	@DB=$(DB) $(if $(filter sqlite,$(DB)),,DISTLOCK_SERVERS=$(DB) $(SERVICES) run) \
 	  $(BIN)/python testproject/manage.py demo $(if $(filter 0,$(SERVE)),--no-serve)
 
-test: $(VENV)/group-test.stamp  ## the whole suite on private servers; ARGS="-k name" goes to pytest, FULL=1 takes longer, MYSQL=1 replaces MariaDB, DJANGO=6.0 takes that one
-	@DISTLOCK_FULL=$(FULL) $(SERVICES) run $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+test: $(VENV)/group-test.stamp  ## the first tier of the suite on private servers; FULL=1 both tiers, ARGS="-k name" goes to pytest, LONG=1 takes hours, MYSQL=1 replaces MariaDB, DJANGO=6.0 takes that one
+	@DISTLOCK_LONG=$(LONG) $(SERVICES) run $(BIN)/python -m pytest $(PARALLEL) $(if $(FULL)$(LONG),,-m 'not chaos and not full') $(ARGS)
 
 chaos: $(VENV)/group-test.stamp  ## faults at random, for an hour or more
 	@$(SERVICES) run $(BIN)/python -m pytest -m chaos --timeout 7200 $(ARGS)
@@ -48,7 +49,7 @@ mutants: $(VENV)/group-test.stamp  ## faults put into the library one at a time,
 	@$(SERVICES) run $(BIN)/python -m tests.mutants $(ARGS)
 
 debian13:  ## before a release, as root: the last commit's demo and suite on a newcomer's Debian 13, made by debootstrap
-	@bash .ci/debian13 'make demo SERVE=0' 'make test ARGS="$(ARGS)"'
+	@bash .ci/debian13 'make demo SERVE=0' 'make test FULL=1 ARGS="$(ARGS)"'
 
 bench: $(VENV)/group-bench.stamp  ## side by side with the peers and the bare drivers; ARGS="--group postgres"
 	@$(SERVICES) run $(BIN)/python -m benchmarks $(ARGS)
@@ -85,6 +86,7 @@ screenshots: $(VENV)/group-test.stamp  ## take the pictures in the documentation
 	@$(SERVICES) run $(BIN)/python -m pytest -q tests/operations/admin/screenshots.py $(ARGS)
 	@$(BIN)/python -m tests.scenarios.screenshots
 	@$(BIN)/python -m tests.scenarios.editing_screenshots
+	@$(BIN)/python -m tests.scenarios.browser_screenshots
 
 release-check: $(VENV)/group-release.stamp  ## before a release: sdist, wheel, metadata, links, workflows, and a smoke test of the wheel on each database
 	@$(SERVICES) run $(BIN)/python -m tests.support.release

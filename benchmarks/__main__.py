@@ -125,6 +125,14 @@ def part_editing(results: Results, group: str, scale: Scale) -> str:
     return report.editing(group, results.editing[group])
 
 
+def part_browser(results: Results, group: str, scale: Scale) -> str:
+    """Measure and show what a request of distlock.js costs the server."""
+    from benchmarks import browser, report
+
+    results.browser[group] = browser.measure(group, scale.rounds)
+    return report.browser(group, results.browser[group])
+
+
 PARTS = {
     "uncontended": part_uncontended,
     "contended": part_contended,
@@ -134,6 +142,7 @@ PARTS = {
     "giving-up": part_giving_up,
     "idempotency": part_idempotency,
     "editing": part_editing,
+    "browser": part_browser,
 }
 
 

@@ -17,6 +17,7 @@ from benchmarks.verdicts import (
     growth_of,
     idle,
     judge,
+    lock_request,
     more_statements,
     over_sync,
     rate_over,
@@ -138,6 +139,12 @@ def of_edits(group: str) -> Iterable[Budget]:
     yield at_most(group, "statements that an edit lock adds to a save", 3, more_statements(group))
 
 
+def of_browsers(group: str) -> Iterable[Budget]:
+    """What a request of the lock server may cost."""
+    for way in ("renew a lease", "acquire a free lock", "ask again while waiting", "release"):
+        yield at_most(group, f"browser locks: {way}, x an empty view", 1.5, lock_request(group, way))
+
+
 BUDGETS: dict[str, tuple[Budget, ...]] = {
     "postgres": (
         *of_postgres(),
@@ -145,9 +152,24 @@ BUDGETS: dict[str, tuple[Budget, ...]] = {
         *of_growth("postgres"),
         *of_requests("postgres"),
         *of_edits("postgres"),
+        *of_browsers("postgres"),
     ),
-    "mysql": (*of_mysql(), *of_tasks("mysql"), *of_growth("mysql"), *of_requests("mysql"), *of_edits("mysql")),
-    "sqlite": (*of_sqlite(), *of_tasks("sqlite"), *of_growth("sqlite"), *of_requests("sqlite"), *of_edits("sqlite")),
+    "mysql": (
+        *of_mysql(),
+        *of_tasks("mysql"),
+        *of_growth("mysql"),
+        *of_requests("mysql"),
+        *of_edits("mysql"),
+        *of_browsers("mysql"),
+    ),
+    "sqlite": (
+        *of_sqlite(),
+        *of_tasks("sqlite"),
+        *of_growth("sqlite"),
+        *of_requests("sqlite"),
+        *of_edits("sqlite"),
+        *of_browsers("sqlite"),
+    ),
     "redis": (*of_redis(), *of_tasks("redis"), *of_growth("redis")),
     "redlock": (*of_redlock(), *of_tasks("redlock"), *of_growth("redlock")),
     "redlock-far": tuple(of_redlock_far()),

@@ -143,6 +143,13 @@ def editing(group: str, rows: Sequence[Request]) -> str:
     return f"{title}\n\n" + table(("", "median us", "x empty"), cells)
 
 
+def browser(group: str, rows: Sequence[Request]) -> str:
+    """Show what a request of distlock.js costs."""
+    cells = [(row.way, f"{row.median_us:,.0f}", f"{row.ratio:.2f}") for row in rows]
+    title = f"{TITLES[group]}, processor time of a whole request of distlock.js"
+    return f"{title}\n\n" + table(("", "median us", "x empty"), cells)
+
+
 def budgets(verdicts: Iterable[Verdict]) -> str:
     """Show every budget with its verdict."""
     rows = [

@@ -49,6 +49,7 @@ class Results:
     giving_up: dict[str, list[GivingUp]] = field(default_factory=dict)
     idempotency: dict[str, list[Request]] = field(default_factory=dict)
     editing: dict[str, list[Request]] = field(default_factory=dict)
+    browser: dict[str, list[Request]] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)  # parts that ended with an error of their own
 
     def cost(self, group: str, entry: str) -> Cost:

@@ -105,6 +105,11 @@ def beat(group: str, way: str) -> Callable[[Results], float]:
     return lambda results: next(row.ratio for row in results.editing[group] if row.way == way)
 
 
+def lock_request(group: str, way: str) -> Callable[[Results], float]:
+    """A request of distlock.js over an empty view."""
+    return lambda results: next(row.ratio for row in results.browser[group] if row.way == way)
+
+
 def more_statements(group: str) -> Callable[[Results], float]:
     """What a save under an edit lock adds."""
 

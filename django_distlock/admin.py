@@ -12,5 +12,9 @@ if find_spec("django_distlock.editing") is not None:  # a folder that may be del
     from django_distlock.editing.admin.held import EditLocksSection
 
     HeldLockAdmin.sections.append(EditLocksSection())
+if find_spec("django_distlock.browser") is not None:  # a folder that may be deleted
+    from django_distlock.browser.held import BrowserLocksSection
+
+    HeldLockAdmin.sections.append(BrowserLocksSection())
 if find_spec("django_distlock.idempotency") is not None:  # a folder that may be deleted
     from django_distlock.idempotency import admin as idempotency  # noqa: F401 - registers its page

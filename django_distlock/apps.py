@@ -59,6 +59,10 @@ class DistlockConfig(AppConfig):
             checks.append(("editing.checks.check_editing", "distlock", False))
             checks.append(("editing.http.template_checks.check_templates", "distlock", False))
             self.pruners = {**self.pruners, "edits": f"{self.name}.editing.listing.pruner"}
+        if find_spec(f"{self.name}.browser") is not None:
+            checks.append(("browser.checks.check_browser", "distlock", False))
+            checks.append(("browser.checks.check_table", Tags.database, False))
+            self.pruners = {**self.pruners, "browser": f"{self.name}.browser.listing.pruner"}
         for path, tag, deploy in checks:
             register(partial(_check, f"{self.name}.{path}"), tag, deploy=deploy)
         post_migrate.connect(_restore_triggers, sender=self)

@@ -248,3 +248,60 @@ class EditLeaseRow(KeptModel):
 
     def __str__(self) -> str:
         return f"{self.model} {self.object_pk}"
+
+
+class BrowserLockRow(KeptModel):
+    """The holder of one name that browsers lock; it decides alone. Written by ``browser/store`` only. Times are
+    microseconds since 1970 by the clock of the database. A managed table, because ``flush`` also deletes the users.
+
+    ``fence`` begins at the time at which the row is made: a row that was swept never counts the same numbers again.
+    ``holder`` is a hash of the lease and the principal.
+    """
+
+    digest = AsciiField(primary_key=True, max_length=64)
+    name = models.TextField()
+    lease = AsciiField(max_length=64)
+    holder = AsciiField(max_length=64)
+    principal = models.CharField(max_length=255)
+    label = models.CharField(max_length=255)
+    fence = models.BigIntegerField()
+    since = models.BigIntegerField()
+    expires_at = models.BigIntegerField()
+    ends_at = models.BigIntegerField()
+    previous = AsciiField(max_length=64)
+    ended = AsciiField(max_length=16)
+
+    class Meta:
+        db_table = "django_distlock_browserlock"
+        default_permissions = ()
+        indexes = (
+            models.Index(fields=["holder"], name="distlock_browserlock_holder"),
+            models.Index(fields=["principal"], name="distlock_browserlock_whose"),
+            models.Index(fields=["expires_at"], name="distlock_browserlock_ends"),
+        )
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class BrowserTicket(KeptModel):
+    """The place of a waiter for a name that browsers lock. Tickets order, and decide nothing; the queue skips those
+    that are no longer alive."""
+
+    holder = AsciiField(primary_key=True, max_length=64)
+    digest = AsciiField(max_length=64)
+    lease = AsciiField(max_length=64)
+    principal = models.CharField(max_length=255)
+    arrived = models.BigIntegerField()
+    alive_until = models.BigIntegerField()
+
+    class Meta:
+        db_table = "django_distlock_browserticket"
+        default_permissions = ()
+        indexes = (
+            models.Index(fields=["digest", "arrived"], name="distlock_browserticket_queue"),
+            models.Index(fields=["principal"], name="distlock_browserticket_whose"),
+        )
+
+    def __str__(self) -> str:
+        return str(self.lease)

@@ -6,8 +6,11 @@ from django.apps import apps
 from django.contrib import admin
 from django.urls import include, path
 
+from testproject.people import become
+
 urlpatterns = [
     path("admin/", admin.site.urls),
+    path("be/<slug:slug>/", become, name="be"),
     path("wallet/", include("testproject.wallet.urls")),
     path("scheduler/", include("testproject.scheduler.urls")),
     path("inventory/", include("testproject.inventory.urls")),
@@ -18,3 +21,10 @@ if apps.is_installed("testproject.orders"):
 if apps.is_installed("testproject.articles"):
     urlpatterns.insert(0, path("articles/", include("testproject.articles.urls")))
     urlpatterns.insert(0, path("distlock/editing/", include("django_distlock.editing.urls")))
+if apps.is_installed("testproject.cart"):
+    urlpatterns[:0] = [
+        path("cart/", include("testproject.cart.urls")),
+        path("board/", include("testproject.board.urls")),
+        path("workers/", include("testproject.workers.urls")),
+        path("distlock/", include("django_distlock.browser.urls")),
+    ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-from django.contrib.staticfiles.handlers import StaticFilesHandler
 from django.core.wsgi import get_wsgi_application
 
+from testproject.headers import IsolatedStaticFiles
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
-application = StaticFilesHandler(get_wsgi_application())
+application = IsolatedStaticFiles(get_wsgi_application())

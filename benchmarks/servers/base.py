@@ -43,7 +43,7 @@ class DatabaseServer(Server):
     """A server that Django connects to; ``alias`` is its name in DATABASES."""
 
     alias: ClassVar[str]
-    parts = (*EVERY_PART, "idempotency", "editing")
+    parts = (*EVERY_PART, "idempotency", "editing", "browser")
 
     @classmethod
     def params(cls) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from django_distlock.conf import function
+from django_distlock.http.visitors import default_label
 from django_distlock.validation import choice, count, seconds
 
 
@@ -41,12 +42,6 @@ class EditingConfig:
 KEYS = tuple(field.name.upper() for field in fields(EditingConfig))
 CHOICES = {"mode": ("enforce", "warn", "off"), "when": ("change", "open")}
 TIMES = ("ttl", "beat", "idle", "ttl_without_script", "form_ttl")
-
-
-def default_label(user: Any) -> str:
-    """The full name, else the user name."""
-    full_name = getattr(user, "get_full_name", None)
-    return str((full_name() if full_name is not None else "") or user)
 
 
 def config(**overrides: Any) -> EditingConfig:

@@ -21,12 +21,7 @@ class BadRequest(ValueError):
 
 def body_of(request: HttpRequest, longest: int) -> bytes:
     """The body. RequestDataTooBig if it has more than ``longest`` bytes, BadRequest if the client has gone."""
-    try:
-        length = int(request.META.get("CONTENT_LENGTH") or 0)
-    except ValueError:
-        length = 0
-    if length > longest:
-        raise RequestDataTooBig
+    refuse_too_long(request, longest)
     try:
         body = request.body
     except UnreadablePostError as error:
@@ -34,6 +29,16 @@ def body_of(request: HttpRequest, longest: int) -> bytes:
     if len(body) > longest:
         raise RequestDataTooBig
     return body
+
+
+def refuse_too_long(request: HttpRequest, longest: int) -> None:
+    """Raise RequestDataTooBig if the client announces more than ``longest`` bytes."""
+    try:
+        length = int(request.META.get("CONTENT_LENGTH") or 0)
+    except ValueError:
+        length = 0
+    if length > longest:
+        raise RequestDataTooBig
 
 
 def json_object(body: bytes) -> dict[str, Any]:

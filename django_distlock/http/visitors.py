@@ -36,6 +36,11 @@ class Visitor:
         """The principal that grants are made out to."""
         return f"{self.principal}@{self.site}"
 
+    @property
+    def holder(self) -> str:
+        """The principal of leases that belong to no database: user 5 of one host is not user 5 of another."""
+        return stored(self.signer)
+
 
 def visitor_of(request: HttpRequest, label_of: Callable[[Any], str]) -> Visitor:
     """The sender: the user, else the browser by the secret of its CSRF cookie, else its session.
@@ -53,6 +58,17 @@ def visitor_of(request: HttpRequest, label_of: Callable[[Any], str]) -> Visitor:
         return Visitor(f"browser:{_digest(str(secret))}", label, site, False)
     key = getattr(getattr(request, "session", None), "session_key", None)
     return Visitor(f"session:{_digest(key)}" if key else "anonymous", label, site, False)
+
+
+def default_label(user: Any) -> str:
+    """The full name, else the user name."""
+    full_name = getattr(user, "get_full_name", None)
+    return str((full_name() if full_name is not None else "") or user)
+
+
+def stored(signer: str) -> str:
+    """A signer as the principal of a lease."""
+    return signer if len(signer) <= LONGEST_PRINCIPAL else f"digest:{_digest(signer)}"
 
 
 def principal_of(signer: str) -> str:

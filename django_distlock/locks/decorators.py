@@ -119,7 +119,7 @@ def decorate(lock: Recipe, function: F, on_busy: OnBusy) -> F:
         excluded: LockedView = locked._non_atomic_requests  # type: ignore[attr-defined]
         run = functools.partial(finished, function)
         call = functools.partial(call_view, run, request if innermost else None, excluded)
-        if dispatches and request is not None and _is_async_dispatch(function, args):
+        if dispatches and request is not None and is_async_dispatch(function, args):
             recipe = _recipe(lock, template, args, kwargs)
             return _held_async(recipe, function, call, args, kwargs, on_busy)
         if dispatches:
@@ -133,7 +133,7 @@ def decorate(lock: Recipe, function: F, on_busy: OnBusy) -> F:
         return _run(lease, function, call, args, kwargs)
 
     locked._non_atomic_requests = LockedView(inner)  # type: ignore[attr-defined]
-    _note_template(locked, template)
+    note_template(locked, template)
     return locked  # type: ignore[return-value]
 
 
@@ -267,11 +267,11 @@ def _decorate_async(lock: Recipe, function: F, template: Template, on_busy: OnBu
         recipe = _recipe(lock, template, args, kwargs)
         return await _held_async(recipe, function, function, args, kwargs, on_busy)
 
-    _note_template(locked, template)
+    note_template(locked, template)
     return markcoroutinefunction(locked)  # type: ignore[return-value]
 
 
-def _note_template(locked: Any, template: Template) -> None:
+def note_template(locked: Any, template: Template) -> None:
     """Store ``template`` for the system check of routes; ``method_decorator`` and ``as_view`` copy it to the view."""
     locked._distlock_templates = (*getattr(locked, "_distlock_templates", ()), template)
 
@@ -294,7 +294,7 @@ def _resolved_view(request: HttpRequest) -> Any:
     return None if match is None else match.func
 
 
-def _is_async_dispatch(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+def is_async_dispatch(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Must this ``dispatch`` return an awaitable?
 
     The class-based view decides: it is the first argument, or ``method_decorator`` has bound it. A running event loop

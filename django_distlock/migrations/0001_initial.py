@@ -204,6 +204,51 @@ class Migration(migrations.Migration):
                         ],
                     },
                 ),
+                migrations.CreateModel(
+                    name="BrowserLockRow",
+                    fields=[
+                        ("digest", AsciiField(max_length=64, primary_key=True, serialize=False)),
+                        ("name", models.TextField()),
+                        ("lease", AsciiField(max_length=64)),
+                        ("holder", AsciiField(max_length=64)),
+                        ("principal", models.CharField(max_length=255)),
+                        ("label", models.CharField(max_length=255)),
+                        ("fence", models.BigIntegerField()),
+                        ("since", models.BigIntegerField()),
+                        ("expires_at", models.BigIntegerField()),
+                        ("ends_at", models.BigIntegerField()),
+                        ("previous", AsciiField(max_length=64)),
+                        ("ended", AsciiField(max_length=16)),
+                    ],
+                    options={
+                        "db_table": "django_distlock_browserlock",
+                        "default_permissions": (),
+                        "indexes": [
+                            models.Index(fields=["holder"], name="distlock_browserlock_holder"),
+                            models.Index(fields=["principal"], name="distlock_browserlock_whose"),
+                            models.Index(fields=["expires_at"], name="distlock_browserlock_ends"),
+                        ],
+                    },
+                ),
+                migrations.CreateModel(
+                    name="BrowserTicket",
+                    fields=[
+                        ("holder", AsciiField(max_length=64, primary_key=True, serialize=False)),
+                        ("digest", AsciiField(max_length=64)),
+                        ("lease", AsciiField(max_length=64)),
+                        ("principal", models.CharField(max_length=255)),
+                        ("arrived", models.BigIntegerField()),
+                        ("alive_until", models.BigIntegerField()),
+                    ],
+                    options={
+                        "db_table": "django_distlock_browserticket",
+                        "default_permissions": (),
+                        "indexes": [
+                            models.Index(fields=["digest", "arrived"], name="distlock_browserticket_queue"),
+                            models.Index(fields=["principal"], name="distlock_browserticket_whose"),
+                        ],
+                    },
+                ),
             ]
         ),
         CreateKeptTable("SiteKey"),
@@ -214,5 +259,7 @@ class Migration(migrations.Migration):
         CreateKeptTable("LockEvent"),
         CreateKeptTable("IdempotencyRecord"),
         CreateKeptTable("EditLeaseRow"),
+        CreateKeptTable("BrowserLockRow"),
+        CreateKeptTable("BrowserTicket"),
         migrations.RunPython(make_site_key, migrations.RunPython.noop, hints={"model_name": "sitekey"}),
     ]

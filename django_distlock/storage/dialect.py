@@ -25,7 +25,8 @@ NOWAIT = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
 # With innodb_snapshot_isolation (on by default from MariaDB 11.6.2) a statement that meets a row newer than the
 # snapshot of its transaction fails with error 1020. Who holds a lease is a matter of the present, not of the snapshot:
 # https://mariadb.com/docs/server/server-usage/storage-engines/innodb/innodb-system-variables
-COMMITTED = "SET STATEMENT innodb_snapshot_isolation = OFF, innodb_lock_wait_timeout = 0 FOR "
+PRESENT = "SET STATEMENT innodb_snapshot_isolation = OFF FOR "
+PRESENT_NOWAIT = "SET STATEMENT innodb_snapshot_isolation = OFF, innodb_lock_wait_timeout = 0 FOR "
 # The first releases with the setting, by series. All later series have it.
 HAVE_SNAPSHOTS = {(10, 6): 18, (10, 11): 8, (11, 0): 6, (11, 1): 5, (11, 2): 4, (11, 4): 2}
 # SQLSTATE and numbers of errors that say: another transaction was first, or has the row now. The latter may come after
@@ -45,9 +46,17 @@ def nowait(connection: BaseDatabaseWrapper) -> str:
     mysql: Any = connection
     if connection.vendor != "mysql" or not mysql.mysql_is_mariadb:
         return ""
+    return PRESENT_NOWAIT if present(connection) else NOWAIT
+
+
+def present(connection: BaseDatabaseWrapper) -> str:
+    """The prefix of a statement that locks rows as they are now, also if the snapshot of its transaction is older."""
+    mysql: Any = connection
+    if connection.vendor != "mysql" or not mysql.mysql_is_mariadb or not connection.in_atomic_block:
+        return ""
     series, release = mysql.mysql_version[:2], mysql.mysql_version[2]
     has = series > max(HAVE_SNAPSHOTS) or release >= HAVE_SNAPSHOTS.get(series, release + 1)
-    return COMMITTED if has and connection.in_atomic_block else NOWAIT
+    return PRESENT if has else ""
 
 
 def returns_updated(connection: BaseDatabaseWrapper) -> bool:

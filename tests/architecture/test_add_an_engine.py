@@ -8,10 +8,14 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.full
 
 # A part of it, for time; without the tests in which an operator breaks a lock, which this engine does not offer.
 CONFORMANCE = "bad_input cancellation exclusion lock_all names reentry shared timeouts unsupported with"

@@ -34,7 +34,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every text of the package as it is now, gathered in a copy."""
     copy = tmp_path_factory.mktemp("messages") / "package"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    done = run(sys.executable, "-m", "django", "makemessages", "--all", "--no-location", "--keep-pot", cwd=copy)
+    done = run(sys.executable, "-P", "-m", "django", "makemessages", "--all", "--no-location", "--keep-pot", cwd=copy)
     assert done.returncode == 0, done.stderr.decode()
     return copy / "locale" / "django.pot"
 

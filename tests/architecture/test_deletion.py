@@ -15,6 +15,8 @@ from tests.support.paths import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.full
+
 PROGRAM = """
 import django
 from django.conf import settings
@@ -30,7 +32,7 @@ with advisory_lock("a"):
 """
 
 
-@pytest.mark.parametrize("feature", ["idempotency", "editing"])
+@pytest.mark.parametrize("feature", ["idempotency", "editing", "browser"])
 def test_the_rest_works_without_the_package(tmp_path: Path, feature: str) -> None:
     package = tmp_path / "django_distlock"
     shutil.copytree(ROOT / "django_distlock", package, ignore=shutil.ignore_patterns("__pycache__"))

@@ -16,6 +16,8 @@ from tests.support.sizes import POLITELY
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.full
+
 
 def run(*command: str | Path, cwd: Path) -> str:
     done = subprocess.run([*POLITELY, *command], cwd=cwd, capture_output=True, text=True, timeout=110)

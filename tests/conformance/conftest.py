@@ -15,7 +15,7 @@ from tests.conformance.actors import Actor, Face
 from tests.conformance.rivals import Neighbour, Rival, serve
 from tests.matrix import MATRIX, Entry
 from tests.support.processes import Child
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ with_fence_and_ttl = pytest.mark.parametrize("entry", FENCED_TTL, ids=lambda ent
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The lease table does not know whether it is on MariaDB or on PostgreSQL, its statements do: in a run of usual
     size tasks try it on PostgreSQL, and threads on both."""
-    if FULL:
+    if LONG:
         return
     alike = {item for item in items if item.path.parent == HERE and "[async-leasetable_mariadb" in item.name}
     if alike:

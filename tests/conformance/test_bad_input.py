@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy
 
 from django_distlock import advisory_lock, lock_all, semaphore
 from tests.matrix import MATRIX, Entry
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(
-    params=[entry for entry in MATRIX if FULL or entry.using in ("memory", "postgres", "redis")],
+    params=[entry for entry in MATRIX if LONG or entry.using in ("memory", "postgres", "redis")],
     ids=lambda entry: entry.using,
 )
 def entry(request: pytest.FixtureRequest, databases: None) -> Entry:

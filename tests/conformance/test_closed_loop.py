@@ -20,6 +20,8 @@ from tests.matrix import MATRIX
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
+pytestmark = pytest.mark.full
+
 # What is decided in this process is the same for all engines: one without a TTL, one with, one with an async client.
 SOME = [entry for entry in MATRIX if entry.using in ("memory", "leasetable", "postgres")]
 in_process = pytest.mark.parametrize("entry", SOME, ids=lambda entry: entry.using, indirect=True)

@@ -18,14 +18,14 @@ from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.conformance.actors import PATIENCE, ThreadActor
 from tests.conftest import eventually
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 if TYPE_CHECKING:
     from tests.conformance.actors import Actor
     from tests.matrix import Entry
 
 
-PAIRS = 2000 if FULL else 500
+PAIRS = 2000 if LONG else 500
 
 
 def server_sessions(entry: Entry) -> int:

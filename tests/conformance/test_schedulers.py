@@ -19,6 +19,8 @@ from tests.data.app.models import Account
 from tests.matrix import MATRIX
 from tests.support.nursery import ROOT
 
+pytestmark = pytest.mark.full
+
 ALIASES = [entry.using for entry in MATRIX]
 
 

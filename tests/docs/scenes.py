@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import threading
 import unittest
 from concurrent.futures import ThreadPoolExecutor
@@ -29,10 +30,13 @@ from django.utils.module_loading import import_string
 from django.views.generic import UpdateView
 
 from django_distlock import LockLost, LockNotAcquired, UnsupportedOperation, advisory_lock
+from django_distlock.browser.conf import BrowserConfig
+from django_distlock.browser.grants import read_grant
 from django_distlock.data.fencing.operations import trigger_of
 from django_distlock.editing import EditLockMixin
 from django_distlock.editing.conf import EditingConfig
 from django_distlock.editing.versions import version_field_of
+from django_distlock.http.visitors import visitor_of
 from testproject.articles.models import Article
 from tests.data.app import models
 from tests.docs.tasks import delivered_twice, function_of, task_modules
@@ -332,6 +336,41 @@ def editing_choosing(names: Names) -> None:
     assert version_field_of(names["Invoice"]) == "revision"
 
 
+def browser_index(names: Names) -> None:
+    request = post()
+    request.user.pk = 5
+    assert names["change_cart"](request).status_code == 423  # without a lease
+
+
+def browser_server(names: Names) -> None:
+    keys = {field.name.upper(): field.default for field in fields(BrowserConfig)}
+    assert names["DISTLOCK_BROWSER"] == keys
+    for view, arguments in (("change_cart", {}), ("move_piece", {"pk": 3})):
+        request = post()
+        request.user.pk = 5
+        assert names[view](request, **arguments).status_code == 423
+    grants(names)
+
+
+def grants(names: Names) -> None:
+    """The view of the page signs a grant that counts."""
+    user = User.objects.create_user("scene-of-the-docs")
+    try:
+        request = post()
+        request.user = user
+        grant = json.loads(names["cart_grant"](request).content)["grant"]
+        assert read_grant(grant, visitor_of(request, str).signer).name == f"cart:{user.pk}"
+    finally:
+        user.delete()
+
+
+def browser_workers(names: Names) -> None:
+    headers: dict[str, str] = {}
+    names["WHITENOISE_ADD_HEADERS_FUNCTION"](headers, "/srv/worker.js", "/static/worker.js")
+    names["WHITENOISE_ADD_HEADERS_FUNCTION"](headers, "/srv/site.css", "/static/site.css")
+    assert headers == {"Cross-Origin-Embedder-Policy": "require-corp"}
+
+
 SCENES = {
     "README.md": Scene(after=readme),
     "docs/quickstart.md": Scene(after=quickstart),
@@ -341,6 +380,10 @@ SCENES = {
     "docs/backends/memory.md": Scene("memory"),
     "docs/backends/postgres.md": Scene("postgres"),
     "docs/backends/mysql.md": Scene("mysql"),
+    "docs/browser/index.md": Scene(before=with_views, after=browser_index),
+    "docs/browser/server.md": Scene(before=with_views, after=browser_server),
+    "docs/browser/another-origin.md": Scene(after=grants),
+    "docs/browser/workers.md": Scene(after=browser_workers),
     "docs/editing/admin.md": Scene(before=with_invoice),
     "docs/editing/choosing.md": Scene(before=with_invoice, after=editing_choosing),
     "docs/editing/code.md": Scene(before=with_invoice, after=editing_code),

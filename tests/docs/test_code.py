@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import io
+import subprocess
 import symtable
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from tests.docs.scenes import SCENES, Scene
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("databases")
 
@@ -109,7 +111,9 @@ def test_pages_name_the_language_of_every_block(page: str) -> None:
         "text",
         "sql",
         "js",
+        "jsx",
         "json",
+        "nginx",
         "{eval-rst}",
         "{toctree}",
         "{backend-table}",
@@ -125,3 +129,19 @@ def test_pages_name_the_language_of_every_block(page: str) -> None:
 
 def test_scenes_belong_to_pages_with_code() -> None:
     assert set(SCENES) <= set(PAGES_WITH_CODE)
+
+
+SCRIPTS = [
+    pytest.param(block, id=f"{page}:{block.line}")
+    for page in PAGES
+    if page.startswith("docs/browser/")
+    for block in blocks(page, "js")
+]
+
+
+@pytest.mark.parametrize("block", SCRIPTS)
+def test_the_javascript_of_a_page_can_be_read(block: Block, tmp_path: Path) -> None:
+    file = tmp_path / "block.mjs"
+    file.write_text(block.code)
+    done = subprocess.run(["node", "--check", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{block.page}:{block.line} {done.stderr}"

@@ -177,7 +177,8 @@ def test_every_public_name_is_in_the_api_reference() -> None:
 
 
 LOGGERS = {
-    f"django_distlock.{name}" for name in ("backends", "editing", "idempotency", "leader", "locks", "operations")
+    f"django_distlock.{name}"
+    for name in ("backends", "browser", "editing", "idempotency", "leader", "locks", "operations")
 }
 
 

@@ -12,7 +12,7 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from django_distlock.editing import editors, listing, store
-from django_distlock.editing.command import table
+from django_distlock.editing.command import Edits
 from django_distlock.editing.listing import break_edit, list_edits
 from django_distlock.editing.resources import resource_of
 from django_distlock.operations.pruning import prune
@@ -123,9 +123,9 @@ def test_the_subcommand_lists(articles: list[Article]) -> None:
 
 
 def test_the_table_for_people(articles: list[Article]) -> None:
-    assert table([]) == "Nothing is being edited."
+    assert Edits.table([]) == "Nothing is being edited."
     Desk("ada\x1b[31m").claim(resource_of(articles[0]))
-    heading, line = table(list_edits("default")).splitlines()
+    heading, line = Edits.table(list_edits("default")).splitlines()
     assert heading.split() == ["DATABASE", "MODEL", "PK", "EDITED", "BY", "FOR", "IDLE", "ENDS", "IN"]
     assert "\x1b" not in line
     assert line.startswith("default   articles.article")

@@ -15,7 +15,7 @@ from django.db import connections
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.manager.registry import registry
 from tests.support.processes import Child
-from tests.support.sizes import FULL, be_polite
+from tests.support.sizes import LONG, be_polite
 from tests.support.timing import TooSlow
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
     from tests.support.child import Link
 
-CLIENTS, SECONDS, NAIVE_SECONDS = 24, 20.0 if FULL else 6.0, 3.0
+pytestmark = pytest.mark.full
+
+CLIENTS, SECONDS, NAIVE_SECONDS = 24, 20.0 if LONG else 6.0, 3.0
 HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = ANY(%s)"
 
 

@@ -16,12 +16,12 @@ from tests.faults.pausing import take_over, wake
 from tests.matrix import MATRIX, Entry
 from tests.support import services
 from tests.support.processes import Child
-from tests.support.sizes import FULL, be_polite
+from tests.support.sizes import LONG, be_polite
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("databases")
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.full]
 
 KINDS = {entry: import_string(entry.backend) for entry in MATRIX if entry.processes}
 with_ttl = pytest.mark.parametrize(
@@ -33,9 +33,9 @@ with_fence = pytest.mark.parametrize(
 # The server behind a lock alias, where it is one that may be restarted and remembers.
 SERVERS = {"redis": "redis1", "zookeeper": "zookeeper"}
 
-PAUSES, AT_ONCE = (20 if FULL else 1), 25
+PAUSES, AT_ONCE = (20 if LONG else 1), 25
 TTL = 0.4
-GRANTS, PROCESSES = (50_000 if FULL else 120), 3
+GRANTS, PROCESSES = (50_000 if LONG else 120), 3
 
 
 def holder(link: Any, using: str) -> None:
@@ -97,7 +97,7 @@ def test_i4_fences_rise_from_grant_to_grant(entry: Entry, name: str, tmp_path: P
         ]
         if entry.using in SERVERS:
             patience = 30 + GRANTS / 100
-            eventually(lambda: granted(journal) > GRANTS // 3, "too slow", patience, pause=0.05 if not FULL else 1)
+            eventually(lambda: granted(journal) > GRANTS // 3, "too slow", patience, pause=0.05 if not LONG else 1)
             services.restart(SERVERS[entry.using])
         for child in children:
             assert child.hear(timeout=30 + GRANTS / 100) == "done"

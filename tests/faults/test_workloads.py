@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("databases")
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.full]
 
 PROCESSES = 3
 # A lease outlives its dead holder by its TTL, and a dead waiter keeps its place for a second.

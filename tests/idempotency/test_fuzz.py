@@ -17,13 +17,15 @@ from hypothesis import strategies as st
 from django_distlock.idempotency import decisions
 from tests.idempotency.test_forms import Browser
 from tests.idempotency.views import redirect
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 if TYPE_CHECKING:
     from tests.idempotency.views import Stage
 
+pytestmark = pytest.mark.full
+
 FUZZ = settings(
-    max_examples=3000 if FULL else 150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=3000 if LONG else 150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 # What is nearly right finds more than what is random.

@@ -21,7 +21,7 @@ from tests.idempotency.conftest import LOCKS, forget_everything
 from tests.idempotency.served import LEASE, MIDDLEWARE, POINTS
 from tests.manager.transactions import rows
 from tests.support.processes import Child
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from tests.support.child import Link
 
 CROWD, PROCESSES = 50, 4
-ROUNDS = 20 if FULL else 1
+ROUNDS = 20 if LONG else 1
 ENGINES = {"default": "sqlite", "postgres": "postgres", "mariadb": "mariadb"}
-pytestmark = pytest.mark.usefixtures("databases", "tables")
+pytestmark = [pytest.mark.usefixtures("databases", "tables"), pytest.mark.full]
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -144,7 +144,7 @@ UNKNOWN = ("after the claim", "in the view", "after commit")
 
 
 # A claim is one row by the same code on each database.
-@pytest.mark.parametrize("alias", ENGINES if FULL else ["default", "mariadb"], indirect=True, scope="module")
+@pytest.mark.parametrize("alias", ENGINES if LONG else ["default", "mariadb"], indirect=True, scope="module")
 @pytest.mark.parametrize("shape", ["hold", "retry"])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_worker_that_is_killed_otherwise(server: Server, alias: str, shape: str, point: str) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from tests.docs.pages import blocks
 
+pytestmark = pytest.mark.full
+
 # The Makefile has this version of pyright from npm.
 VERSION = "1.1.414"
 PYRIGHT = Path(sys.prefix) / "pyright" / "node_modules" / "pyright" / "index.js"

@@ -6,25 +6,17 @@ Ada and Bo, each in a browser of their own, on a database of their own; the page
 from __future__ import annotations
 
 import base64
-import os
-import sys
-import tempfile
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from testproject.replay.server import Server
 from tests.support.browsers import ChromiumProfile, Tab, browser
-from tests.support.paths import ROOT
 
-from .databases import demo_environment, manage
+from .camera import Photographer, demo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-FOLDER = ROOT / "docs" / "_static"
-LARGEST = 150_000  # bytes
 # The articles, and the one person who may take over.
 PREPARE = """
 from django.contrib.auth.models import Permission
@@ -48,46 +40,6 @@ body { font: 18px/1.35 "DejaVu Sans", sans-serif }
 figure { margin: 0; width: 440px } img { display: block; width: 440px; border: 1px solid #9aa5ad; border-radius: 6px }
 figcaption { color: #1c2a33; padding-bottom: 10px; height: 24px }
 </style>"""
-
-
-class Photographer:
-    """A person with a camera."""
-
-    def __init__(self, profile: ChromiumProfile, url: str, slug: str) -> None:
-        self.profile, self.url = profile, url
-        self.tab = profile.tab(f"{url}/articles/")
-        self.tab.follow(lambda: self.tab.click(f"[formaction='/articles/as/{slug}/']"))
-
-    def open(self, path: str) -> Tab:
-        self.tab.open(self.url + path)
-        return self.tab
-
-    def size(self, width: int, height: int) -> None:
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.profile.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-
-    def shot(self, width: int, height: int, top: str = "", *, dark: bool = False) -> bytes:
-        """The part of the page that begins with ``top``."""
-        self.profile.dark(dark)
-        self.size(width, height)
-        # short pages scroll as far as long ones
-        self.tab.run("document.activeElement?.blur(); document.body.style.minHeight = arguments[0] ? '200vh' : ''", top)
-        self.tab.run(
-            "scrollTo(0, 0); if (arguments[0]) document.querySelector(arguments[0]).scrollIntoView(); scrollBy(0, -12)",
-            top,
-        )
-        return self.tab.png()
-
-    def both(self, name: str, width: int, height: int, top: str = "") -> None:
-        for dark in (False, True):
-            save(f"{name}-{'dark' if dark else 'light'}", self.shot(width, height, top, dark=dark))
-        self.profile.dark(False)
-
-
-def save(name: str, png: bytes) -> None:
-    path = FOLDER / f"editing-{name}.png"
-    path.write_bytes(png)
-    assert len(png) < LARGEST, f"{path} has {len(png)} bytes"
 
 
 def says(tab: Tab, text: str) -> None:
@@ -149,7 +101,7 @@ def film(ada: Photographer, bo: Photographer) -> None:
     says(mine, "Bo has taken over")
     frames.append(("4. Ada is told, and keeps the typed text", ada.shot(*size, "h1")))
     bo.tab.open(f"data:text/html;base64,{base64.b64encode(strip(frames).encode()).decode()}")
-    save("takeover-film", bo.shot(4 * 440 + 5 * 16, 520 + 2 * 16 + 36))
+    bo.save("takeover-film", bo.shot(4 * 440 + 5 * 16, 520 + 2 * 16 + 36))
 
 
 def strip(frames: Iterable[tuple[str, bytes]]) -> str:
@@ -161,23 +113,13 @@ def strip(frames: Iterable[tuple[str, bytes]]) -> str:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        environment = {
-            "DB": "sqlite",
-            "DISTLOCK_DEMO_DB": str(Path(folder, "demo.sqlite3")),
-            "DISTLOCK_DEMO_EDITING": '{"BEAT": 1, "TTL": 30}',
-        }
-        for command in (("migrate",), ("shell", "-c", PREPARE)):
-            done = manage(*command, environment=environment)
-            if done.returncode:
-                sys.exit(done.stderr)
-        os.environ.update(demo_environment(environment))
-        server = stack.enter_context(Server(threads=16))
+    with ExitStack() as stack:
+        url = stack.enter_context(demo(("shell", "-c", PREPARE), DISTLOCK_DEMO_EDITING='{"BEAT": 1, "TTL": 30}'))
         people = []
         for slug in ("ada", "bo"):
             profile = stack.enter_context(browser("chromium"))
             assert isinstance(profile, ChromiumProfile)
-            people.append(Photographer(profile, server.url.rstrip("/"), slug))
+            people.append(Photographer(profile, url, slug, "/articles/", "editing"))
         for take in (in_the_view, in_the_admin, film):
             take(*people)
 

@@ -18,7 +18,7 @@ from testproject.wallet.models import Account, ConsumerRun, Receipt
 from testproject.wallet.moves import Bank
 from testproject.wallet.streams import redis_url
 from tests.support.processes import Servant
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 from .databases import manage
 from .movers import Mover
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from django.test import Client
+
+pytestmark = pytest.mark.full
 
 MESSAGES, START = 40, 1000
 
@@ -142,7 +144,7 @@ def test_a_failed_message_comes_again_and_a_bad_one_does_not(databases: None) ->
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("engine", ["sqlite", "postgres", "mariadb"] if FULL else ["sqlite"])
+@pytest.mark.parametrize("engine", ["sqlite", "postgres", "mariadb"] if LONG else ["sqlite"])
 def test_the_replay(engine: str, migrated: Callable[[str], dict[str, str]]) -> None:
     """The killed consumer's message acts a third time without a receipt."""
     done = manage("replay_consumer", "--messages=10", "--consumers=2", "--json", environment=migrated(engine))

@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 
 from testproject.inventory.models import InventoryRun
 from testproject.inventory.records import WayResult, problems
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 from .databases import manage
 
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
     from django.test import Client
 
+pytestmark = pytest.mark.full
+
 STOCK = 20
 
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("engine", ["sqlite", "postgres", "mariadb"] if FULL else ["sqlite"])
+@pytest.mark.parametrize("engine", ["sqlite", "postgres", "mariadb"] if LONG else ["sqlite"])
 def test_the_replay(engine: str, migrated: Callable[[str], dict[str, str]]) -> None:
     using = ["--using=default"] if engine == "sqlite" else []  # elsewhere the default alias has no leases
     done = manage("replay_inventory", f"--stock={STOCK}", "--workers=4", *using, "--json", environment=migrated(engine))

@@ -16,7 +16,7 @@ from testproject.orders.clicks import Answer, HiddenFields
 from testproject.orders.models import Order, OrderRun
 from testproject.orders.records import Phase, Replay, WayResult, problems, story, table
 from testproject.orders.ways import WAYS, Way
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 from .databases import manage
 from .test_pages import Page
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from django.http import HttpResponse
+
+pytestmark = pytest.mark.full
 
 CALL = {"item": "cup", "quantity": 2}
 GUARDED = [way for way in WAYS if way.prevents]
@@ -137,7 +139,7 @@ def test_the_pages_show_what_happened(shop: Client) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("engine", ["sqlite", "postgres", "mariadb"] if FULL else ["sqlite"])
+@pytest.mark.parametrize("engine", ["sqlite", "postgres", "mariadb"] if LONG else ["sqlite"])
 def test_the_replay(engine: str, migrated: Callable[[str], dict[str, str]]) -> None:
     environment = migrated(engine) | {"DISTLOCK_DEMO_PAYMENT_SECONDS": "0.3"}
     done = manage("replay_orders", "--clicks=20", "--json", environment=environment)

@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 
 from testproject.scheduler.models import SchedulerRun
 from testproject.scheduler.records import WayResult, problems
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 from .databases import manage
 
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
     from django.test import Client
 
+pytestmark = pytest.mark.full
+
 TTL = 0.8
 # A database, and a lock alias of any engine: one with fencing tokens, and one without.
 FENCED = ("leasetable", "default", "redis", "zookeeper")
 KINDS = [("sqlite", "leasetable"), ("sqlite", "postgres")]
-if FULL:
+if LONG:
     KINDS += [
         ("sqlite", "redis"),
         ("sqlite", "zookeeper"),
@@ -39,7 +41,7 @@ if FULL:
 @pytest.mark.parametrize(("engine", "using"), KINDS)
 def test_the_replay(engine: str, using: str, migrated: Callable[[str], dict[str, str]]) -> None:
     options = [f"--using={using}", f"--ttl={TTL}", "--json"]
-    if not FULL and using == "postgres":
+    if not LONG and using == "postgres":
         options.append("--ways=leader,fenced")
     done = manage("replay_scheduler", *options, environment=migrated(engine))
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from django.db.models import Sum
 from testproject.wallet.models import Account
 from testproject.wallet.ways import WAYS
 from tests.support.processes import Servant
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 from .movers import Mover
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.timeout(180), pytest.mark.full]
 
 LOCKS = {"postgres": "postgres", "mariadb": "mysql", "default": "leasetable"}  # database alias -> lock alias
 RIGHT = [way.slug for way in WAYS if way.prevents]
-ROUNDS, START, FIRST, SECOND = 500 if FULL else 100, 1000, 600, 700
+ROUNDS, START, FIRST, SECOND = 500 if LONG else 100, 1000, 600, 700
 PROCESSES = 8
 
 
@@ -75,7 +75,7 @@ def test_without_a_lock_both_are_paid(movers: list[Servant], database: str, tmp_
 
 
 # 10,000 by row locks on the servers; the others are there to show that they work, at what they can do in a few seconds.
-TRANSFERS = dict.fromkeys([("postgres", "row"), ("mariadb", "row")], 10_000 if FULL else 800)
+TRANSFERS = dict.fromkeys([("postgres", "row"), ("mariadb", "row")], 10_000 if LONG else 800)
 
 
 @pytest.mark.parametrize("way", RIGHT)
@@ -84,7 +84,7 @@ def test_transfers_in_both_directions_neither_make_nor_lose_money(
 ) -> None:
     """And no caller hears of a deadlock."""
     pks = accounts(database, 40)
-    times = TRANSFERS.get((database, way), 800 if FULL else 240)
+    times = TRANSFERS.get((database, way), 800 if LONG else 240)
     for mover in movers:
         mover.start("transfer", [way, database, LOCKS[database]], pks, times // PROCESSES)
     outcomes = [mover.hear(120) for mover in movers]

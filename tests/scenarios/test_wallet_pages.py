@@ -13,7 +13,7 @@ from testproject.replay.records import Times
 from testproject.wallet.models import Account, ReplayRun
 from testproject.wallet.records import Pairs, Transfers, WayResult, problems
 from testproject.wallet.ways import WAYS
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 from .databases import demo_database, manage
 from .test_pages import Page
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from django.http import HttpResponse
     from django.test import Client
 
+pytestmark = pytest.mark.full
+
 JSON = {"accept": "application/json"}
 SLUGS = [way.slug for way in WAYS]
-ENGINES = ("sqlite", "postgres", "mariadb") if FULL else ("sqlite",)
+ENGINES = ("sqlite", "postgres", "mariadb") if LONG else ("sqlite",)
 
 
 @pytest.fixture

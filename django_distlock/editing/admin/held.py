@@ -2,61 +2,38 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.contrib import messages
 from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied
-from django.http import HttpResponseRedirect
-from django.template.loader import render_to_string
-from django.urls import NoReverseMatch, path, reverse
+from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
 
-from django_distlock import BackendUnavailable
 from django_distlock.concurrency.text import one_line
 from django_distlock.editing import store
 from django_distlock.editing.http.audit import log
 from django_distlock.editing.listing import break_edit, databases, list_edits
 from django_distlock.editing.records import Resource
 from django_distlock.editing.resources import objects_of
+from django_distlock.operations.admin.sections import MOST_SHOWN, LeaseSection
 
 if TYPE_CHECKING:
-    from django.http import HttpRequest, HttpResponse
+    from django.http import HttpRequest
 
     from django_distlock.editing.records import EditLease
 
-logger = logging.getLogger("django_distlock.editing")
-MOST_SHOWN = 100
-LONGEST_REASON = 500
 
+class EditLocksSection(LeaseSection):
+    """The part of the page of held locks that is about edit locks."""
 
-class EditLocksSection:
-    """The part of the page of held locks, of the admin ``held`` there, that is about edit locks."""
+    kind = "edit"
+    template = "admin/django_distlock/heldlock/edits.html"
 
-    def urls(self, held: Any) -> list[Any]:
-        """The address of the button."""
-        view = held.admin_site.admin_view(lambda request: self._break(held, request))
-        return [path("edits/break/", view, name="django_distlock_heldlock_break_edit")]
-
-    def html(self, held: Any, request: HttpRequest) -> str:
-        """The table; empty if no object is being edited."""
-        try:
-            rows = list_edits(limit=MOST_SHOWN)
-        except BackendUnavailable:
-            logger.warning("The edit locks cannot be read.", exc_info=True)
-            return ""
-        if not rows:
-            return ""
-        context = {
-            "edits": [self._shown(held, request, row, obj) for row, obj in self._with_objects(rows)],
-            "break_url": reverse("admin:django_distlock_heldlock_break_edit", current_app=held.admin_site.name)
-            if held.has_break_permission(request)
-            else None,
-            "longest_reason": LONGEST_REASON,
-        }
-        return render_to_string("admin/django_distlock/heldlock/edits.html", context, request)
+    def rows(self, held: Any, request: HttpRequest) -> list[dict[str, Any]]:
+        found = list_edits(limit=MOST_SHOWN)
+        return [self._shown(held, request, row, obj) for row, obj in self._with_objects(found)]
 
     def _with_objects(self, rows: list[EditLease]) -> list[tuple[EditLease, Any]]:
         known = [row.resource for row in rows if _model(row.resource) is not None]
@@ -80,23 +57,20 @@ class EditLocksSection:
             "url": _change_url(held, row, model) if visible else None,
             "who": one_line(row.owner.label if row.owner is not None else "", 200),
             "since": row.since,
-            "idle": row.idle,
-            "database": row.resource.database,
-            "model": row.resource.model,
-            "pk": row.resource.pk,
-            "fence": row.fence,
+            "sent": {
+                "database": row.resource.database,
+                "model": row.resource.model,
+                "pk": row.resource.pk,
+                "fence": str(row.fence),
+            },
         }
 
-    def _break(self, held: Any, request: HttpRequest) -> HttpResponse:
-        """End the lease of an object, if the holder that was shown still has it."""
-        if request.method != "POST" or not held.has_break_permission(request):
-            raise PermissionDenied
+    def end(self, request: HttpRequest, reason: str) -> None:
         given = {name: request.POST.get(name, "") for name in ("database", "model", "pk", "fence")}
         resource = Resource(database=given["database"], model=given["model"], pk=given["pk"])
         if given["database"] not in databases():
             raise PermissionDenied
         row = store.read([resource]).get(resource.digest)
-        reason = one_line(" ".join(request.POST.get("reason", "").split()), LONGEST_REASON)
         if row is None or not row.held or str(row.fence) != given["fence"]:
             messages.warning(request, _("The edit lock has changed hands or has ended; it was not broken."))
         elif (ended := break_edit(resource, reason=reason)) is not None:
@@ -108,9 +82,6 @@ class EditLocksSection:
                     _("Broke the edit lock of %(who)s. Reason: %(reason)s") % {"who": who, "reason": reason or "-"},
                 )
             messages.success(request, _("The edit lock of %(who)s was broken.") % {"who": who})
-        return HttpResponseRedirect(
-            reverse("admin:django_distlock_heldlock_changelist", current_app=held.admin_site.name)
-        )
 
 
 def _model(resource: Resource) -> Any:

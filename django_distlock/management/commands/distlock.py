@@ -34,6 +34,10 @@ if find_spec("django_distlock.editing") is not None:  # a folder that may be del
     from django_distlock.editing.command import Edits
 
     SUBCOMMANDS = {**SUBCOMMANDS, "edits": Edits}
+if find_spec("django_distlock.browser") is not None:
+    from django_distlock.browser.command import BrowserLocks
+
+    SUBCOMMANDS = {**SUBCOMMANDS, "browser": BrowserLocks}
 
 
 class Command(BaseCommand):

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.full
+
 ORDERS = list(combinations(range(8), 4))  # the positions of the first client
 WAIT = 1000.0
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from django_distlock.keys import LockKey
 
 __all__ = ["key"]
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.full]
 NODE_TIMEOUT = 0.1
 
 

@@ -22,6 +22,8 @@ from tests.support.timing import TooSlow
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.full
+
 
 PAUSES, AT_ONCE = 2, 100
 

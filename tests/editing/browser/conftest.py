@@ -3,7 +3,7 @@
 Chromium runs all cases. Firefox and WebKit run those that are about what browsers do in ways of their own: keys in
 read-only fields, pages that go and come back, storage of tabs, Web Locks, networks, filled-in forms, policies. The
 cases with the mark ``alike`` are about answers of the server and what the one script makes of them, which other cases
-have shown to work in each browser; Firefox and WebKit run them under ``make test FULL=1``.
+have shown to work in each browser; Firefox and WebKit run them under ``make test LONG=1``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from django_distlock.editing.http.permissions import Gate
 from django_distlock.editing.saving import Save
 from testproject.articles.models import Article
 from tests.support.browsers import BROWSERS, Profile, Tab, browser
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 from .wire import wire
 
@@ -87,7 +87,7 @@ def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "people" in metafunc.fixturenames:
-        everywhere = FULL or metafunc.definition.get_closest_marker("alike") is None
+        everywhere = LONG or metafunc.definition.get_closest_marker("alike") is None
         metafunc.parametrize("people", BROWSERS if everywhere else BROWSERS[:1], indirect=True, scope="package")
 
 

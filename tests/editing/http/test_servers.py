@@ -26,12 +26,12 @@ from django_distlock.models import EditLeaseRow
 from testproject.articles.models import Article
 from testproject.replay.server import Server
 from tests.editing.people import HIDDEN
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PROCESSES, USERS, SAVES = 4, 8, 20 if FULL else 2
+PROCESSES, USERS, SAVES = 4, 8, 20 if LONG else 2
 CLAIMS = 50
 TOKEN = re.compile(r'name="csrfmiddlewaretoken" value="(\w+)"')
 BODY = re.compile(r"<textarea[^>]*name=\"body\"[^>]*>\n?(.*?)</textarea>", re.DOTALL)
@@ -56,7 +56,7 @@ CASES = {
 }
 
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.full]
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -159,7 +159,7 @@ def article(case: Case, databases: None) -> Article:
     return made
 
 
-@pytest.mark.parametrize("kind", ["edit", "careless", "function"] if FULL else ["careless"])
+@pytest.mark.parametrize("kind", ["edit", "careless", "function"] if LONG else ["careless"])
 def test_no_write_is_lost(case: Case, browsers: list[Browser], article: Article, kind: str) -> None:
     found, written = race(case, browsers, article, kind)
     assert found == written

@@ -8,12 +8,10 @@ import pytest
 from django.db import connections
 
 from testproject.articles.models import Article
-from tests.editing.store.desks import ALIASES, Place, isolate
+from tests.support.places import ALIASES, EVERYWHERE, Place, isolate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-EVERYWHERE = [Place(alias, level) for alias, levels in ALIASES.items() for level in levels]
 
 
 @pytest.fixture(params=list(ALIASES))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 from django.db.models import F, Value
@@ -24,35 +24,8 @@ if TYPE_CHECKING:
     from django_distlock.editing.records import Resource
     from django_distlock.editing.saving import Save
 
-READ_COMMITTED, REPEATABLE_READ = "READ COMMITTED", "REPEATABLE READ"
-ALIASES = {
-    "default": ("",),
-    "postgres": (READ_COMMITTED, REPEATABLE_READ),
-    "mariadb": (READ_COMMITTED, REPEATABLE_READ),
-}
+
 TTL = 600.0
-
-
-class Place(NamedTuple):
-    """A database and a level of isolation; SQLite has one level."""
-
-    alias: str
-    level: str
-
-    def __str__(self) -> str:
-        return f"{self.alias}-{self.level.lower().replace(' ', '-')}".rstrip("-")
-
-
-def isolate(place: Place) -> None:
-    """Give the connection of this thread the level of isolation, for all its transactions."""
-    connections[place.alias].close()
-    with connections[place.alias].cursor() as cursor:
-        if place.alias == "postgres":
-            cursor.execute(f"SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL {place.level}")
-        elif place.alias == "mariadb":
-            cursor.execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {place.level}")
-            if connections["mariadb"].mysql_is_mariadb:  # type: ignore[attr-defined]
-                cursor.execute("SET SESSION innodb_snapshot_isolation = ON")
 
 
 def make_article(alias: str) -> Article:

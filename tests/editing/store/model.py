@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connections
 
 from django_distlock.editing import store
 from django_distlock.editing.listing import break_edit
 from django_distlock.editing.records import Busy, EditConflict, EditLease, Lost
 from django_distlock.editing.resources import resource_of
 from testproject.articles.models import Article
-from tests.editing.store.desks import Desk, expire, isolate, make_article, text_of, write_behind
+from tests.editing.store.desks import Desk, expire, make_article, text_of, write_behind
+from tests.support.places import at_the_side
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from tests.editing.store.desks import Place
+    from tests.support.places import Place
 
 # How often each step is taken.
 STEPS = {
@@ -292,24 +291,3 @@ class History:
 
 class Done(Exception):
     """Rolls a transaction back."""
-
-
-def at_the_side(place: Place, work: Callable[[], object]) -> None:
-    """Run it on another connection, and wait for it."""
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            isolate(place)
-            work()
-        except BaseException as error:
-            failed.append(error)
-        finally:
-            connections[place.alias].close()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
-    if failed:
-        raise failed[0]

@@ -15,7 +15,8 @@ from django_distlock.editing.records import Busy, EditConflict, EditLease
 from django_distlock.editing.resources import resource_of
 from django_distlock.storage.dialect import contended
 from testproject.articles.models import Article
-from tests.editing.store.desks import Desk, Place, expire, isolate, new_id, write_behind
+from tests.editing.store.desks import Desk, expire, new_id, write_behind
+from tests.support.places import Place, isolate
 from tests.support.sizes import be_polite
 
 if TYPE_CHECKING:

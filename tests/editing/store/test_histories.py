@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.editing.store.model import History
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 if TYPE_CHECKING:
-    from tests.editing.store.desks import Place
+    from tests.support.places import Place
 
-HISTORIES = int(os.environ.get("DISTLOCK_HISTORIES") or (10_000 if FULL else 50))
+HISTORIES = int(os.environ.get("DISTLOCK_HISTORIES") or (10_000 if LONG else 50))
 SHORTEST, LONGEST = 8, 30
 
 
-@pytest.mark.timeout(7200 if FULL else 120)
+@pytest.mark.timeout(7200 if LONG else 120)
 def test_every_step_answers_as_the_model_says(place: Place) -> None:
     """Each history has its seed in the notes of a failure."""
     seed = random.randrange(10**9)

@@ -15,12 +15,14 @@ from tests.conftest import eventually
 from tests.editing.store.desks import Desk, make_article, text_of
 from tests.editing.store.rush import claim_at_once, edit, hold_and_hang
 from tests.support.processes import Child
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 if TYPE_CHECKING:
-    from tests.editing.store.desks import Place
+    from tests.support.places import Place
 
-PROCESSES, SECONDS = (20, 60.0) if FULL else (6, 2.0)
+pytestmark = pytest.mark.full
+
+PROCESSES, SECONDS = (20, 60.0) if LONG else (6, 2.0)
 ARTICLES = 3
 
 

@@ -20,8 +20,8 @@ from django_distlock.editing.signals import edit_refused
 from django_distlock.editing.versions import Inline
 from testproject.articles.models import Article, Source
 from tests.data.app.models import Course, Restaurant, Student
-from tests.editing.store.desks import REPEATABLE_READ, Desk, Place, expire, make_article, text_of, write_behind
-from tests.editing.store.model import at_the_side
+from tests.editing.store.desks import Desk, expire, make_article, text_of, write_behind
+from tests.support.places import REPEATABLE_READ, Place, at_the_side
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

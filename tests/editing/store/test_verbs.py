@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.db import connections, transaction
-from django.test.utils import CaptureQueriesContext
 
 from django_distlock import BackendUnavailable
 from django_distlock.editing import store
@@ -17,11 +16,8 @@ from django_distlock.editing.resources import resource_of
 from django_distlock.editing.signals import edit_broken, edit_taken_over
 from django_distlock.storage.dialect import contended
 from tests.conftest import eventually
-from tests.editing.store.desks import TTL, Desk, Place, expire, isolate, make_article, new_id
-from tests.editing.store.model import at_the_side
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.editing.store.desks import TTL, Desk, expire, make_article, new_id
+from tests.support.places import Place, after_statement, at_the_side, end_session, isolate, statements_of
 
 
 @pytest.fixture
@@ -242,12 +238,6 @@ def test_times_do_not_depend_on_the_time_zone_of_the_session(alias: str) -> None
         assert TTL - 10 < row_of(resource).expires_in <= TTL
 
 
-def statements_of(alias: str, work: Callable[[], object]) -> list[str]:
-    with CaptureQueriesContext(connections[alias]) as queries:
-        work()
-    return [query["sql"].split(None, 1)[0] for query in queries]
-
-
 def test_what_a_beat_costs(resource: Resource) -> None:
     """One UPDATE; MariaDB does not return the row from it."""
     ada, alias = Desk("ada"), resource.database
@@ -264,20 +254,6 @@ def test_what_a_claim_costs(resource: Resource) -> None:
     ada.release(resource)
     assert len(statements_of(alias, lambda: ada.claim(resource))) == (2 if alias == "mariadb" else 1)
     assert len(statements_of(alias, lambda: bob.claim(resource))) <= (3 if alias == "postgres" else 2)
-
-
-def after_statement(alias: str, word: str, work: Callable[[], object]) -> Any:
-    """A wrapper that does something once, right after the first statement with this word."""
-    done: list[bool] = []
-
-    def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        found = execute(sql, params, many, context)
-        if word in sql and not done:
-            done.append(True)
-            at_the_side(Place(alias, "READ COMMITTED"), work)
-        return found
-
-    return connections[alias].execute_wrapper(wrapper)
 
 
 def test_no_one_is_told_held_by_you_if_it_changes_hands_meanwhile(resource: Resource) -> None:
@@ -444,18 +420,6 @@ def test_a_lost_connection_is_an_error_that_says_so_and_the_next_call_works(reso
     assert caught.value.__cause__ is not None
     connections[alias].close_if_unusable_or_obsolete()
     assert isinstance(ada.renew(resource), EditLease)
-
-
-def end_session(alias: str) -> None:
-    """The server ends the session of this thread."""
-    connection = connections[alias]
-    other = connection.copy()
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()" if alias == "postgres" else "SELECT CONNECTION_ID()")
-        (number,) = cursor.fetchone()
-    with other.cursor() as cursor:
-        cursor.execute("SELECT pg_terminate_backend(%s)" if alias == "postgres" else "KILL %s", [number])
-    other.close()
 
 
 def test_sweeping_spares_what_a_form_may_come_back_to(resource: Resource) -> None:

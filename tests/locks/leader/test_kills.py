@@ -14,19 +14,19 @@ from tests.faults.history import History
 from tests.faults.server import SESSION_LOCKS
 from tests.locks.leader.candidates import ALLOWED, TTL, Candidates
 from tests.matrix import MATRIX
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 ACROSS = [entry.using for entry in MATRIX if entry.processes]
-if not FULL:
+if not LONG:
     ACROSS = ["leasetable", "postgres", "redis", "redlock", "zookeeper"]
-pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("databases")]
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("databases"), pytest.mark.full]
 
 
 def kills(using: str) -> int:
-    if FULL:
+    if LONG:
         return 200
     return 10 if using in SESSION_LOCKS else 3  # each takes as long as the lock lives on
 

@@ -11,14 +11,14 @@ from tests.manager.transactions import rows
 from tests.manager.transactions.rival import ProcessRival, Rival, ThreadRival
 from tests.manager.transactions.world import World
 from tests.matrix import MATRIX, Entry
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # To a transaction all locks that are in no database are the same, and so are lease tables on a server: in a run of
 # usual size Redis and the one on PostgreSQL stand for these.
-ALIKE = () if FULL else ("redlock", "zookeeper", "leasetable_mariadb")
+ALIKE = () if LONG else ("redlock", "zookeeper", "leasetable_mariadb")
 WORLDS = tuple(entry for entry in MATRIX if entry.using not in ALIKE)
 # Backends whose locks other processes see; memory has a thread for a rival.
 SEEN = tuple(entry for entry in WORLDS if entry.processes)

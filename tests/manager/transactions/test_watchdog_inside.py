@@ -20,7 +20,7 @@ from tests.support.timing import within
 if TYPE_CHECKING:
     from tests.manager.transactions.world import World
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.full]
 
 
 def test_r5_busy_process_does_not_cost_the_user_his_transaction(postgres: World, busy: str) -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.full
+
 SESSIONS, EACH = 4, 2500
 LISTINGS = """
 SELECT query, sum(calls)::int FROM pg_stat_statements WHERE query LIKE '%%pg_locks%%'

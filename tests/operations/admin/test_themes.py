@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from selenium import webdriver
 
-pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.long]
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.long, pytest.mark.full]
 
 # What is ours on a page; the rest is the theme's.
 OURS = (".distlock-page", ".distlock-refresh", "#distlock-errors", ".distlock-list tbody")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("databases")
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.full]
 
 PATIENCE = 30.0
 ENGINES = ["postgres", "mariadb", "sqlite"]

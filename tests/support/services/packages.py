@@ -4,8 +4,8 @@
 
 `venv`: for a Debian Python that cannot make virtualenvs.  `servers`: the database servers, unless DISTLOCK_SERVICES
 names some that run already.  `mysqlclient`: what it takes to compile that driver.  `browser`: Chromium, Firefox
-and WebKit with the programs that drive them, for the tests of pages and the screenshots, and npm for the accessibility
-engine.
+and WebKit with the programs that drive them, for the tests of pages and the screenshots, npm for the accessibility
+engine, and nginx, which stands between a browser and a stream of events.
 `gettext`: the programs that gather and compile the translations.
 """
 
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.support.services import is_external, mysql
+from tests.support.services.engine import find_program
 from tests.support.services.engines import chosen
 from tests.support.services.process import ServicesError
 
@@ -58,6 +59,7 @@ def missing(wanted: Sequence[str]) -> set[str]:
             "xvfb": shutil.which("xvfb-run"),
             "xauth": shutil.which("xauth"),
             "dbus": shutil.which("dbus-run-session"),
+            "nginx-light": find_program("nginx"),
             "fonts-dejavu-core": Path("/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf").exists(),
         }
     if "gettext" in wanted:

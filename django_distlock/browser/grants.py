@@ -1,0 +1,114 @@
+"""Grants: signed statements that a visitor may have the lock of a name. Clients cannot invent names."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from django.core import signing
+
+from django_distlock.http.visitors import visitor_of
+from django_distlock.validation import seconds
+
+from .conf import config
+from .records import check_name
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+
+SALT = "django_distlock.browser"
+
+
+class LockGrantError(Exception):
+    """The text is no grant for this visitor.
+
+    ``reason`` is "forged", "expired", "foreign" (of another visitor, ``signer``, or for another host) or "audience":
+    the request comes from another origin than the grant is for.
+    """
+
+    def __init__(self, reason: Literal["forged", "expired", "foreign", "audience"], signer: str = "") -> None:
+        self.reason = reason
+        self.signer = signer
+        super().__init__(f"The grant is {reason}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockGrant:
+    """What a visitor may have; times in seconds, ``until`` since 1970. None: as in the setting."""
+
+    name: str
+    signer: str
+    until: float
+    ttl: float | None = None
+    max_hold: float | None = None
+    audience: str | None = None
+
+
+def lock_grant(
+    name: str,
+    request: HttpRequest,
+    *,
+    ttl: float | None = None,
+    max_hold: float | None = None,
+    audience: str | None = None,
+) -> str:
+    """Sign a grant: the sender of ``request`` may have the lock ``name`` until ``GRANT_TTL`` is over.
+
+    A lease lives for ``ttl`` seconds after each renewal, and ends ``max_hold`` seconds after it was acquired.
+    ``audience`` is the origin of a front end on another host, such as ``"https://app.example.com"``: the grant then
+    counts in its requests only. Check the permission before you sign, or name it in ``DISTLOCK_BROWSER``.
+
+    Put the tenant into the name if tenants share a database: a grant counts on its host only, a name is one everywhere.
+    """
+    settings = config()
+    grant = LockGrant(
+        name=check_name(name),
+        signer=visitor_of(request, settings.label_of).signer,
+        until=time.time() + settings.grant_ttl,
+        ttl=seconds("ttl", ttl, none=True, positive=True),
+        max_hold=seconds("max_hold", max_hold, none=True, positive=True),
+        audience=None if audience is None else _origin(audience),
+    )
+    # cache_page and the cache middleware must not store this page: it is for one visitor
+    request._cache_update_cache = False  # type: ignore[attr-defined]
+    return sign(grant)
+
+
+def sign(grant: LockGrant) -> str:
+    """The grant as a text for the client."""
+    packed: dict[str, Any] = {"n": grant.name, "s": grant.signer, "u": round(grant.until)}
+    packed |= {"t": grant.ttl} if grant.ttl is not None else {}
+    packed |= {"m": grant.max_hold} if grant.max_hold is not None else {}
+    packed |= {"a": grant.audience} if grant.audience is not None else {}
+    return signing.dumps(packed, salt=SALT)
+
+
+def read_grant(text: str, signer: str) -> LockGrant:
+    """The grant in ``text``. LockGrantError if it is forged, out of date, or that of another visitor."""
+    try:
+        packed = signing.loads(text, salt=SALT)
+        grant = LockGrant(
+            name=packed["n"],
+            signer=packed["s"],
+            until=packed["u"],
+            ttl=packed.get("t"),
+            max_hold=packed.get("m"),
+            audience=packed.get("a"),
+        )
+    except (signing.BadSignature, KeyError, TypeError, ValueError) as error:
+        raise LockGrantError("forged") from error
+    if grant.signer != signer:
+        raise LockGrantError("foreign", grant.signer)
+    if grant.until < time.time():
+        raise LockGrantError("expired")
+    return grant
+
+
+def _origin(audience: str) -> str:
+    """``scheme://host[:port]`` as browsers send it. ValueError for anything else."""
+    parts = urlsplit(audience)
+    if parts.scheme not in ("http", "https") or not parts.netloc or audience != f"{parts.scheme}://{parts.netloc}":
+        raise ValueError(f'audience must be an origin such as "https://app.example.com", not {audience!r}.')
+    return audience.lower()

@@ -1,0 +1,235 @@
+"""``@requires_lock``: a view that runs only under a browser lock, in one transaction with the row of the lock."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from asgiref.sync import markcoroutinefunction, sync_to_async
+from django.core.exceptions import BadRequest
+from django.db import Error
+from django.http import HttpResponse, JsonResponse
+from django.template.loader import render_to_string
+from django.utils.translation import gettext as _
+
+from django_distlock.concurrency.flow import finished, uninterrupted
+from django_distlock.concurrency.origin import request_of_rest
+from django_distlock.http.bodies import private
+from django_distlock.http.visitors import visitor_of
+from django_distlock.locks import decorators
+from django_distlock.locks.name_templates import Template
+from django_distlock.middleware import language_of_texts, text_language
+from django_distlock.storage.dialect import contended
+from django_distlock.storage.transactions import begin, in_transaction
+from django_distlock.storage.values import ID
+
+from . import store
+from .conf import config
+from .records import check_name, digest_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from django.http import HttpRequest
+
+    from .records import BrowserLease
+
+F = TypeVar("F", bound="Callable[..., Any]")
+HEADER = "Distlock-Lease"
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+FENCE = re.compile(r"[0-9]{1,16}", re.ASCII)
+# Leases that one request may send: each costs a statement if it is not the right one.
+MOST_SENT = 10
+# Attempts to lock the rows if the database refuses them at once, for example to end a deadlock.
+ATTEMPTS = 3
+Reason = Literal["missing", "lost", "busy"]
+LOCKED = 423
+# Seconds after which a client tries again if other requests have kept the rows busy.
+RETRY_AFTER = 1
+
+
+def requires_lock(*names: str, methods: Collection[str] | None = None) -> Callable[[F], F]:
+    """Refuse a request with 423 unless it holds the browser locks ``names``.
+
+    A name may have fields: ``@requires_lock("cart:{request.user.pk}")``. The request sends its lease in the header
+    ``Distlock-Lease: <id>;<fence>``, as ``lock.headers`` has it; several are separated by commas. The view runs in a
+    transaction of the database that has the locks, and the row of each lock is locked in it: until the commit no other
+    lease of the name is granted, even if this one runs out. ``request.distlock_leases`` has the leases, by name.
+
+    Requests with a safe method, such as the GET that renders the page, pass without a lock; ``methods`` names all that
+    need one instead. Works on functions, ``async def``, and by ``method_decorator`` on ``dispatch`` or a handler of a
+    class.
+
+    :raises TypeError: if ``names`` is empty, or for what cannot be decorated.
+    :raises ValueError: for a name with a field that the view does not have.
+    """
+    if not names or not all(isinstance(name, str) for name in names):
+        raise TypeError('requires_lock takes the names of locks: @requires_lock("cart:{request.user.pk}").')
+    chosen = None if methods is None else frozenset(method.upper() for method in methods)
+    return functools.partial(_decorate, names, chosen)
+
+
+def _decorate(names: tuple[str, ...], methods: frozenset[str] | None, view: Any) -> Any:
+    decorators.refuse(view, "requires_lock")
+    template = Template(names, view)
+
+    @functools.wraps(view)
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        request = request_of(args)
+        # the transactions of ATOMIC_REQUESTS begin after the rows are locked
+        call = functools.partial(decorators.call_view, view, request, wrapper._non_atomic_requests, *args, **kwargs)
+        if not _needs_lock(request, methods):
+            return call()
+        gate = LockGate(request, functools.partial(_names, names, template, args, kwargs))
+        return gate.arun(call) if _is_awaited(view, args) else gate.run(call)
+
+    @functools.wraps(view)
+    async def async_locked(*args: Any, **kwargs: Any) -> Any:
+        request, call = request_of(args), functools.partial(view, *args, **kwargs)
+        if not _needs_lock(request, methods):
+            return await call()
+        return await LockGate(request, functools.partial(_names, names, template, args, kwargs)).arun(call)
+
+    is_async = decorators.is_async(view)
+    wrapper: Any = markcoroutinefunction(async_locked) if is_async else locked
+    if not is_async:
+        wrapper._non_atomic_requests = decorators.LockedView(getattr(view, "_non_atomic_requests", ()))
+    decorators.note_template(wrapper, template)
+    return wrapper
+
+
+def request_of(args: tuple[Any, ...]) -> HttpRequest:
+    """The request that a view, a method or a view of Django REST framework was called with."""
+    found: HttpRequest | None = decorators.request_of(args) or request_of_rest(args)
+    if found is None:
+        raise TypeError("@requires_lock decorates views: no request was found in the arguments.")
+    return found
+
+
+def _is_awaited(view: Any, args: tuple[Any, ...]) -> bool:
+    """Is the result of this plain function awaited, as that of ``dispatch`` of an async class is?"""
+    return getattr(view, "__name__", "") == "dispatch" and decorators.is_async_dispatch(view, args)
+
+
+def _needs_lock(request: HttpRequest, methods: frozenset[str] | None) -> bool:
+    return request.method not in SAFE_METHODS if methods is None else request.method in methods
+
+
+def _names(names: tuple[str, ...], template: Template, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """The names of this call. BadRequest if a part of the address makes one that is too long or has a NUL."""
+    filled = template.fill(args, kwargs)
+    try:
+        found = {check_name(filled.get(name, name)) for name in names}
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
+    return sorted(found, key=digest_of)  # every request locks in one order
+
+
+def sent_leases(header: str) -> list[tuple[str, int]]:
+    """The leases in the header, each with its fence; what is malformed is left out."""
+    found = []
+    for part in header.split(",")[:MOST_SENT]:
+        lease, fence = (part.partition(";")[index].strip() for index in (0, 2))
+        if ID.fullmatch(lease) and FENCE.fullmatch(fence):
+            found.append((lease, int(fence)))
+    return found
+
+
+class LockGate:
+    """The transaction of one request, in which its locks are current."""
+
+    def __init__(self, request: HttpRequest, names: Callable[[], list[str]]) -> None:
+        self._request = request
+        self._names = names
+        self._stack = ExitStack()
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        """Call the view in the transaction, or return the refusal."""
+        with self._stack:
+            refusal = self._enter()
+            return call() if refusal is None else refusal
+
+    async def arun(self, call: Callable[[], Any]) -> Any:
+        """As :meth:`run` for an async view: its statements run in the thread that has the transaction.
+
+        A task that is cancelled rolls back.
+        """
+        try:
+            response = await finished(sync_to_async(self._enter)())
+            if response is None:
+                response = await call()
+        except BaseException:
+            await uninterrupted(sync_to_async(self._stack.__exit__)(*sys.exc_info()))
+            raise
+        await finished(sync_to_async(self._stack.close)())
+        return response
+
+    def _enter(self) -> HttpResponse | None:
+        """Begin the transaction and lock the rows; else return the refusal, with no transaction."""
+        request, settings = self._request, config()
+        names, sent = self._names(), sent_leases(request.headers.get(HEADER, ""))
+        if not sent:
+            return refused(request, "missing")
+        principal = visitor_of(request, settings.label_of).holder
+        attempts = 1 if in_transaction(settings.database) else ATTEMPTS
+        for attempt in range(attempts):
+            try:
+                with ExitStack() as stack:
+                    begin(stack, settings.database)
+                    leases = {name: self._lock(settings.database, name, sent, principal) for name in names}
+                    if None in leases.values():
+                        return refused(request, "lost")
+                    request.distlock_leases = leases  # type: ignore[attr-defined]
+                    self._stack.enter_context(stack.pop_all())
+                    return None
+            except Error as error:
+                if not contended(error):
+                    raise
+                if attempt + 1 == attempts or contended(error) == "locked":
+                    break
+        return refused(request, "busy")
+
+    @staticmethod
+    def _lock(alias: str, name: str, sent: list[tuple[str, int]], principal: str) -> BrowserLease | None:
+        for lease, fence in sent:
+            if (found := store.lock_for_update(alias, name, lease, fence, principal)) is not None:
+                return found
+        return None
+
+
+def refused(request: HttpRequest, reason: Reason) -> HttpResponse:
+    """A small page for a browser, problem+json (RFC 9457) for a script. Neither says who has the lock."""
+    title, detail = _("Nothing was done"), _texts()[reason]
+    response: HttpResponse
+    if _wants_a_page(request):
+        context = {"title": title, "detail": detail, "language": language_of_texts()}
+        response = HttpResponse(render_to_string("django_distlock/browser/locked.html", context, request))
+        response["Content-Language"] = text_language()
+    else:
+        facts = {"type": "about:blank", "title": title, "status": LOCKED, "detail": detail, "reason": reason}
+        response = JsonResponse(facts, content_type="application/problem+json")
+    response.status_code = LOCKED
+    response["Vary"] = "Accept"
+    if reason == "busy":
+        response["Retry-After"] = str(RETRY_AFTER)
+    response._has_been_logged = True  # type: ignore[attr-defined]  # no incident: Django would warn of it
+    return private(response)
+
+
+def _texts() -> dict[Reason, str]:
+    return {
+        "missing": _("This needs a lock that your page does not hold. Nothing was changed; load the page again."),
+        "lost": _("Your page has lost its lock, for example to another tab. Nothing was changed; load the page again."),
+        "busy": _("Other requests are using this right now. Nothing was changed; please try again in a moment."),
+    }
+
+
+def _wants_a_page(request: HttpRequest) -> bool:
+    """Has a browser sent this by itself, a form for example? Scripts send the header, or accept anything."""
+    if HEADER in request.headers:
+        return False
+    types = ["application/json", "application/problem+json", "text/html"]
+    return request.get_preferred_type(types) == "text/html"

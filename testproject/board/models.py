@@ -1,0 +1,47 @@
+"""A board with pieces, and where each one was put by whom."""
+
+from __future__ import annotations
+
+from django.db import models
+
+COLUMNS, ROWS = 8, 5
+# name, sign, column, row
+START = (("Tower", "♜", 1, 1), ("Knight", "♞", 3, 2), ("Queen", "♛", 5, 3), ("Bishop", "♝", 6, 5), ("Pawn", "♟", 8, 4))
+
+
+class Piece(models.Model):
+    name = models.CharField(max_length=20, unique=True)
+    sign = models.CharField(max_length=2)
+    column = models.PositiveSmallIntegerField()
+    row = models.PositiveSmallIntegerField()
+
+    class Meta:
+        ordering = ("pk",)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Move(models.Model):
+    """One step of a piece. The fence says in which order hands had it."""
+
+    piece = models.ForeignKey(Piece, on_delete=models.CASCADE, related_name="moves")
+    by = models.CharField(max_length=50)
+    to = models.CharField(max_length=5)
+    fence = models.BigIntegerField()
+    at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ("-pk",)
+
+    def __str__(self) -> str:
+        return f"{self.piece} to {self.to}"
+
+
+def pieces() -> models.QuerySet[Piece]:
+    """The pieces of the board, which are put there when somebody looks for the first time."""
+    if not Piece.objects.exists():
+        fields = ("name", "sign", "column", "row")
+        made = [Piece(**dict(zip(fields, values, strict=True))) for values in START]
+        Piece.objects.bulk_create(made, ignore_conflicts=True)
+    return Piece.objects.all()

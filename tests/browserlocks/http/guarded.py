@@ -1,0 +1,114 @@
+"""Views that require a browser lock, of each kind; also served by real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import connections
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import include, path
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from django_distlock.browser import requires_lock
+from django_distlock.models import LockEvent
+from tests.browserlocks.http import site
+
+AT = "2026-01-01T00:00Z"
+NAME = "cart:{request.user.pk}"
+
+
+def write(request: HttpRequest) -> None:
+    """What a view does: a row that a rollback takes back."""
+    kind = request.headers.get("X-Kind", "cart")
+    LockEvent.objects.create(
+        name="guarded", kind=kind, alias="", digest="", at="2026-01-01T00:00Z", reason="", holder=""
+    )
+
+
+def report(request: HttpRequest) -> JsonResponse:
+    leases = request.distlock_leases  # type: ignore[attr-defined]
+    blocks = len(connections["default"].atomic_blocks)
+    return JsonResponse({"fences": {name: lease.fence for name, lease in leases.items()}, "blocks": blocks})
+
+
+@requires_lock(NAME)
+def plain(request: HttpRequest) -> HttpResponse:
+    if request.method in ("GET", "HEAD"):
+        return HttpResponse("the page")
+    write(request)
+    if "X-Sleep" in request.headers:
+        time.sleep(float(request.headers["X-Sleep"]))
+    if "X-Fail" in request.headers:
+        raise ZeroDivisionError
+    return report(request)
+
+
+@requires_lock(NAME, "till")
+def two(request: HttpRequest) -> HttpResponse:
+    write(request)
+    return report(request)
+
+
+@requires_lock("piece:{name}")
+def piece(request: HttpRequest, name: str) -> HttpResponse:
+    return report(request)
+
+
+@requires_lock(NAME, methods=["GET"])
+def reading(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("read")
+
+
+def report_in_thread(request: HttpRequest) -> JsonResponse:
+    write(request)
+    return report(request)
+
+
+@requires_lock(NAME)
+async def coroutine(request: HttpRequest) -> HttpResponse:
+    found = await sync_to_async(report_in_thread)(request)
+    await asyncio.sleep(float(request.headers.get("X-Sleep", "0")))
+    if "X-Fail" in request.headers:
+        raise ZeroDivisionError
+    return found
+
+
+@method_decorator(requires_lock(NAME), name="dispatch")
+class OfClass(View):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("the page")
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        write(request)
+        return report(request)
+
+
+class Handler(View):
+    @method_decorator(requires_lock("cart:{request.user.pk}"))
+    def post(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        write(request)
+        return report(request)
+
+
+@method_decorator(requires_lock(NAME), name="dispatch")
+class AsyncOfClass(View):
+    async def post(self, request: HttpRequest) -> HttpResponse:
+        return await sync_to_async(report_in_thread)(request)
+
+
+urlpatterns = [
+    path("distlock/", include("django_distlock.browser.urls")),
+    path("grant/", site.grant),
+    path("plain/", plain),
+    path("two/", two),
+    path("piece/<str:name>/", piece),
+    path("reading/", reading),
+    path("coroutine/", coroutine),
+    path("of-class/", OfClass.as_view()),
+    path("handler/", Handler.as_view()),
+    path("async-of-class/", AsyncOfClass.as_view()),
+]

@@ -1,0 +1,1 @@
+"""The mutex of workers."""

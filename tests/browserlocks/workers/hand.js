@@ -1,0 +1,97 @@
+/* A worker of the tests: it does what the page says and answers with what came of it. */
+import { WorkerMutex } from "/distlock-worker.js";
+
+const WORK = 20; // steps between reading the counter and writing it
+let mutex;
+let memory; // counter, hands inside, overlaps, start, end, beats, place
+
+const work = () => {
+  let sum = 0;
+  for (let step = 0; step < WORK; step += 1) sum += step;
+  return sum;
+};
+
+const naive = () => {
+  const seen = memory[0];
+  work();
+  memory[0] = seen + 1;
+};
+
+/* The external judge: the number of hands inside the section. */
+const guarded = () => {
+  if (Atomics.add(memory, 1, 1)) Atomics.add(memory, 2, 1);
+  naive();
+  Atomics.sub(memory, 1, 1);
+};
+
+const commands = {
+  join: async ({ shared, words }) => {
+    mutex = await WorkerMutex.join(shared);
+    memory = new Int32Array(words);
+  },
+  count: ({ times, naively }) => {
+    for (let done = 0; done < times; done += 1) naively ? naive() : mutex.withLock(guarded);
+  },
+  /* Takes and gives for ever, and touches nothing inside: what it leaves behind when it ends is only the mutex. */
+  spin: () => {
+    for (;;) mutex.withLock(() => 0);
+  },
+  /* How often this hand comes in between the start and the end. */
+  share: () => {
+    let done = 0;
+    Atomics.wait(memory, 3, 0);
+    while (!Atomics.load(memory, 4)) {
+      mutex.withLock(guarded);
+      done += 1;
+    }
+    return done;
+  },
+  hold: ({ ms }) => {
+    mutex.lock();
+    if (ms) Atomics.wait(memory, 4, 0, ms);
+    return mutex.abandoned;
+  },
+  unlock: () => mutex.unlock(),
+  tryLock: ({ timeout }) => mutex.tryLock(timeout),
+  lock: ({ timeout }) => mutex.lock(timeout),
+  section: ({ timeout }) => {
+    mutex.lock(timeout);
+    const { abandoned } = mutex;
+    mutex.unlock();
+    return abandoned;
+  },
+  /* As which one, counted from 0, this hand came in. */
+  place: () => mutex.withLock(() => Atomics.add(memory, 6, 1)),
+  /* Until somebody ends this worker: beats are written while it lives. */
+  holdForEver: () => {
+    mutex.lock();
+    for (;;) Atomics.add(memory, 5, 1);
+  },
+  /* `self.close()` lets the running task go on; it must not let anybody else in. */
+  closeInside: ({ ms }) => {
+    mutex.lock();
+    self.close();
+    const end = performance.now() + ms;
+    Atomics.add(memory, 1, 1);
+    while (performance.now() < end);
+    Atomics.sub(memory, 1, 1);
+  },
+  inside: ({ timeout }) => {
+    mutex.lock(timeout);
+    const others = Atomics.load(memory, 1);
+    mutex.unlock();
+    return others;
+  },
+  waitAsync: ({ timeout }) => mutex.withLockAsync(() => memory[0], { timeout }),
+  promise: ({ ms }) => mutex.withLock(() => new Promise((resolve) => setTimeout(() => resolve("settled"), ms))),
+  raise: () => mutex.withLock(() => { throw new RangeError("of the section"); }),
+  close: () => mutex.close(),
+};
+
+self.onmessage = async ({ data: { number, command, ...rest } }) => {
+  try {
+    self.postMessage({ number, value: await commands[command](rest) });
+  } catch (error) {
+    self.postMessage({ number, error: `${error.name}: ${error.message}` });
+  }
+};
