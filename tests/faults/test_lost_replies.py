@@ -198,10 +198,11 @@ def test_r7_a_grant_that_comes_late_is_given_back(using: str, name: str, proxied
     for _ in range(2):
         with advisory_lock(name, using=using):
             pass
-    proxy.blackhole()
+    proxy.delay(0.8 * TIMEOUT)  # on the way there, and on the way back
     with pytest.raises((BackendUnavailable, LockNotAcquired)):
         advisory_lock(name, using=using).acquire(timeout=TIMEOUT)
-    proxy.heal()
+    eventually(lambda: holders(using, name), "it was not granted", patience=2.0, pause=0.001)
+    proxy.delay(0)
     # sooner than the session is closed because it is idle, which would free the lock as well
     eventually(lambda: not holders(using, name), "held by a session that nobody asks", patience=IDLE - 1)
     with advisory_lock(name, using=using, timeout=5) as lease:

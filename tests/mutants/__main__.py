@@ -28,14 +28,7 @@ def main() -> int:
             print(f"{mutant.rule:12} {mutant.title} ({mutant.path})")
         return 0
     began = time.monotonic()
-    outcomes: list[Outcome] = []
-    try:
-        for outcome in run(chosen):
-            outcomes.append(outcome)
-            print(line_of(outcome), flush=True)
-    except AssertionError as error:
-        print(error)
-        return 1
+    outcomes = run(chosen, lambda outcome: print(line_of(outcome), flush=True))
     if wanted.record:
         results.record(outcomes)
     missed = [outcome for outcome in outcomes if not outcome.caught_by]

@@ -27,8 +27,8 @@ FEATURES = (
         "data/rows/select_for_update.py",
         "            skip_locked=options.skip_locked,\n            of=",
         "            of=",
-        ("tests/data/rows/test_waiting.py",),
-        "skip_locked and postgres",
+        ("tests/data/rows/test_lock.py",),
+        "does_not_wait",
     ),
     Mutant(
         "row locks: rows are locked in the caller's order",

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from .mutant import WrongMutant
 from .witness import FILE, TOO_SLOW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from .mutant import Mutant
 
@@ -79,8 +79,8 @@ class Copy:
         self._stamp += 2
         os.utime(path, (self._stamp, self._stamp))
 
-    def pytest(self, arguments: Sequence[str], limit: float) -> tuple[int | None, dict[str, str], str]:
-        """Its exit status (None: no end in time), the first failure, and the end of its output."""
+    def pytest(self, arguments: Sequence[str], limit: float) -> tuple[int | None, list[dict[str, str]], str]:
+        """Its exit status (None: no end in time), the failures, and the end of its output."""
         witness = self.root / ".witness.json"
         witness.unlink(missing_ok=True)
         environment = {
@@ -100,25 +100,26 @@ class Copy:
                 start_new_session=True,
             )
             try:
-                status = _wait(process, limit, witness)
+                status = _wait(process, limit, witness if limit == LONGEST else None)
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
             output.seek(0)
             text = output.read()
-        return status, json.loads(witness.read_text()) if witness.exists() else {}, text[-3000:]
+        lines = witness.read_text().splitlines() if witness.exists() else []
+        return status, [json.loads(line) for line in lines], text[-3000:]
 
 
-def _wait(process: subprocess.Popen[bytes], limit: float, witness: Path) -> int | None:
-    """The exit status; None if there is no end within ``limit`` seconds, or ENDING seconds after a test has failed."""
+def _wait(process: subprocess.Popen[bytes], limit: float, witness: Path | None) -> int | None:
+    """The exit status; None if there is no end within ``limit`` seconds, or ENDING seconds after ``witness`` exists."""
     end = time.monotonic() + limit
     failed = False
     while time.monotonic() < end:
         try:
             return process.wait(0.1)
         except subprocess.TimeoutExpired:
-            if not failed and witness.exists():
+            if not failed and witness is not None and witness.exists():
                 failed, end = True, min(end, time.monotonic() + ENDING)
     return None
 
@@ -132,9 +133,10 @@ def try_one(copy: Copy, mutant: Mutant) -> Outcome:
     arguments = [*mutant.tests, *(("-k", mutant.only) if mutant.only else ())]
     try:
         with copy.with_fault(mutant):
-            status, first, text = copy.pytest(arguments, LONGEST)
+            status, failures, text = copy.pytest(arguments, LONGEST)
     except WrongMutant as error:
         return outcome(trouble=str(error))
+    first = failures[0] if failures else {}
     noticed = ("call", "teardown", *((TOO_SLOW,) if mutant.timed else ()))
     if status in (FAILED, None) and first.get("when") in noticed:
         return outcome(first["test"])
@@ -145,28 +147,31 @@ def try_one(copy: Copy, mutant: Mutant) -> Outcome:
     return outcome(trouble=f"the tests did not run ({first.get('when', 'status')} {status})\n{text}")
 
 
-def pass_without(copy: Copy, tests: Sequence[str]) -> str:
-    """Run these tests on the copy without a fault. Empty if all pass, else the end of what pytest printed.
+def fail_anyway(copy: Copy, tests: Sequence[str]) -> set[str]:
+    """Those of ``tests`` that fail on the copy without a fault: they have noticed nothing.
 
-    A test that fails anyway has noticed nothing. They have two attempts, because the machine may be busy with others.
+    They have two attempts, because the machine may be busy with others.
     """
-    text = ""
-    for _ in range(2 if tests else 0):
-        status, _, text = copy.pytest([*tests, "--maxfail", "1000"], 10 * LONGEST)
-        if status == PASSED:
-            return ""
-    return text
+    left = sorted(set(tests))
+    for _ in range(2):
+        if left:
+            _, failures, _ = copy.pytest([*left, "--maxfail", "1000"], 10 * LONGEST)
+            left = sorted({failure["test"] for failure in failures})
+    return set(left)
 
 
-def run(mutants: Sequence[Mutant]) -> Iterator[Outcome]:
-    """The outcome of each, as it comes; AssertionError at the end if a test that noticed one fails without it."""
+def run(mutants: Sequence[Mutant], show: Callable[[Outcome], object]) -> list[Outcome]:
+    """The outcome of each; ``show`` gets them as they come, before it is known which of the tests fail anyway."""
     with TemporaryDirectory(prefix="distlock-mutants-") as folder:
         copy = Copy(Path(folder))
-        caught = []
+        outcomes = []
         for mutant in mutants:
-            outcome = try_one(copy, mutant)
-            if outcome.caught_by:
-                caught.append(outcome.caught_by)
-            yield outcome
-        if text := pass_without(copy, sorted(set(caught))):
-            raise AssertionError(f"Tests that have noticed a fault fail without one as well:\n{text}")
+            outcomes.append(try_one(copy, mutant))
+            show(outcomes[-1])
+        wrong = fail_anyway(copy, [outcome.caught_by for outcome in outcomes if outcome.caught_by])
+        return [
+            replace(outcome, caught_by="", trouble=f"{outcome.caught_by} fails without the fault as well")
+            if outcome.caught_by in wrong
+            else outcome
+            for outcome in outcomes
+        ]

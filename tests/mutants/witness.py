@@ -1,4 +1,4 @@
-"""A plugin of pytest that writes down the first test that failed, for the runner: ``-p tests.mutants.witness``.
+"""A plugin of pytest that writes down the tests that failed, for the runner: ``-p tests.mutants.witness``.
 
 An error of the set-up or of the collection is written down as what it is: it says that the fault broke the tests, and
 not that a test has noticed it. So is a test that was only too slow.
@@ -20,9 +20,8 @@ TOO_SLOW = "TooSlow"
 
 
 def write(test: str, when: str, message: str) -> None:
-    path = Path(os.environ[FILE])
-    if not path.exists():
-        path.write_text(json.dumps({"test": test, "when": when, "message": message}))
+    with Path(os.environ[FILE]).open("a") as file:
+        file.write(json.dumps({"test": test, "when": when, "message": message}) + "\n")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
