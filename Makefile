@@ -123,7 +123,7 @@ packages: $(VENV)/pip.stamp
 	@$(BIN)/python -m tests.support.services.packages servers mysqlclient
 
 # The demo needs no browser, and neither does the bench. tests/support/axe.py says which version of the accessibility engine.
-$(VENV)/group-test.stamp: | browser gettext $(VENV)/pyright.stamp
+$(VENV)/group-test.stamp: | browser gettext $(VENV)/pyright.stamp $(VENV)/typescript.stamp
 browser: $(VENV)/axe.stamp
 $(VENV)/axe.stamp: tests/support/axe.py | chromium
 	npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(VENV)/axe \
@@ -133,6 +133,10 @@ $(VENV)/axe.stamp: tests/support/axe.py | chromium
 $(VENV)/pyright.stamp: tests/idempotency/test_types.py | chromium
 	npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(VENV)/pyright \
 	  pyright@$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' $<)
+	@touch $@
+$(VENV)/typescript.stamp: tests/browserlocks/pages/test_script.py | chromium
+	npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(VENV)/typescript \
+	  typescript@$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' $<)
 	@touch $@
 chromium: $(VENV)/pip.stamp
 	@$(BIN)/python -m tests.support.services.packages browser

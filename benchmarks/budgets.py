@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks.verdicts import (
+    DJANGO,
     IN_ATOMIC,
     OURS,
     WHOLE,
@@ -13,6 +14,7 @@ from benchmarks.verdicts import (
     at_least,
     at_most,
     beat,
+    cost_over,
     fair,
     growth_of,
     idle,
@@ -58,6 +60,7 @@ def of_postgres() -> Iterable[Budget]:
     group, bare, peer = "postgres", "bare psycopg", "django-pglock"
     yield at_most(group, "uncontended, x bare", 1.0, ratio(group, OURS))
     yield at_most(group, "uncontended in atomic(), x bare", 0.6, ratio(group, IN_ATOMIC))
+    yield at_most(group, "whole atomic(), x bare Django", 1.0, cost_over(group, WHOLE, DJANGO))
     yield at_most(group, "uncontended asyncio, x sync", 2.5, over_sync(group))
     yield at_least(group, "hand-offs, x bare", 0.85, rate_over(group, OURS, bare))
     yield at_least(group, "hand-offs, x django-pglock", 1.5, rate_over(group, OURS, peer))

@@ -13,6 +13,7 @@ OURS = "django-distlock"
 REUSED = f"{OURS}, one Lock reused"
 IN_ATOMIC = f"{OURS} in atomic()"
 WHOLE = f"{OURS}, whole atomic()"
+DJANGO = "bare Django, whole atomic()"
 ASYNC = f"{OURS}, asyncio"
 
 
@@ -53,9 +54,14 @@ def ratio(group: str, entry: str) -> Callable[[Results], float]:
     return lambda results: results.cost(group, entry).ratio
 
 
+def cost_over(group: str, entry: str, other: str) -> Callable[[Results], float]:
+    """Uncontended cost over that of another entry."""
+    return lambda results: results.cost(group, entry).median_us / results.cost(group, other).median_us
+
+
 def over_sync(group: str) -> Callable[[Results], float]:
     """Uncontended cost of the awaited lock over the one that is not."""
-    return lambda results: results.cost(group, ASYNC).median_us / results.cost(group, OURS).median_us
+    return cost_over(group, ASYNC, OURS)
 
 
 def rate_over(group: str, entry: str, other: str) -> Callable[[Results], float]:

@@ -77,6 +77,28 @@ class BareWholeTransaction(Bare):
         execute("COMMIT")
 
 
+class DjangoWholeTransaction(Entry):
+    """BEGIN, lock, COMMIT by Django's atomic() and cursor: the measure for whole transactions."""
+
+    label = "bare Django, whole atomic()"
+
+    def open(self) -> None:
+        """Connect Django's alias."""
+        connections[DATABASE].ensure_connection()
+
+    def close(self) -> None:
+        """Close Django's connections of this thread."""
+        connections.close_all()
+
+    def cycle(self, body: Callable[[], object]) -> None:
+        """Take a lock that the commit frees, and commit."""
+        with transaction.atomic(using=DATABASE):
+            with connections[DATABASE].cursor() as cursor:
+                cursor.execute("SELECT pg_advisory_xact_lock(%s)", (KEY,))
+                cursor.fetchone()
+            body()
+
+
 class PgLock(Entry):
     """django-pglock as its page shows it."""
 
@@ -168,6 +190,7 @@ ENTRIES: tuple[type[Entry], ...] = (
     Bare,
     BareInTransaction,
     BareWholeTransaction,
+    DjangoWholeTransaction,
     PgLock,
     PgLockInAtomic,
     PgLockTransaction,

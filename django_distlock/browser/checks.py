@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
+from django.db.migrations.recorder import MigrationRecorder
 from django.urls import get_resolver
 
 from django_distlock.models import BrowserLockRow, BrowserTicket
@@ -38,7 +39,10 @@ def check_browser(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
 def check_table(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Have the migrations made the tables? It connects, for ``check --database`` and ``migrate`` only."""
+    """Have the migrations made the tables? It connects, for ``check --database`` and ``migrate`` only.
+
+    A database without this package's migrations is no fault: an error would stop the ``migrate`` that is about to run.
+    """
     try:
         alias = conf.config().database
     except ImproperlyConfigured:
@@ -46,6 +50,8 @@ def check_table(
     if alias not in (databases or ()) or alias not in connections.settings or not _is_used() or _check_database(alias):
         return []
     connection = connections[alias]
+    if all(app != "django_distlock" for app, _ in MigrationRecorder(connection).applied_migrations()):
+        return []
     with connection.cursor() as cursor:
         there: list[Any] = connection.introspection.table_names(cursor)
     missing = [model._meta.db_table for model in (BrowserLockRow, BrowserTicket) if model._meta.db_table not in there]

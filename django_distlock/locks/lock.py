@@ -257,9 +257,9 @@ class Lock(BaseLock[Lease]):
         self.max_hold = (
             max_hold if max_hold is UNSET else optional_seconds("max_hold", max_hold, none=True, positive=True)
         )
-        self.shared = flag("shared", shared)
+        self.shared = shared if shared is False else flag("shared", shared)
         self.on_busy = on_busy if on_busy == "raise" else decorators.validate_on_busy(on_busy)
-        self.cancel_on_loss = flag("cancel_on_loss", cancel_on_loss)
+        self.cancel_on_loss = cancel_on_loss if cancel_on_loss is False else flag("cancel_on_loss", cancel_on_loss)
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r} on {self.using!r}{' shared' if self.shared else ''}>"

@@ -23,7 +23,7 @@ from .owner import current
 from .registry import registry
 from .release import lose, notice_loss, take_back
 from .site_key import site_key
-from .transactions import bind, choose_scope, on_own_connection
+from .transactions import bind, choose_scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,6 +173,7 @@ def _refuse_unsupported(wanted: LockOptions | LockRequest, entry: Entry) -> None
 def _arrive(hold: Hold, entry: Entry, may_wait: bool, reenter: bool = True) -> Hold | None:
     """Ask for a place in the lock table."""
     mine = lock_table.arrive(hold, may_wait=may_wait, reenter=reenter, limit=entry.config.max_held)
+    keepalive.used = True
     if keepalive.thread is None:
         keepalive.ensure()
     return mine
@@ -214,7 +215,8 @@ def _attempt(
 def _establish(began: float, hold: Hold, grant: Grant, lease: Any, opened: list[BaseDatabaseWrapper]) -> None:
     """The engine has granted it: the hold counts from now on."""
     lock_table.establish(hold, grant, lease)
-    listen_for_begin(hold)
+    if grant.claim.scope == "session":  # else it is not released but ends with its transaction
+        listen_for_begin(hold)
     if hold.ttl is not None:
         renewal = grant.acquired_at + hold.ttl / RENEWALS_PER_TTL
         if renewal < keepalive.next_tick:
@@ -222,7 +224,8 @@ def _establish(began: float, hold: Hold, grant: Grant, lease: Any, opened: list[
     if opened:
         bind(hold, opened)
         isolation = getattr(grant.session, "isolation", None)
-        warn_of_stale_snapshot(hold.key.name, grant.claim.scope, isolation, opened)
+        if isolation != "READ COMMITTED":
+            warn_of_stale_snapshot(hold.key.name, grant.claim.scope, isolation, opened)
     if signals.lock_acquired.receivers:
         events.send_held(signals.lock_acquired, hold, wait=monotonic() - began)
 
@@ -251,15 +254,18 @@ def _take_fast_path(
     lock: LockOptions, timeout: float | None, start: float, entry: Entry, hold: Hold, lease: Any
 ) -> bool:
     """Ask the engine once, in this thread. A grant that comes after its own validity is given back."""
-    opened = open_transactions()
-    if opened and not on_own_connection(hold.backend, opened):
-        return False
+    backend, wait, opened = hold.backend, math.inf if timeout is None else timeout, open_transactions()
     hold.claim = claim = _claim(lock, entry, hold, opened, 0.0)
-    hold.grant = grant = hold.backend.acquire_fast(claim, math.inf if timeout is None else timeout)
+    if not opened:
+        hold.grant = grant = backend.acquire_fast(claim, wait)
+    elif claim.scope == "transaction" and asyncio._get_running_loop() is None:  # it is a connection of this thread
+        hold.grant = grant = backend.acquire_inside(opened[0], claim, wait)  # type: ignore[attr-defined]
+    else:
+        return False
     if grant is None:
         return False
     if grant.valid_until is not None and grant.valid_until <= monotonic():
-        hold.backend.release(grant)
+        backend.release(grant)
         hold.grant = None
         return False
     _establish(start, hold, grant, lease, opened)
@@ -272,8 +278,8 @@ def _claim(
 ) -> Claim:
     if not entry.backend.supports_ttl:
         scope = choose_scope(entry.backend, opened) if opened else "session"
-        if not answer_by and scope == "session" and not hold.shared and not hold.semaphore:
-            return entry.claim(hold.key)
+        if not answer_by and not hold.shared and not hold.semaphore:
+            return entry.claim(hold.key, scope)
         return Claim(key=hold.key, shared=hold.shared, scope=scope, answer_by=answer_by, limit=hold.semaphore)
     config = entry.config
     hold.ttl = config.ttl if request.ttl is UNSET else request.ttl

@@ -1,6 +1,7 @@
 """One thread per process that renews leases, keeps lock sessions open and notices losses.
 
-It starts with the first lock and ends when no lock and no session is left.
+It starts with the first lock and ends when no lock and no session is left and IDLE seconds have passed without a lock,
+so that a process that locks now and then does not start a thread each time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import threading
 from typing import TYPE_CHECKING
 
+from django_distlock.backends.base import IDLE
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
@@ -38,13 +40,16 @@ RENEWALS_PER_TTL = 3
 class Keepalive:
     """The keepalive thread. ``backends`` is read at each tick.
 
-    ``thread`` is None while it does not run. ``next_tick`` is a monotonic time. An acquire reads both directly.
+    ``thread`` is None while it does not run. ``next_tick`` is a monotonic time. An acquire reads both directly, and it
+    sets ``used``.
     """
 
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.Lock())
         self.thread: threading.Thread | None = None
         self.next_tick = math.inf
+        self.used = False
+        self._stays_until = -math.inf
         self._warned: set[Hold] = set()
         self.backends: Iterable[Backend] = ()
 
@@ -74,6 +79,10 @@ class Keepalive:
                         self.thread = None
                         raise
                 self._condition.notify()
+
+    def rest(self) -> None:
+        """Let the thread end as soon as no lock and no session is left."""
+        self.used, self._stays_until = False, -math.inf
 
     def _run(self) -> None:
         with self._condition:
@@ -115,7 +124,10 @@ class Keepalive:
         for hold in held:
             due.append(self._look_after(hold, now))
         namebook.look(now, held)
-        return min([*due, now + TICK]) if due or not lock_table.empty or interrupted_calls else None
+        if self.used:
+            self.used, self._stays_until = False, now + IDLE
+        needed = due or not lock_table.empty or interrupted_calls or now < self._stays_until
+        return min([*due, now + TICK]) if needed else None
 
     def _look_after(self, hold: Hold, now: float) -> float:
         """Renew the lease if that is due, and notice its loss. Returns the time of the next check."""

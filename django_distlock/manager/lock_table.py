@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import deque
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from django_distlock.records import drift
 from .deadlock import would_deadlock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     from django_distlock.backends.base import Backend
     from django_distlock.keys import LockKey
@@ -194,7 +193,7 @@ class WaitQueue:
     def __init__(self) -> None:
         self.limit = 0  # MAX_HELD, once a context waits
         self.holders: list[Hold] = []
-        self.queue: deque[Hold] = deque()
+        self.queue: list[Hold] = []
 
     def admits(self, new: Hold) -> bool:
         if new.semaphore:
@@ -217,6 +216,7 @@ class WaitQueue:
         return [hold for hold in holders + ahead if hold.state is not State.RELEASING and not hold.interrupted]
 
 
+HELD = (State.HELD, State.DEFERRED)  # no set: to hash a State is a call of Python
 UNFINISHED = frozenset({State.WAITING, State.CLAIMING, State.RELEASING})
 
 
@@ -292,7 +292,7 @@ class LockTable:
     @staticmethod
     def _own(slot: WaitQueue, owner: object) -> Hold | None:
         for holder in slot.holders:
-            if holder.owner is owner and holder.state in (State.HELD, State.DEFERRED):
+            if holder.owner is owner and holder.state in HELD:
                 return holder
         return None
 
@@ -301,10 +301,6 @@ class LockTable:
         hold.state = State.CLAIMING
         self._total += 1
         slot.holders.append(hold)
-
-    def _dismiss(self, slot: WaitQueue, hold: Hold) -> None:
-        self._total -= 1
-        slot.holders.remove(hold)
 
     def _count(self, backend: Backend) -> int:
         return sum(holder.backend is backend for slot in self._slots.values() for holder in slot.holders)
@@ -340,7 +336,7 @@ class LockTable:
     def enter_again(self, hold: Hold, lease: Any) -> bool:
         """Count one more Lease of the same context. False if the hold has just ended."""
         with self._mutex:
-            if hold.state not in (State.HELD, State.DEFERRED) or hold.lost is not None:
+            if hold.state not in HELD or hold.lost is not None:
                 return False
             hold.state = State.HELD
             hold.leases.add(lease)
@@ -348,10 +344,17 @@ class LockTable:
             return True
 
     def leave(self, hold: Hold, lease: Any) -> bool:
-        """Stop counting a Lease. True if it was the last one: the caller gives the lock back, or defers that."""
+        """Stop counting a Lease. True if it was the last one: the caller gives the lock back, or defers that.
+
+        A lock that the end of a transaction frees is deferred here.
+        """
         with self._mutex:
             hold.leases.discard(lease)
             if hold.leases or hold.state is not State.HELD:
+                return False
+            if hold.transactions and hold.scope == "transaction":
+                hold.kept = True
+                hold.state = State.DEFERRED
                 return False
             hold.released_by = lease
             hold.state = State.RELEASING
@@ -367,18 +370,20 @@ class LockTable:
     def start_release(self, hold: Hold) -> bool:
         """Begin to release a hold whose transactions and Leases have ended. False if it is no longer held."""
         with self._mutex:
-            if hold.state not in (State.HELD, State.DEFERRED):
+            if hold.state not in HELD:
                 return False
             hold.released_by = hold
             hold.state = State.RELEASING
             return True
 
-    def end(self, hold: Hold) -> bool:
+    def end(self, hold: Hold, states: Container[State] = tuple(State)) -> bool:
         """End a hold that the engine has released or never granted, and let the next waiter ask.
 
-        False if it had ended before.
+        False if it had ended before, or is in none of ``states``.
         """
         with self._mutex:
+            if hold.state not in states:
+                return False
             if self._ending is None:
                 self._ending = hold
             return self._end(hold)
@@ -405,7 +410,8 @@ class LockTable:
             if hold.state is State.WAITING and hold in slot.queue:
                 slot.queue.remove(hold)
             if hold in slot.holders:
-                self._dismiss(slot, hold)
+                self._total -= 1
+                slot.holders.remove(hold)
             if slot.queue:
                 self._promote(slot)
             if not slot.holders and not slot.queue:
@@ -431,9 +437,10 @@ class LockTable:
                 del self._waiting[head.owner]
             if head.parker is not None and not head.parker.wake():
                 if head in slot.holders:
-                    self._dismiss(slot, head)
+                    self._total -= 1
+                    slot.holders.remove(head)
                 head.state = State.ENDED
-            slot.queue.popleft()
+            del slot.queue[0]
 
     def lose(self, hold: Hold, reason: str, *, releasing: bool = False) -> bool:
         """Mark a hold as lost and let the next waiter ask. False if the loss was known or the hold has ended.
@@ -442,7 +449,7 @@ class LockTable:
         soon as the engine has it back.
         """
         with self._mutex:
-            states = (State.RELEASING,) if releasing else (State.HELD, State.DEFERRED)
+            states = (State.RELEASING,) if releasing else HELD
             if hold.lost is not None or hold.state not in states:
                 return False
             hold.lost = reason
@@ -453,7 +460,7 @@ class LockTable:
     def renew(self, hold: Hold, grant: Grant) -> bool:
         """Replace the grant by a renewed one, unless the hold was released during the renewal."""
         with self._mutex:
-            if hold.state not in (State.HELD, State.DEFERRED):
+            if hold.state not in HELD:
                 return False
             hold.grant = grant
             return True
@@ -474,7 +481,7 @@ class LockTable:
                 hold
                 for slot in self._slots.values()
                 for hold in slot.holders
-                if hold.state in (State.HELD, State.DEFERRED) and backend in (None, hold.backend)
+                if hold.state in HELD and backend in (None, hold.backend)
             ]
 
     def other_grants(self, hold: Hold) -> list[Grant]:

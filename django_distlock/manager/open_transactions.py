@@ -79,12 +79,11 @@ def open_transactions() -> list[BaseDatabaseWrapper]:
         here.seen = _latest
         here.known = tuple(connections.all(initialized_only=True))
         here.mysql = tuple(connection for connection in here.known if connection.vendor == "mysql")
-    found = [  # in_transaction(), spelt out: this is asked at every acquire and every release
-        connection
-        for connection in here.known
-        if (connection.in_atomic_block or (connection.connection is not None and not connection.autocommit))
-        and not connection.closed_in_transaction
-    ]
+    found = []
+    for connection in here.known:  # in_transaction(), spelt out: this is asked at every acquire and every release
+        inside = connection.in_atomic_block or (connection.connection is not None and not connection.autocommit)
+        if inside and not connection.closed_in_transaction:
+            found.append(connection)
     return found if testcases_count else _without_testcases(found)
 
 

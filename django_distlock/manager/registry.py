@@ -28,6 +28,7 @@ from .site_key import site_key
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from django_distlock.records import Scope
 
 logger = logging.getLogger("django_distlock.backends")
 
@@ -43,7 +44,7 @@ class Entry:
         self.config = config
         self.backend = backend
         self._keys: dict[tuple[str, ...], LockKey] = {}
-        self._claims: dict[bytes, Claim] = {}
+        self._claims: dict[tuple[bytes, Scope], Claim] = {}
         # does the engine declare a fast path?
         self.fast = type(backend).acquire_fast is not Backend.acquire_fast
 
@@ -62,13 +63,13 @@ class Entry:
             key = self._keys[parts] = derive_key(secret, self.config.alias, *parts)
         return key
 
-    def claim(self, key: LockKey) -> Claim:
+    def claim(self, key: LockKey, scope: Scope) -> Claim:
         """The claim of an exclusive lock without TTL, which is always the same."""
-        claim = self._claims.get(key.digest)
+        claim = self._claims.get((key.digest, scope))
         if claim is None:
             if len(self._claims) >= CACHED_KEYS:
                 self._claims.clear()
-            claim = self._claims[key.digest] = Claim(key=key)
+            claim = self._claims[key.digest, scope] = Claim(key=key, scope=scope)
         return claim
 
     def known_names(self) -> dict[str, str]:
@@ -127,6 +128,7 @@ class Registry:
         """Close every session and thread. Held locks are lost; the backends may be used again."""
         for backend in self.backends():
             backend.close()
+        keepalive.rest()
 
     def reset(self) -> None:
         """:meth:`close`, and read the settings again at the next use."""

@@ -1,8 +1,8 @@
 """Keeps a lock until the transactions around it have ended: the next holder sees what was written under it.
 
 ``on_commit`` is not enough: it misses rollbacks, failed commits, and closed and killed connections. While a lock is
-kept for a transaction, ``commit``, ``rollback``, ``close``, ``set_autocommit`` and ``savepoint_rollback`` are wrapped
-on that one connection object.
+kept for a transaction, ``commit``, ``rollback``, ``close`` and ``set_autocommit`` are wrapped on that one connection
+object.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import connections
 
@@ -21,7 +21,7 @@ from django_distlock.concurrency.fork import Order, at_fork
 
 from . import events
 from . import open_transactions as transactions_here
-from .lock_table import State, leave_behind, lock_table
+from .lock_table import HELD, State, leave_behind, lock_table
 from .open_transactions import in_testcase, in_transaction, of_thread, only_testcases, open_transactions
 from .release import lose, notify_of_loss
 
@@ -36,11 +36,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_distlock.locks")
 
+F = TypeVar("F", bound=Callable[..., Any])
 # Notifications to be sent once the transaction is over.
 News = list[Callable[[], object]]
 
 # A task binds locks to the connection of the thread that waits for it, and that thread may be running other code.
 _watching = threading.Lock()
+
+# The methods of a connection that end its transaction, and those that end a test's part of one. An outermost block
+# inside a test is a savepoint.
+ENDS = ("commit", "rollback", "close", "set_autocommit")
+ENDS_IN_TEST = (*ENDS, "savepoint_rollback", "savepoint_commit")
 
 
 def _after_fork() -> None:
@@ -66,97 +72,72 @@ def on_own_connection(backend: Any, opened: list[BaseDatabaseWrapper]) -> bool:
     return choose_scope(backend, opened) == "transaction" and opened[0] is connections[opened[0].alias]
 
 
+def ours(function: F) -> F:
+    """Mark what this package puts on a connection, so that it is not taken for that of other code."""
+    function._distlock = True  # type: ignore[attr-defined]
+    return function
+
+
 class TransactionWatch:
-    """Watches one connection and releases the locks kept for its transaction once that has ended."""
+    """Watches one connection and releases the locks kept for its transaction once that has ended.
+
+    Its methods of the same names stand in the place of the connection's.
+    """
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self.connection = connection
         self.holds: list[Hold] = []
         # the user has switched autocommit off, and only the user switches it on again
         self.by_hand = not (connection.in_atomic_block and connection.commit_on_exit)
-        self.wrappers: dict[str, Callable[..., Any]] = {}
-        # replacements of the methods by other code, such as test suites and tracing
+        # the connection's own methods, those that other code has replaced, such as test suites and tracing, and ours
+        self.originals: dict[str, Callable[..., Any]] = {}
         self.replaced: dict[str, Any] = {}
+        self.wrappers: dict[str, Callable[..., Any]] = {}
+        attributes = connection.__dict__
         # the outermost block of the tested code is a savepoint of its test
         in_test = not transactions_here.testcases_count and in_testcase(connection)
-        makers: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
-            "commit": self._wrap_commit,
-            "rollback": self._wrap_rollback,
-            "close": self._wrap_close,
-            "set_autocommit": self._wrap_set_autocommit,
-            "savepoint_rollback": self._wrap_savepoint_rollback,
-        }
-        if in_test:
-            makers["savepoint_commit"] = self._wrap_savepoint_commit
-        for name, make in makers.items():
-            present = connection.__dict__.get(name)
+        for name in ENDS_IN_TEST if in_test else ENDS:
+            present = attributes.get(name)
             if present is not None and getattr(present, "_distlock", None) is not True:
                 self.replaced[name] = present
-            wrapper: Any = make(getattr(connection, name))
-            wrapper._distlock = True
-            self.wrappers[name] = wrapper
-            setattr(connection, name, wrapper)
-        connection._distlock_watch = self  # type: ignore[attr-defined]
+            self.originals[name] = getattr(connection, name)
+            attributes[name] = self.wrappers[name] = getattr(self, name)
+        attributes["_distlock_watch"] = self
 
-    @classmethod
-    def add(cls, connection: BaseDatabaseWrapper, hold: Hold) -> None:
-        """Keep ``hold`` until the transaction of ``connection`` has ended."""
-        with _watching:
-            watch: TransactionWatch = getattr(connection, "_distlock_watch", None) or cls(connection)
-            if watch not in hold.transactions:
-                watch.holds.append(hold)  # first: the end of the transaction ends it, whatever comes in between
-                hold.transactions.add(watch)
-                if hold.scope == "transaction":
-                    watch.listen()
-        if not in_transaction(connection):  # another thread has ended it in between
-            watch.finish()
+    @ours
+    def commit(self) -> None:
+        self.originals["commit"]()
+        self.finish()
 
-    def _wrap_commit(self, original: Callable[[], Any]) -> Callable[[], Any]:
-        def commit() -> None:
-            original()
-            self.finish()
+    @ours
+    def rollback(self) -> None:
+        self.originals["rollback"]()
+        self.finish()
 
-        return commit
-
-    def _wrap_rollback(self, original: Callable[[], Any]) -> Callable[[], Any]:
-        def rollback() -> None:
-            original()
-            self.finish()
-
-        return rollback
-
-    def _wrap_close(self, original: Callable[[], Any]) -> Callable[[], Any]:
-        def close() -> None:
-            try:
-                original()
-            finally:
-                # Django refuses to close in another thread, and ignores it for an in-memory SQLite database
-                if self.connection.connection is None or self.connection.closed_in_transaction:
-                    self.finish()
-
-        return close
-
-    def _wrap_set_autocommit(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def set_autocommit(*args: Any, **kwargs: Any) -> None:
-            original(*args, **kwargs)
-            if not in_transaction(self.connection):
+    @ours
+    def close(self) -> None:
+        try:
+            self.originals["close"]()
+        finally:
+            # Django refuses to close in another thread, and ignores it for an in-memory SQLite database
+            if self.connection.connection is None or self.connection.closed_in_transaction:
                 self.finish()
 
-        return set_autocommit
+    @ours
+    def set_autocommit(self, *args: Any, **kwargs: Any) -> None:
+        self.originals["set_autocommit"](*args, **kwargs)
+        if not in_transaction(self.connection):
+            self.finish()
 
-    def _wrap_savepoint_rollback(self, original: Callable[[str], Any]) -> Callable[[str], Any]:
-        def savepoint_rollback(sid: str) -> None:
-            original(sid)  # a statement, which _listen() sees
-            self._end_in_testcase()
+    @ours
+    def savepoint_rollback(self, sid: str) -> None:
+        self.originals["savepoint_rollback"](sid)
+        self._end_in_testcase()
 
-        return savepoint_rollback
-
-    def _wrap_savepoint_commit(self, original: Callable[[str], Any]) -> Callable[[str], Any]:
-        def savepoint_commit(sid: str) -> None:
-            original(sid)
-            self._end_in_testcase()
-
-        return savepoint_commit
+    @ours
+    def savepoint_commit(self, sid: str) -> None:
+        self.originals["savepoint_commit"](sid)
+        self._end_in_testcase()
 
     def listen(self) -> None:
         """Watch each statement of the transaction, because ROLLBACK TO a savepoint may free locks of its scope."""
@@ -164,14 +145,13 @@ class TransactionWatch:
         if self._listen not in wrappers:
             wrappers.insert(0, self._listen)  # first: a wrapper of a block is removed from the end
 
+    @ours
     def _listen(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
         result = execute(sql, params, many, context)
         # the server's own name for the command, ROLLBACK TO a savepoint included, however it was spelt
         if getattr(context["cursor"], "statusmessage", None) in ("ROLLBACK", "COMMIT"):
             self.recheck()
         return result
-
-    _listen._distlock = True  # type: ignore[attr-defined]
 
     def _end_in_testcase(self) -> None:
         if in_testcase(self.connection) and only_testcases(self.connection):
@@ -188,7 +168,10 @@ class TransactionWatch:
             with _watching:
                 self._uninstall()
                 ended, self.holds = self.holds, []
-            self._let_all_go(ended, news)
+            others = open_transactions()
+            if self.connection in others:  # Django is still ending it
+                others.remove(self.connection)
+            self._let_all_go(ended, others, news)
         except BaseException:  # Ctrl-C: the keepalive thread releases what is left
             self.holds = []
             for hold in ended:
@@ -196,21 +179,21 @@ class TransactionWatch:
                 leave_behind(hold, hold)
             raise
         finally:
-            self._notify(news)
+            if news:
+                self._notify(news)
 
-    def _let_all_go(self, ended: list[Hold], news: News) -> None:
+    def _let_all_go(self, ended: list[Hold], others: list[BaseDatabaseWrapper], news: News) -> None:
         for number, hold in enumerate(ended):
             try:
-                self._let_go(hold, news)
+                self._let_go(hold, others, news)
             except BaseException:  # the others are released all the same
-                self._let_all_go(ended[number + 1 :], news)
+                self._let_all_go(ended[number + 1 :], others, news)
                 raise
 
-    def _let_go(self, hold: Hold, news: News) -> None:
+    def _let_go(self, hold: Hold, others: list[BaseDatabaseWrapper], news: News) -> None:
         hold.transactions.discard(self)
         if hold.transactions:
             return
-        others = [connection for connection in open_transactions() if connection is not self.connection]
         if others and hold.scope == "session" and hold.state is not State.ENDED:
             bind(hold, others)  # they began under the lock and are not committed
         elif others and lock_table.lose(hold, "transaction"):  # the server has freed it with this one
@@ -225,13 +208,13 @@ class TransactionWatch:
         ending the last one.
         """
         connection = self.connection
-        over = not news or self.by_hand or connection.autocommit
-        if over or not in_transaction(connection) or in_testcase(connection):
+        if self.by_hand or connection.autocommit or not in_transaction(connection) or in_testcase(connection):
             for notify in news:
                 notify()
             return
         original, present = connection.set_autocommit, connection.__dict__.get("set_autocommit")
 
+        @ours
         def set_autocommit(*args: Any, **kwargs: Any) -> None:
             if connection.__dict__.get("set_autocommit") is set_autocommit:
                 del connection.__dict__["set_autocommit"]
@@ -243,7 +226,6 @@ class TransactionWatch:
                 for notify in news:
                     notify()
 
-        set_autocommit._distlock = True  # type: ignore[attr-defined]
         connection.__dict__["set_autocommit"] = set_autocommit
 
     def _uninstall(self) -> None:
@@ -291,13 +273,16 @@ class TransactionWatch:
 def _give_back(hold: Hold, news: News) -> None:
     """Release a hold after the last transaction for which it was kept. An error of the engine is not raised, because
     the transaction is over."""
+    if hold.scope == "transaction":  # the lock has ended with its transaction
+        if lock_table.end(hold, HELD) and signals.lock_released.receivers:
+            news.append(partial(events.send_held, signals.lock_released, hold))
+        return
     lost = ""
     if not lock_table.start_release(hold):
         return
     try:
         grant = hold.grant
-        # a transaction-scoped lock has ended with its transaction
-        if grant is not None and grant.claim.scope == "session" and not hold.give(grant):
+        if grant is not None and not hold.give(grant):
             lost = "stolen"
     except Exception:
         logger.exception("The lock %r could not be released after its transaction.", hold.key.name)
@@ -315,7 +300,15 @@ def _give_back(hold: Hold, news: News) -> None:
 def bind(hold: Hold, opened: Iterable[BaseDatabaseWrapper]) -> None:
     """Keep ``hold`` until each of these transactions has ended."""
     for connection in opened:
-        TransactionWatch.add(connection, hold)
+        with _watching:
+            watch: TransactionWatch = connection.__dict__.get("_distlock_watch") or TransactionWatch(connection)
+            if watch not in hold.transactions:
+                watch.holds.append(hold)  # first: the end of the transaction ends it, whatever comes in between
+                hold.transactions.add(watch)
+                if hold.scope == "transaction":
+                    watch.listen()
+        if not in_transaction(connection):  # another thread has ended it in between
+            watch.finish()
 
 
 def unbind(hold: Hold) -> None:
@@ -330,13 +323,11 @@ def defer(hold: Hold) -> bool:
     """Keep ``hold``, whose last Lease was released, while a transaction is open. False if none is."""
     if hold.abandoned:
         return False
-    opened = open_transactions()
-    owner = hold.owner
-    if isinstance(owner, threading.Thread) and owner is not threading.current_thread():
-        opened = [*opened, *of_thread(owner)]  # released by another thread while its owner may still write
-    if not opened and not hold.transactions:
-        return False
     if hold.scope == "session":
+        opened = open_transactions()
+        owner = hold.owner
+        if isinstance(owner, threading.Thread) and owner is not threading.current_thread():
+            opened = [*opened, *of_thread(owner)]  # released by another thread while its owner may still write
         bind(hold, opened)
     if not hold.transactions:
         return False

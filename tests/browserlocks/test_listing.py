@@ -12,6 +12,7 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
 from django.db import connections, router
+from django.db.migrations.recorder import MigrationRecorder
 from django.test import Client
 from django.urls import clear_url_caches, reverse
 
@@ -230,5 +231,7 @@ def test_checks_of_the_database(databases: None, settings: Any, monkeypatch: pyt
         assert ids() == ["distlock.W080"]
         assert listing.databases() == []
     with monkeypatch.context() as patch:
-        patch.setattr(connections["default"].introspection, "table_names", lambda cursor: [])
+        patch.setattr(connections["default"].introspection, "table_names", lambda cursor: ["django_migrations"])
         assert ids(["default"]) == ["distlock.E082"] * 2
+        patch.setattr(MigrationRecorder, "applied_migrations", lambda recorder: {})
+        assert ids(["default"]) == []  # an error would stop the first migrate

@@ -50,7 +50,9 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         super().__init__(alias, options)
-        self._transactions = TransactionLocks(alias, self.database, self.session_database, self._busy)
+        self._transactions = TransactionLocks(alias, self.session_database, self._busy)
+        #: Acquire in the transaction of a connection of this thread: ``(connection, claim, wait)``.
+        self.acquire_inside = self._transactions.acquire
 
     def _open(self, waits: bool, until: float) -> Flow[PostgresSession]:
         connection = connections[self.session_database]
@@ -66,7 +68,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         if claim.scope == "transaction":
-            return self._transactions.acquire(claim, wait)
+            return self.acquire_inside(connections[self.database], claim, wait)
         return run(self._acquire(claim, wait))
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
@@ -87,7 +89,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         if grant.claim.scope != "transaction":
             return run(self._verify(grant))
         if grant.session.connection is connections[self.database]:
-            return self._transactions.acquire(replace(grant.claim, answer_by=0.0), 0) is not None
+            return self.try_acquire(replace(grant.claim, answer_by=0.0)) is not None
         return self.look(grant)  # asked by another thread, and the connection is its owner's
 
     async def averify(self, grant: Grant) -> bool:

@@ -11,14 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections
-from django.db.backends import utils
-from django.db.backends.postgresql import base
-from django.db.backends.postgresql.base import DatabaseWrapper
-from django.db.backends.utils import CursorWrapper
-from psycopg import Connection, Error, pq
-from psycopg.errors import error_from_result
-from psycopg.generators import execute
-from psycopg.waiting import WAIT_R
+from psycopg import pq
 
 from django_distlock.backends.sessions import exclusion
 from django_distlock.backends.sessions.session import (
@@ -29,26 +22,27 @@ from django_distlock.backends.sessions.session import (
     locked,
     unavailable,
 )
-from django_distlock.concurrency import sockets
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import LEAST_PATIENCE
 from django_distlock.concurrency.flow import Flow, run
 from django_distlock.concurrency.parking import FairLock
-from django_distlock.concurrency.sockets import READY
 from django_distlock.exceptions import BackendUnavailable, DeadlockDetected
 from django_distlock.records import Claim, Grant
 
 from .connect import connect
 from .introspection import MINE
 from .session import DEADLOCK_DETECTED, LOCK_NOT_AVAILABLE, QUERY_CANCELED, PostgresSession, lock_timeout
+from .statements import Bounded, begun, by_cursor, directly, nobody_looks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
     from django_distlock.backends.sessions.backend import BusyKeys
     from django_distlock.keys import LockKey
+
+    Ask = Callable[[Any, bytes, Bounded], str | None]
 
 logger = logging.getLogger("django_distlock.backends")
 
@@ -57,89 +51,19 @@ PROVE_AGAIN = 60.0
 # A server that has just said that the wait is over lives. For the way back to the savepoint it has this much longer,
 # because a moment without a processor must not cost the caller's transaction; seconds.
 RETREAT = 0.25
-# The connection is ended when its socket stays silent for SILENT after the deadline and this thread notices it not more
-# than LATE afterwards. A thread that comes later says that the process or the host is busy, and nothing about the
-# server: it waits again, for up to PATIENCE. Seconds.
-SILENT, LATE, PATIENCE = 0.02, 0.005, 0.5
-# psycopg waits for the socket in pieces of a tenth of a second, between which signals are handled. The last piece
-# before the deadline is waited for here; seconds.
-LAST_STRETCH = 0.15
 
-TRY = "SELECT %s(%d), current_setting('transaction_isolation')"
-_ACTIVE = pq.TransactionStatus.ACTIVE
-# The classes of cursors that Django gives its connections, with and without server-side binding.
-_CURSORS: tuple[Any, ...] = (base.Cursor, base.ServerBindingCursor)
-# What psycopg sends before the first statement of a transaction, by the settings of the connection.
-_BEGIN: dict[tuple[Any, ...], bytes] = {}
-# Without parameters the server takes several statements at once. The caller's lock_timeout is restored explicitly: a
-# setting made after a savepoint outlives its release.
-WAIT = """SAVEPOINT distlock_wait;
-SELECT set_config('distlock.lock_timeout', current_setting('lock_timeout'), true),
-       set_config('lock_timeout', '%d', true);
-SELECT %s(%d);
-RELEASE SAVEPOINT distlock_wait;
-SELECT set_config('lock_timeout', current_setting('distlock.lock_timeout'), true),
-       current_setting('transaction_isolation')"""
-
-
-def nobody_looks(connection: Any) -> bool:
-    """Would nothing see a statement on this connection, and may it be sent now?
-
-    Django's query log and its wrappers of statements would see one, and so would programs that trace statements: they
-    replace a method of Django, the class of the cursors or that of the connection.
-    """
-    raw = connection.connection
-    return not (
-        connection.queries_logged
-        or connection.needs_rollback
-        or any(getattr(wrapper, "_distlock", None) is not True for wrapper in connection.execute_wrappers)
-        or type(raw) is not Connection
-        or raw.cursor_factory not in _CURSORS
-        or raw.pgconn.pipeline_status
-        or raw.pgconn.transaction_status == _ACTIVE  # an interrupt has left the statement before
-        or getattr(connection.cursor, "__func__", None) is not type(connection).cursor
-        or type(connection).create_cursor is not DatabaseWrapper.create_cursor
-        or CursorWrapper.execute.__code__.co_filename != utils.__file__
-    )
-
-
-def directly(connection: Any, statement: bytes) -> list[str]:
-    """The row of ``statement``, without a cursor, and with BEGIN in the same packet if the transaction has not begun.
-
-    The rest is as with a cursor: psycopg waits for the reply, cancels the statement after an interrupt, and the
-    transaction is aborted after an error.
-    """
-    raw = connection.connection
-    connection.validate_thread_sharing()
-    with connection.wrap_database_errors, raw.lock:
-        if raw.pgconn.transaction_status == pq.TransactionStatus.IDLE and not raw.autocommit:
-            statement = _begin(raw) + statement
-        try:
-            raw.pgconn.send_query(statement)
-            result = raw.wait(execute(raw.pgconn))[-1]
-        except BaseException:
-            if raw.pgconn.transaction_status == _ACTIVE:
-                with contextlib.suppress(Error):  # an interrupt came before psycopg waited, which would have read it
-                    raw.wait(execute(raw.pgconn))
-            raise
-        if result.status != pq.ExecStatus.TUPLES_OK:
-            raise error_from_result(result, raw.info.encoding)
-    return [(result.get_value(0, column) or b"").decode() for column in range(result.nfields)]
-
-
-def _begin(raw: Connection) -> bytes:
-    settings = raw.isolation_level, raw.read_only, raw.deferrable
-    begin = _BEGIN.get(settings)
-    if begin is None:
-        words = ["BEGIN"]
-        if raw.isolation_level is not None:
-            words.append("ISOLATION LEVEL " + raw.isolation_level.name.replace("_", " "))
-        if raw.read_only is not None:
-            words.append("READ ONLY" if raw.read_only else "READ WRITE")
-        if raw.deferrable is not None:
-            words.append("DEFERRABLE" if raw.deferrable else "NOT DEFERRABLE")
-        begin = _BEGIN[settings] = (" ".join(words) + ";").encode()
-    return begin
+# Both return the isolation level of the transaction with the lock.
+TRY = b"SELECT CASE WHEN pg_try_advisory_xact_lock%s(%s) THEN current_setting('transaction_isolation') END"
+# The caller's lock_timeout is the text before a text of no length, for which ours is set and the lock waited for. So
+# the server reads it before it sets ours, and sets it again when it has the lock. As one statement this costs the
+# server half of what four cost.
+WAIT = b"""SELECT current_setting('transaction_isolation'), set_config('lock_timeout', current_setting('lock_timeout')
+|| left(set_config('lock_timeout', '%d', true) || pg_advisory_xact_lock%s(%s)::text, 0), true)"""
+# An error would abort the caller's transaction, unless it begins with the wait. Without parameters the server takes
+# several statements at once.
+BEHIND_SAVEPOINT = b"SAVEPOINT distlock_wait; %s; RELEASE SAVEPOINT distlock_wait"
+TO_SAVEPOINT = b"ROLLBACK TO SAVEPOINT distlock_wait; RELEASE SAVEPOINT distlock_wait"
+_INSIDE, _FAILED = pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR
 
 
 class TransactionSession:
@@ -155,80 +79,19 @@ class TransactionSession:
 
     @property
     def aborted(self) -> bool:
-        return bool(self.raw.pgconn.transaction_status == pq.TransactionStatus.INERROR)
+        return bool(self.raw.pgconn.transaction_status == _FAILED)
 
     def notice_end(self) -> None:
         if self.connection.connection is not self.raw or self.raw.closed:
             self.dead = "the connection was closed"
 
 
-class Bounded:
-    """A context in which statements on a connection of psycopg end by the monotonic time ``until`` (R5).
-
-    psycopg runs each statement as a generator that says what it waits for at the socket, and gives it to the method
-    ``wait`` of the connection. Here that method gets this object instead, which passes on :meth:`__next__` and
-    :meth:`send`. If the server does not answer in time, the socket is shut, and psycopg raises its usual error.
-    """
-
-    __slots__ = ("_generator", "_outer", "_raw", "_wait", "ended", "until")
-
-    def __init__(self, raw: Any, until: float) -> None:
-        self._raw = raw
-        self.until = until
-        self.ended = False
-
-    def __enter__(self) -> None:
-        self._outer = self._raw.__dict__.get("wait")  # of a lock that is acquired around this one, in a wrapper
-        self._wait = self._raw.wait
-        self._raw.wait = self.wait
-
-    def __exit__(self, *error: object) -> None:
-        if self._outer is None:
-            del self._raw.wait
-        else:
-            self._raw.wait = self._outer
-
-    def wait(self, generator: Any, *args: Any, **options: Any) -> Any:
-        self._generator = generator
-        return self._wait(self, *args, **options)
-
-    def __iter__(self) -> Bounded:
-        return self
-
-    def __next__(self) -> Any:
-        wanted = next(self._generator)
-        return wanted if monotonic() < self.until - LAST_STRETCH else self._answered(wanted)
-
-    def send(self, ready: Any) -> Any:
-        wanted = self._generator.send(ready)
-        return wanted if monotonic() < self.until - LAST_STRETCH else self._answered(wanted)
-
-    def _answered(self, wanted: Any) -> Any:
-        """Wait until the socket is ready for what psycopg wants, or end the connection."""
-        fd, write = self._raw.pgconn.socket, wanted != WAIT_R
-        if not READY.poll(fd, write, self.until):
-            self._insist(fd, write)
-        return wanted
-
-    def _insist(self, fd: int, write: bool) -> None:
-        """Wait a little longer, and end the connection if the server remains silent."""
-        late = math.inf
-        while late > LATE and monotonic() < self.until + PATIENCE:
-            limit = monotonic() + SILENT
-            if READY.poll(fd, write, limit):
-                return
-            late = monotonic() - limit
-        self.ended = True
-        sockets.shut(fd)
-
-
 class TransactionLocks:
-    """Locks in the transactions of the database ``database``. Lock sessions, which prove that the server excludes, are
+    """Locks in the transactions of callers. Lock sessions, which prove that the server excludes, are
     opened with the parameters of ``session_database``. ``busy`` are keys to wait for without trying first."""
 
-    def __init__(self, alias: str, database: str, session_database: str, busy: BusyKeys) -> None:
+    def __init__(self, alias: str, session_database: str, busy: BusyKeys) -> None:
         self.alias = alias
-        self.database = database
         self.session_database = session_database
         self._busy = busy
         self._proven = False  # proven, for this process and its children
@@ -238,36 +101,32 @@ class TransactionLocks:
     def after_fork(self) -> None:
         self._proving = FairLock()
 
-    def acquire(self, claim: Claim, wait: float) -> Grant | None:
+    def acquire(self, connection: Any, claim: Claim, wait: float) -> Grant | None:
         """Take the lock on the caller's connection. Wrappers and debugging of the caller see the statements."""
-        connection = connections[self.database]
         asked = monotonic()
+        until = max(claim.answer_by or asked + max(wait, LEAST_PATIENCE), asked + GRACE)
         bounded: Bounded | None = None
         try:
-            connection.close_if_health_check_failed()
-            connection.ensure_connection()
-            until = max(claim.answer_by or asked + max(wait, LEAST_PATIENCE), asked + GRACE)
-            raw: Any = connection.connection
-            outer = raw.__dict__.get("wait")
-            bounded = Bounded(raw, until + GRACE / 2)
+            if connection.connection is None or connection.health_check_enabled:
+                connection.close_if_health_check_failed()
+                connection.ensure_connection()
+            bounded = Bounded(connection.connection, until + GRACE / 2)
+            ask = directly if nobody_looks(connection) else by_cursor
             isolation = None
-            with bounded:
-                if wait <= 0 or not self._busy.lately(claim.key.digest, asked):
-                    isolation = self._try(connection, claim)
-                    if isolation is None:
-                        self._proven = True  # the server has just kept this one out
-                        self._busy.add(claim.key.digest, asked)
-                    elif not self._proven and asked >= self._prove_from:
-                        run(self._prove(claim, until))
-                if isolation is None and wait > 0:
-                    with connection.cursor() as cursor:
-                        isolation = self._wait(bounded, cursor, claim, asked + wait)
+            shared, number = b"_shared" if claim.shared else b"", claim.key.number_bytes
+            if wait <= 0 or not (self._busy.until and self._busy.lately(claim.key.digest, asked)):
+                isolation = ask(connection, TRY % (shared, number), bounded)
+                if isolation is None:
+                    self._proven = True  # the server has just kept this one out
+                    self._busy.add(claim.key.digest, asked)
+                elif not self._proven and asked >= self._prove_from:
+                    run(self._prove(claim, until))
+            if isolation is None and wait > 0:
+                statement = WAIT % (lock_timeout(asked + wait), shared, number)
+                isolation = self._wait(connection, ask, statement, bounded)
         except BaseException as error:
-            if bounded is not None:  # an interrupt at the entrance of its __exit__() has left it in place
-                if outer is not None:
-                    raw.wait = outer
-                elif "wait" in raw.__dict__:
-                    del raw.wait
+            if bounded is not None:
+                bounded.__exit__()  # an interrupt at the entrance of its __exit__() has left it in place
             if not isinstance(error, DatabaseError):
                 raise
             if bounded is not None and bounded.ended:
@@ -280,46 +139,26 @@ class TransactionLocks:
             return None
         return Grant(claim=claim, acquired_at=asked, session=TransactionSession(connection, isolation))
 
-    def _try(self, connection: BaseDatabaseWrapper, claim: Claim) -> str | None:
-        """The isolation level of the transaction if the lock was free."""
-        function = "pg_try_advisory_xact_lock_shared" if claim.shared else "pg_try_advisory_xact_lock"
-        # our integer is spelt out: binding it would cost a quarter of the statement
-        statement = TRY % (function, claim.key.number)
-        if nobody_looks(connection):
-            granted, isolation = directly(connection, statement.encode())
-            return isolation if granted == "t" else None
-        with connection.cursor() as cursor:
-            cursor.execute(statement)
-            granted, isolation = cursor.fetchone()
-        return isolation if granted else None
-
-    def _wait(self, bounded: Bounded, cursor: Any, claim: Claim, until: float) -> str | None:
-        """Wait in the server's queue, within one round trip, behind a savepoint: an error would abort the caller's
-        transaction.
-
-        Rolling back to the savepoint also frees a lock that was granted just before the timeout.
+    @staticmethod
+    def _wait(connection: Any, ask: Ask, statement: bytes, bounded: Bounded) -> str | None:
+        """Wait in the server's queue, within one round trip. What undoes a wait without success also frees a lock that
+        was granted just before the timeout.
         """
-        function = "pg_advisory_xact_lock_shared" if claim.shared else "pg_advisory_xact_lock"
-        raw: Any = cursor.connection
-        threshold, raw.prepare_threshold = raw.prepare_threshold, None  # several statements cannot be prepared as one
+        pgconn = connection.connection.pgconn
+        # what makes a cursor may send statements before ours, which must not be undone
+        alone = ask is directly and not begun(connection)
         try:
-            cursor.execute(WAIT % (lock_timeout(until), function, claim.key.number))
-            while cursor.nextset():
-                pass
-            return str(cursor.fetchone()[1])
+            return ask(connection, statement if alone else BEHIND_SAVEPOINT % statement, bounded)
         except BaseException as error:  # KeyboardInterrupt too: the driver cancels the statement
             code = getattr(error.__cause__, "sqlstate", None)
-            if not raw.closed:
+            if pgconn.transaction_status == _FAILED or (alone and pgconn.transaction_status == _INSIDE):
                 bounded.until = monotonic() + RETREAT
-                cursor.execute("ROLLBACK TO SAVEPOINT distlock_wait; RELEASE SAVEPOINT distlock_wait")
+                ask(connection, b"ROLLBACK" if alone else TO_SAVEPOINT, bounded)
             if code == DEADLOCK_DETECTED:
                 raise DeadlockDetected from error
             if code not in (LOCK_NOT_AVAILABLE, QUERY_CANCELED):
                 raise
             return None
-        finally:
-            if not raw.closed:
-                raw.prepare_threshold = threshold
 
     def _prove(self, claim: Claim, until: float) -> Flow[None]:
         """The server must refuse another session the lock that the caller's transaction has just got (R22b). One

@@ -80,10 +80,11 @@ class BusyKeys:
 
     def lately(self, digest: bytes, now: float) -> bool:
         """Was the key busy during the last BUSY seconds?"""
-        until = self.until.get(digest, 0.0)
-        if until < now:
-            self.until.pop(digest, None)
-        return until >= now
+        until = self.until.get(digest)
+        if until is None or until >= now:
+            return until is not None
+        self.until.pop(digest, None)
+        return False
 
 
 class SessionLockBackend(Backend, Generic[S]):
@@ -154,8 +155,6 @@ class SessionLockBackend(Backend, Generic[S]):
     # acquiring
 
     def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
-        if claim.scope == "transaction":
-            return self.try_acquire(claim, wait)
         asked = monotonic()
         busy = bool(self._busy.until) and self._busy.lately(claim.key.digest, asked)
         if not busy and wait <= STATEMENT_LIMIT + 2 * TICK:

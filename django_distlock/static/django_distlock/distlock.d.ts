@@ -14,6 +14,7 @@ export type LostReason =
   | "page"
   | "logged_out"
   | "permission"
+  | "grant"
   | "broken"
   | "taken"
   | "released"
@@ -24,6 +25,7 @@ export type RefusedReason =
   | "grant"
   | "logged_out"
   | "permission"
+  | "request"
   | "quota"
   | "csrf"
   | "unreachable"
@@ -98,7 +100,8 @@ export interface HeldLease {
   readonly id: string;
   readonly name: string;
   readonly fence: number;
-  /** Seconds. */
+  /** Seconds since it was acquired, and until it ends unless it is renewed. */
+  readonly age: number;
   readonly expires_in: number;
 }
 

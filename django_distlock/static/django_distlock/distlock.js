@@ -13,21 +13,24 @@ const RECORD_TTL_HIDDEN = 150_000; // and of a hidden tab, whose timers may run 
 const SETTLE = 25; // that a new record in localStorage must stay unchanged
 
 const LOST = {
-  expired: "it was not renewed in time (no connection, or a tab that stood still). Ask for it again",
-  max_hold: "it was held for as long as its grant allows. Hold it for a shorter time, or raise max_hold",
-  page: "the page was left, and others need not wait for it. Ask for it again on pageshow",
-  logged_out: "its user is logged out. Log in and ask for it again",
+  __proto__: null, // the reason comes from the server
+  expired: "it was not renewed in time (no connection, or a tab that stood still)",
+  max_hold: "it was held for as long as its grant allows; raise max_hold, or hold it for a shorter time",
+  page: "the page was left; wait for pageshow",
+  logged_out: "its user is logged out",
   permission: "its user may no longer have it",
-  broken: "an administrator has ended it. Ask for it again",
-  taken: "another tab or device has it now. Ask for it again",
-  released: "it has been released already",
-  stolen: "another script of this site has stolen the Web Lock",
+  grant: "its grant has ended; load the page again",
+  broken: "an administrator has ended it",
+  taken: "another tab or device has it",
+  released: "it was released already",
+  stolen: "another script has stolen the Web Lock",
 };
 const REFUSED = {
-  __proto__: null, // the reason comes from the server
+  __proto__: null,
   grant: "The grant is forged, has ended or belongs to another user. Load the page again for a new grant.",
   logged_out: "The lock needs a user who is logged in. Log in and ask again.",
   permission: "This user may not have this lock.",
+  request: "The request was refused. Check the options.",
   quota: "This user holds or waits for too many locks. Release some, or raise MAX_HELD and MAX_WAITING.",
   csrf: "The CSRF token was refused twice. Give the option csrf, and check CSRF_TRUSTED_ORIGINS.",
   unreachable: "The lock server did not answer, so nobody knows whether the lock is free. Try again.",
@@ -178,7 +181,8 @@ class Keeper {
     if (!this.held.delete(lease.id)) return;
     lease.lost = reason;
     const why = LOST[reason] ?? reason;
-    lease.abort.abort(new LockLostError(`The lock was lost: ${why}. Undo or repeat what it protected.`, reason));
+    const message = `The lock was lost: ${why}. What it protected may have been done twice: check it, and ask again.`;
+    lease.abort.abort(new LockLostError(message, reason));
   }
 
   look() {}
@@ -246,8 +250,9 @@ class Leases extends Keeper {
     return null;
   }
 
-  #question({ grant, id, ttl, ifAvailable }) {
-    return { grant, id, ...(ttl && { ttl: ttl / 1000 }), queue: !ifAvailable, ...(hidden() && { hidden: true }) };
+  #question({ grant, id, ttl, ifAvailable, place }) {
+    const body = { grant, id, queue: !ifAvailable, hidden: hidden(), again: place !== null };
+    return ttl ? { ...body, ttl: ttl / 1000 } : body;
   }
 
   #granted(ticket, { fence, expires_in }, sent) {
@@ -386,7 +391,7 @@ class Wire {
     const cancel = wait(patience, () => abort.abort());
     try {
       const ask = async (again) => {
-        const headers = { Accept: "application/json" };
+        const headers = {};
         if (method !== "GET") headers["X-CSRFToken"] = await this.token(again, abort.signal);
         if (body) headers["Content-Type"] = "application/json";
         const init = { method, headers, keepalive, credentials: "include", signal: abort.signal };
@@ -397,8 +402,9 @@ class Wire {
         return { retry_after: Number(reply.headers.get("Retry-After")), ...found, status: reply.status };
       };
       return await ask(false);
-    } catch {
-      return { status: 0 };
+    } catch (error) {
+      // a page in the place of JSON is no lock server; else there was no answer
+      return { status: error.status ?? (error instanceof SyntaxError ? 200 : 0) };
     } finally {
       cancel();
     }
@@ -411,6 +417,7 @@ class Wire {
       if (field?.value) this.#token = field.value;
       else {
         const reply = await this.fetch(this.url("csrf/"), { credentials: "include", signal });
+        if (!reply.ok) throw reply;
         this.#token = (await reply.json()).csrf;
       }
     }
@@ -607,10 +614,10 @@ class WebLocks extends Keeper {
   }
 }
 
-/* The same where browsers have no Web Locks (pages that are served by http): a record in localStorage. Tabs see what
-   others write some milliseconds later, so a new record must stay unchanged for a while; two may hold the lock if a
-   browser is slower than that. A record ends if it stays the same for its ttl: no clock is compared with another. It
-   names the document and not the tab, because a duplicated tab has the same sessionStorage. */
+/* The same without Web Locks (pages served by http): a record in localStorage. Tabs see what others write some
+   milliseconds later, so a new record must stay unchanged for a while; if a browser is slower, two hold the lock. A
+   record ends if it stays the same for its ttl: no clocks are compared. It names the request and not the tab, because
+   a duplicated tab has the same sessionStorage. */
 class Records extends Keeper {
   #cancel = () => {};
 
@@ -721,12 +728,10 @@ export class LockManager {
   }
 
   #keeper(scope) {
-    const make = {
-      __proto__: null,
-      server: () => new Leases(new Wire(this.#options), this.#options.events),
-      browser: () => (navigator.locks ? new WebLocks() : new Records(this.#options.settle)),
-    }[scope];
-    if (!make) throw new TypeError(`There is no scope ${scope}: take "server" or "browser".`);
+    if (!/^(server|browser)$/.test(scope)) throw new TypeError(`There is no scope ${scope}: take "server" or "browser".`);
+    const { events, settle } = this.#options;
+    const make = () =>
+      scope === "server" ? new Leases(new Wire(this.#options), events) : navigator.locks ? new WebLocks() : new Records(settle);
     if (!this.#keepers.has(scope)) this.#keepers.set(scope, make());
     return this.#keepers.get(scope);
   }
@@ -756,13 +761,13 @@ export class LockManager {
     return new Promise((resolve, reject) => {
       const end = (settle, value) => {
         ticket.over = true;
-        cancel?.();
+        cancel();
         signal?.removeEventListener("abort", aborted);
         settle(value);
         ticket.wake();
       };
       const aborted = () => end(reject, signal.reason);
-      const cancel = timeout >= 0 ? wait(timeout, () => end(reject, late(ticket, timeout))) : null;
+      const cancel = timeout >= 0 ? wait(timeout, () => end(reject, late(ticket, timeout))) : () => {};
       signal?.addEventListener("abort", aborted);
       keeper.acquire(ticket).then(
         (lease) => {
@@ -788,8 +793,6 @@ export class LockManager {
 const late = ({ holder, place }, timeout) => {
   const who = holder ? `; ${holder} has it` : "";
   const where = place ? `; ${place} were ahead` : "";
-  return new LockTimeoutError(
-    `The lock was not free within ${timeout} ms${who}${where}. Wait longer with the option timeout, or ask with ifAvailable.`,
-    "timeout",
-  );
+  const cure = "Wait longer with the option timeout, or ask with ifAvailable.";
+  return new LockTimeoutError(`The lock was not free within ${timeout} ms${who}${where}. ${cure}`, "timeout");
 };

@@ -6,7 +6,9 @@ All else is as with a cursor: the settings of the transaction, errors, interrupt
 from __future__ import annotations
 
 import signal
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
@@ -22,13 +24,18 @@ from psycopg import IsolationLevel
 from psycopg.pq import TransactionStatus
 
 from django_distlock import advisory_lock
-from django_distlock.backends.postgres import transaction
-from django_distlock.backends.postgres.transaction import directly, nobody_looks
+from django_distlock.backends.postgres import statements, transaction
+from django_distlock.backends.postgres.statements import Bounded, nobody_looks
 from django_distlock.concurrency import sockets
+from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager import acquire, interrupted, lock_table, transactions
+from django_distlock.manager.registry import registry
 from tests.conftest import eventually
-from tests.faults.server import holders
+from tests.faults.proxy import Proxy
+from tests.faults.server import holders, key_of
+from tests.manager.transactions.reconnecting import address
 from tests.support.interrupts import interrupted_everywhere
+from tests.support.paths import PACKAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,6 +55,10 @@ def connection() -> Iterator[Any]:
     made.close()
 
 
+def directly(connection: Any, statement: str) -> str | None:
+    return statements.directly(connection, statement.encode(), Bounded(connection.connection, monotonic() + 60))
+
+
 def status(connection: Any) -> TransactionStatus:
     return TransactionStatus(connection.connection.pgconn.transaction_status)
 
@@ -59,20 +70,20 @@ def test_the_transaction_begins_with_the_settings_of_the_connection(
 ) -> None:
     raw = connection.connection
     raw.isolation_level, raw.read_only, raw.deferrable = isolation, read_only, deferrable
-    statement = "SELECT " + ", ".join(f"current_setting('{name}')" for name in SETTINGS)
+    statement = "SELECT concat_ws(', ', " + ", ".join(f"current_setting('{name}')" for name in SETTINGS) + ")"
     connection.set_autocommit(False)
-    found = directly(connection, statement.encode())
+    found = directly(connection, statement)
     assert status(connection) == TransactionStatus.INTRANS
     connection.rollback()
     with connection.cursor() as cursor:
         cursor.execute(statement)
-        assert tuple(found) == cursor.fetchone()
+        assert (found,) == cursor.fetchone()
 
 
 def test_an_open_transaction_is_not_begun_again(connection: Any) -> None:
     connection.set_autocommit(False)
-    first = directly(connection, b"SELECT pg_current_xact_id()")
-    assert directly(connection, b"SELECT pg_current_xact_id()") == first
+    first = directly(connection, "SELECT pg_current_xact_id()")
+    assert directly(connection, "SELECT pg_current_xact_id()") == first
 
 
 def test_the_lock_needs_no_cursor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +96,52 @@ def test_the_lock_needs_no_cursor(name: str, monkeypatch: pytest.MonkeyPatch) ->
         for number in range(3):
             advisory_lock(f"{name}-{number}", using="postgres").acquire()
         assert len(connections[DATABASE].execute_wrappers) == 1
+
+
+@pytest.mark.parametrize("known_as_busy", [False, True])
+def test_a_transaction_under_a_lock_takes_two_round_trips(name: str, known_as_busy: bool) -> None:
+    """BEGIN and the lock, and the commit; also if the lock is waited for."""
+    settings = connections[DATABASE].settings_dict
+    key = key_of("postgres", name)
+    backend: Any = registry.entry("postgres").backend
+    with Proxy(settings["HOST"], int(settings["PORT"])) as proxy, address(DATABASE, "127.0.0.1", proxy.port):
+        with atomic(DATABASE):  # connects, and the proof is through
+            advisory_lock(f"{name}-first", using="postgres").acquire()
+        if known_as_busy:
+            backend._busy.add(key.digest, monotonic())
+        before = proxy.requests
+        with atomic(DATABASE), advisory_lock(name, using="postgres"):
+            pass
+        assert proxy.requests - before == 2
+
+
+def test_a_transaction_under_a_lock_costs_few_calls(name: str) -> None:
+    """The number is what was measured when it was written: of calls of functions of this package."""
+
+    def cycle() -> None:
+        with atomic(DATABASE), advisory_lock(name, using="postgres"):
+            pass
+
+    calls: list[str] = []
+
+    def profile(frame: Any, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(f"{PACKAGE}/"):
+            calls.append(frame.f_code.co_qualname)
+
+    def measure() -> None:
+        cycle()
+        cycle()
+        before = sys.getprofile()
+        sys.setprofile(profile)
+        try:
+            cycle()
+        finally:
+            sys.setprofile(before)
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as threads:  # a new thread has no connections from earlier tests
+        threads.submit(measure).result()
+    assert len(calls) <= 61, calls
 
 
 class Traced(psycopg.Connection[Any]):
@@ -199,7 +256,7 @@ def test_who_looks_sees_the_statement(looks: Any, name: str, monkeypatch: pytest
 
 def test_r5_a_statement_that_an_interrupt_has_left_is_not_waited_for(connection: Any) -> None:
     connection.set_autocommit(False)
-    assert directly(connection, b"SELECT 'begun'") == ["begun"]
+    assert directly(connection, "SELECT 'begun'") == "begun"
     connection.connection.pgconn.send_query(b"SELECT pg_sleep(0.5)")
     assert not nobody_looks(connection)
 
@@ -227,11 +284,11 @@ def test_r6_a_connection_that_has_died_since_the_last_request_is_replaced(
 def test_r6_an_error_aborts_the_transaction_as_with_a_cursor(connection: Any) -> None:
     connection.set_autocommit(False)
     with pytest.raises(ProgrammingError, match="nowhere"):
-        directly(connection, b"SELECT nowhere()")
+        directly(connection, "SELECT nowhere()")
     assert status(connection) == TransactionStatus.INERROR
     assert connection.errors_occurred
     connection.rollback()
-    assert directly(connection, b"SELECT 'usable'") == ["usable"]
+    assert directly(connection, "SELECT 'usable'") == "usable"
 
 
 def test_r7_an_interrupt_cancels_the_statement(connection: Any) -> None:
@@ -244,14 +301,14 @@ def test_r7_an_interrupt_cancels_the_statement(connection: Any) -> None:
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(KeyboardInterrupt):
-            directly(connection, b"SELECT pg_sleep(30)")
+            directly(connection, "SELECT pg_sleep(30)")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - begun < 10
     connection.rollback()
     assert not connection.connection.lock.locked()
-    assert directly(connection, b"SELECT 'usable'") == ["usable"]
+    assert directly(connection, "SELECT 'usable'") == "usable"
 
 
 def test_r7_an_interrupt_anywhere_leaves_nothing_held_behind_the_transaction(name: str) -> None:
@@ -272,5 +329,5 @@ def test_r7_an_interrupt_anywhere_leaves_nothing_held_behind_the_transaction(nam
         begin()
 
     begin()
-    assert interrupted_everywhere(lock.acquire, clean, acquire, lock_table, transaction, transactions) > 40
+    assert interrupted_everywhere(lock.acquire, clean, acquire, lock_table, statements, transaction, transactions) > 40
     blocks.pop().__exit__(None, None, None)

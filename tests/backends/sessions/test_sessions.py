@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -175,6 +176,33 @@ def test_r23_the_keepalive_thread_ends_with_the_last_session(using: str, name: s
     registry.close()
     eventually(lambda: not keepalive.running, "the keepalive thread goes on with nothing to look after", patience=2)
     assert "distlock-keepalive" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_process_that_locks_now_and_then_starts_no_thread_each_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no session stays open that the thread must look after."""
+    registry.close()
+    eventually(lambda: not keepalive.running, "the keepalive thread goes on with nothing to look after", patience=2)
+    monkeypatch.setattr("django_distlock.manager.keepalive.TICK", 0.01)
+    started: list[str] = []
+    start = threading.Thread.start
+
+    def count(thread: threading.Thread) -> None:
+        started.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", count)
+    for _ in range(5):
+        with advisory_lock(name, using="memory"):
+            pass
+        time.sleep(0.05)  # several ticks without a lock
+    assert started.count("distlock-keepalive") == 1
+    monkeypatch.setattr("django_distlock.manager.keepalive.IDLE", 0.0)
+    with advisory_lock(name, using="memory"):
+        pass
+    registry.close()
+    eventually(lambda: not keepalive.running, "the keepalive thread goes on with nothing to look after", patience=2)
 
 
 @each_engine

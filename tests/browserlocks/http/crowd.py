@@ -161,9 +161,10 @@ class Ledger:
             if other.began < (one.ended or float("inf"))
         ]
 
-    def shares(self) -> list[int]:
+    def shares(self, first: int, last: int) -> list[int]:
+        """How often each browser had the lock, among these of all holdings."""
         found: dict[int, int] = {}
-        for holding in self.holdings:
+        for holding in self.holdings[first:last]:
             found[holding.who] = found.get(holding.who, 0) + 1
         return sorted(found.values())
 

@@ -106,14 +106,15 @@ def run(browsers: list[Browser], name: str, until: Any, hold: Any = lambda: HOLD
 
 def test_ten_waiters_are_served_in_turn(browsers: list[Browser]) -> None:
     """Fair, and the next one has the lock within one and a half of its intervals."""
-    ledger = run(browsers, "cart", lambda ledger: len(ledger.holdings) >= WAITERS * ROUNDS)
+    ledger = run(browsers, "cart", lambda ledger: len(ledger.holdings) >= WAITERS * (ROUNDS + 1))
     assert not ledger.overlaps()
     fences = [holding.fence for holding in ledger.holdings]
     assert fences == sorted(set(fences))
-    shares = ledger.shares()
+    # in the first round not all of them are there yet
+    shares = ledger.shares(WAITERS, WAITERS * (ROUNDS + 1))
     assert len(shares) == WAITERS
     print(f"shares {shares}, hand-over p50 {ledger.slowest(0.5):.3f} s, p99 {ledger.slowest(0.99):.3f} s")
-    within(0.9, shares[0] / shares[-1], what="the share of the least over that of the most")
+    assert shares[0] / shares[-1] >= 0.9
     within(ledger.slowest(0.99), 1.5 * interval_of(1, hidden=False), what="the hand-over")
 
 

@@ -54,7 +54,8 @@ def test_three_tabs_and_another_browser_get_the_cart_one_after_the_other(ada: Pe
         first.until(lambda: "..." not in first.text("#ledger"), "the cart was not shown")
         second = ada.open("/cart/")
         waits(second, "Ada", "next one")
-        third = bo.open("/cart/")
+        third = bo.home  # a hidden tab asks once a minute, and WebKit hides all but the first one
+        third.open(f"{bo.url}/cart/")
         waits(third, "Ada", "1 more")
         cups = int(first.text("[data-quantity=Cup]"))
         first.click("[data-item=Cup]")
@@ -74,7 +75,7 @@ def test_three_tabs_and_another_browser_get_the_cart_one_after_the_other(ada: Pe
         answered(third, "204")
         third.until(lambda: third.text("[data-quantity=Cup]") == str(cups + 2), "the cart is wrong")
     finally:
-        bo.close_tabs()
+        bo.home.open(f"{bo.url}/board/")
         bo.home.follow(lambda: bo.home.click("[formaction$='/bo/']"))
 
 

@@ -23,8 +23,7 @@ from django_distlock.editing.saving import Save
 from testproject.articles.models import Article
 from tests.support.browsers import BROWSERS, Profile, Tab, browser
 from tests.support.sizes import LONG
-
-from .wire import wire
+from tests.support.wire import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,7 +73,7 @@ def person(name: str, url: str, slug: str) -> Iterator[Person]:
 # Of the package: each browser starts once for all modules.
 @pytest.fixture(scope="package")
 def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
-    middleware = ["tests.editing.browser.wire.middleware", *settings.MIDDLEWARE]
+    middleware = ["tests.support.wire.middleware", *settings.MIDDLEWARE]
     with django_db_blocker.unblock():
         with override_settings(MIDDLEWARE=middleware):  # read once, when the server starts
             live = LiveServer("127.0.0.1:0")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_distlock.editing import editors
+from tests.support.wire import wire
 
 from .conftest import RESERVED, TIMES
 from .steps import BODY, allowed, banner, busy, held, offered, read_only, save, type_and_hold
-from .wire import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,10 +17,10 @@ from testproject.articles.models import Article
 from testproject.articles.people import person as user
 from tests.support import axe
 from tests.support.browsers import OTHER_NAME
+from tests.support.wire import REPORTS, wire
 
 from .conftest import TIMES
 from .steps import BANNER, BODY, SAVE, allowed, banner, busy, held, offered, read_only, save, type_and_hold
-from .wire import REPORTS, wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,15 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connections, transaction
+from psycopg.pq import TransactionStatus
 
 from django_distlock import DeadlockDetected, LockNotAcquired, LockTimeout, advisory_lock
+from django_distlock.backends.postgres import statements
+from django_distlock.backends.postgres import transaction as postgres_transaction
+from django_distlock.manager import interrupted, lock_table
 from tests.conftest import eventually
 from tests.faults.server import key_of
 from tests.manager.transactions import rows
 from tests.manager.transactions.reconnecting import options
+from tests.support.interrupts import interrupted_everywhere
 from tests.support.timing import within
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.manager.transactions.world import World
 
 
@@ -53,6 +60,50 @@ def test_r5_timeout_inside_atomic_returns_in_time_and_the_transaction_lives(post
     assert rows.count("postgres", world.name) == 2
 
 
+def test_r5_a_wait_that_begins_the_transaction_leaves_it_unbegun(postgres: World, busy: str) -> None:
+    """Neither the timeout of one that begins with the wait nor its way back costs what is written after it."""
+    world = postgres
+    learn_that_it_is_busy(busy)
+    with transaction.atomic("postgres"):
+        for _ in range(2):
+            started = time.monotonic()
+            assert advisory_lock(busy, using="postgres").try_acquire(0.2) is None
+            within(time.monotonic() - started, 0.25, least=0.2)
+            assert status(world) == TransactionStatus.IDLE
+        assert held_here() == 0
+        world.write()
+    assert rows.count("postgres", world.name) == 1
+
+
+def learn_that_it_is_busy(busy: str) -> None:
+    """From now on it is waited for without a try."""
+    with transaction.atomic("postgres"):
+        assert advisory_lock(busy, using="postgres").try_acquire() is None
+
+
+def status(world: World) -> TransactionStatus:
+    return TransactionStatus(world.connection.connection.pgconn.transaction_status)
+
+
+@pytest.mark.parametrize("outcome", ["granted", "timeout"])
+def test_r7_lock_timeout_is_as_it_was_if_the_wait_begins_the_transaction(
+    postgres: World, busy: str, outcome: str
+) -> None:
+    world = postgres
+    learn_that_it_is_busy(busy)
+    with connections["postgres"].cursor() as cursor:
+        cursor.execute("SET lock_timeout = '2500ms'")
+        try:
+            with transaction.atomic("postgres"):
+                if outcome == "timeout":
+                    assert advisory_lock(busy, using="postgres").try_acquire(0.03) is None
+                else:
+                    let_go_soon(world, lambda: world.lock().acquire(timeout=10))
+                assert ask("SHOW lock_timeout") == "2500ms"
+        finally:
+            cursor.execute("RESET lock_timeout")
+
+
 @pytest.mark.parametrize("value", ["0", "1d", "2500ms", "90min", "1s"])
 @pytest.mark.parametrize("how", ["local", "session"])
 @pytest.mark.parametrize("outcome", ["granted", "timeout"])
@@ -78,9 +129,15 @@ def test_r7_lock_timeout_is_as_it_was(postgres: World, busy: str, value: str, ho
 
 def wait_for_grant(world: World) -> None:
     """A real wait in the queue of the server, which ends with the lock."""
+    ask("SELECT 1")  # the transaction has begun
+    assert let_go_soon(world, lambda: world.lock().acquire(timeout=10)).held
+
+
+def let_go_soon(world: World, acquire: Callable[[], Any]) -> Any:
+    """Acquire a lock that another session frees once it is waited for."""
     other = connections["postgres"].copy()
     number = key_of("postgres", world.name).number
-    pid = ask("SELECT pg_backend_pid()")
+    pid = world.connection.connection.info.backend_pid
 
     def let_go() -> None:
         try:
@@ -95,9 +152,9 @@ def wait_for_grant(world: World) -> None:
         cursor.execute("SELECT pg_advisory_lock(%s)", [number])
     thread = threading.Thread(target=let_go)
     thread.start()
-    lease = world.lock().acquire(timeout=10)
+    lease = acquire()
     thread.join()
-    assert lease.held
+    return lease
 
 
 def waits(cursor: Any, pid: int) -> bool:
@@ -211,7 +268,8 @@ def test_r8_deadlock_between_two_processes_is_found_by_the_server(postgres: Worl
         other.close()
 
 
-def test_r7_interrupted_wait_leaves_the_transaction_usable(postgres: World, busy: str) -> None:
+@pytest.mark.parametrize("begun", [True, False])
+def test_r7_interrupted_wait_leaves_the_transaction_usable(postgres: World, busy: str, begun: bool) -> None:
     """Ctrl-C while waiting, caught inside the transaction: as after a timeout."""
     world = postgres
     pid = ask("SELECT pg_backend_pid()")
@@ -225,7 +283,8 @@ def test_r7_interrupted_wait_leaves_the_transaction_usable(postgres: World, busy
             connections.close_all()
 
     with transaction.atomic("postgres"):
-        world.write()
+        if begun:
+            world.write()
         thread = threading.Thread(target=interrupt)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
@@ -233,4 +292,32 @@ def test_r7_interrupted_wait_leaves_the_transaction_usable(postgres: World, busy
         thread.join()
         assert held_here() == 0
         world.write()
-    assert rows.count("postgres", world.name) == 2
+    assert rows.count("postgres", world.name) == 1 + begun
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_r7_a_wait_that_is_interrupted_anywhere_leaves_nothing_held(postgres: World, busy: str, begun: bool) -> None:
+    """Behind the transaction, which an interrupt of the way back may abort; and the connection is as it was."""
+    world = postgres
+    lock = advisory_lock(busy, using="postgres")
+    learn_that_it_is_busy(busy)
+    blocks: list[Any] = []
+
+    def begin() -> None:
+        blocks.append(transaction.atomic("postgres"))
+        blocks[0].__enter__()
+        if begun:
+            ask("SELECT 1")
+
+    def clean() -> None:
+        interrupted.look()
+        blocks.pop().__exit__(None, None, None)
+        eventually(lambda: not lock_table.lock_table.all(), "held in this process")
+        world.check_connection_is_clean()
+        assert "wait" not in vars(world.connection.connection)
+        assert held_here() == 0
+        begin()
+
+    begin()
+    assert interrupted_everywhere(lambda: lock.try_acquire(0.005), clean, statements, postgres_transaction) > 20
+    blocks.pop().__exit__(None, None, None)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from psycopg.waiting import WAIT_R, wait
 
-from django_distlock.backends.postgres import transaction
-from django_distlock.backends.postgres.transaction import LATE, PATIENCE, SILENT, Bounded
+from django_distlock.backends.postgres import statements
+from django_distlock.backends.postgres.statements import LATE, PATIENCE, SILENT, Bounded
 from django_distlock.concurrency import sockets
 from django_distlock.concurrency.clock import monotonic
 from tests.support.timing import within
@@ -61,8 +61,8 @@ class Clock:
         self.late: Callable[[int], float] = lambda number: 0.0002
         self.polls = 0
         self.answers_at = math.inf
-        monkeypatch.setattr(transaction, "monotonic", lambda: self.now)
-        monkeypatch.setattr(transaction, "READY", SimpleNamespace(poll=self.poll))
+        monkeypatch.setattr(statements, "monotonic", lambda: self.now)
+        monkeypatch.setattr(statements, "READY", SimpleNamespace(poll=self.poll))
 
     def poll(self, fd: int, write: bool, until: float) -> bool:
         ready = sockets.READY.poll(fd, write, 0) or self.answers_at <= until

@@ -100,6 +100,9 @@ def scenes(url: str) -> str:
     lines = {
         "orders": "press the button five times, with and without a key",
         "articles": "open one article in two browsers, as Ada and as Bo",
+        "cart": "open it in three tabs, and as the same person in another browser",
+        "board": "move pieces in two browsers, as Ada and as Bo",
+        "workers": "eight workers count, with and without a mutex",
     }
     known = []
     for name, hint in lines.items():

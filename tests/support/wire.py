@@ -92,6 +92,7 @@ class Wire:
             response[name] = value
         if self.head and b"</head>" in getattr(response, "content", b""):
             response.content = response.content.replace(b"</head>", f"{self.head}</head>".encode(), 1)
+            response["Content-Length"] = len(response.content)
         return response
 
     def until_seen(self, user: str, path: str, patience: float = PATIENCE) -> None:

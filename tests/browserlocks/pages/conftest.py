@@ -1,0 +1,177 @@
+"""One server and two profiles of each browser, Ada's and Bo's, at the site of this folder.
+
+Chromium runs all cases. Firefox and WebKit run those that are about what browsers do in ways of their own; the cases
+with the mark ``alike`` they run under ``make test LONG=1``.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.conf import settings
+from django.db import connections
+from django.test import override_settings
+from django.urls import clear_url_caches
+from pytest_django.live_server_helper import LiveServer
+
+from tests.browserlocks.http.people import make_person, remove_people
+from tests.support.browsers import BROWSERS, Profile, Tab, browser
+from tests.support.sizes import LONG
+from tests.support.wire import wire
+
+from . import site
+from .ledger import ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TTL = 4.0  # seconds; short, so that a test can wait until a lease ends
+
+
+class Room(Tab):
+    """A tab at the room; see room.js."""
+
+    def take(self, who: str, **options: Any) -> None:
+        """Begin a section."""
+        self.run("take(arguments[0], arguments[1])", who, options)
+
+    def finish(self, who: str) -> None:
+        self.run("finish(arguments[0])", who)
+
+    def state(self, who: str) -> str:
+        return str(self.run("return sections[arguments[0]]?.state", who))
+
+    def until_state(self, who: str, state: str, patience: float = 20) -> None:
+        self.until(
+            lambda: self.state(who) == state, lambda: f"{who} is not {state!r} but {self.about(who)!r}", patience
+        )
+
+    def until_end(self, who: str, end: str, patience: float = 20) -> None:
+        self.until(
+            lambda: self.run("return sections[arguments[0]]?.end", who) == end,
+            lambda: f"{who} has not {end!r} but {self.about(who)!r}",
+            patience,
+        )
+
+    def about(self, who: str) -> Any:
+        return self.run("const {state, end, message} = sections[arguments[0]] ?? {}; return {state, end, message}", who)
+
+    def until_waiting(self, who: str) -> None:
+        """The section has a place in the queue of the server."""
+        pending = "locks.query().then(({pending}) => arguments[arguments.length - 1](pending.length))"
+        self.until(
+            lambda: self.run("return sections[arguments[0]].state === 'waiting'", who) and self.ask(pending) > 0,
+            f"{who} does not wait",
+        )
+
+    def ask(self, script: str, *arguments: Any) -> Any:
+        """A script that calls its last argument with its answer."""
+        self._front()
+        return self.profile.execute_async_script(script, *arguments)
+
+    def ready(self) -> None:
+        self.until(lambda: self.run("return window.ready === true"), "the script does not run")
+
+
+class Person:
+    """A user with a browser profile."""
+
+    def __init__(self, profile: Profile, url: str, slug: str) -> None:
+        self.profile, self.url, self.slug = profile, url, slug
+        self.tabs: list[Tab] = []
+
+    def log_in(self) -> None:
+        if not hasattr(self, "home"):
+            self.home = self.profile.tab()
+        self.home.open(f"{self.url}/as/{self.slug}/")
+        assert self.home.text("#me") == self.slug
+
+    def open(self, path: str) -> Room:
+        tab = Room(self.profile, self.profile.new_tab())
+        tab.open(self.url + path)
+        self.tabs.append(tab)
+        return tab
+
+    def room(self, name: str = "cart", query: str = "") -> Room:
+        tab = self.open(f"/room/?name={name}&{query}")
+        tab.ready()
+        return tab
+
+    def close_tabs(self) -> None:
+        for tab in self.tabs:
+            with suppress(Exception):  # a test may have closed it
+                tab.close()
+        self.tabs.clear()
+
+
+@contextmanager
+def person(name: str, url: str, slug: str) -> Iterator[Person]:
+    with browser(name) as profile:
+        yield Person(profile, url, slug)
+
+
+# Of the package: each browser starts once for all modules.
+@pytest.fixture(scope="package")
+def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+    middleware = ["tests.support.wire.middleware", *settings.MIDDLEWARE]
+    with django_db_blocker.unblock():
+        with override_settings(MIDDLEWARE=middleware):  # read once, when the server starts
+            live = LiveServer("127.0.0.1:0")
+        try:
+            yield live.url
+        finally:
+            live.stop()
+            connections.close_all()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "people" in metafunc.fixturenames:
+        everywhere = LONG or metafunc.definition.get_closest_marker("alike") is None
+        metafunc.parametrize("people", BROWSERS if everywhere else BROWSERS[:1], indirect=True, scope="package")
+
+
+@pytest.fixture(scope="package")
+def people(request: pytest.FixtureRequest, server: str) -> Iterator[tuple[Person, Person]]:
+    with ExitStack() as stack:
+        yield (
+            stack.enter_context(person(request.param, server, "ada")),
+            stack.enter_context(person(request.param, server, "bo")),
+        )
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """The browser."""
+    return str(request.node.callspec.params["people"])
+
+
+@pytest.fixture
+def crew(databases: None, settings: Any) -> Iterator[None]:
+    settings.ROOT_URLCONF = "tests.browserlocks.pages.site"
+    settings.DISTLOCK_BROWSER = {"TTL": TTL}
+    clear_url_caches()
+    remove_people()
+    make_person("ada")
+    make_person("bo")
+    yield
+    wire.clear()
+    ledger.clear()
+    site.posts.clear()
+    remove_people()
+    clear_url_caches()
+
+
+@pytest.fixture
+def ada(people: tuple[Person, Person], crew: None) -> Iterator[Person]:
+    people[0].log_in()
+    yield people[0]
+    people[0].close_tabs()
+
+
+@pytest.fixture
+def bo(people: tuple[Person, Person], crew: None) -> Iterator[Person]:
+    people[1].log_in()
+    yield people[1]
+    people[1].close_tabs()

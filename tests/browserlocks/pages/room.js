@@ -1,0 +1,73 @@
+// A page under test: sections of code under a lock, which the test begins, ends and looks at.
+import { LockManager } from "/static/django_distlock/distlock.js";
+
+const { name, grant } = document.querySelector("#room").dataset;
+const options = new URLSearchParams(location.search);
+const me = options.get("who") ?? "somebody";
+// a test has one tab in front; servers let hidden ones ask seldom
+if (options.has("visible")) Object.defineProperty(document, "visibilityState", { value: "visible" });
+const settle = options.has("settle") ? { settle: Number(options.get("settle")) } : {};
+const locks = new LockManager({ endpoint: "/distlock/", events: options.get("events") !== "0" && "auto", ...settle });
+const sections = {};
+
+// keepalive: it is told even if the page goes
+const tell = (verb, who, lock) => {
+  const fence = lock?.fence === undefined ? "" : `&fence=${lock.fence}`;
+  return fetch(`/ledger/${name}/${verb}/?who=${who}${fence}`, { method: "POST", keepalive: true });
+};
+
+// What a lock is asked for: the grant of the page, or its name.
+const asked = (scope) => (scope === "browser" ? name : grant);
+
+/* A section that goes on until finish(who), or until its lock is lost. */
+const take = (who = me, wanted = {}) => {
+  const section = (sections[who] = { state: "waiting" });
+  locks
+    .request(asked(wanted.scope), wanted, async (lock) => {
+      section.lock = lock;
+      section.state = lock ? "held" : "null";
+      if (!lock) return;
+      const over = new Promise((resolve) => {
+        section.finish = resolve;
+        lock.signal.addEventListener("abort", () => {
+          section.state = `lost: ${lock.signal.reason.reason}`;
+          section.lostAt = performance.now();
+          resolve();
+        });
+      });
+      await tell("enter", who, lock);
+      await over;
+      await tell("leave", who);
+    })
+    .then(
+      () => (section.end = "ended"),
+      (error) => Object.assign(section, { end: `${error.name}: ${error.reason ?? error.message}`, message: error.message }),
+    );
+};
+const finish = (who = me) => sections[who].finish();
+
+/* A lock of another name, for as long as the page is there. */
+const hold = async (other) => {
+  const reply = await fetch(`/grant/?name=${other}&ttl=${options.get("ttl") ?? 4}`);
+  await locks.hold((await reply.json()).grant);
+};
+
+/* Many short sections, one after the other. */
+const race = async (rounds, wanted = {}) => {
+  window.raced = 0;
+  while (window.raced < rounds) {
+    const who = `${me}-${window.raced}`;
+    await locks
+      .request(asked(wanted.scope), wanted, async (lock) => {
+        await tell("enter", who, lock);
+        await tell("leave", who);
+      })
+      .catch((error) => {
+        if (error.name !== "LockLostError") throw error; // the ledger says what that has cost
+      });
+    window.raced += 1;
+  }
+};
+
+addEventListener("pageshow", ({ persisted }) => (window.persisted = persisted));
+Object.assign(window, { locks, grant, sections, take, finish, hold, race, ready: true });
