@@ -26,6 +26,7 @@ const take = (who = me, wanted = {}) => {
     .request(asked(wanted.scope), wanted, async (lock) => {
       section.lock = lock;
       section.state = lock ? "held" : "null";
+      section.heldAt = performance.now();
       if (!lock) return;
       const over = new Promise((resolve) => {
         section.finish = resolve;
