@@ -85,7 +85,10 @@ class LeaseRenewal:
         found = given.get("leases")
         if not isinstance(found, list) or len(found) > MOST_RENEWED:
             raise BadRequest(f"leases is a list of at most {MOST_RENEWED}.")
-        return [cls._of(entry) for entry in found]
+        batch = [cls._of(entry) for entry in found]
+        if len({item.lease for item in batch}) < len(batch):  # the answers go by the id
+            raise BadRequest("leases has each id once.")
+        return batch
 
     @classmethod
     def _of(cls, given: Any) -> LeaseRenewal:
@@ -195,7 +198,7 @@ class Desk:
         lost: dict[str, str] = {}
         seen: Counter[str] = Counter()
         groups: dict[tuple[float, int], list[tuple[str, str, int]]] = {}
-        for item in {item.lease: item for item in batch}.values():
+        for item in batch:
             grant = self._still_granted(item, lost)
             if grant is None:
                 continue
