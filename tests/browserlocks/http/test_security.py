@@ -223,6 +223,14 @@ class TestQuota:
         ada.release(waiting[0])
         assert ada.acquire(ada.grant("name 2")).status_code == 409
 
+    def test_counts_names_and_not_ids(self, ada: Person, settings: Any) -> None:
+        """The client chooses the ids: one for all of its leases is no way around the quota."""
+        settings.DISTLOCK_BROWSER = {"MAX_HELD": 2}
+        lease = new()
+        answers = [ada.acquire(ada.grant(f"name {number}"), lease).status_code for number in range(3)]
+        assert answers == [201, 201, 429]
+        assert len(ada.leases()) == 2
+
     def test_is_for_each_user(self, ada: Person, bo: Person, settings: Any) -> None:
         settings.DISTLOCK_BROWSER = {"MAX_HELD": 1}
         ada.take(ada.grant("one"))
@@ -245,6 +253,24 @@ class TestBodies:
         strict = Client(enforce_csrf_checks=True)
         response = strict.post(f"{LEASES}{new()}/release/", {"file": "x" * 3000})
         assert refusal(response) == (413, {"reason": "too_large"})
+
+    def test_a_form_is_no_body_of_an_acquire(self, ada: Person) -> None:
+        """The CSRF check has read it: there is nothing left to parse."""
+        strict = Person(ada.user, enforce_csrf_checks=True)
+        token = strict.client.get(CSRF).json()["csrf"]
+        for path in (LEASES, RENEW):
+            response = strict.client.post(path, {"csrfmiddlewaretoken": token, "id": new()})
+            assert refusal(response)[0] == 400
+            assert response.json()["reason"] == "request"
+
+    def test_a_batch_has_each_lease_once(self, ada: Person, grant: str) -> None:
+        """One id has one answer: it must not be that of another name."""
+        lease, fence = ada.take(grant)
+        other = ada.grant("other")
+        there = ada.acquire(other, lease).json()["fence"]
+        BrowserLockRow.rows.filter(name="cart").update(expires_at=1)
+        response = ada.renew((lease, fence, grant), (lease, there, other))
+        assert (response.status_code, response.json()["reason"]) == (400, "request")
 
     def test_a_batch_has_a_limit(self, ada: Person, grant: str, settings: Any) -> None:
         settings.DISTLOCK_BROWSER = {"MAX_BODY": 10**7}
