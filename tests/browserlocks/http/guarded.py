@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import connections
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -51,6 +52,27 @@ def plain(request: HttpRequest) -> HttpResponse:
 def two(request: HttpRequest) -> HttpResponse:
     write(request)
     return report(request)
+
+
+@requires_lock(NAME)
+@requires_lock("till")
+def nested(request: HttpRequest) -> HttpResponse:
+    return report(request)
+
+
+def written_later(request: HttpRequest) -> Iterator[bytes]:
+    write(request)
+    yield b"done"
+
+
+@requires_lock(NAME)
+def stream(request: HttpRequest) -> StreamingHttpResponse:
+    return StreamingHttpResponse(written_later(request))
+
+
+@requires_lock(NAME)
+async def async_stream(request: HttpRequest) -> StreamingHttpResponse:
+    return StreamingHttpResponse(written_later(request))
 
 
 @requires_lock("piece:{name}")
@@ -105,6 +127,9 @@ urlpatterns = [
     path("grant/", site.grant),
     path("plain/", plain),
     path("two/", two),
+    path("nested/", nested),
+    path("stream/", stream),
+    path("async-stream/", async_stream),
     path("piece/<str:name>/", piece),
     path("reading/", reading),
     path("coroutine/", coroutine),
