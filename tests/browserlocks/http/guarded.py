@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 from django.db import connections
@@ -17,6 +16,9 @@ from django.views import View
 from django_distlock.browser import requires_lock
 from django_distlock.models import LockEvent
 from tests.browserlocks.http import site
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 AT = "2026-01-01T00:00Z"
 NAME = "cart:{request.user.pk}"
