@@ -7,7 +7,7 @@ const PATIENCE = 10_000; // that a request may take
 const AWAY = 15_000; // longest pause between questions to a server that does not answer
 const STREAM_AGAIN = 300_000; // until a server without event streams is asked for one again
 const FORGOTTEN = 150_000; // a tab that has said nothing for longer is gone; a hidden one asks each minute
-const MOST = 100; // that are watched by one stream
+const MOST = 100; // that are watched by one stream, or renewed at once
 const RECORD_TTL = 10_000; // of a record in localStorage,
 const RECORD_TTL_HIDDEN = 150_000; // and of a hidden tab, whose timers may run once a minute
 const SETTLE = 25; // that a new record in localStorage must stay unchanged
@@ -47,7 +47,7 @@ export class LockError extends Error {
 export class LockTimeoutError extends LockError {}
 export class LockLostError extends LockError {}
 
-// stands still while a computer sleeps, in some browsers; see Leases.woke
+// stands still while some computers sleep, see Leases.#woke
 const clock = () => performance.now();
 const jitter = (delay) => delay * (0.8 + Math.random() * 0.4);
 const page = globalThis.document;
@@ -210,7 +210,7 @@ class Leases extends Keeper {
   constructor(wire, events) {
     super();
     this.wire = wire;
-    this.events = events && new Events(this, wire.url, events);
+    this.events = events ? new Events(this, wire.url, events) : null;
   }
 
   async acquire(ticket) {
@@ -308,7 +308,7 @@ class Leases extends Keeper {
     this.#due = Infinity;
     if (this.#renewing || !this.held.size) return;
     this.#renewing = true;
-    const leases = [...this.held.values()];
+    const leases = [...this.held.values()].sort((a, b) => a.expires - b.expires).slice(0, MOST);
     const shortest = Math.min(...leases.map(({ life }) => life));
     const [era, sent] = [this.era, clock()];
     const body = { leases: leases.map(({ id, fence, grant }) => ({ id, fence, grant })) };
@@ -403,7 +403,7 @@ class Wire {
       };
       return await ask(false);
     } catch (error) {
-      // a page in the place of JSON is no lock server; else there was no answer
+      // a page in the place of JSON: no lock server
       return { status: error.status ?? (error instanceof SyntaxError ? 200 : 0) };
     } finally {
       cancel();
@@ -767,7 +767,7 @@ export class LockManager {
         ticket.wake();
       };
       const aborted = () => end(reject, signal.reason);
-      const cancel = timeout >= 0 ? wait(timeout, () => end(reject, late(ticket, timeout))) : () => {};
+      const cancel = timeout !== null && timeout >= 0 && timeout < 2 ** 31 ? wait(timeout, () => end(reject, late(ticket, timeout))) : () => {};
       signal?.addEventListener("abort", aborted);
       keeper.acquire(ticket).then(
         (lease) => {

@@ -1,0 +1,31 @@
+// distlock.js under Node, with a lock server that is a function. Prints what the test compares.
+globalThis.addEventListener ??= () => {};
+globalThis.location = { href: "http://testserver/" };
+const { LockManager } = await import(process.argv[2]);
+
+const LIFE = 2.4; // seconds
+let busy = true;
+const answer = (path, body) => {
+  if (path.endsWith("/release/")) return [204, {}];
+  if (path.endsWith("/renew/"))
+    return body.leases.length > 100 ? [400, {}] : [200, { leases: body.leases.map(({ id }) => ({ id, expires_in: LIFE })) }];
+  return busy ? [409, { holder: "Bo", place: 0, retry_after: 0.2 }] : [201, { id: body.id, fence: 5, expires_in: LIFE }];
+};
+const fetch = async (url, init) => {
+  const [status, facts] = answer(new URL(url).pathname, init.body && JSON.parse(init.body));
+  return { status, headers: new Headers({ "Content-Type": "application/json" }), json: async () => facts };
+};
+const pause = (ms, value) => new Promise((resolve) => setTimeout(resolve, ms, value));
+const locks = new LockManager({ endpoint: "/distlock/", csrf: "token", fetch, events: false });
+
+const waits = {};
+for (const timeout of [undefined, null, Infinity, 2 ** 31, 100]) {
+  const ended = locks.hold("grant", { timeout }).catch((error) => error.name);
+  waits[timeout] = await Promise.race([ended, pause(300, "waits")]);
+}
+busy = false;
+const held = [];
+for (let number = 0; number < 130; number += 1) held.push(await locks.hold(`grant ${number}`));
+await pause(LIFE * 1500);
+console.log(JSON.stringify({ waits, lost: held.filter(({ signal }) => signal.aborted).length }));
+process.exit(0);
