@@ -118,7 +118,9 @@ def _is_awaited(view: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _needs_lock(request: HttpRequest, methods: frozenset[str] | None) -> bool:
-    return request.method not in SAFE_METHODS if methods is None else request.method in methods
+    if methods is None:
+        return request.method not in SAFE_METHODS
+    return request.method in methods or (request.method == "HEAD" and "GET" in methods)  # the same code answers both
 
 
 def _names(names: tuple[str, ...], template: Template, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

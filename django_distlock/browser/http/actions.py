@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
+from django.http import Http404
 
 from django_distlock.browser import store
 from django_distlock.browser.grants import LockGrant, LockGrantError, read_grant
@@ -185,7 +186,7 @@ class Desk:
             return True
         try:
             return bool(self._config.permission(self._request, name))
-        except PermissionDenied:
+        except (PermissionDenied, Http404, ObjectDoesNotExist):  # gone, perhaps; the rest of a batch goes on
             return False
 
     # renew

@@ -126,6 +126,7 @@ def test_methods_can_be_chosen(shopper: Shopper) -> None:
     client = shopper.person.client
     assert client.get("/reading/").status_code == 423
     assert client.get("/reading/", headers={"Distlock-Lease": shopper.header}).content == b"read"
+    assert client.head("/reading/").status_code == 423  # Django runs what answers GET
     assert client.post("/reading/").content == b"read"
 
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.contrib.sessions.models import Session
 from django.core import signing
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
 from django.db import connection
+from django.http import Http404
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -108,6 +110,22 @@ class TestGrants:
         assert ada.renewed(lease, fence, grant) == {"id": lease, "lost": "permission"}
         assert holder_of("cart") == ""
         assert refusal(ada.acquire(grant)) == (403, {"reason": "permission"})
+
+    @pytest.mark.parametrize("error", [PermissionDenied, Http404, ObjectDoesNotExist])
+    def test_a_permission_for_what_is_gone(self, ada: Person, grant: str, settings: Any, error: Any) -> None:
+        """One deleted object must not cost the other leases of the batch."""
+
+        def permit(request: Any, name: str) -> bool:
+            if name == "cart":
+                raise error
+            return True
+
+        other = ada.grant("other")
+        leases = [(*ada.take(each), each) for each in (grant, other)]
+        settings.DISTLOCK_BROWSER = {"PERMISSION": permit}
+        found = ada.renew(*leases).json()["leases"]
+        assert found[0] == {"id": leases[0][0], "lost": "permission"}
+        assert found[1]["expires_in"] > 0
 
     def test_a_name_that_no_database_can_store(self, rf: Any) -> None:
         for name in ("", "x" * 513, "a\0b", "\ud800"):
@@ -451,6 +469,16 @@ class TestOrigins:
             assert not [name for name in response.headers if name.lower().startswith("access-control")]
 
     def test_only_an_origin_is_an_audience(self, rf: Any, ada: Person) -> None:
-        for audience in ("app.example", "https://app.example/", "https://", "ftp://app.example", "*", "null"):
+        for audience in (
+            "app.example",
+            "https://app.example/",
+            "https://",
+            "ftp://app.example",
+            "*",
+            "null",
+            "https://app.example:443",
+            "http://app.example:80",
+            "https://me@app.example",
+        ):
             with pytest.raises(ValueError, match="audience"):
                 lock_grant("cart", rf.get("/"), audience=audience)
