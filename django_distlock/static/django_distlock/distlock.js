@@ -251,14 +251,14 @@ class Leases extends Keeper {
   }
 
   #question({ grant, id, ttl, ifAvailable, place }) {
-    const body = { grant, id, queue: !ifAvailable, hidden: hidden(), again: place !== null };
-    return ttl ? { ...body, ttl: ttl / 1000 } : body;
+    return { grant, id, ttl: ttl / 1000, queue: !ifAvailable, hidden: hidden(), again: place !== null };
   }
 
   #granted(ticket, { fence, expires_in }, sent) {
+    const { grant, ttl } = ticket;
     const life = expires_in * 1000;
     if (sent + life - margin(life) <= clock()) return null;
-    const lease = this.lease(ticket, { name: undefined, guarantee: "lease", grant: ticket.grant, fence, life, sent });
+    const lease = this.lease(ticket, { name: undefined, guarantee: "lease", grant, ttl, fence, life, sent });
     this.#confirm(lease, life, sent);
     this.#beat();
     return lease;
@@ -311,7 +311,7 @@ class Leases extends Keeper {
     const leases = [...this.held.values()].sort((a, b) => a.expires - b.expires).slice(0, MOST);
     const shortest = Math.min(...leases.map(({ life }) => life));
     const [era, sent] = [this.era, clock()];
-    const body = { leases: leases.map(({ id, fence, grant }) => ({ id, fence, grant })) };
+    const body = { leases: leases.map(({ id, fence, grant, ttl }) => ({ id, fence, grant, ttl: ttl / 1000 })) };
     const reply = await this.wire.send("POST", "leases/renew/", body, { patience: Math.min(PATIENCE, shortest / 3) });
     this.#renewing = false;
     this.look();

@@ -5,8 +5,10 @@ const { LockManager } = await import(process.argv[2]);
 
 const LIFE = 2.4; // seconds
 let busy = true;
+const asked = new Set(); // the ttl of each renewal of "short"
 const answer = (path, body) => {
   if (path.endsWith("/release/")) return [204, {}];
+  if (path.endsWith("/renew/")) for (const { grant, ttl } of body.leases) if (grant === "short") asked.add(ttl);
   if (path.endsWith("/renew/"))
     return body.leases.length > 100 ? [400, {}] : [200, { leases: body.leases.map(({ id }) => ({ id, expires_in: LIFE })) }];
   return busy ? [409, { holder: "Bo", place: 0, retry_after: 0.2 }] : [201, { id: body.id, fence: 5, expires_in: LIFE }];
@@ -26,6 +28,7 @@ for (const timeout of [undefined, null, Infinity, 2 ** 31, 100]) {
 busy = false;
 const held = [];
 for (let number = 0; number < 130; number += 1) held.push(await locks.hold(`grant ${number}`));
+await locks.hold("short", { ttl: 1500 });
 await pause(LIFE * 1500);
-console.log(JSON.stringify({ waits, lost: held.filter(({ signal }) => signal.aborted).length }));
+console.log(JSON.stringify({ waits, lost: held.filter(({ signal }) => signal.aborted).length, asked: [...asked] }));
 process.exit(0);

@@ -84,6 +84,11 @@ def test_a_timeout_that_never_ends(without_a_browser: Any) -> None:
     assert without_a_browser["waits"] == {**waits, "100": "LockTimeoutError"}
 
 
+def test_a_shorter_ttl_is_asked_for_at_each_renewal(without_a_browser: Any) -> None:
+    """The server would prolong the lease by the ttl of the grant: a killed browser blocks for that long."""
+    assert without_a_browser["asked"] == [1.5]
+
+
 def test_more_leases_than_one_request_renews(without_a_browser: Any) -> None:
     assert without_a_browser["lost"] == 0
 
