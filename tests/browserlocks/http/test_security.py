@@ -249,6 +249,14 @@ class TestQuota:
         assert answers == [201, 201, 429]
         assert len(ada.leases()) == 2
 
+    @pytest.mark.parametrize("host", ["testserver:81", "testserver.", "TESTSERVER"])
+    def test_is_the_same_however_the_host_is_written(self, ada: Person, settings: Any, host: str) -> None:
+        """The client writes the Host header: ALLOWED_HOSTS lets every port through."""
+        settings.DISTLOCK_BROWSER = {"MAX_HELD": 1}
+        ada.take(ada.grant("one"))
+        grant = ada.client.get("/grant/", {"name": "two"}, headers={"host": host}).json()["grant"]
+        assert refusal(ada.acquire(grant, headers={"host": host})) == (429, {"reason": "quota"})
+
     def test_is_for_each_user(self, ada: Person, bo: Person, settings: Any) -> None:
         settings.DISTLOCK_BROWSER = {"MAX_HELD": 1}
         ada.take(ada.grant("one"))
