@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from asgiref.sync import markcoroutinefunction, sync_to_async
 from django.core.exceptions import BadRequest
-from django.db import Error
+from django.db import Error, transaction
 from django.http import HttpResponse, JsonResponse
 from django.template.loader import render_to_string
 from django.utils.translation import gettext as _
@@ -154,12 +154,13 @@ class LockGate:
         self._view = view
         self._names = names
         self._stack = ExitStack()
+        self._failed = False
 
     def run(self, call: Callable[[], Any]) -> Any:
         """Call the view in the transaction, or return the refusal."""
         with self._stack:
             refusal = self._enter()
-            return refuse_unfinished(self._view, call()) if refusal is None else refusal
+            return self._checked(call()) if refusal is None else refusal
 
     async def arun(self, call: Callable[[], Any]) -> Any:
         """As :meth:`run` for an async view: its statements run in the thread that has the transaction.
@@ -169,12 +170,20 @@ class LockGate:
         try:
             response = await finished(sync_to_async(self._enter)())
             if response is None:
-                response = refuse_unfinished(self._view, await call())
+                response = self._checked(await call())
         except BaseException:
             await uninterrupted(sync_to_async(self._stack.__exit__)(*sys.exc_info()))
             raise
         await finished(sync_to_async(self._stack.close)())
         return response
+
+    def _checked(self, response: Any) -> Any:
+        self._failed = getattr(response, "exception", False) is True  # that of REST framework: it raises no more
+        return refuse_unfinished(self._view, response)
+
+    def _roll_back_if_failed(self, alias: str) -> None:
+        if self._failed:
+            transaction.set_rollback(True, using=alias)
 
     def _enter(self) -> HttpResponse | None:
         """Begin the transaction and lock the rows; else return the refusal, with no transaction."""
@@ -194,6 +203,7 @@ class LockGate:
                     above = getattr(request, "distlock_leases", {})  # of another decorator
                     request.distlock_leases = {**above, **leases}  # type: ignore[attr-defined]
                     self._stack.enter_context(stack.pop_all())
+                    self._stack.callback(self._roll_back_if_failed, settings.database)
                     return None
             except Error as error:
                 if not contended(error):

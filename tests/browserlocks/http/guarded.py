@@ -12,6 +12,9 @@ from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpRe
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views import View
+from rest_framework.authentication import SessionAuthentication
+from rest_framework.exceptions import ValidationError
+from rest_framework.views import APIView
 
 from django_distlock.browser import requires_lock
 from django_distlock.models import LockEvent
@@ -124,12 +127,22 @@ class AsyncOfClass(View):
         return await sync_to_async(report_in_thread)(request)
 
 
+@method_decorator(requires_lock(NAME), name="dispatch")
+class OfRest(APIView):
+    authentication_classes = (SessionAuthentication,)
+
+    def post(self, request: Any) -> HttpResponse:
+        write(request)
+        raise ValidationError("after the write")
+
+
 urlpatterns = [
     path("distlock/", include("django_distlock.browser.urls")),
     path("grant/", site.grant),
     path("plain/", plain),
     path("two/", two),
     path("nested/", nested),
+    path("rest/", OfRest.as_view()),
     path("stream/", stream),
     path("async-stream/", async_stream),
     path("piece/<str:name>/", piece),

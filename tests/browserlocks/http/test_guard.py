@@ -208,6 +208,12 @@ def test_what_cannot_be_decorated_is_refused() -> None:
         requires_lock("a")(lambda: None)()
 
 
+def test_an_exception_that_rest_framework_has_answered_is_rolled_back(shopper: Shopper, atomic_requests: bool) -> None:
+    """REST framework itself rolls back under ATOMIC_REQUESTS only."""
+    assert shopper.post("rest").status_code == 400
+    assert written() == 0
+
+
 @pytest.mark.parametrize("path", ["stream", "async-stream"])
 def test_content_that_is_made_after_the_commit_is_refused(shopper: Shopper, path: str) -> None:
     """It would be made under no lock: as for the other decorators."""
