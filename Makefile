@@ -29,7 +29,7 @@ $(error DB=$(DB) is not one of: sqlite postgres mariadb)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test debian13 chaos bench services services-down services-status packages browser chromium gettext lint format messages docs screenshots release-check wheel clean
+.PHONY: help venv demo test debian13 chaos mutants bench services services-down services-status packages browser chromium gettext lint format messages docs screenshots release-check wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -44,6 +44,9 @@ test: $(VENV)/group-test.stamp  ## the first tier of the suite on private server
 
 chaos: $(VENV)/group-test.stamp  ## faults at random, for an hour or more
 	@$(SERVICES) run $(BIN)/python -m pytest -m chaos --timeout 7200 $(ARGS)
+
+mutants: $(VENV)/group-test.stamp  ## faults put into the library one at a time, which the tests must notice; ARGS="-k redis", ARGS="--record"
+	@$(SERVICES) run $(BIN)/python -m tests.mutants $(ARGS)
 
 debian13:  ## before a release, as root: the last commit's demo and suite on a newcomer's Debian 13, made by debootstrap
 	@bash .ci/debian13 'make demo SERVE=0' 'make test FULL=1 ARGS="$(ARGS)"'

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
 
+import pytest
+
+from django_distlock import advisory_lock
 from django_distlock.backends.memory import MemoryBackend
 from django_distlock.keys import derive_key
 from django_distlock.records import Claim
-
-if TYPE_CHECKING:
-    import pytest
+from tests.backends.actors import hold
+from tests.support.processes import Child
 
 
 def test_r21_nothing_is_kept_of_a_lock_that_was_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +33,13 @@ def test_r21_nothing_is_kept_of_a_lock_that_was_let_go(monkeypatch: pytest.Monke
         size = sum(sys.getsizeof(value) for value in vars(backend).values() if isinstance(value, dict))
         assert size == (before or size)
         assert not any(value for value in vars(backend).values() if isinstance(value, dict))
+
+
+@pytest.mark.usefixtures("databases")
+def test_r1_another_process_does_not_see_it(name: str) -> None:
+    """It is for tests and for programs of one process, and promises nothing to others."""
+    with Child(hold, "memory", name) as child:
+        assert child.hear() == "held"
+        with advisory_lock(name, using="memory", timeout=0):
+            child.say()
+            assert child.hear() == "released"

@@ -79,6 +79,9 @@ def test_r3_names_that_engines_confuse_are_all_different(me: Actor, other: Actor
     prefixed = [trap if len(trap) >= 400 else trap + name[-60:] for trap in TRAPS]
     leases = [me.acquire(advisory_lock(trap, using=using), timeout=0) for trap in prefixed]
     assert all(lease.held for lease in leases)
+    assert len({id(lease._hold) for lease in leases}) == len(leases), (
+        "one name was taken for another, and entered again"
+    )
     for trap in prefixed:
         assert other.try_acquire(advisory_lock(trap, using=using)) is None
     for lease in leases:
@@ -118,8 +121,8 @@ def test_r3_fuzz_of_names(using: str, text: str) -> None:
         assert lease.name == text
         assert lease.held
         for variant in sorted(_variants(text)):
-            with advisory_lock(variant, using=using, timeout=0):
-                pass
+            with advisory_lock(variant, using=using, timeout=0) as other:
+                assert other._hold is not lease._hold, "it was taken for the other name, and entered again"
         again = lock.try_acquire()
         assert again is not None
         again.release()

@@ -10,7 +10,7 @@ from django_distlock import UnsupportedOperation, advisory_lock, lock_all
 from django_distlock.manager.registry import registry
 from tests.conformance.actors import PATIENCE
 from tests.conformance.rivals import RivalError
-from tests.conformance.watching import asking_here, waiting_here
+from tests.conformance.watching import asking_here, waiting_at_the_engine, waiting_here
 from tests.conftest import eventually
 from tests.matrix import MATRIX
 
@@ -93,6 +93,18 @@ def test_r4_a_writer_that_waits_is_not_overtaken_by_readers(me: Actor, face: Fac
     wants_to_write.release(writing.result(PATIENCE))
     wants_to_read.release(reading.result(PATIENCE))
     assert order == ["writer", "reader"]
+
+
+@sharing
+def test_r4_nor_is_a_writer_of_another_process(me: Actor, other: Actor, rival: Any, using: str, name: str) -> None:
+    """The queue of this process knows nothing of it: the engine itself refuses the reader."""
+    reader = advisory_lock(name, using=using, shared=True)
+    first = me.acquire(reader)
+    writing = rival.start_acquire(using, name)
+    eventually(lambda: waiting_at_the_engine(using, name) + waiting_here(name) > 0, "the writer does not wait")
+    assert other.try_acquire(reader) is None
+    me.release(first)
+    rival.release(rival.result(writing))
 
 
 @sharing

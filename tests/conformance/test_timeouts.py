@@ -20,6 +20,7 @@ from django_distlock import (
     advisory_lock,
 )
 from django_distlock.backends.memory import MemoryBackend
+from django_distlock.backends.sessions.session import ServerError
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager.registry import registry
 from tests.conformance.actors import PATIENCE, Face
@@ -163,6 +164,22 @@ def test_r5_the_deadline_holds_behind_waiters_of_this_process(
     second.release(lease)
 
 
+def test_r5_the_deadline_goes_on_when_the_one_ahead_gives_up(face: Face, rival: Any, using: str, name: str) -> None:
+    """The time in the queue of this process is a part of it."""
+    held = rival.acquire(using, name)
+    lock = advisory_lock(name, using=using)
+    first, second = face.actors(2)
+    impatient = first.start(lock, "acquire", timeout=0.3)
+    eventually(lambda: asking_here(name) + waiting_here(name) == 1, "nobody waits")
+    began = time.monotonic()
+    follower = second.start(lock, "acquire", timeout=0.5)
+    for waiting in (impatient, follower):
+        with pytest.raises(LockTimeout):
+            waiting.result(PATIENCE)
+    within(time.monotonic() - began, 0.55, least=0.5)
+    rival.release(held)
+
+
 def test_r5_a_free_lock_is_taken_without_waiting(me: Actor, using: str, name: str) -> None:
     """Also by the first call, which connects."""
     for timeout in (0, 0.05, None):
@@ -226,6 +243,26 @@ def test_r6_a_server_that_refuses_is_unavailable(
             within(time.monotonic() - began, 0.55)
             assert down.value.__cause__ is not None
             assert not isinstance(down.value.__cause__, DistlockError)
+
+
+@pytest.mark.parametrize("using", ["postgres", "mysql"])
+def test_r6_a_server_that_refuses_the_statement_is_unavailable(
+    databases: None, face: Face, using: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither busy, which would let an on_busy go ahead, nor an error of the driver."""
+    me = face.actor()
+    me.acquire(advisory_lock(name, using=using)).release()
+    backend: Any = registry.entry(using).backend
+
+    def refuse(*args: Any) -> Any:
+        raise ServerError(0, "not today")
+
+    kind = type(backend.sessions.open_shared)
+    monkeypatch.setattr(kind, "lock", refuse)
+    monkeypatch.setattr(kind, "lock_fast", refuse)
+    for attempt, timeout in (("acquire", 5), ("try_acquire", 0)):
+        with pytest.raises(BackendUnavailable, match="not today"):
+            getattr(me, attempt)(advisory_lock(name, using=using), timeout=timeout)
 
 
 class _alias:

@@ -14,11 +14,13 @@ from django_distlock.records import drift
 from tests.conformance.actors import ThreadActor
 from tests.conformance.conftest import with_ttl
 from tests.conformance.rivals import RivalError
+from tests.conformance.watching import take_away
 from tests.conftest import eventually
 from tests.support.timing import within
 
 if TYPE_CHECKING:
     from tests.conformance.actors import Actor
+    from tests.matrix import Entry
 
 
 pytestmark = [pytest.mark.alone, with_ttl]
@@ -131,6 +133,15 @@ def test_r20_renewal_ends_with_max_hold(me: Actor, other: Actor, using: str, nam
     within(monotonic() - began, 0.45, least=0.3)
     other.release(other.acquire(advisory_lock(name, using=using), timeout=1))
     with pytest.raises(LockLost, match=r"\(expired\)"):
+        me.release(lease)
+
+
+def test_r20_a_renewal_that_is_denied_tells_the_holder(me: Actor, entry: Entry, using: str, name: str) -> None:
+    """A third of the TTL after its start, and not at its end: the next holder may be there already."""
+    lease = me.acquire(advisory_lock(name, using=using, ttl=3.0))
+    take_away(entry, name)
+    eventually(lambda: lease.lost, "it is told only at the end of the lease", patience=2.2)
+    with pytest.raises(LockLost):
         me.release(lease)
 
 

@@ -119,6 +119,7 @@ def test_pages_name_the_language_of_every_block(page: str) -> None:
         "{backend-table}",
         "{include}",
         "{bench-figures}",
+        "{mutants}",
     }
     text = PAGES[page].read_text()
     fences = [line[3:].split(" ")[0] for line in text.splitlines() if line.startswith("```")]

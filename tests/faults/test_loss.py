@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from django_distlock import LockLost, advisory_lock
+from django_distlock.manager.registry import registry
 from django_distlock.signals import lock_lost
 from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, end_session, holders, session_exists, session_of, waiters
@@ -69,6 +70,21 @@ def test_r17_asking_a_lease_whose_session_was_killed_gives_an_answer(using: str,
             lease.ensure_held()
         with pytest.raises(LockLost):
             lease.release()
+
+
+@each_engine
+def test_r17_a_lease_that_is_asked_looks_at_its_session(using: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, and not when the keepalive thread has looked."""
+    backend = registry.entry(using).backend
+    lease = advisory_lock(name, using=using).acquire()
+    monkeypatch.setattr(backend, "tick", lambda now: now + 1)
+    ended = session_of(lease).server_id
+    end_session(using, ended)
+    eventually(lambda: not session_exists(using, ended), "the session goes on")
+    # the server has sent its farewell, which may be on its way for a moment
+    eventually(lambda: lease.lost, "the lease does not look", patience=2.0)
+    with pytest.raises(LockLost):
+        lease.release()
 
 
 @each_engine

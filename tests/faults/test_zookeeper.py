@@ -12,6 +12,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from django_distlock import BackendUnavailable, LockLost, LockNotAcquired, advisory_lock
+from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager.registry import registry
 from tests.backends.actors import hold
 from tests.backends.zookeeper.server import SESSION, USING, address, behind, clerk, nodes, session_of
@@ -113,6 +114,33 @@ def test_a_connection_that_comes_back_brings_the_lock_back(name: str, settings: 
         lease.ensure_held()
         lease.release()
         assert nodes(server, name) == []
+        registry.close()
+
+
+def test_r18_an_answer_says_that_the_server_has_heard_the_request(name: str, settings: Any) -> None:
+    """And not that it hears us now: the session's time counts from before the request."""
+    with Proxy(*address()) as proxy:
+        behind(settings, proxy, session_timeout=10)
+        lease = advisory_lock(name, using=USING).acquire()
+        proxy.delay(0.3)
+        before = monotonic()
+        assert registry.entry(USING).backend.verify(lease._grant)
+        assert monotonic() - before >= 0.3
+        assert session_of(lease).heard_at < before + 0.2
+        proxy.delay(0)
+        lease.release()
+        registry.close()
+
+
+def test_r18_the_session_lives_as_long_as_the_server_says(name: str, settings: Any) -> None:
+    """The server has a longest session, and ends it after that whatever was asked for."""
+    wanted = 600.0
+    with Proxy(*address()) as proxy:
+        behind(settings, proxy, session_timeout=wanted)
+        lease = advisory_lock(name, using=USING).acquire()
+        session = session_of(lease)
+        assert 0 < session.lost_at - session.heard_at < session.timeout < wanted
+        lease.release()
         registry.close()
 
 

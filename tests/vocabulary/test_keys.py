@@ -42,6 +42,14 @@ def test_r3_different_names_differ_in_every_form(first: str, second: str) -> Non
     assert one.text[-32:] != other.text[-32:]
 
 
+def test_r3_numbers_use_all_64_bits() -> None:
+    """Ten thousand names would hardly collide in 40 bits, and surely in 16."""
+    numbers = [derive_key("site", "alias", f"name {number}").number for number in range(10_000)]
+    assert len(set(numbers)) == len(numbers)
+    for bit in range(64):
+        assert 4000 < sum(number >> bit & 1 for number in numbers) < 6000
+
+
 @given(ANY_TEXT, ANY_TEXT, ANY_TEXT)
 def test_equal_parts_give_equal_keys(site: str, alias: str, name: str) -> None:
     one, other = derive_key(site, alias, name), derive_key(site, alias, name)

@@ -156,13 +156,32 @@ def test_max_statement_time_of_the_server_does_not_count(init_command: Callable[
         assert child.hear() == "released"
 
 
+def test_r7_null_that_came_after_the_grant_leaves_nothing_held(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A statement that is killed may have had its effect: the name is given back in any case."""
+    entry: Any = registry.entry("mysql")
+    key, sessions = entry.key(name), entry.backend.sessions
+    session = run(sessions.lend(monotonic() + 5))
+    session.used_at = monotonic() + 60  # not idle, however busy the machine is
+    monkeypatch.setattr(
+        type(session), "_waiting", lambda session, text, until: b"SELECT IF(GET_LOCK('%s', 0) = 1, NULL, 0)" % text
+    )
+    try:
+        assert run(session.wait(key, False, monotonic() + 5)) is False
+        assert not holders("mysql", name)
+        assert session.wait_fast(key, False, monotonic() + 5) is False
+        assert not holders("mysql", name)
+    finally:
+        sessions.give_back(session)
+
+
 def test_r17_a_short_wait_timeout_of_the_server_does_not_free_the_lock(
     init_command: Callable[[str], str], name: str
 ) -> None:
     """wait_timeout ends the session of an idle holder without a word: shown on a plain connection first."""
     alias = init_command("SET SESSION wait_timeout = 1")
-    naive = ask(alias, "SELECT CONNECTION_ID(), GET_LOCK('naive-wait-timeout', 0)")[0][0]
     with advisory_lock(name, using="mysql") as lease:
+        # after ours, which has been silent for longer when this one is ended
+        naive = ask(alias, "SELECT CONNECTION_ID(), GET_LOCK('naive-wait-timeout', 0)")[0][0]
         eventually(lambda: not session_exists("mysql", naive), "wait_timeout does not end the plain connection")
         assert not user_locks("naive-wait-timeout")
         lease.ensure_held()

@@ -16,8 +16,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock, held_locks
+from django_distlock.backends.postgres.session import STATEMENTS
+from django_distlock.backends.sessions.session import ServerError
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import run
+from django_distlock.manager.registry import registry
 from tests.backends.actors import hold, share_and_write
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias
@@ -168,6 +171,24 @@ def impatient_role(databases: None, settings: Any) -> Iterator[str]:
         connections["impatient"].close()
     eventually(lambda: not ask("postgres", "SELECT 1 FROM pg_stat_activity WHERE usename = %s", role), "still there")
     ask("postgres", f"DROP ROLE {role}")
+
+
+def test_r7_an_error_that_came_after_the_grant_leaves_nothing_held(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As lock_timeout may, in the race of tests/faults/test_grant_race.py: the session gives everything back."""
+    entry: Any = registry.entry("postgres")
+    key, sessions = entry.key(name), entry.backend.sessions
+    session = run(sessions.lend(monotonic() + 5))
+    session.used_at = monotonic() + 60  # not idle, however busy the machine is
+    monkeypatch.setitem(STATEMENTS, b"wait_x", b"SELECT pg_advisory_lock($1), 1 / (random() * 0)::int")
+    try:
+        with pytest.raises(ServerError, match="division by zero"):
+            run(session.wait(key, False, monotonic() + 5))
+        assert not holders("postgres", name)
+        assert session.wait_fast(key, False, monotonic() + 5) is False
+        assert not holders("postgres", name)
+    finally:
+        session.kill("it has prepared nonsense")
+        sessions.give_back(session)
 
 
 def test_timeouts_of_the_role_do_not_end_the_lock_or_the_wait(impatient_role: str, name: str) -> None:

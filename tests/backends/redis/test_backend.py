@@ -17,10 +17,11 @@ from redis.crc import key_slot
 
 from django_distlock import advisory_lock, held_locks, semaphore
 from django_distlock.backends.redis import backend as engine
-from django_distlock.backends.redis.commands import keys_of
+from django_distlock.backends.redis.commands import ACQUIRE, keys_of
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.manager.registry import registry
+from django_distlock.manager.site_key import site_key
 from django_distlock.records import Claim
 from tests.backends.actors import hold
 from tests.backends.redis.server import client, counted, keys, text, waiters
@@ -53,6 +54,25 @@ def test_one_command_to_acquire_and_one_to_release(own: Own, name: str) -> None:
     with counted(own.client) as commands:
         asyncio.run(tasks())
     assert commands == {"evalsha": 20}
+
+
+def test_r4_a_lease_that_ends_goes_to_the_first_waiter(own: Own, name: str) -> None:
+    """And not to a caller that comes before that waiter asks again."""
+    site_key.load()
+    keys = keys_of(registry.entry(USING).key(name))
+
+    def ask(who: bytes, ttl: int, channel: str = "") -> Any:
+        return own.client.eval(ACQUIRE.text, len(keys), *keys, who, 0, ttl, channel, '{"name": "it"}')
+
+    holder, waiter, newcomer = (b"x%032d" % number for number in range(3))
+    with own.client.pubsub() as listener:
+        listener.subscribe("a-channel")
+        assert listener.get_message(timeout=5)["type"] == "subscribe"
+        assert ask(holder, 50)[0] > 0
+        assert ask(waiter, 30_000, "a-channel")[0] == 0
+        time.sleep(0.06)
+        assert ask(newcomer, 30_000)[0] == 0
+        assert listener.get_message(timeout=5)["data"].startswith(waiter)
 
 
 def test_a_hand_over_costs_a_waiter_no_second_command(own: Own, name: str) -> None:

@@ -16,6 +16,7 @@ from redis.exceptions import ConnectionError as DriverError
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock, held_locks
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager.registry import registry
+from django_distlock.records import drift
 from tests.backends.redis.server import BACKEND, free, url, waiters
 from tests.conftest import eventually
 from tests.faults.proxy import Proxy
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("databases")
 USING = "redis"
+LATE = 0.2
 SLACK = 0.15  # for a machine that has other things to do; the rule says 50 ms
 
 
@@ -59,6 +61,23 @@ def test_the_bare_driver_sends_twice(proxy: Proxy, name: str) -> None:
     proxy.swallow(1, cut=True)
     assert bare.set(f"bare-{name}", "token", nx=True, px=2000) is None
     bare.close()
+
+
+def test_r19_validity_counts_from_before_the_request(proxy: Proxy, name: str) -> None:
+    """The reply takes its time; the server counts from when it got the request."""
+    lock = advisory_lock(name, using=USING, ttl=20)
+    lock.acquire().release()  # connects
+    proxy.delay(LATE)
+    before = monotonic()
+    lease = lock.acquire()
+    between = monotonic()
+    assert between - before >= LATE
+    assert (lease.valid_until or 0) < before + LATE + 20 - drift(20)
+    lease.extend(20)
+    assert monotonic() - between >= LATE
+    assert (lease.valid_until or 0) < between + LATE + 20 - drift(20)
+    proxy.delay(0)
+    lease.release()
 
 
 @pytest.mark.parametrize("cut", [True, False], ids=["connection cut", "silence"])

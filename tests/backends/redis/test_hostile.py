@@ -97,6 +97,11 @@ def test_junk_on_a_waiters_channel(name: str, own: Own) -> None:
         who = own.client.zrange(keys_of(registry.entry(USING).key(name))[1], 0, 0)[0]
         for channel in own.client.pubsub_channels("distlock:*"):
             own.client.publish(channel, who + b" x y")
+            # a grant, and one of this moment, but another waiter's
+            now, micros = own.client.time()
+            own.client.publish(channel, b"x%032d %d %d" % (7, 2**50, now * 1_000_000 + micros))
+        thread.join(0.3)
+        assert not found, "what was said to another waiter was taken for a grant"
         own.let_go()
         thread.join(5)
     assert found

@@ -24,6 +24,8 @@ from tests.support.timing import within
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.backends.redis.server import Own
+
 pytestmark = pytest.mark.usefixtures("databases")
 USING = "redis"
 SLACK = 0.15  # for a machine that has other things to do
@@ -160,6 +162,29 @@ def test_r22_a_fork_leaves_the_parents_connections_alone(name: str) -> None:
         lease.extend(20)
     assert free(USING, name)
     assert free(USING, name + "child")
+
+
+def test_r22_a_child_opens_connections_of_its_own(own: Own, name: str) -> None:
+    """On a shared one each would read replies to the other."""
+    advisory_lock(name, using=USING).acquire().release()
+    before = {each["addr"] for each in own.client.client_list()}
+    ready, end = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with advisory_lock(name, using=USING):
+                os.write(ready[1], b"x")
+                os.read(end[0], 1)
+        finally:
+            os._exit(0)
+    assert os.read(ready[0], 1) == b"x"
+    try:
+        assert {each["addr"] for each in own.client.client_list()} > before
+    finally:
+        os.write(end[1], b"x")
+        os.waitpid(pid, 0)
+        for fd in (*ready, *end):
+            os.close(fd)
 
 
 def test_r7_500_cancellations_leave_no_key(name: str) -> None:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import BackendUnavailable, LockLost, LockTimeout
+from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager.registry import registry
+from django_distlock.records import drift
 from tests.backends.redlock.nodes import NODES, Nodes, five_nodes, seconds
 from tests.conftest import eventually
 from tests.support import services
@@ -65,6 +67,23 @@ def strike(request: pytest.FixtureRequest, nodes: Nodes) -> Iterator[Any]:
     strike.said = FAILED if request.param == "down" else LATE  # type: ignore[attr-defined]
     yield strike
     heal()
+
+
+def test_r19_validity_counts_from_before_the_requests(settings: Any, nothing_left: None, name: str) -> None:
+    """The replies take their time; the nodes count from when they got the requests."""
+    late = 0.2
+    with five_nodes(settings, node_timeout=2.0) as nodes:
+        nodes.connect(name)
+        for proxy in nodes.proxies:
+            proxy.delay(late)
+        before = monotonic()
+        lease = nodes.lock(name, ttl=20).acquire(timeout=5)
+        assert monotonic() - before >= late
+        assert lease.valid_until < before + late + 20 - drift(20)
+        for proxy in nodes.proxies:
+            proxy.delay(0)
+        lease.release()
+        registry.close()
 
 
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "new"])

@@ -88,6 +88,24 @@ def test_a_vote_whose_answer_was_lost_is_given_again(nodes: Nodes, name: str) ->
     eventually(lambda: nodes.keys() == [0] * 5, f"keys are left: {nodes.keys()}")
 
 
+def test_r22a_a_vote_whose_answer_was_lost_does_not_count(nodes: Nodes, name: str) -> None:
+    """It may be taken back at any moment: with it the majority would be one on paper."""
+    nodes.connect(name)
+    with nodes.lock(name, ttl=30) as lease:
+        eventually(lambda: sum(nodes.keys()) == 5, "somebody has not granted it")
+        grant = lease._grant
+        backend = registry.entry("five").backend
+        for client in nodes.clients[3:]:
+            client.flushall()
+        assert backend.verify(grant)
+        for vote in grant.session.votes[:2]:
+            vote.lost = True
+        with pytest.raises(BackendUnavailable):
+            backend.verify(grant)
+        for vote in grant.session.votes[:2]:
+            vote.lost = False
+
+
 def test_a_vote_that_is_taken_back_is_not_given_again_meanwhile(nodes: Nodes, name: str) -> None:
     """What takes it back is sent for two seconds, and would take the new one."""
     nodes.connect(name)

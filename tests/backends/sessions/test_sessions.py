@@ -22,6 +22,7 @@ each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
 
 WAIT_SESSIONS = 8
 IDLE = 5.0
+LOCKS_PER_SESSION = 128
 
 
 def no_sessions(using: str) -> None:
@@ -41,6 +42,23 @@ def test_locks_are_multiplexed(using: str, name: str) -> None:
     for lease in leases:
         lease.release()
     assert not any(holders(using, lease.name) for lease in leases)
+
+
+@each_engine
+def test_a_full_session_takes_no_more_locks_and_keeps_those_it_has(using: str, name: str) -> None:
+    """Each 128 locks have a session of their own, for which the documentation gives the reason."""
+    no_sessions(using)
+    leases = [advisory_lock(f"{name}{number}", using=using).acquire() for number in range(LOCKS_PER_SESSION + 2)]
+    sessions = [session_of(lease).server_id for lease in leases]
+    assert len(set(sessions[:LOCKS_PER_SESSION])) == 1
+    assert sessions[-1] == sessions[-2] != sessions[0]
+    assert all(lease.held for lease in leases)
+    for lease in leases[:LOCKS_PER_SESSION]:
+        lease.release()
+    eventually(lambda: not session_exists(using, sessions[0]), "the full session was left open with its last lock")
+    assert leases[-1].held
+    for lease in leases[LOCKS_PER_SESSION:]:
+        lease.release()
 
 
 @each_engine
@@ -124,6 +142,16 @@ def test_r23_a_session_that_holds_a_lock_is_not_idle(using: str, name: str) -> N
     registry.entry(using).backend.tick(monotonic() + 3600)
     assert holders(using, name) == [session_of(lease).server_id]
     lease.release()
+
+
+@each_engine
+def test_r23_a_lock_that_comes_between_the_look_and_the_closing_is_kept(using: str, name: str) -> None:
+    """The keepalive thread saw the session without a lock, and another thread has taken one since."""
+    backend = registry.entry(using).backend
+    with advisory_lock(name, using=using) as lease:
+        backend.sessions._close_idle(session_of(lease))
+        assert lease.held
+        assert len(holders(using, name)) == 1
 
 
 @each_engine

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections, models, transaction
 from django.db.transaction import TransactionManagementError
+from django.test.utils import CaptureQueriesContext
 
 from django_distlock import LockLost, LockNotAcquired, LockTimeout, UnsupportedOperation, row_lock
 from tests.backends.statements import counted
@@ -195,6 +196,17 @@ def test_statements(using: str, timeout: float | None, expected: int) -> None:
         with counted(using) as found, row_lock(Account, pk=pks[0], using=using, timeout=timeout):
             pass
     assert sum(found.values()) == expected, found
+
+
+@pytest.mark.parametrize("using", ["postgres", "mariadb"])
+@pytest.mark.parametrize(("option", "words"), [("skip_locked", "SKIP LOCKED"), ("nowait", "NOWAIT")])
+def test_the_statement_says_that_it_does_not_wait(using: str, option: str, words: str) -> None:
+    pks = accounts(using, 1)
+    options: dict[str, Any] = {option: True}
+    with CaptureQueriesContext(connections[using]) as queries, row_lock(rows_of(using, pks), **options):
+        pass
+    (locking,) = [query["sql"] for query in queries if " FOR UPDATE" in query["sql"]]
+    assert f" FOR UPDATE {words}" in locking
 
 
 @pytest.mark.parametrize("using", ENGINES)

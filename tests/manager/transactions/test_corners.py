@@ -96,6 +96,18 @@ def test_r11_nested_transactions_of_two_databases_lose_nothing(one_world: World,
     world.check_connection_is_clean()
 
 
+def test_r11_lock_inside_two_transactions_is_kept_for_both(one_world: World, losses: list[str]) -> None:
+    """Also on PostgreSQL: a lock that belonged to the inner one would end with it, before the outer one commits."""
+    world = one_world
+    with transaction.atomic(other_of(world)):
+        with transaction.atomic(world.alias), world.lock():
+            world.write()
+        assert is_out(world.rival, world.using, world.name)
+    assert not is_out(world.rival, world.using, world.name)
+    assert not losses
+    world.check_connection_is_clean()
+
+
 # BEGIN through a cursor
 
 

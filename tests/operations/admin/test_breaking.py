@@ -196,6 +196,24 @@ def test_a_session_that_let_go_and_came_back_is_another_holding() -> None:
     assert seen("x?y") == ("x?y", "?", float("inf"))
 
 
+def test_another_holding_of_the_same_session_is_not_broken(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page asks the row, with what its form has sent back."""
+    asked = []
+
+    def is_still(row: LockRow, mark: str, stamp: float) -> bool:
+        asked.append((row.pk, mark, stamp))
+        return False
+
+    monkeypatch.setattr(LockRow, "is_still", is_still)
+    with advisory_lock("again", using="memory", timeout=1) as lease:
+        row = row_of("memory", "again")
+        answer = boss.post(BREAK, {"lock": row.seen})
+        assert told(answer) == ["The lock “again” has changed hands; it was not broken."]
+        lease.ensure_held()
+    assert asked == [seen(row.seen)]
+    assert not LogEntry.objects.exists()
+
+
 class Unbreakable(MemoryBackend):
     """A backend of somebody else's that cannot take a lock away."""
 
