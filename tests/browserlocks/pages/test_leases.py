@@ -207,8 +207,8 @@ def test_back_from_another_page(ada: Person, bo: Person) -> None:
 
 @pytest.mark.parametrize("scope", ["server", "browser"])
 @pytest.mark.parametrize("waits", [False, True], ids=["holds", "waits"])
-def test_a_page_with_a_lock_stays_in_the_back_forward_cache(ada: Person, scope: str, waits: bool) -> None:
-    """So that "back" is quick. All three browsers keep pages in memory here."""
+def test_a_page_with_a_lock_stays_in_the_back_forward_cache(ada: Person, scope: str, waits: bool, name: str) -> None:
+    """So that "back" is quick. Firefox looks for Web Locks before pagehide, and keeps no page that has one then."""
     mine = ada.room()
     if waits:
         other = ada.room()
@@ -222,7 +222,7 @@ def test_a_page_with_a_lock_stays_in_the_back_forward_cache(ada: Person, scope: 
     mine.until(lambda: mine.text("p") == "Elsewhere", "it has not gone")
     mine.back()
     mine.ready()
-    assert mine.run("return window.persisted") is True
+    assert bool(mine.run("return window.persisted")) is not (name == "firefox" and scope == "browser")
 
 
 def test_a_browser_that_slept_has_lost_its_lock(ada: Person, bo: Person) -> None:
