@@ -389,7 +389,7 @@ class Wire {
     if (!endpoint) throw new TypeError('Locks of the server need new LockManager({ endpoint: "/distlock/" }).');
     this.base = new URL(endpoint.endsWith("/") ? endpoint : `${endpoint}/`, location.href);
     this.csrf = csrf;
-    this.fetch = fetch ?? ((...request) => globalThis.fetch(...request));
+    this.fetch = (...request) => (fetch ?? globalThis.fetch)(...request);
   }
 
   url = (path) => new URL(path, this.base).href;

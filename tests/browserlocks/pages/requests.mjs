@@ -13,7 +13,9 @@ const answer = (path, body) => {
     return body.leases.length > 100 ? [400, {}] : [200, { leases: body.leases.map(({ id }) => ({ id, expires_in: LIFE })) }];
   return busy ? [409, { holder: "Bo", place: 0, retry_after: 0.2 }] : [201, { id: body.id, fence: 5, expires_in: LIFE }];
 };
-const fetch = async (url, init) => {
+// as window.fetch, which must not be called as a method of another object
+const fetch = async function (url, init) {
+  if (this !== undefined && this !== globalThis) throw new TypeError("Illegal invocation");
   const [status, facts] = answer(new URL(url).pathname, init.body && JSON.parse(init.body));
   return { status, headers: new Headers({ "Content-Type": "application/json" }), json: async () => facts };
 };
