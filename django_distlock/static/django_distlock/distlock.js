@@ -7,7 +7,7 @@ const PATIENCE = 10_000; // that a request may take
 const AWAY = 15_000; // longest pause between questions to a server that does not answer
 const STREAM_AGAIN = 300_000; // until a server without event streams is asked for one again
 const FORGOTTEN = 150_000; // a tab that has said nothing for longer is gone; a hidden one asks each minute
-const MOST = 100; // that are watched by one stream
+const MOST = 100; // that are watched by one stream, or renewed at once
 const RECORD_TTL = 10_000; // of a record in localStorage,
 const RECORD_TTL_HIDDEN = 150_000; // and of a hidden tab, whose timers may run once a minute
 const SETTLE = 25; // that a new record in localStorage must stay unchanged
@@ -47,7 +47,7 @@ export class LockError extends Error {
 export class LockTimeoutError extends LockError {}
 export class LockLostError extends LockError {}
 
-// stands still while a computer sleeps, in some browsers; see Leases.woke
+// stands still while some computers sleep, see Leases.#woke
 const clock = () => performance.now();
 const jitter = (delay) => delay * (0.8 + Math.random() * 0.4);
 const page = globalThis.document;
@@ -212,7 +212,7 @@ class Leases extends Keeper {
   constructor(wire, events) {
     super();
     this.wire = wire;
-    this.events = events && new Events(this, wire.url, events);
+    this.events = events ? new Events(this, wire.url, events) : null;
   }
 
   async acquire(ticket) {
@@ -253,14 +253,14 @@ class Leases extends Keeper {
   }
 
   #question({ grant, id, ttl, ifAvailable, place }) {
-    const body = { grant, id, queue: !ifAvailable, hidden: hidden(), again: place !== null };
-    return ttl ? { ...body, ttl: ttl / 1000 } : body;
+    return { grant, id, ttl: ttl / 1000, queue: !ifAvailable, hidden: hidden(), again: place !== null };
   }
 
   #granted(ticket, { fence, expires_in }, sent) {
+    const { grant, ttl } = ticket;
     const life = expires_in * 1000;
     if (sent + life - margin(life) <= clock()) return null;
-    const lease = this.lease(ticket, { name: undefined, guarantee: "lease", grant: ticket.grant, fence, life, sent });
+    const lease = this.lease(ticket, { name: undefined, guarantee: "lease", grant, ttl, fence, life, sent });
     this.#confirm(lease, life, sent);
     this.#beat();
     return lease;
@@ -310,10 +310,10 @@ class Leases extends Keeper {
     this.#due = Infinity;
     if (this.#renewing || !this.held.size) return;
     this.#renewing = true;
-    const leases = [...this.held.values()];
+    const leases = [...this.held.values()].sort((a, b) => a.expires - b.expires).slice(0, MOST);
     const shortest = Math.min(...leases.map(({ life }) => life));
     const [era, sent] = [this.era, clock()];
-    const body = { leases: leases.map(({ id, fence, grant }) => ({ id, fence, grant })) };
+    const body = { leases: leases.map(({ id, fence, grant, ttl }) => ({ id, fence, grant, ttl: ttl / 1000 })) };
     const reply = await this.wire.send("POST", "leases/renew/", body, { patience: Math.min(PATIENCE, shortest / 3) });
     this.#renewing = false;
     this.look();
@@ -389,7 +389,7 @@ class Wire {
     if (!endpoint) throw new TypeError('Locks of the server need new LockManager({ endpoint: "/distlock/" }).');
     this.base = new URL(endpoint.endsWith("/") ? endpoint : `${endpoint}/`, location.href);
     this.csrf = csrf;
-    this.fetch = fetch ?? ((...request) => globalThis.fetch(...request));
+    this.fetch = (...request) => (fetch ?? globalThis.fetch)(...request);
   }
 
   url = (path) => new URL(path, this.base).href;
@@ -411,7 +411,7 @@ class Wire {
       };
       return await ask(false);
     } catch (error) {
-      // a page in the place of JSON is no lock server; else there was no answer
+      // a page in the place of JSON: no lock server
       return { status: error.status ?? (error instanceof SyntaxError ? 200 : 0) };
     } finally {
       cancel();
@@ -783,7 +783,7 @@ export class LockManager {
         ticket.wake();
       };
       const aborted = () => end(reject, signal.reason);
-      const cancel = timeout >= 0 ? wait(timeout, () => end(reject, late(ticket, timeout))) : () => {};
+      const cancel = timeout !== null && timeout >= 0 && timeout < 2 ** 31 ? wait(timeout, () => end(reject, late(ticket, timeout))) : () => {};
       signal?.addEventListener("abort", aborted);
       keeper.acquire(ticket).then(
         (lease) => {
