@@ -189,8 +189,11 @@ class Havoc:
         self.later(self.rng.uniform(*LAG), lambda: door.delay(0))
 
     def lose_reply(self) -> None:
-        """The reply of one of the next requests, and with it the connection: TCP loses nothing in the middle."""
-        self.door().swallow(self.rng.randint(1, 20), cut=True)
+        """The reply of one of the next requests, and with it the connection: TCP loses nothing in the middle. The
+        server learns of it later."""
+        door = self.door()
+        door.swallow(self.rng.randint(1, 20), cut=True)
+        self.later(self.rng.uniform(*LAG), door.cut)
 
     def half_close(self) -> None:
         """The clients see the end of their connections, the server sees them go on for a while."""
@@ -238,8 +241,8 @@ class Havoc:
                 client.client_kill_filter(skipme=True, _type="normal")
                 client.client_kill_filter(skipme=True, _type="pubsub")
             return
-        self._cut_off = time.monotonic()
-        connections[server.DATABASES[self.using]].close()  # the server may have been started again
-        with contextlib.suppress(Exception):  # it hangs, or the session has gone meanwhile
+        services.signal(self.server(), signal.SIGCONT)  # a server that is stopped would answer nobody, and not us
+        connections[server.DATABASES[self.using]].close()  # it may have been started again
+        with contextlib.suppress(Exception):  # the session has gone meanwhile
             for session in server.holders(self.using, self.name):
                 server.end_session(self.using, session)
