@@ -109,6 +109,8 @@ def read_grant(text: str, signer: str) -> LockGrant:
 def _origin(audience: str) -> str:
     """``scheme://host[:port]`` as browsers send it. ValueError for anything else."""
     parts = urlsplit(audience)
-    if parts.scheme not in ("http", "https") or not parts.netloc or audience != f"{parts.scheme}://{parts.netloc}":
+    usual = {"http": 80, "https": 443}.get(parts.scheme)  # the port that browsers leave out
+    origin = f"{parts.scheme}://{parts.netloc}"
+    if usual in (None, parts.port) or not parts.netloc or "@" in parts.netloc or audience != origin:
         raise ValueError(f'audience must be an origin such as "https://app.example.com", not {audience!r}.')
     return audience.lower()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from asgiref.sync import markcoroutinefunction, sync_to_async
 from django.core.exceptions import BadRequest
-from django.db import Error
+from django.db import Error, transaction
 from django.http import HttpResponse, JsonResponse
 from django.template.loader import render_to_string
 from django.utils.translation import gettext as _
@@ -20,6 +20,7 @@ from django_distlock.concurrency.origin import request_of_rest
 from django_distlock.http.bodies import private
 from django_distlock.http.visitors import visitor_of
 from django_distlock.locks import decorators
+from django_distlock.locks.lazy_results import refuse_unfinished
 from django_distlock.locks.name_templates import Template
 from django_distlock.middleware import language_of_texts, text_language
 from django_distlock.storage.dialect import contended
@@ -63,11 +64,13 @@ def requires_lock(*names: str, methods: Collection[str] | None = None) -> Callab
     need one instead. Works on functions, ``async def``, and by ``method_decorator`` on ``dispatch`` or a handler of a
     class.
 
-    :raises TypeError: if ``names`` is empty, or for what cannot be decorated.
+    :raises TypeError: if ``names`` or ``methods`` is empty or of another type, or for what cannot be decorated.
     :raises ValueError: for a name with a field that the view does not have.
     """
     if not names or not all(isinstance(name, str) for name in names):
         raise TypeError('requires_lock takes the names of locks: @requires_lock("cart:{request.user.pk}").')
+    if methods is not None and (isinstance(methods, str) or not methods):  # each request would pass without a lock
+        raise TypeError('methods are the methods that need the lock: methods={"GET", "POST"}.')
     chosen = None if methods is None else frozenset(method.upper() for method in methods)
     return functools.partial(_decorate, names, chosen)
 
@@ -83,7 +86,7 @@ def _decorate(names: tuple[str, ...], methods: frozenset[str] | None, view: Any)
         call = functools.partial(decorators.call_view, view, request, wrapper._non_atomic_requests, *args, **kwargs)
         if not _needs_lock(request, methods):
             return call()
-        gate = LockGate(request, functools.partial(_names, names, template, args, kwargs))
+        gate = LockGate(request, view, functools.partial(_names, names, template, args, kwargs))
         return gate.arun(call) if _is_awaited(view, args) else gate.run(call)
 
     @functools.wraps(view)
@@ -91,7 +94,7 @@ def _decorate(names: tuple[str, ...], methods: frozenset[str] | None, view: Any)
         request, call = request_of(args), functools.partial(view, *args, **kwargs)
         if not _needs_lock(request, methods):
             return await call()
-        return await LockGate(request, functools.partial(_names, names, template, args, kwargs)).arun(call)
+        return await LockGate(request, view, functools.partial(_names, names, template, args, kwargs)).arun(call)
 
     is_async = decorators.is_async(view)
     wrapper: Any = markcoroutinefunction(async_locked) if is_async else locked
@@ -115,7 +118,9 @@ def _is_awaited(view: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _needs_lock(request: HttpRequest, methods: frozenset[str] | None) -> bool:
-    return request.method not in SAFE_METHODS if methods is None else request.method in methods
+    if methods is None:
+        return request.method not in SAFE_METHODS
+    return request.method in methods or (request.method == "HEAD" and "GET" in methods)  # the same code answers both
 
 
 def _names(names: tuple[str, ...], template: Template, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
@@ -139,18 +144,23 @@ def sent_leases(header: str) -> list[tuple[str, int]]:
 
 
 class LockGate:
-    """The transaction of one request, in which its locks are current."""
+    """The transaction of one request, in which its locks are current.
 
-    def __init__(self, request: HttpRequest, names: Callable[[], list[str]]) -> None:
+    TypeError for a streaming response: its content would be made after the transaction.
+    """
+
+    def __init__(self, request: HttpRequest, view: Any, names: Callable[[], list[str]]) -> None:
         self._request = request
+        self._view = view
         self._names = names
         self._stack = ExitStack()
+        self._failed = False
 
     def run(self, call: Callable[[], Any]) -> Any:
         """Call the view in the transaction, or return the refusal."""
         with self._stack:
             refusal = self._enter()
-            return call() if refusal is None else refusal
+            return self._checked(call()) if refusal is None else refusal
 
     async def arun(self, call: Callable[[], Any]) -> Any:
         """As :meth:`run` for an async view: its statements run in the thread that has the transaction.
@@ -160,12 +170,20 @@ class LockGate:
         try:
             response = await finished(sync_to_async(self._enter)())
             if response is None:
-                response = await call()
+                response = self._checked(await call())
         except BaseException:
             await uninterrupted(sync_to_async(self._stack.__exit__)(*sys.exc_info()))
             raise
         await finished(sync_to_async(self._stack.close)())
         return response
+
+    def _checked(self, response: Any) -> Any:
+        self._failed = getattr(response, "exception", False) is True  # that of REST framework: it raises no more
+        return refuse_unfinished(self._view, response)
+
+    def _roll_back_if_failed(self, alias: str) -> None:
+        if self._failed:
+            transaction.set_rollback(True, using=alias)
 
     def _enter(self) -> HttpResponse | None:
         """Begin the transaction and lock the rows; else return the refusal, with no transaction."""
@@ -182,8 +200,10 @@ class LockGate:
                     leases = {name: self._lock(settings.database, name, sent, principal) for name in names}
                     if None in leases.values():
                         return refused(request, "lost")
-                    request.distlock_leases = leases  # type: ignore[attr-defined]
+                    above = getattr(request, "distlock_leases", {})  # of another decorator
+                    request.distlock_leases = {**above, **leases}  # type: ignore[attr-defined]
                     self._stack.enter_context(stack.pop_all())
+                    self._stack.callback(self._roll_back_if_failed, settings.database)
                     return None
             except Error as error:
                 if not contended(error):

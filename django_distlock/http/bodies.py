@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.core.exceptions import RequestDataTooBig
 from django.http import JsonResponse, UnreadablePostError
+from django.http.request import RawPostDataException
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
@@ -20,11 +21,14 @@ class BadRequest(ValueError):
 
 
 def body_of(request: HttpRequest, longest: int) -> bytes:
-    """The body. RequestDataTooBig if it has more than ``longest`` bytes, BadRequest if the client has gone."""
+    """The body. RequestDataTooBig if it has more than ``longest`` bytes.
+
+    BadRequest if the client has gone, or has sent a form with files: the CSRF check reads that, and it is kept nowhere.
+    """
     refuse_too_long(request, longest)
     try:
         body = request.body
-    except UnreadablePostError as error:
+    except (UnreadablePostError, RawPostDataException) as error:
         raise BadRequest("The body could not be read.") from error
     if len(body) > longest:
         raise RequestDataTooBig

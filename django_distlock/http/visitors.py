@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import SynchronousOnlyOperation
+from django.http.request import split_domain_port
 from django.middleware.csrf import get_token
 from django.utils.translation import gettext as _
 
@@ -48,7 +49,8 @@ def visitor_of(request: HttpRequest, label_of: Callable[[Any], str]) -> Visitor:
     ``label_of`` says how a user is shown to others.
     """
     user = user_of(request)
-    site = request.get_host().lower()
+    # not the port: the client chooses it, and would be another principal with each
+    site = split_domain_port(request.get_host())[0]
     if user is not None and user.is_authenticated:
         label = one_line(label_of(user), LONGEST_LABEL)
         return Visitor(principal_of_user(user), label, site, True)

@@ -21,10 +21,10 @@ ROUTER = "A router in DATABASE_ROUTERS keeps"
 
 class KeepsOut:
     """As where each app has its database, and this one has none; of idempotency keys there is distlock.E034, of edit
-    locks distlock.W072."""
+    locks distlock.W072, of browser locks distlock.W081."""
 
     def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
-        own_checks = ("idempotencyrecord", "editleaserow")
+        own_checks = ("idempotencyrecord", "editleaserow", "browserlockrow", "browserticket")
         return False if app_label == "django_distlock" and model_name not in own_checks else None
 
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
+from django.http import Http404
 
 from django_distlock.browser import store
 from django_distlock.browser.grants import LockGrant, LockGrantError, read_grant
@@ -85,7 +86,10 @@ class LeaseRenewal:
         found = given.get("leases")
         if not isinstance(found, list) or len(found) > MOST_RENEWED:
             raise BadRequest(f"leases is a list of at most {MOST_RENEWED}.")
-        return [cls._of(entry) for entry in found]
+        batch = [cls._of(entry) for entry in found]
+        if len({item.lease for item in batch}) < len(batch):  # the answers go by the id
+            raise BadRequest("leases has each id once.")
+        return batch
 
     @classmethod
     def _of(cls, given: Any) -> LeaseRenewal:
@@ -182,7 +186,7 @@ class Desk:
             return True
         try:
             return bool(self._config.permission(self._request, name))
-        except PermissionDenied:
+        except (PermissionDenied, Http404, ObjectDoesNotExist):  # gone, perhaps; the rest of a batch goes on
             return False
 
     # renew
@@ -195,7 +199,7 @@ class Desk:
         lost: dict[str, str] = {}
         seen: Counter[str] = Counter()
         groups: dict[tuple[float, int], list[tuple[str, str, int]]] = {}
-        for item in {item.lease: item for item in batch}.values():
+        for item in batch:
             grant = self._still_granted(item, lost)
             if grant is None:
                 continue

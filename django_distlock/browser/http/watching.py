@@ -86,7 +86,7 @@ class Watcher:
         """Begin to watch."""
         with self._lock:
             self._watches.add(watch)
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():  # after a fork it runs in the parent only
                 self._thread = threading.Thread(target=self._run, name="distlock-browser-events", daemon=True)
                 self._thread.start()
 

@@ -154,7 +154,8 @@ def _within(
     """
     if not quota.refuses(leases, 0):
         return row.as_lease()
-    attempted(connection, statements.update(connection, statements.DROP, statements.HOLDER), parameters, [row.digest])
+    condition = f"digest = %(digest)s AND {statements.HOLDER}"
+    attempted(connection, statements.update(connection, statements.DROP, condition), parameters, [row.digest])
     return Full()
 
 

@@ -37,9 +37,9 @@ PLACE = f"(SELECT COUNT(*) {AHEAD})"
 DEAD = f"(SELECT COUNT(*) FROM {TICKETS} d WHERE d.digest = %(digest)s AND d.alive_until <= {{now}})"  # noqa: S608
 # Are there tickets of this name, which are to be cleared away?
 QUEUE = f"EXISTS (SELECT 1 FROM {TICKETS} q WHERE q.digest = %(digest)s)"  # noqa: S608
-# What the principal has beside what it asks for.
+# What the principal has beside what it asks for. Leases are counted by their names: a client may use one id for many.
 LEASES = f"""
-(SELECT COUNT(*) FROM {TABLE} o WHERE o.principal = %(principal)s AND o.holder <> %(holder)s AND o.lease <> ''
+(SELECT COUNT(*) FROM {TABLE} o WHERE o.principal = %(principal)s AND o.digest <> %(digest)s AND o.lease <> ''
 AND o.expires_at > {{now}})
 """  # noqa: S608
 PLACES = f"""

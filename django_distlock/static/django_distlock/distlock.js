@@ -7,7 +7,7 @@ const PATIENCE = 10_000; // that a request may take
 const AWAY = 15_000; // longest pause between questions to a server that does not answer
 const STREAM_AGAIN = 300_000; // until a server without event streams is asked for one again
 const FORGOTTEN = 150_000; // a tab that has said nothing for longer is gone; a hidden one asks each minute
-const MOST = 100; // that are watched by one stream
+const MOST = 100; // that are watched by one stream, or renewed at once
 const RECORD_TTL = 10_000; // of a record in localStorage,
 const RECORD_TTL_HIDDEN = 150_000; // and of a hidden tab, whose timers may run once a minute
 const SETTLE = 25; // that a new record in localStorage must stay unchanged
@@ -33,8 +33,8 @@ const REFUSED = {
   request: "The request was refused. Check the options.",
   quota: "This user holds or waits for too many locks. Release some, or raise MAX_HELD and MAX_WAITING.",
   csrf: "The CSRF token was refused twice. Give the option csrf, and check CSRF_TRUSTED_ORIGINS.",
-  unreachable: "The lock server did not answer, so nobody knows whether the lock is free. Try again.",
-  endpoint: "The endpoint did not answer as a lock server does. Check the option endpoint and the URL configuration.",
+  unreachable: "The lock server did not answer. Try again.",
+  endpoint: "There is no lock server at the endpoint. Check the option endpoint.",
 };
 
 export class LockError extends Error {
@@ -47,7 +47,7 @@ export class LockError extends Error {
 export class LockTimeoutError extends LockError {}
 export class LockLostError extends LockError {}
 
-// stands still while a computer sleeps, in some browsers; see Leases.woke
+// stands still while some computers sleep, see Leases.#woke
 const clock = () => performance.now();
 const jitter = (delay) => delay * (0.8 + Math.random() * 0.4);
 const page = globalThis.document;
@@ -58,8 +58,8 @@ const on = (target, types, call) => types.split(" ").forEach((type) => target?.a
 const randomId = () =>
   Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 
-/* Timers. Browsers run those of a hidden tab as seldom as once a minute, so that a lease would end. Timers of workers
-   are not slowed down: there this file is the worker's script too. A bundle has another name and does without. */
+/* Timers. Browsers run those of a hidden tab once a minute, but those of a worker in time: this file is its script
+   too. A bundle has another name and does without. */
 const timers = new Map();
 let helper = null;
 let made = 0;
@@ -163,7 +163,7 @@ class Ticket {
   }
 }
 
-/* What the three kinds of locks share: the leases of this document, and that they end when the page is left. */
+/* What the kinds of locks share: they end when the page is left. */
 class Keeper {
   held = new Map();
   waiting = new Set();
@@ -191,6 +191,8 @@ class Keeper {
     for (const ticket of this.waiting) ticket.wake();
   }
 
+  unload() {}
+
   hide() {
     this.era += 1;
     this.shown = new Promise((resolve) => (this.show = resolve));
@@ -210,7 +212,7 @@ class Leases extends Keeper {
   constructor(wire, events) {
     super();
     this.wire = wire;
-    this.events = events && new Events(this, wire.url, events);
+    this.events = events ? new Events(this, wire.url, events) : null;
   }
 
   async acquire(ticket) {
@@ -251,14 +253,14 @@ class Leases extends Keeper {
   }
 
   #question({ grant, id, ttl, ifAvailable, place }) {
-    const body = { grant, id, queue: !ifAvailable, hidden: hidden(), again: place !== null };
-    return ttl ? { ...body, ttl: ttl / 1000 } : body;
+    return { grant, id, ttl: ttl / 1000, queue: !ifAvailable, hidden: hidden(), again: place !== null };
   }
 
   #granted(ticket, { fence, expires_in }, sent) {
+    const { grant, ttl } = ticket;
     const life = expires_in * 1000;
     if (sent + life - margin(life) <= clock()) return null;
-    const lease = this.lease(ticket, { name: undefined, guarantee: "lease", grant: ticket.grant, fence, life, sent });
+    const lease = this.lease(ticket, { name: undefined, guarantee: "lease", grant, ttl, fence, life, sent });
     this.#confirm(lease, life, sent);
     this.#beat();
     return lease;
@@ -272,7 +274,7 @@ class Leases extends Keeper {
     this.#due = Math.min(this.#due, sent + lease.life / 3);
   }
 
-  /* Called by each use of a lock too: a tab that stood still believes nothing that it knew before. */
+  /* A tab that stood still believes nothing that it knew before. */
   look() {
     if (this.#woke()) {
       this.era += 1;
@@ -283,8 +285,8 @@ class Leases extends Keeper {
       if (lease.expires - clock() <= margin(lease.life)) this.lose(lease, "expired");
   }
 
-  /* The clock of the page may stand still while the computer sleeps. Then the other one has moved ahead of it; so it has
-     when it was set forward, and a renewal tells which. */
+  /* The clock of the page may stand still while the computer sleeps. Then the other one has moved ahead of it; it has
+     so too when it was set forward, and a renewal tells which. */
   #woke() {
     const drift = Date.now() - clock();
     const woke = drift - this.#drift > 1500;
@@ -308,10 +310,10 @@ class Leases extends Keeper {
     this.#due = Infinity;
     if (this.#renewing || !this.held.size) return;
     this.#renewing = true;
-    const leases = [...this.held.values()];
+    const leases = [...this.held.values()].sort((a, b) => a.expires - b.expires).slice(0, MOST);
     const shortest = Math.min(...leases.map(({ life }) => life));
     const [era, sent] = [this.era, clock()];
-    const body = { leases: leases.map(({ id, fence, grant }) => ({ id, fence, grant })) };
+    const body = { leases: leases.map(({ id, fence, grant, ttl }) => ({ id, fence, grant, ttl: ttl / 1000 })) };
     const reply = await this.wire.send("POST", "leases/renew/", body, { patience: Math.min(PATIENCE, shortest / 3) });
     this.#renewing = false;
     this.look();
@@ -353,10 +355,15 @@ class Leases extends Keeper {
     if ((status >= 500 || status === 429 || !status) && clock() < until) wait(1000, () => this.#give(id, until));
   }
 
+  /* Firefox looks for Web Locks before pagehide. If the page stays after all, the next request leads again. */
+  unload() {
+    this.events?.close();
+  }
+
   hide() {
     for (const { id } of [...this.held.values(), ...this.waiting]) this.wire.beacon(`leases/${id}/release/`);
+    this.unload();
     super.hide();
-    this.events?.close();
   }
 }
 
@@ -366,7 +373,8 @@ const margin = (life) => beat(life) * 1.5;
 
 /* Why an answer ends the waiting; nothing if another try may help. */
 const refusal = ({ status, reason, detail }, { ifAvailable }) => {
-  const known = REFUSED[reason] ? reason : { 0: "unreachable", 401: "logged_out", 403: reason ? "permission" : "csrf" }[status];
+  const usual = { 0: "unreachable", 401: "logged_out", 403: reason ? "permission" : "csrf" };
+  const known = REFUSED[reason] ? reason : usual[status];
   const passing = !status || status >= 500 || (status === 429 && reason !== "quota");
   if (passing && !ifAvailable) return null;
   const why = known ?? (passing ? "unreachable" : "endpoint");
@@ -381,7 +389,7 @@ class Wire {
     if (!endpoint) throw new TypeError('Locks of the server need new LockManager({ endpoint: "/distlock/" }).');
     this.base = new URL(endpoint.endsWith("/") ? endpoint : `${endpoint}/`, location.href);
     this.csrf = csrf;
-    this.fetch = fetch ?? ((...request) => globalThis.fetch(...request));
+    this.fetch = (...request) => (fetch ?? globalThis.fetch)(...request);
   }
 
   url = (path) => new URL(path, this.base).href;
@@ -403,7 +411,7 @@ class Wire {
       };
       return await ask(false);
     } catch (error) {
-      // a page in the place of JSON is no lock server; else there was no answer
+      // a page in the place of JSON: no lock server
       return { status: error.status ?? (error instanceof SyntaxError ? 200 : 0) };
     } finally {
       cancel();
@@ -431,8 +439,8 @@ class Wire {
   }
 }
 
-/* News from the server, which only make questions come sooner. The tabs of a browser share one stream, since browsers
-   open six connections to a server at most: the tab with the Web Lock has it, and tells the others. */
+/* News from the server, which only make questions come sooner. Browsers open six connections to a server at most, so
+   tabs share one stream: the tab with the Web Lock has it, and tells the others. */
 class Events {
   #me = randomId();
   #tabs = new Map(); // what each tab waits for
@@ -691,11 +699,15 @@ class Records extends Keeper {
 
   async release(lease) {
     lease.over = true;
-    if (this.held.delete(lease.id) && localStorage.getItem(lease.key) === lease.text) localStorage.removeItem(lease.key);
+    if (this.held.delete(lease.id)) this.#clear(lease);
+  }
+
+  #clear({ key, text }) {
+    if (localStorage.getItem(key) === text) localStorage.removeItem(key);
   }
 
   hide() {
-    for (const { key, text } of this.held.values()) if (localStorage.getItem(key) === text) localStorage.removeItem(key);
+    for (const lease of this.held.values()) this.#clear(lease);
     super.hide();
   }
 }
@@ -717,6 +729,7 @@ export class LockManager {
   /* { endpoint, csrf, fetch, events: "auto" | true | false } */
   constructor(options = {}) {
     this.#options = { events: "auto", settle: SETTLE, ...options };
+    on(globalThis, "beforeunload", () => this.#each("unload"));
     on(globalThis, "pagehide", () => this.#each("hide"));
     on(globalThis, "pageshow", ({ persisted }) => persisted && (this.#each("show"), this.#each("soon")));
     on(globalThis, "online focus", () => this.#each("soon"));
@@ -728,10 +741,13 @@ export class LockManager {
   }
 
   #keeper(scope) {
-    if (!/^(server|browser)$/.test(scope)) throw new TypeError(`There is no scope ${scope}: take "server" or "browser".`);
+    if (!/^(server|browser)$/.test(scope))
+      throw new TypeError(`There is no scope ${scope}: take "server" or "browser".`);
     const { events, settle } = this.#options;
-    const make = () =>
-      scope === "server" ? new Leases(new Wire(this.#options), events) : navigator.locks ? new WebLocks() : new Records(settle);
+    const make = () => {
+      if (scope === "server") return new Leases(new Wire(this.#options), events);
+      return navigator.locks ? new WebLocks() : new Records(settle);
+    };
     if (!this.#keepers.has(scope)) this.#keepers.set(scope, make());
     return this.#keepers.get(scope);
   }
@@ -767,7 +783,7 @@ export class LockManager {
         ticket.wake();
       };
       const aborted = () => end(reject, signal.reason);
-      const cancel = timeout >= 0 ? wait(timeout, () => end(reject, late(ticket, timeout))) : () => {};
+      const cancel = timeout !== null && timeout >= 0 && timeout < 2 ** 31 ? wait(timeout, () => end(reject, late(ticket, timeout))) : () => {};
       signal?.addEventListener("abort", aborted);
       keeper.acquire(ticket).then(
         (lease) => {
@@ -784,8 +800,8 @@ export class LockManager {
     const leases = this.#keeper("server");
     const reply = await leases.wire.send("GET", "leases/");
     if (reply.status !== 200) throw refusal(reply, { ifAvailable: true });
-    const keepers = [...this.#keepers.values()];
-    const pending = keepers.flatMap(({ waiting }) => [...waiting]).map(({ id, grant, holder, place }) => ({ id, grant, holder, place }));
+    const waiting = [...this.#keepers.values()].flatMap((keeper) => [...keeper.waiting]);
+    const pending = waiting.map(({ id, grant, holder, place }) => ({ id, grant, holder, place }));
     return { held: reply.leases, pending };
   }
 }

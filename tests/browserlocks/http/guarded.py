@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 from django.db import connections
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views import View
+from rest_framework.authentication import SessionAuthentication
+from rest_framework.exceptions import ValidationError
+from rest_framework.views import APIView
 
 from django_distlock.browser import requires_lock
 from django_distlock.models import LockEvent
 from tests.browserlocks.http import site
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 AT = "2026-01-01T00:00Z"
 NAME = "cart:{request.user.pk}"
@@ -51,6 +57,27 @@ def plain(request: HttpRequest) -> HttpResponse:
 def two(request: HttpRequest) -> HttpResponse:
     write(request)
     return report(request)
+
+
+@requires_lock(NAME)
+@requires_lock("till")
+def nested(request: HttpRequest) -> HttpResponse:
+    return report(request)
+
+
+def written_later(request: HttpRequest) -> Iterator[bytes]:
+    write(request)
+    yield b"done"
+
+
+@requires_lock(NAME)
+def stream(request: HttpRequest) -> StreamingHttpResponse:
+    return StreamingHttpResponse(written_later(request))
+
+
+@requires_lock(NAME)
+async def async_stream(request: HttpRequest) -> StreamingHttpResponse:
+    return StreamingHttpResponse(written_later(request))
 
 
 @requires_lock("piece:{name}")
@@ -100,11 +127,24 @@ class AsyncOfClass(View):
         return await sync_to_async(report_in_thread)(request)
 
 
+@method_decorator(requires_lock(NAME), name="dispatch")
+class OfRest(APIView):
+    authentication_classes = (SessionAuthentication,)
+
+    def post(self, request: Any) -> HttpResponse:
+        write(request)
+        raise ValidationError("after the write")
+
+
 urlpatterns = [
     path("distlock/", include("django_distlock.browser.urls")),
     path("grant/", site.grant),
     path("plain/", plain),
     path("two/", two),
+    path("nested/", nested),
+    path("rest/", OfRest.as_view()),
+    path("stream/", stream),
+    path("async-stream/", async_stream),
     path("piece/<str:name>/", piece),
     path("reading/", reading),
     path("coroutine/", coroutine),

@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import subprocess
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -333,6 +334,23 @@ def sessions(alias: str) -> int:
 
 
 class TestWatcher:
+    def test_a_thread_that_is_gone_is_replaced(self, ada: Person) -> None:
+        """After a fork the child has the object of a thread that runs in its parent only."""
+        lease, _ = ada.take(ada.grant("cart"))
+        watcher = Watcher()
+        watcher._thread = threading.Thread()
+
+        async def news() -> list[Any]:
+            watch = Watch("default", signer(ada), {lease: ("cart", True)})
+            watcher.add(watch)
+            try:
+                await sync_to_async(ada.release)(lease)
+                return await watch.next(5)
+            finally:
+                watcher.discard(watch)
+
+        assert asyncio.run(news()) == [("lost", {"id": lease, "reason": "released"})]
+
     def test_one_statement_for_all_streams(self, ada: Person, bo: Person) -> None:
         """However many names and streams there are."""
         leases = [ada.take(ada.grant(f"name {number}"))[0] for number in range(10)]

@@ -126,6 +126,7 @@ def test_methods_can_be_chosen(shopper: Shopper) -> None:
     client = shopper.person.client
     assert client.get("/reading/").status_code == 423
     assert client.get("/reading/", headers={"Distlock-Lease": shopper.header}).content == b"read"
+    assert client.head("/reading/").status_code == 423  # Django runs what answers GET
     assert client.post("/reading/").content == b"read"
 
 
@@ -196,12 +197,35 @@ def test_what_cannot_be_decorated_is_refused() -> None:
         requires_lock()
     with pytest.raises(TypeError, match="names of locks"):
         requires_lock(print)  # type: ignore[arg-type]
+    for methods in ("POST", []):  # the letters of a text are no methods: every request would pass
+        with pytest.raises(TypeError, match="methods"):
+            requires_lock("a", methods=methods)
     with pytest.raises(TypeError, match="is a class"):
         requires_lock("a")(dict)
     with pytest.raises(ValueError, match="no argument 'pk'"):
         requires_lock("a:{pk}")(lambda request: None)
     with pytest.raises(TypeError, match="no request"):
         requires_lock("a")(lambda: None)()
+
+
+def test_an_exception_that_rest_framework_has_answered_is_rolled_back(shopper: Shopper, atomic_requests: bool) -> None:
+    """REST framework itself rolls back under ATOMIC_REQUESTS only."""
+    assert shopper.post("rest").status_code == 400
+    assert written() == 0
+
+
+@pytest.mark.parametrize("path", ["stream", "async-stream"])
+def test_content_that_is_made_after_the_commit_is_refused(shopper: Shopper, path: str) -> None:
+    """It would be made under no lock: as for the other decorators."""
+    with pytest.raises(TypeError, match="sent after the lock is released"):
+        shopper.post(path)
+    assert written() == 0
+
+
+def test_a_decorator_above_keeps_its_lease(shopper: Shopper) -> None:
+    till = Shopper(shopper.person, "till").take()
+    response = shopper.post("nested", f"{shopper.header}, {till.header}")
+    assert response.json()["fences"] == {shopper.name: shopper.fence, "till": till.fence}
 
 
 # The row is locked until the commit.

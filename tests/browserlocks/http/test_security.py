@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.contrib.sessions.models import Session
 from django.core import signing
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
 from django.db import connection
+from django.http import Http404
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -108,6 +110,22 @@ class TestGrants:
         assert ada.renewed(lease, fence, grant) == {"id": lease, "lost": "permission"}
         assert holder_of("cart") == ""
         assert refusal(ada.acquire(grant)) == (403, {"reason": "permission"})
+
+    @pytest.mark.parametrize("error", [PermissionDenied, Http404, ObjectDoesNotExist])
+    def test_a_permission_for_what_is_gone(self, ada: Person, grant: str, settings: Any, error: Any) -> None:
+        """One deleted object must not cost the other leases of the batch."""
+
+        def permit(request: Any, name: str) -> bool:
+            if name == "cart":
+                raise error
+            return True
+
+        other = ada.grant("other")
+        leases = [(*ada.take(each), each) for each in (grant, other)]
+        settings.DISTLOCK_BROWSER = {"PERMISSION": permit}
+        found = ada.renew(*leases).json()["leases"]
+        assert found[0] == {"id": leases[0][0], "lost": "permission"}
+        assert found[1]["expires_in"] > 0
 
     def test_a_name_that_no_database_can_store(self, rf: Any) -> None:
         for name in ("", "x" * 513, "a\0b", "\ud800"):
@@ -223,6 +241,22 @@ class TestQuota:
         ada.release(waiting[0])
         assert ada.acquire(ada.grant("name 2")).status_code == 409
 
+    def test_counts_names_and_not_ids(self, ada: Person, settings: Any) -> None:
+        """The client chooses the ids: one for all of its leases is no way around the quota."""
+        settings.DISTLOCK_BROWSER = {"MAX_HELD": 2}
+        lease = new()
+        answers = [ada.acquire(ada.grant(f"name {number}"), lease).status_code for number in range(3)]
+        assert answers == [201, 201, 429]
+        assert len(ada.leases()) == 2
+
+    @pytest.mark.parametrize("host", ["testserver:81", "testserver.", "TESTSERVER"])
+    def test_is_the_same_however_the_host_is_written(self, ada: Person, settings: Any, host: str) -> None:
+        """The client writes the Host header: ALLOWED_HOSTS lets every port through."""
+        settings.DISTLOCK_BROWSER = {"MAX_HELD": 1}
+        ada.take(ada.grant("one"))
+        grant = ada.client.get("/grant/", {"name": "two"}, headers={"host": host}).json()["grant"]
+        assert refusal(ada.acquire(grant, headers={"host": host})) == (429, {"reason": "quota"})
+
     def test_is_for_each_user(self, ada: Person, bo: Person, settings: Any) -> None:
         settings.DISTLOCK_BROWSER = {"MAX_HELD": 1}
         ada.take(ada.grant("one"))
@@ -245,6 +279,24 @@ class TestBodies:
         strict = Client(enforce_csrf_checks=True)
         response = strict.post(f"{LEASES}{new()}/release/", {"file": "x" * 3000})
         assert refusal(response) == (413, {"reason": "too_large"})
+
+    def test_a_form_is_no_body_of_an_acquire(self, ada: Person) -> None:
+        """The CSRF check has read it: there is nothing left to parse."""
+        strict = Person(ada.user, enforce_csrf_checks=True)
+        token = strict.client.get(CSRF).json()["csrf"]
+        for path in (LEASES, RENEW):
+            response = strict.client.post(path, {"csrfmiddlewaretoken": token, "id": new()})
+            assert refusal(response)[0] == 400
+            assert response.json()["reason"] == "request"
+
+    def test_a_batch_has_each_lease_once(self, ada: Person, grant: str) -> None:
+        """One id has one answer: it must not be that of another name."""
+        lease, fence = ada.take(grant)
+        other = ada.grant("other")
+        there = ada.acquire(other, lease).json()["fence"]
+        BrowserLockRow.rows.filter(name="cart").update(expires_at=1)
+        response = ada.renew((lease, fence, grant), (lease, there, other))
+        assert (response.status_code, response.json()["reason"]) == (400, "request")
 
     def test_a_batch_has_a_limit(self, ada: Person, grant: str, settings: Any) -> None:
         settings.DISTLOCK_BROWSER = {"MAX_BODY": 10**7}
@@ -425,6 +477,16 @@ class TestOrigins:
             assert not [name for name in response.headers if name.lower().startswith("access-control")]
 
     def test_only_an_origin_is_an_audience(self, rf: Any, ada: Person) -> None:
-        for audience in ("app.example", "https://app.example/", "https://", "ftp://app.example", "*", "null"):
+        for audience in (
+            "app.example",
+            "https://app.example/",
+            "https://",
+            "ftp://app.example",
+            "*",
+            "null",
+            "https://app.example:443",
+            "http://app.example:80",
+            "https://me@app.example",
+        ):
             with pytest.raises(ValueError, match="audience"):
                 lock_grant("cart", rf.get("/"), audience=audience)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .conftest import Person
 
-pytestmark = pytest.mark.long  # to set up: six browsers
+pytestmark = [pytest.mark.long, pytest.mark.full]  # to set up: six browsers
 
 
 def is_acquire(request: HttpRequest) -> bool:
@@ -182,7 +182,7 @@ def test_refusals_name_the_cure(ada: Person) -> None:
 
 
 def test_a_hidden_tab_keeps_its_lock_and_gets_its_turn(ada: Person, bo: Person) -> None:
-    hidden, theirs = ada.room(), bo.room()
+    hidden, theirs = ada.room(query="hidden"), bo.room()
     hidden.take("hidden")
     hidden.until_state("hidden", "held")
     ada.home.run("return 0")  # in front

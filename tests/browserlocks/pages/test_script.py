@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,32 @@ def test_a_script_is_one_file_that_makes_no_markup_and_no_code_out_of_text(scrip
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|\.style\b|style=|^import\b"
     )
     assert not re.findall(forbidden, script.read_text(), re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def without_a_browser(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What requests.mjs finds, with ``events: false``."""
+    module = tmp_path_factory.mktemp("script") / "distlock.mjs"
+    module.write_bytes(SCRIPTS[0].read_bytes())
+    command = ["node", str(Path(__file__).parent / "requests.mjs"), str(module)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_timeout_that_never_ends(without_a_browser: Any) -> None:
+    """Timers of browsers take 31 bits: a longer one fires at once."""
+    waits = dict.fromkeys(["undefined", "null", "Infinity", str(2**31)], "waits")
+    assert without_a_browser["waits"] == {**waits, "100": "LockTimeoutError"}
+
+
+def test_a_shorter_ttl_is_asked_for_at_each_renewal(without_a_browser: Any) -> None:
+    """The server would prolong the lease by the ttl of the grant: a killed browser blocks for that long."""
+    assert without_a_browser["asked"] == [1.5]
+
+
+def test_more_leases_than_one_request_renews(without_a_browser: Any) -> None:
+    assert without_a_browser["lost"] == 0
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.sizes import FULL
+from tests.support.sizes import LONG
 from tests.support.wire import wire
 
 from .ledger import ledger
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .conftest import Person, Room
 
-pytestmark = pytest.mark.long  # to set up: six browsers
+pytestmark = [pytest.mark.long, pytest.mark.full]  # to set up: six browsers
 TAB = {"scope": "browser"}
 
 
@@ -143,7 +143,7 @@ def test_a_crashed_tab_blocks_for_ten_seconds_at_most(ada: Person, name: str) ->
 
 @pytest.mark.alike
 def test_tabs_race(ada: Person, guarantee: str) -> None:
-    rooms = [ada.room(query=f"visible&who={who}") for who in "abc"]
+    rooms = [ada.room(query=f"who={who}") for who in "abc"]
     for room in rooms:
         room.run("window.over = false; race(15, {scope: 'browser'}).then(() => (window.over = true))")
     for room in rooms:
@@ -156,14 +156,14 @@ SETTLES = (0, 5, 10, 25)  # milliseconds
 ROUNDS = 60
 
 
-@pytest.mark.skipif(not FULL, reason="FULL=1: a measurement for docs/browser")
+@pytest.mark.skipif(not LONG, reason="LONG=1: a measurement for docs/browser")
 @pytest.mark.parametrize("settle", SETTLES)
 def test_what_the_settle_delay_of_records_loses(
     ada: Person, name: str, settle: int, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
     """Three tabs; how many sections begin while another goes on."""
     wire.head = '<script>Object.defineProperty(navigator, "locks", { value: undefined })</script>'
-    rooms = [ada.room(query=f"visible&who={who}&settle={settle}") for who in "abc"]
+    rooms = [ada.room(query=f"who={who}&settle={settle}") for who in "abc"]
     for room in rooms:
         room.run(
             "window.over = false; race(arguments[0], {scope: 'browser'}).then(() => (window.over = true))",
@@ -180,7 +180,7 @@ def test_what_the_settle_delay_of_records_loses(
 @pytest.mark.alike
 def test_a_policy_that_allows_the_site_only(ada: Person) -> None:
     wire.headers["Content-Security-Policy"] = "default-src 'self'; report-uri /policy-reports/"
-    tab = ada.room()
+    tab = ada.room(query="hidden")
     for scope in ("server", "browser"):
         tab.take(scope, scope=scope)
         tab.until_state(scope, "held")

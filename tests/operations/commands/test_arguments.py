@@ -61,8 +61,8 @@ def test_the_settings_are_taken_from_there() -> None:
     assert "There is no lock backend 'nowhere' in DISTLOCK. Known:" in message
 
 
-# Edit locks are in databases, and behind no alias of DISTLOCK.
-@pytest.mark.parametrize("subcommand", [name for name in SUBCOMMANDS if name != "edits"])
+# Edit locks and browser locks are in databases, and behind no alias of DISTLOCK.
+@pytest.mark.parametrize("subcommand", [name for name in SUBCOMMANDS if name not in ("edits", "browser")])
 def test_an_alias_that_is_not_configured_is_a_wrong_argument(
     subcommand: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
