@@ -234,14 +234,15 @@ class Havoc:
 
     def kill_session(self) -> None:
         """What an operator does: end the sessions that hold the lock, or all clients of a Redis."""
+        name = self.server()
+        services.signal(name, signal.SIGCONT)  # a server that is stopped would answer nobody, and not us
         if self.using not in server.SESSION_LOCKS:
+            at = services.load()[name]
             with contextlib.suppress(redis.RedisError):
-                at = services.load()[self.server()]
                 client = redis.Redis(at["host"], at["port"], password=at["password"], socket_timeout=1)
                 client.client_kill_filter(skipme=True, _type="normal")
                 client.client_kill_filter(skipme=True, _type="pubsub")
             return
-        services.signal(self.server(), signal.SIGCONT)  # a server that is stopped would answer nobody, and not us
         connections[server.DATABASES[self.using]].close()  # it may have been started again
         with contextlib.suppress(Exception):  # the session has gone meanwhile
             for session in server.holders(self.using, self.name):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 LEFT, WIDTH, HEIGHT, GAP, TOP, RIGHT = 60, 760, 70, 56, 50, 16
 COLOURS = {
-    "kill -9": "#cf222e", "SIGSTOP": "#bf8700", "Ctrl-C": "#8250df", "fork": "#57606a", "delay": "#9a6700",
+    "kill -9": "#cf222e", "SIGSTOP": "#bf8700", "Ctrl-C": "#8250df", "delay": "#9a6700",
     "lost reply": "#1a7f37", "half-close": "#0969da", "cut": "#bc4c00", "silence": "#6e7781", "session kill": "#bf3989",
     "server stops": "#1b7c83", "server restarts": "#a40e26",
 }  # fmt: skip
