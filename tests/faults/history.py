@@ -162,7 +162,7 @@ class History:
                 if getattr(hold, name) is None:
                     setattr(hold, name, at)
         for hold in holds.values():
-            hold.ended(hold.release, "release")
+            hold.ended(hold.release, "release" if hold.lost is None else "loss")  # its release may have found out
             hold.ended(hold.lost, "loss")
             hold.ended(hold.valid_until, "validity")
             hold.ended((killed or {}).get(hold.pid), "SIGKILL")
@@ -202,7 +202,10 @@ def overlaps(holds: Iterable[Hold], limit: int = 1, told_within: float = 0.0) ->
 
 
 def _excused(old: Hold, new: Hold, told_within: float) -> bool:
-    return old.why == "loss" and old.end - new.acquired <= told_within
+    """One of the two was told in time. It may be the later one: stopped between its grant and its note."""
+    return any(
+        one.why == "loss" and one.end - new.acquired <= told_within for one in (old, new) if one.end > new.acquired
+    )
 
 
 def sinking_fences(holds: Iterable[Hold]) -> Iterator[Fault]:
@@ -211,7 +214,8 @@ def sinking_fences(holds: Iterable[Hold]) -> Iterator[Fault]:
     Earlier is, for two exclusive ones, whoever began earlier: the engine grants the later one only after the end of the
     earlier one. Of shared ones only that is earlier which had begun before the other one asked.
     """
-    fenced = [hold for hold in holds if hold.fence is not None]
+    # who noted its grant after the end of its validity never relied on it
+    fenced = [hold for hold in holds if hold.fence is not None and hold.end > hold.acquired]
     last: Hold | None = None
     for hold in fenced:
         if hold.shared:

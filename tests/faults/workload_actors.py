@@ -49,8 +49,14 @@ class Desk:
         os.write(self.journal, f"{line}\n".encode())
 
     def section(self, token: str, held: Callable[[], bool], pause: float) -> None:
-        """What only one may do at a time. The oracle notices who is not alone, and keeps nobody out: the counter has to
-        find that out by itself."""
+        """What only one may do at a time."""
+        with self.inside(token, held):
+            time.sleep(pause)
+
+    @contextlib.contextmanager
+    def inside(self, token: str, held: Callable[[], bool]) -> Iterator[None]:
+        """Around what only one may do at a time. The oracle notices who is not alone, and keeps nobody out: the counter
+        has to find that out by itself."""
         try:
             fcntl.flock(self.oracle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.pwrite(self.oracle, token.ljust(40).encode(), 0)
@@ -58,7 +64,7 @@ class Desk:
             self.note(f"o {token} {self._inside()} {time.monotonic()}")
         try:
             value = int(os.pread(self.counter, 20, 0) or 0) + 1
-            time.sleep(pause)
+            yield
             if held():
                 os.pwrite(self.counter, str(value).ljust(20).encode(), 0)
                 self.note(f"w {value} {token}")

@@ -1,0 +1,181 @@
+"""One engine: its crew at work under faults, and what the ledger says of it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from django_distlock import DistlockError, advisory_lock, held_locks
+from tests.chaos.faults import LONGEST_STOP, TOLD_WITHIN, Havoc, child_behind
+from tests.chaos.worker import HISTORY, ROLES, TTL, Order
+from tests.faults.history import Fault, History, Hold
+from tests.faults.server import SESSION_LOCKS
+from tests.faults.workload_actors import COUNTER, JOURNAL, ORACLE, PATIENCE
+from tests.faults.workloads import judge
+
+if TYPE_CHECKING:
+    import random
+    from pathlib import Path
+
+    from tests.chaos.faults import Done
+    from tests.faults.proxy import Proxy
+    from tests.support.processes import Child
+
+LEAK_WITHIN = TTL + 2
+# A worker that hangs for longer at its end is a leak itself.
+END_WITHIN = 2 * PATIENCE + 30
+
+
+@dataclass
+class Result:
+    """What happened to one engine. ``untold``: holders that were not told in time that another one holds their lock."""
+
+    using: str
+    began: float
+    seconds: float = 0.0
+    holds: list[Hold] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
+    marks: list[Done] = field(default_factory=list)
+    overlaps: list[str] = field(default_factory=list)
+    leaks: list[str] = field(default_factory=list)
+    losses: int = 0
+    untold: list[str] = field(default_factory=list)
+    sinking: list[str] = field(default_factory=list)
+    harm: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def longest_wait(self) -> float:
+        return max((hold.acquired - hold.invoke for hold in self.holds), default=math.nan)
+
+    @property
+    def fenced(self) -> bool:
+        return any(hold.fence is not None for hold in self.holds)
+
+    @property
+    def complaints(self) -> list[str]:
+        found = [
+            *(f"overlap: {one}" for one in self.overlaps),
+            *(f"leak: {one}" for one in self.leaks),
+            *(f"told too late: {one}" for one in self.untold),
+            *(f"fence: {one}" for one in self.sinking),
+            *(f"harm: {one}, {count} times" for one, count in self.harm.items()),
+        ]
+        return found if self.holds else [*found, "no holds: nothing was shown"]
+
+
+def run(
+    using: str, seconds: float, rng: random.Random, doors: dict[str, Proxy], folder: Path, *, kind: str = "sound",
+    faults: bool = True,
+) -> Result:  # fmt: skip
+    """Work under one lock for ``seconds``. ``kind``: a lock that is broken on purpose. ``folder`` keeps the ledger."""
+    name, proxied = f"chaos {using} {time.monotonic_ns()}", folder.parent / "state.json"
+    for file in (COUNTER, ORACLE, JOURNAL, HISTORY):
+        (folder / file).write_text("")
+    workers = [child_behind(proxied) for _ in ROLES]
+    for worker in workers:
+        assert worker.hear() == "ready"
+    result = Result(using, time.monotonic())
+    until = result.began + seconds
+    roles = dict(zip([worker.pid for worker in workers], ROLES, strict=True))
+
+    def put_to_work(worker: Child, role: str) -> None:
+        worker.say([*Order(using, name, str(folder), kind, role, rng.getrandbits(32), until)])
+
+    def replace(pid: int) -> Child:
+        """Hire one for the role of another one that was killed."""
+        worker = child_behind(proxied)
+        assert worker.hear() == "ready"
+        roles[worker.pid] = roles[pid]
+        put_to_work(worker, roles[pid])
+        return worker
+
+    for worker in workers:
+        put_to_work(worker, roles[worker.pid])
+    havoc = Havoc(using, name, folder, doors, rng, replace, workers)
+    if faults:
+        havoc.run(until)
+    for door in havoc.doors.values():
+        door.heal()
+    result.leaks += [left for worker in workers for left in end_of(worker, until)]
+    result.seconds = seconds
+    result.leaks += leaks(using, name)
+    for worker in workers:
+        with contextlib.suppress(BrokenPipeError):
+            worker.say(None)
+        worker.__exit__(None, None, None)
+    read(result, folder, havoc)
+    return result
+
+
+def end_of(worker: Child, until: float) -> list[str]:
+    """What a worker says is left in its process."""
+    try:
+        said: list[str] = worker.hear(max(0.0, until - time.monotonic()) + END_WITHIN)
+    except AssertionError as error:
+        return [f"a worker does not end: {error}"]
+    return said
+
+
+def leaks(using: str, name: str) -> list[str]:
+    """The lock as a process sees it that had no part: free, and not in the list of what is held."""
+    from django.db import connections
+
+    connections.close_all()  # the servers may have been started again
+    deadline = time.monotonic() + LEAK_WITHIN
+    while True:
+        try:
+            with advisory_lock(name, using=using, timeout=LEAK_WITHIN):
+                break
+        except DistlockError as error:
+            if time.monotonic() > deadline:
+                return [f"{type(error).__name__} after {LEAK_WITHIN} s: {error}"]
+    return [str(lock) for report in held_locks(using=using) for lock in report.locks if lock.name == name]
+
+
+def read(result: Result, folder: Path, havoc: Havoc) -> None:
+    """Fill in what the ledger says: the oracle's word and the checker's."""
+    told_within = TOLD_WITHIN + LONGEST_STOP if result.using in SESSION_LOCKS else 0.0
+    verdict = judge(folder, havoc.killed, havoc.ever_stopped)
+    history = History.read(folder / HISTORY, havoc.killed)
+    result.holds, result.errors, result.marks = history.holds, verdict.errors, havoc.done
+    result.faults.update(mark.kind for mark in havoc.done)
+    for line in (folder / JOURNAL).read_text().splitlines():
+        match line.split():
+            case ["f", kind]:
+                result.faults[kind] += 1
+            case ["h", *words]:
+                result.harm[" ".join(words)] += 1
+    result.overlaps += [f"{one} and {other} had the oracle's flock" for one, other in verdict.overlaps]
+    for fault in history.check(told_within=told_within):
+        (result.overlaps if fault.kind == "overlap" else result.sinking).append(described(fault))
+    result.losses = sum(hold.lost is not None for hold in history.holds)
+    result.untold += untold(history.holds, havoc.killed, told_within)
+
+
+def described(fault: Fault) -> str:
+    one, other = fault.one, fault.other
+    what = f"{fault.seconds:.3f} s" if fault.kind == "overlap" else f"{other.fence} after {one.fence}"
+    return f"{what}: {one.token} (until {one.end:.3f}, {one.why}) and {other.token} (from {other.acquired:.3f})"
+
+
+def untold(holds: list[Hold], killed: dict[int, float], told_within: float) -> list[str]:
+    """Holders that were in their block when the next one got in, and that did not learn of it in time: at the end of
+    their block, and for sessions within ``told_within``. ``holds`` by their beginning.
+
+    The next one may be the one that has lost the lock, and learnt of it in time: its session ended before it could note
+    its grant.
+    """
+    found = []
+    for hold, following in itertools.pairwise(holds):
+        succeeded = hold.release is not None and following.acquired < hold.release and hold.pid not in killed
+        late = hold.lost is None or (told_within and hold.lost - following.acquired > told_within)
+        instead = following.lost is not None and following.lost - following.acquired <= told_within
+        if succeeded and late and not instead and following.end > following.acquired:
+            found.append(f"{hold.token} was not told that {following.token} had its lock")
+    return found
