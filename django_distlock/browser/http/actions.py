@@ -30,7 +30,7 @@ MOST_RENEWED = 100
 # Seconds between two requests of one waiter. The next one asks often, and each further place a little less often: when
 # its turn comes it still has the interval of the place before. A thousand waiters send some 90 requests a second.
 HEAD, STEP, TAIL = 0.5, 0.1, 15.0
-# A hidden tab has its timers slowed down by the browser. The next one still asks often: the others wait for it.
+# Browsers slow down the timers of a hidden tab. Those whose turn is near still ask often: the others wait for them.
 HIDDEN, HIDDEN_HEAD = 60.0, 5.0
 SHORTEST_TTL = 1.0
 
@@ -38,7 +38,7 @@ SHORTEST_TTL = 1.0
 def interval_of(place: int, *, hidden: bool) -> float:
     """The seconds after which a waiter with ``place`` others ahead has to ask again."""
     if hidden:
-        return HIDDEN if place else HIDDEN_HEAD
+        return min(HIDDEN_HEAD * (place + 1), HIDDEN)
     return min(HEAD + STEP * place, TAIL)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 from django.core.handlers.asgi import ASGIRequest
 from django.db import Error, connections
-from django.http import StreamingHttpResponse
+from django.http import HttpResponse, StreamingHttpResponse
 
 from django_distlock import BackendUnavailable
 from django_distlock.browser import store
@@ -29,7 +29,7 @@ from .watching import Watch, watcher
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from django.http import HttpRequest, HttpResponse
+    from django.http import HttpRequest
     from django.http.response import HttpResponseBase
 
 HEARTBEAT = 15.0  # seconds of silence that no proxy takes for the end
@@ -47,8 +47,8 @@ async def events_view(request: HttpRequest) -> HttpResponseBase:
         response["Allow"] = "GET"
         return response
     if not isinstance(request, ASGIRequest):
-        detail = "Events need ASGI: on WSGI each stream would keep a worker. The client polls."
-        return private_json({"reason": "asgi", "detail": detail}, 501)
+        # on WSGI each stream would keep a worker: the client polls. No error status, which Django would report as one
+        return private(HttpResponse(status=204))  # https://html.spec.whatwg.org/multipage/server-sent-events.html
     ids = request.GET.getlist("id")
     if not all(ID.fullmatch(lease) for lease in ids):
         return private_json({"reason": "request", "detail": "id is the id of a lease."}, 400)
