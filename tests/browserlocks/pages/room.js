@@ -25,8 +25,11 @@ const take = (who = me, wanted = {}) => {
   locks
     .request(asked(wanted.scope), wanted, async (lock) => {
       section.lock = lock;
-      section.state = lock ? "held" : "null";
-      if (!lock) return;
+      section.heldAt = performance.now();
+      if (!lock) {
+        section.state = "null";
+        return;
+      }
       const over = new Promise((resolve) => {
         section.finish = resolve;
         lock.signal.addEventListener("abort", () => {
@@ -36,6 +39,7 @@ const take = (who = me, wanted = {}) => {
         });
       });
       await tell("enter", who, lock);
+      if (section.state === "waiting") section.state = "held";
       await over;
       // Firefox: a request of a page that goes is never answered
       const told = tell("leave", who);

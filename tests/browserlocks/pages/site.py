@@ -14,7 +14,7 @@ from django.template import engines
 from django.urls import include, path
 from django.views.decorators.csrf import csrf_exempt
 
-from django_distlock.browser import lock_grant
+from django_distlock.browser import lock_grant, requires_lock
 from tests.browserlocks.http.site import grant
 
 from .ledger import ledger
@@ -72,6 +72,12 @@ def ledger_view(request: HttpRequest, room: str, verb: str) -> HttpResponse:
     return HttpResponse(status=204)
 
 
+@csrf_exempt
+@requires_lock("cart")
+def guarded(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("Done.")
+
+
 def form(request: HttpRequest) -> HttpResponse:
     return rendered(request, FORM, title="A form", seconds=request.GET.get("seconds", ""))
 
@@ -93,6 +99,7 @@ urlpatterns = [
     path("elsewhere/", elsewhere),
     path("<slug:name>.js", script),
     path("ledger/<slug:room>/<slug:verb>/", ledger_view),
+    path("guarded/", guarded),
     path("form/", form),
     path("slow/", slow),
 ]

@@ -14,6 +14,8 @@ import pytest
 
 from tests.support.paths import PACKAGE
 
+pytestmark = pytest.mark.full
+
 STATIC = PACKAGE / "static" / "django_distlock"
 SCRIPTS = (STATIC / "distlock.js", STATIC / "distlock-once.js")
 BUDGET = 9 * 1024  # bytes
