@@ -214,14 +214,20 @@ class Node:
         return self._failed or (began > 0 and monotonic() - began >= HELD_UP)
 
     def take(self, prefer: Pipeline | None = None, *, clean: bool = False) -> Pipeline | None:
-        """A connection at hand: ``prefer`` if it is free. ``clean``: one without replies due."""
-        late = self._late
+        """A connection at hand: ``prefer`` if it is free, else one without replies due. ``clean``: only such a one.
+
+        One with replies due may be silent, while the node answers on another one.
+        """
+        late, preferred = self._late, False
         if clean:
             self._sort()
         elif prefer is not None:
             with contextlib.suppress(ValueError):  # it is not late any more
                 late.remove(prefer)
                 late.appendleft(prefer)
+                preferred = True
+        if not preferred and (link := self.pool.take()) is not None:
+            return Pipeline(self, link)
         while late and not clean:
             try:
                 pipeline = late.popleft()
@@ -232,7 +238,7 @@ class Node:
                 self.silence(pipeline)
             if pipeline.link is not None:
                 return pipeline
-        link = self.pool.take()
+        link = self.pool.take() if preferred else None
         return None if link is None else Pipeline(self, link)
 
     def put(self, pipeline: Pipeline) -> None:
