@@ -24,6 +24,7 @@ MYSQL ?=
 export DISTLOCK_MYSQL = $(MYSQL)
 # Three test processes, each with servers of its own; they share what is left when one of them is through.
 PARALLEL ?= -p tests.support.workers -n auto --dist worksteal
+TIER := $(if $(FULL)$(LONG),,-m 'not chaos and not full')
 
 # Programs that are started hundreds of times must not be compiled each time; `make clean` removes what this writes.
 unexport PYTHONDONTWRITEBYTECODE
@@ -33,7 +34,7 @@ $(error DB=$(DB) is not one of: sqlite postgres mariadb)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test debian13 chaos mutants bench services services-down services-status packages browser chromium gettext lint format messages docs screenshots release-check wheel clean
+.PHONY: help venv demo test coverage debian13 chaos mutants bench services services-down services-status packages browser chromium gettext lint format messages docs screenshots release-check wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -44,7 +45,13 @@ demo: $(VENV)/group-demo-$(DB).stamp  ## replay and serve the demo: DB=sqlite|po
 	  $(BIN)/python testproject/manage.py demo $(if $(filter 0,$(SERVE)),--no-serve)
 
 test: $(VENV)/group-test.stamp  ## the first tier of the suite on private servers; FULL=1 both tiers, ARGS="-k name" goes to pytest, LONG=1 takes hours, MYSQL=1 replaces MariaDB, DJANGO=6.0 takes that one
-	@DISTLOCK_LONG=$(LONG) $(SERVICES) run $(BIN)/python -m pytest $(PARALLEL) $(if $(FULL)$(LONG),,-m 'not chaos and not full') $(ARGS)
+	@DISTLOCK_LONG=$(LONG) $(SERVICES) run $(BIN)/python -m pytest $(PARALLEL) $(TIER) $(ARGS)
+
+# The report comes also if a test has failed: what is measured is slower, and some tests have bounds of milliseconds.
+coverage: $(VENV)/group-test.stamp $(VENV)/group-coverage.stamp  ## which lines and branches of the package the first tier runs, in all processes that tests start; FULL=1 both tiers, build/coverage/html shows them
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@DISTLOCK_LONG=$(LONG) $(SERVICES) run $(BIN)/python -m coverage run -m pytest $(PARALLEL) $(TIER) $(ARGS); code=$$?; \
+	  $(BIN)/coverage combine --quiet && $(BIN)/coverage html --quiet && $(BIN)/coverage report; exit $$code
 
 chaos: $(VENV)/group-test.stamp  ## faults at random on every engine, and a table of what they did: MINUTES=10, SEED=7, PLOT=chaos.svg, ARGS="--engines redis"
 	@$(SERVICES) run $(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \

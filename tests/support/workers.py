@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import sys
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -96,6 +97,15 @@ def pytest_collection_finish() -> None:
     """Thousands of tests and all that they import stay until the end: not to be looked at again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Under ``make coverage`` it writes what it has seen: xdist kills a process that does not end within seconds."""
+    if "coverage" in sys.modules:
+        measured = sys.modules["coverage"].Coverage.current()
+        if measured is not None:
+            measured.save()
 
 
 def pytest_unconfigure() -> None:
