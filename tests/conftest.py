@@ -16,6 +16,7 @@ from django.db import connections
 from django.test.utils import setup_databases, teardown_databases
 
 from tests.matrix import MATRIX, Entry
+from tests.support import timing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,6 +91,12 @@ def eventually(condition: Any, message: str, patience: float = PATIENCE, pause: 
     while not condition():
         assert time.monotonic() < deadline, message
         time.sleep(pause)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """What the machine was late with before is none of this test's bounds."""
+    timing.start(getattr(item, "function", None))
 
 
 _failed = pytest.StashKey[bool]()
