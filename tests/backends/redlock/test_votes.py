@@ -78,6 +78,7 @@ def test_an_extension_gives_the_vote_again_where_it_was_forgotten(nodes: Nodes, 
     eventually(lambda: nodes.keys() == [0] * 5, f"keys are left: {nodes.keys()}")
 
 
+@pytest.mark.full
 def test_a_vote_whose_answer_was_lost_is_given_again(nodes: Nodes, name: str) -> None:
     """As soon as nothing that takes it back is on its way: the lock may then lose two other nodes, like any."""
     nodes.connect(name)
