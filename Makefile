@@ -22,7 +22,7 @@ PLOT ?=
 # MYSQL=1: Oracle's MySQL in MariaDB's place.
 MYSQL ?=
 export DISTLOCK_MYSQL = $(MYSQL)
-# Three test processes, each with servers of its own; they share what is left when one of them is through.
+# Four test processes, each with servers of its own; they share what is left when one of them is through.
 PARALLEL ?= -p tests.support.workers -n auto --dist worksteal
 
 # Programs that are started hundreds of times must not be compiled each time; `make clean` removes what this writes.
