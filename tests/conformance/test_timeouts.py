@@ -132,11 +132,10 @@ def test_r5_the_timeout_of_the_call_goes_before_the_lock_s(me: Actor, rival: Any
 
 def test_r5_unset_is_the_alias_s_timeout(me: Actor, other: Actor, using: str, name: str, settings: Any) -> None:
     settings.DISTLOCK = {**settings.DISTLOCK, using: {**settings.DISTLOCK[using], "TIMEOUT": 0.07}}
-    lock = advisory_lock(name, using=using)
-    lease = me.acquire(lock)
+    lease = me.acquire(advisory_lock(name, using=using, timeout=10))
     began = time.monotonic()
     with pytest.raises(LockTimeout, match=r"after 0\.07 s"):
-        other.acquire(lock)
+        other.acquire(advisory_lock(name, using=using))
     within(time.monotonic() - began, 0.12, least=0.07)
     me.release(lease)
 
