@@ -27,7 +27,7 @@ class Entry(ABC):
     uncontended: ClassVar[bool] = True
     contended: ClassVar[bool] = True
     exclusive: ClassVar[bool] = True
-    repeated: ClassVar[bool] = True  # several contended runs; False where no budget asks for more than one
+    repeated: ClassVar[bool] = True  # False where no budget asks for it: one contended round, none with --quick
     pairs: ClassVar[int] = 25  # per slice; fewer where one takes milliseconds
     ours: ClassVar[bool] = False
     waits: ClassVar[bool] = False  # takes part in `idle`, where it waits for names of its own
