@@ -86,7 +86,7 @@ def measure(group: str, rounds: int, seconds: float, *, all_entries: bool = True
 
     Entries that no budget names run in the first round only, or not at all.
     """
-    kinds = [kind for kind in GROUPS[group] if kind.contended and (all_entries or kind.repeated or not kind.exclusive)]
+    kinds = [kind for kind in GROUPS[group] if kind.contended and (all_entries or kind.quick)]
     results = [Contention(group, kind.label, kind.exclusive) for kind in kinds]
     with contextlib.ExitStack() as stack:
         crews = [stack.enter_context(Crew(group, kind.label, PROCESSES)) for kind in kinds]
