@@ -107,10 +107,7 @@ async def arun(flow: Flow[T]) -> T:
             raise
         _log(error)
     finally:
-        if finalizers.here.collecting:
-            finalizers.later(_abandon, flow)
-        else:
-            _abandon(flow)
+        finalizers.now_or_later(_abandon, flow)
     raise interruption
 
 
