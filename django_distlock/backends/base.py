@@ -70,6 +70,8 @@ class Backend(ABC):
         self.threads = Threads(alias)
         # Set by the registry: requests a tick() of the keepalive thread at a monotonic time, or before.
         self.wake_at: Callable[[float], None] = _no_keepalive
+        # Set by the registry: the names that this process used lately, by the keys that the engine lists.
+        self.known_names: Callable[[], Mapping[str, str]] = dict
         # Set by the registry: seconds of holding after which the keepalive thread warns.
         self.warn_hold_seconds: float | None = None
 

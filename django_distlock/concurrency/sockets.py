@@ -15,12 +15,9 @@ from .clock import monotonic
 LONGEST_POLL = 2_147_483.0
 
 
-def readable(fd: int, timeout: float) -> bool:
-    """Wait for at most ``timeout`` seconds (``math.inf``: without end) until ``fd`` can be read or is closed."""
-    return _poll(fd, select.POLLIN, timeout)
-
-
-def _poll(fd: int, events: int, timeout: float) -> bool:
+def readable(fd: int, timeout: float, events: int = select.POLLIN) -> bool:
+    """Wait for at most ``timeout`` seconds (``math.inf``: without end) until ``fd`` can be read or is closed; with
+    other ``events``, until one of them."""
     if fd < 0:  # the driver has closed it; reading will raise the error
         return True
     poll = select.poll()
@@ -35,7 +32,7 @@ class Ready:
     @staticmethod
     def poll(fd: int, write: bool, until: float) -> bool:
         """Wait until ``fd`` can be read (or written); False at the monotonic time ``until``."""
-        return _poll(fd, select.POLLOUT if write else select.POLLIN, until - monotonic())
+        return readable(fd, until - monotonic(), select.POLLOUT if write else select.POLLIN)
 
     @staticmethod
     async def apoll(fd: int, write: bool, until: float) -> bool:
@@ -55,6 +52,109 @@ class Ready:
 
 
 READY = Ready()
+
+
+class Replies:
+    """Waits for the replies on one socket, for threads and tasks in turn.
+
+    An event loop goes on looking at the socket after a wait: to begin that and to end it takes longer than a statement.
+    It looks by way of an epoll object. The driver may close its socket at any time, and the loop would take the next
+    file with that number for it; the number of the epoll object is free only once the loop has let go of it.
+    """
+
+    def __init__(self) -> None:
+        self._watch: _LoopWatch | None = None
+
+    @staticmethod
+    def poll(fd: int, until: float) -> bool:
+        """Wait until ``fd`` can be read; False at the monotonic time ``until``."""
+        return readable(fd, until - monotonic())
+
+    async def apoll(self, fd: int, until: float) -> bool:
+        """:meth:`poll` for a task."""
+        if fd < 0:  # as in readable()
+            return True
+        if not hasattr(select, "epoll"):  # macOS has none, and gevent takes it away
+            return await READY.apoll(fd, False, until)
+        loop, watch = asyncio.get_running_loop(), self._watch
+        if watch is None or watch.ended or watch.loop is not loop:
+            self.close()
+            watch = self._watch = _LoopWatch(loop, fd)
+        try:
+            return await watch.begin(until)
+        except BaseException:
+            watch.end()  # it may have noticed the reply, and notices each reply once
+            raise
+        finally:
+            watch.future = None
+
+    def close(self) -> None:
+        """Have the event loop let go of the socket; from any thread."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            try:
+                watch.loop.call_soon_threadsafe(watch.end)
+            except RuntimeError:  # the loop is closed
+                watch.end()
+
+    def abandon(self) -> None:
+        """In the child of a fork: the event loop is the parent's."""
+        self._watch = None
+
+
+class _LoopWatch:
+    """The watch of one event loop at one socket, for one task at a time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
+        self.loop = loop
+        self.future: asyncio.Future[bool] | None = None  # of the task that waits
+        self.until = math.inf
+        self.ended = False
+        # it stays after a wait, because most replies come long before the deadline, and fires at the next one's at most
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self.epoll = select.epoll()
+        self.epoll.register(fd, select.EPOLLIN | select.EPOLLET)
+        loop.add_reader(self.epoll.fileno(), self._notice)
+
+    def begin(self, until: float) -> asyncio.Future[bool]:
+        """What to await until the monotonic time ``until``."""
+        self.future = future = self.loop.create_future()
+        self.until = until
+        if until < self._timer_at:
+            self._set_timer(until)
+        return future
+
+    def _set_timer(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(max(0.0, when - monotonic()), self._check)
+        self._timer_at = when
+
+    def _check(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        if self.future is not None and self.until != math.inf:
+            if monotonic() >= self.until:
+                _settle(self.future, False)
+            else:
+                self._set_timer(self.until)
+
+    def _notice(self) -> None:
+        if not self.epoll.poll(0):  # it has been read already
+            return
+        if self.future is None or self.future.done():  # the reply to a thread, or the end of the connection
+            self.end()
+        else:
+            self.future.set_result(True)
+
+    def end(self) -> None:
+        if not self.ended:
+            self.ended = True
+            if self._timer is not None:
+                self._timer.cancel()
+            if not self.loop.is_closed():
+                self.loop.remove_reader(self.epoll.fileno())
+            self.epoll.close()
 
 
 def _settle(future: asyncio.Future[bool], value: bool) -> None:

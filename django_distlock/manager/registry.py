@@ -114,6 +114,7 @@ class Registry:
         backend.wake_at = keepalive.wake_at
         backend.warn_hold_seconds = config.warn_hold_seconds
         entry = self._entries[name] = kind(config, backend)
+        backend.known_names = entry.known_names
         return entry
 
     def backends(self) -> Iterator[Backend]:

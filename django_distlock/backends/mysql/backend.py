@@ -8,7 +8,6 @@ lock taken inside a transaction is released after it.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -30,11 +29,9 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from django_distlock.records import Claim, Finding, Grant, LockInfo
-
-KNOWN_NAMES = 4096
+    from django_distlock.records import Finding, LockInfo
 
 
 class NamedLockBackend(SessionLockBackend[MySQLSession]):
@@ -42,10 +39,6 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
     sessions, which connects directly where the first goes through a proxy), ``wait_sessions`` (default 8)."""
 
     notes_sql = introspection.MySQLNotes()
-
-    def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
-        super().__init__(alias, options)
-        self._known: dict[str, str] = {}
 
     def _open(self, waits: bool, until: float) -> Flow[MySQLSession]:
         connection = connections[self.session_database]
@@ -59,26 +52,10 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         except SessionDead as error:
             raise unavailable(self.alias, error) from (error.__cause__ or error)
 
-    def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
-        self._remember(claim)
-        return super().acquire_fast(claim, wait)
-
-    def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
-        self._remember(claim)
-        return super()._acquire(claim, wait)
-
-    def _remember(self, claim: Claim) -> None:
-        """Without the privilege to list locks, an operator sees those whose names this process knows."""
-        if claim.key.text not in self._known:
-            if len(self._known) >= KNOWN_NAMES:
-                self._known.clear()
-            self._known[claim.key.text] = claim.key.name
-
     # for operators
 
     def inspect(self) -> Iterable[LockInfo]:
-        found = introspection.infos(self.alias, _texts(run(self._aside(self._listed))))
-        return [info if info.name is not None else replace(info, name=self._known.get(info.key)) for info in found]
+        return introspection.infos(self.alias, _texts(run(self._aside(self._listed))))
 
     def diagnose(self) -> Iterable[Finding]:
         return doctor.findings(self._ask, int(self.options.get("wait_sessions", 8)))
@@ -99,11 +76,11 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
 
     def _asked_by_name(self, session: MySQLSession, until: float) -> Flow[list[Any]]:
         """Without a list of locks the server still names the holder of one: ask for the noted names, and for those
-        that this process knows."""
+        that this process knows, so that an operator without the privilege to list locks sees these."""
         noted: list[Any] = []
         with contextlib.suppress(ServerError):
             noted = yield from session.query(introspection.NOTED, until)
-        names = sorted(self._known.keys() - {_text(row[0]) for row in noted})
+        names = sorted(self.known_names().keys() - {_text(row[0]) for row in noted})
         if not names:
             return noted
         columns = ", ".join(f"IS_USED_LOCK('{name}')" for name in names)

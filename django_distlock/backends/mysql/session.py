@@ -28,10 +28,12 @@ from django_distlock.backends.sessions.session import (
 from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, Step, run
-from django_distlock.concurrency.sockets import READY, readable
+from django_distlock.concurrency.sockets import Replies, readable
 from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from django_distlock.keys import LockKey
 
 # the C client's own call, without MySQLdb's conversion of its argument
@@ -49,6 +51,24 @@ LONGEST_WAIT = 3600
 LEAST_WAIT_TIMEOUT = 600
 
 
+def _at_once(statement: bytes) -> Callable[[MySQLSession, LockKey, bool], bool]:
+    """A method that asks the server by one blocking call of the client whether ``statement`` has worked for a key. The
+    watchdog ends it if it hangs."""
+
+    def ask(session: MySQLSession, key: LockKey, shared: bool) -> bool:
+        session.started = session.replied_at = monotonic()
+        conn = session.conn
+        try:
+            _query(conn, statement % key.text_bytes)
+            return conn.store_result().fetch_row()[0][0] == 1  # type: ignore[no-any-return]
+        except MySQLdb.Error as error:
+            raise session._sorted(error) from error
+        finally:
+            session.started = None
+
+    return ask
+
+
 class MySQLSession(Session):
     """``conn`` is a connection of mysqlclient. The methods that end in ``_fast`` block this thread; the others are
     flows."""
@@ -57,6 +77,7 @@ class MySQLSession(Session):
         super().__init__(waits)
         self.conn = conn
         self.mariadb = "mariadb" in conn.get_server_info().lower()
+        self._replies = Replies()
         self._undo: bytes | None = None
         # kept, because mysqlclient does not return them while another thread runs a statement
         self._fd = int(conn.fileno())
@@ -74,8 +95,13 @@ class MySQLSession(Session):
 
     def disconnect(self) -> None:
         self._fd = -1
+        self._replies.close()
         with contextlib.suppress(MySQLdb.Error):
             self.conn.close()
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._replies.abandon()
 
     # statements
 
@@ -87,28 +113,16 @@ class MySQLSession(Session):
 
     def query(self, sql: bytes, until: float, undo: bytes | None = None) -> Flow[Any]:
         """All rows."""
-        yield from self.settle(until)
+        if self.orphaned_at is not None:
+            yield from self.settle(until)
         self._send(sql)
         try:
-            if not (yield Step(READY.poll, READY.apoll, (self.fd, False, until))):
+            if not (yield Step(self._replies.poll, self._replies.apoll, (self._fd, until))):
                 raise StatementTimeout
         except BaseException:  # the caller gives up waiting
             self._orphan(undo)
             raise
         return self._receive()
-
-    def _query_fast(self, sql: bytes) -> Any:
-        """:meth:`query` by one blocking call of the client; the watchdog ends it if it hangs."""
-        self.started = self.replied_at = monotonic()
-        conn = self.conn
-        try:
-            _query(conn, sql)
-            result = conn.store_result()
-            return result.fetch_row(0) if result is not None else ()
-        except MySQLdb.Error as error:
-            raise self._sorted(error) from error
-        finally:
-            self.started = None
 
     def _send(self, sql: bytes) -> None:
         try:
@@ -158,7 +172,7 @@ class MySQLSession(Session):
 
     def settle(self, until: float) -> Flow[None]:
         while self.orphaned_at is not None:
-            if not (yield Step(READY.poll, READY.apoll, (self.fd, False, until))):
+            if not (yield Step(self._replies.poll, self._replies.apoll, (self._fd, until))):
                 raise StatementTimeout
             self._clean_up()
 
@@ -193,14 +207,12 @@ class MySQLSession(Session):
             yield from self.unlock(key, shared)  # NULL is an error, and only 1 means acquired
         raise ServerError(0, "GET_LOCK returned NULL three times.")
 
-    def lock_fast(self, key: LockKey, shared: bool) -> bool:
-        return bool(self._query_fast(b"SELECT GET_LOCK('%s', 0)" % key.text_bytes)[0][0] == 1)
+    lock_fast = _at_once(b"SELECT GET_LOCK('%s', 0)")
 
     def unlock(self, key: LockKey, shared: bool) -> Flow[bool]:
         return (yield from self._free(key.text_bytes, monotonic() + STATEMENT_LIMIT))
 
-    def unlock_fast(self, key: LockKey, shared: bool) -> bool:
-        return bool(self._query_fast(b"SELECT RELEASE_LOCK('%s')" % key.text_bytes)[0][0] == 1)
+    unlock_fast = _at_once(b"SELECT RELEASE_LOCK('%s')")
 
     def _free(self, name: bytes, until: float) -> Flow[bool]:
         """Release the lock. A KILL QUERY that is meant for a wait may hit this statement, before or after its
@@ -232,16 +244,24 @@ class MySQLSession(Session):
         return bool(got == 1)
 
     def wait_fast(self, key: LockKey, shared: bool, until: float) -> bool:
+        conn = self.conn
         try:
-            self._send(self._waiting(key.text_bytes, until))
-            self._orphan(None)  # until the reply is here, an exception leaves it behind
-            if not READY.poll(self.fd, False, until + GRACE):
+            conn.send_query(self._waiting(key.text_bytes, until))
+            self.orphaned_at = monotonic()  # until the reply is here, an exception leaves the statement behind
+            if not readable(self._fd, until + GRACE - monotonic()):
                 self.kill("a wait was cut off")
                 raise StatementTimeout
+            self.started = self.replied_at = monotonic()  # the watchdog ends it if the reply breaks off in the middle
             self.orphaned_at = None
-            got = self._receive()[0][0]
-        except ServerError:
+            conn.read_query_result()
+            got = conn.store_result().fetch_row()[0][0]
+        except MySQLdb.Error as error:
+            failure = self._sorted(error)
+            if isinstance(failure, SessionDead):
+                raise failure from error
             got = None
+        finally:
+            self.started = None
         if got is None:
             run(self.unlock(key, shared))
         return bool(got == 1)

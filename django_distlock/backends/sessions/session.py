@@ -129,11 +129,11 @@ class Session(ABC):
         """Take the lock if it is free."""
 
     @abstractmethod
-    def lock_fast(self, key: LockKey, shared: bool) -> bool:
+    def lock_fast(self, key: LockKey, shared: bool, /) -> bool:
         """:meth:`lock` by one blocking call in this thread; the watchdog ends it if it hangs."""
 
     @abstractmethod
-    def unlock_fast(self, key: LockKey, shared: bool) -> bool:
+    def unlock_fast(self, key: LockKey, shared: bool, /) -> bool:
         """:meth:`unlock` by one blocking call in this thread; the watchdog ends it if it hangs."""
 
     @abstractmethod

@@ -109,14 +109,16 @@ def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unseen")
-def test_a_server_that_lists_no_locks_is_asked_for_the_names_that_were_noted(name: str) -> None:
+def test_a_server_that_lists_no_locks_is_asked_for_the_names_that_were_noted(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A web process that has used no lock so far, and the page of held locks."""
     backend: Any = registry.entry("mysql").backend
     key = key_of("mysql", name).text
     with Child(hold, "mysql", name) as child:
         assert child.hear() == "held"
         eventually(lambda: noted("mysql", name), "it is not noted", patience=5)
-        backend._known.clear()
+        monkeypatch.setattr(backend, "known_names", dict)
         (info,) = shown(key)
         assert (info.name, info.waiters) == (name, None), "who waits cannot be told"
         assert info.details["connection"] == str(holders("mysql", name)[0])
