@@ -85,6 +85,35 @@ def test_a_name_that_was_never_used_costs_no_more(stores: Stores) -> None:
     assert found == {"INSERT": 10, "UPDATE": 10}
 
 
+def test_a_hand_over_costs_three_writes(stores: Stores) -> None:
+    """A ticket, a release, and a turn taken. On SQLite each of them is one transaction, and the last tells whom to
+    wake."""
+    first, second = stores.client(), stores.client()
+    holder, grant = first, first.try_acquire(stores.claim(), WAIT)
+    for client in (second, first):  # the first wait finds the lease taken
+        claim = stores.claim()
+        assert client.try_acquire(claim, WAIT) is None
+        assert holder.release(grant)
+        holder, grant = client, client.try_acquire(claim, WAIT)
+        assert grant is not None
+    claim = stores.claim()
+    with counted(stores, second) as found:
+        assert second.try_acquire(claim, WAIT) is None
+    if stores.store == "file":
+        assert found == {"INSERT": 1, "SELECT": 1}
+    with counted(stores, first) as found:
+        assert first.release(grant)
+    assert found == ({"UPDATE": 1, "SELECT": 1} if stores.store == "file" else {"UPDATE": 1})
+    with counted(stores, second) as found:
+        grant = second.try_acquire(claim, WAIT)
+        assert grant is not None
+    if stores.store == "file":
+        assert found == {"SELECT": 2, "BEGIN": 1, "INSERT": 1, "DELETE": 1, "COMMIT": 1}
+    else:
+        assert found == {"SELECT": 1, "INSERT": 1, "DELETE": 1}
+    assert second.release(grant)
+
+
 def test_a_look_at_a_lease_that_is_taken_writes_nothing(stores: Stores) -> None:
     holder, client = stores.client(), stores.client()
     assert holder.try_acquire(stores.claim())
