@@ -23,7 +23,7 @@ from . import doctor
 from .pruning import Pruning
 from .records import StoreError, StoreOverloaded, Ticket
 from .server import ServerStore
-from .sqlite import SqliteStore
+from .sqlite import FILE_ERRORS, SqliteStore
 from .statements import Holder
 from .waiter import ASKING, TicketHolder
 
@@ -91,8 +91,8 @@ class LeaseTableBackend(Backend):
             fence = store.statements.take(store.file(), claim, self._holder.text())
             if fence is not None:
                 return self._granted(claim, fence, asked)
-        except Exception:  # most likely another process is writing
-            fence = None
+        except FILE_ERRORS:
+            pass
         except BaseException:
             self.withdraw(claim)
             raise
@@ -114,7 +114,7 @@ class LeaseTableBackend(Backend):
             address = None if socket is None else socket.address
             entered = store.statements.enter(store.file(), claim, self._holder.text(), wait > 0, address)
             return self._entered(claim, asked, wait, entered, socket)
-        except Exception:  # most likely another process is writing
+        except FILE_ERRORS:
             return run(self._acquire(claim, wait))
         except BaseException:
             self.withdraw(claim)
@@ -240,7 +240,7 @@ class LeaseTableBackend(Backend):
             return False
         try:
             given = store.statements.release(store.file(), grant)
-        except Exception:  # most likely another process is writing
+        except FILE_ERRORS:
             return False
         except BaseException:
             self._leave_behind(grant.claim, True)

@@ -61,6 +61,8 @@ SCHEMA = (
 ADDED = ("holder", "address")
 HAS_ADDED = "SELECT name FROM pragma_table_info('ticket') WHERE name IN ('holder', 'address')"
 
+# What the statements raise; most often because another process writes. Other errors are interrupts.
+FILE_ERRORS = (sqlite3.Error, StoreError)
 # The pause before a statement is repeated because another process writes; seconds.
 SHORTEST, LONGEST = 0.00005, 0.001
 # Seconds for which a lease that was found taken is expected to be taken.
@@ -412,7 +414,7 @@ class SqliteStore(Store):
             return StoreOverloaded(f"{self._name} is overloaded: the statement could not be executed in time."), None
         try:
             return None, operation(self.file(), *args)
-        except (sqlite3.Error, StoreError) as error:
+        except FILE_ERRORS as error:
             return error, None
 
     def _pause(self, error: Exception, until: float, retries: int) -> float:

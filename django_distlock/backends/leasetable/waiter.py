@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from django_distlock.concurrency.clock import monotonic
 
 from .records import SIGN_OF_LIFE, StoreOverloaded, Ticket
+from .sqlite import FILE_ERRORS
 
 if TYPE_CHECKING:
     from django_distlock.concurrency.flow import Flow
@@ -129,7 +130,7 @@ class TicketHolder:
                 return
             try:
                 fence, ahead = sql.glance(store.file(), claim, self._place)
-            except Exception:  # the attempt that follows raises it again
+            except FILE_ERRORS:  # the attempt that follows raises it again
                 return
             self.took(now)
             if fence is None and not ahead:
