@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections, transaction
 
+from django_distlock.backends.leasetable import sqlite
 from tests.backends.leasetable.stores import SERVERS, Stores
 from tests.backends.statements import totals
 from tests.faults.server import ask, is_mariadb
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WAIT = 1000.0
+LONG = 1000.0
 
 
 @pytest.fixture(params=["file", *SERVERS])
@@ -27,6 +29,9 @@ def stores(
     request: pytest.FixtureRequest, databases: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Stores]:
     made = Stores(request.param, monkeypatch, tmp_path)
+    # on a busy machine a hold takes longer, and so does the way from one statement to the next
+    monkeypatch.setattr(sqlite, "SHORT_HOLD", LONG)
+    monkeypatch.setattr(sqlite, "HOT", LONG)
     yield made
     made.close()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.backends.leasetable import wakeups
+from django_distlock.backends.leasetable import sqlite, wakeups
 from django_distlock.backends.leasetable.waiter import LONGEST_OF_NEXT, LONGEST_PAUSE, SIGN_OF_LIFE, TicketHolder
 from django_distlock.backends.leasetable.wakeups import PREFIX, WakeSockets
 from django_distlock.concurrency.clock import monotonic
@@ -70,7 +70,10 @@ def test_a_release_wakes_the_first_waiter_only(stores: Stores, seconds: float, f
         assert client.try_acquire(claim, WAIT) is not None
 
 
-def test_a_holder_that_waited_wakes_the_next_one_without_a_look(stores: Stores) -> None:
+def test_a_holder_that_waited_wakes_the_next_one_without_a_look(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "HOT", WAIT)  # a short hold, however busy the machine is
     holder, grant, client, claim = queued(stores)
     with ThreadPoolExecutor(1) as other:
         behind = stores.client()
@@ -84,11 +87,12 @@ def test_a_holder_that_waited_wakes_the_next_one_without_a_look(stores: Stores) 
         assert other.submit(lambda: own_socket(behind).wait(LONG)).result()
 
 
-def test_a_short_hold_without_waiters_looks_for_none(stores: Stores) -> None:
+def test_a_short_hold_without_waiters_looks_for_none(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     client = stores.client()
     grant = client.try_acquire(stores.claim())
     statements: list[str] = []
     client.store.file().cursor.connection.set_trace_callback(statements.append)
+    monkeypatch.setattr(sqlite, "SHORT_HOLD", WAIT)
     client.store.statements.release(client.store.file(), grant._replace(acquired_at=monotonic()))
     assert [statement.split()[0] for statement in statements] == ["UPDATE"]
 
