@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from django_distlock import signals
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.deadline import PAUSE, Deadline
+from django_distlock.concurrency.deadline import Deadline
 from django_distlock.concurrency.flow import Flow, Step, run
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.records import Claim
@@ -316,7 +316,7 @@ def ask_engine(hold: Hold, claim: Claim, deadline: Deadline, clock: Callable[[],
             left = deadline.left()
             if left <= 0:
                 break
-            yield Step(PAUSE.sleep, PAUSE.asleep, (min(backend.pause(claim, attempt), left),))
+            yield Step(backend.wait, backend.await_, (claim, attempt, left))
             attempt += 1
     except GeneratorExit:
         raise

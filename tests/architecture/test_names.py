@@ -73,7 +73,6 @@ def small_with_one_importer() -> set[str]:
 REASONS = {
     "backends.begin_listener": "it has SQL, which manager/ may not have",
     "backends.leasetable.pruning": "a thread that deletes old rows, beside the acquiring",
-    "backends.leasetable.waiter": "the state of one waiter, beside the contract of a backend",
     "backends.zookeeper.doctor": "the same role in each engine",
     "backends.zookeeper.introspection": "the same role in each engine",
     "browser.command": "one subcommand",

@@ -24,7 +24,7 @@ class Trip(NamedTuple):
 
 TRIPS = {
     "memory": Trip(acquire=8, release=6),
-    "leasetable": Trip(acquire=14, release=8),
+    "leasetable": Trip(acquire=12, release=8),
     "leasetable_postgres": Trip(acquire=16, release=11),
     "leasetable_mariadb": Trip(acquire=17, release=12),
     "postgres": Trip(acquire=9, release=8),

@@ -41,7 +41,8 @@ def test_r19_a_grant_that_comes_after_its_own_validity_is_given_back(
     """The first answer takes longer than the TTL; the second one counts."""
     slow = [True]
     released: list[Any] = []
-    for method, answer in (("try_acquire", _late(slow)), ("atry_acquire", _alate(slow))):
+    answers = (("acquire_fast", _late(slow)), ("try_acquire", _late(slow)), ("atry_acquire", _alate(slow)))
+    for method, answer in answers:
         monkeypatch.setattr(backend, method, answer(getattr(backend, method)))
     for method in ("release", "arelease"):
         monkeypatch.setattr(backend, method, _noting(released, getattr(backend, method)))

@@ -6,6 +6,7 @@ reads the lease repeatedly, the more often the nearer its turn. Times are those 
 
 from __future__ import annotations
 
+from asyncio import _get_running_loop
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -22,7 +23,7 @@ from . import doctor
 from .pruning import Pruning
 from .records import StoreError, StoreOverloaded, Ticket
 from .server import ServerStore
-from .sqlite import SqliteStore
+from .sqlite import FILE_ERRORS, SqliteStore
 from .statements import Holder
 from .waiter import ASKING, TicketHolder
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from django.core.checks import CheckMessage
 
     from .statements import Store
+    from .wakeups import WakeSocket
 
 # Seconds for a release or a listing; and for a renewal, which delays the renewals of other leases.
 PATIENCE, RENEWAL_PATIENCE = 2.0, 1.0
@@ -79,16 +81,40 @@ class LeaseTableBackend(Backend):
         self._cleanup = PendingCleanup(self._undo_claim, f"distlock-{self.alias}-undo")
         self._pruning = Pruning(self.store, self.alias)
 
-    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+    def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
         store = self._embedded
-        if store is None or claim.token in self._claims or self._cleanup.requests:
-            return run(self._acquire(claim, wait))
+        if store is None or self._cleanup.requests or store.statements.expects_queue(claim):
+            return None
         asked = monotonic()
         self._claims[claim.token] = ASKING
         try:
-            entered = store.statements.enter(store.file(), claim, self._holder.text(), wait > 0)
-            return self._entered(claim, asked, wait, entered)
-        except Exception:  # most likely another process is writing
+            fence = store.statements.take(store.file(), claim, self._holder.text())
+            if fence is not None:
+                return self._granted(claim, fence, asked)
+        except FILE_ERRORS:
+            pass
+        except BaseException:
+            self.withdraw(claim)
+            raise
+        del self._claims[claim.token]
+        return None
+
+    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        store, waiter = self._embedded, self._claims.get(claim.token)
+        if store is None or self._cleanup.requests or (waiter is not None and wait < LAST_LOOK):
+            return run(self._acquire(claim, wait))
+        asked = monotonic()
+        try:
+            if isinstance(waiter, TicketHolder):
+                fence = waiter.ask(store.file(), store.statements, claim, self._holder.text())
+                waiter.took(asked)
+                return None if fence is None else self._granted(claim, fence, asked)
+            self._claims[claim.token] = ASKING
+            socket = self._wake_socket(wait)
+            address = None if socket is None else socket.address
+            entered = store.statements.enter(store.file(), claim, self._holder.text(), wait > 0, address)
+            return self._entered(claim, asked, wait, entered, socket)
+        except FILE_ERRORS:
             return run(self._acquire(claim, wait))
         except BaseException:
             self.withdraw(claim)
@@ -106,8 +132,11 @@ class LeaseTableBackend(Backend):
                     return None
                 self._claims[claim.token] = ASKING
                 until = asked + self._patience(wait)
-                entered = yield from self.store.run(until, self._sql.enter, claim, self._holder.text(), wait > 0)
-                return self._entered(claim, asked, wait, entered)
+                socket = self._wake_socket(wait)
+                address = None if socket is None else socket.address
+                enter, who = self._sql.enter, self._holder.text()
+                entered = yield from self.store.run(until, enter, claim, who, wait > 0, address)
+                return self._entered(claim, asked, wait, entered, socket)
             if wait < LAST_LOOK:
                 return None
             fence = yield from waiter.look(self.store, claim, self._holder.text())
@@ -127,16 +156,27 @@ class LeaseTableBackend(Backend):
             raise
 
     def _entered(
-        self, claim: Claim, asked: float, wait: float, entered: tuple[int | None, Ticket | None]
+        self,
+        claim: Claim,
+        asked: float,
+        wait: float,
+        entered: tuple[int | None, Ticket | None],
+        socket: WakeSocket | None,
     ) -> Grant | None:
         fence, ticket = entered
         if fence is not None:
             return self._granted(claim, fence, asked)
         if ticket is not None:
-            self._claims[claim.token] = TicketHolder(ticket, asked + wait, asked + self._patience(wait))
+            self._claims[claim.token] = TicketHolder(ticket, asked + wait, asked + self._patience(wait), socket)
         else:
             del self._claims[claim.token]
         return None
+
+    def _wake_socket(self, wait: float) -> WakeSocket | None:
+        """The socket at which this thread can be woken, if it is to wait for a lease in a file."""
+        if self._embedded is None or wait <= 0 or _get_running_loop() is not None:
+            return None
+        return self._embedded.statements.wakes.mine()
 
     def _patience(self, wait: float) -> float:
         """Seconds for the first answer. A file has no server that could be silent, only processes that write to it."""
@@ -152,6 +192,13 @@ class LeaseTableBackend(Backend):
     def pause(self, claim: Claim, attempt: int) -> float:
         waiter = self._claims.get(claim.token)
         return waiter.pause() if isinstance(waiter, TicketHolder) else super().pause(claim, attempt)
+
+    def wait(self, claim: Claim, attempt: int, longest: float) -> None:
+        waiter = self._claims.get(claim.token)
+        if self._embedded is None or not isinstance(waiter, TicketHolder):
+            super().wait(claim, attempt, longest)
+        else:
+            waiter.wait(self._embedded, claim, longest)
 
     def withdraw(self, claim: Claim) -> None:
         run(self._withdraw(claim))
@@ -192,8 +239,8 @@ class LeaseTableBackend(Backend):
         if store is None:
             return False
         try:
-            given = store.statements.give(store.file(), grant.claim)
-        except Exception:  # most likely another process is writing
+            given = store.statements.release(store.file(), grant)
+        except FILE_ERRORS:
             return False
         except BaseException:
             self._leave_behind(grant.claim, True)
@@ -211,7 +258,7 @@ class LeaseTableBackend(Backend):
         claim = grant.claim
         self._claims.pop(claim.token, None)
         try:
-            given = yield from self.store.run(monotonic() + PATIENCE, self._sql.give, claim)
+            given = yield from self.store.run(monotonic() + PATIENCE, self._sql.release, grant)
         except StoreError as error:
             self._leave_behind(claim, error.uncertain)
             raise

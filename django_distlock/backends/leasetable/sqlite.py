@@ -9,6 +9,7 @@ All processes run on one host, whose clock counts: microseconds since 1970.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sqlite3
@@ -16,7 +17,6 @@ import threading
 import time
 import weakref
 from asyncio import _get_running_loop
-from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -28,14 +28,15 @@ from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.fork import Order, at_fork
 
-from .records import NOWHERE, StoreError, StoreOverloaded, Ticket
-from .statements import Executor, Statements, Store
+from .records import GRACE, NOWHERE, StoreError, StoreOverloaded, Ticket
+from .statements import PLACE, Executor, Statements, Store, microseconds
+from .wakeups import WakeSockets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from django_distlock.concurrency.executor import Threads
-    from django_distlock.records import Claim
+    from django_distlock.records import Claim, Grant
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,19 +52,23 @@ SCHEMA = (
     """
     CREATE TABLE IF NOT EXISTS ticket (
         digest BLOB NOT NULL, place INTEGER NOT NULL, token TEXT NOT NULL, seen INTEGER NOT NULL, holder TEXT,
-        PRIMARY KEY (digest, place)
+        address TEXT, PRIMARY KEY (digest, place)
     ) WITHOUT ROWID
     """,
     f"PRAGMA user_version = {VERSION}",
 )
-# Older files have tickets without this column. The format is the same: earlier versions ignore it.
-HAS_HOLDER = "SELECT 1 FROM pragma_table_info('ticket') WHERE name = 'holder'"
-ADD_HOLDER = "ALTER TABLE ticket ADD COLUMN holder TEXT"
+# Older files have tickets without these columns. The format is the same: earlier versions ignore them.
+ADDED = ("holder", "address")
+HAS_ADDED = "SELECT name FROM pragma_table_info('ticket') WHERE name IN ('holder', 'address')"
 
+# What the statements raise; most often because another process writes. Other errors are interrupts.
+FILE_ERRORS = (sqlite3.Error, StoreError)
 # The pause before a statement is repeated because another process writes; seconds.
 SHORTEST, LONGEST = 0.00005, 0.001
 # Seconds for which a lease that was found taken is expected to be taken.
 HOT = 0.05
+# Seconds of a hold that no caller is expected to have begun to wait for. After a longer one its release looks for them.
+SHORT_HOLD = 0.001
 
 # The fence is the clock, which is nearly always above the last fence, so that it need not be read back. RETURNING would
 # cost more than the write itself, and SQLite has it only since 3.35. Reading the table that is written costs as much.
@@ -75,33 +80,46 @@ ON CONFLICT (digest) DO UPDATE SET
     expires_at = excluded.expires_at, holder = excluded.holder, alias = excluded.alias
 WHERE (token = '-' OR token = excluded.token OR expires_at <= :now) AND fence < excluded.fence
 """
+# A ticket for a lease that is taken, or that others wait for.
+JOIN_TAKEN = """
+INSERT INTO ticket (token, digest, place, seen, holder, address)
+SELECT :token, :digest, (SELECT coalesce(max(place), 0) + 1 FROM ticket WHERE digest = :digest), :now, :holder, :address
+WHERE EXISTS (SELECT 1 FROM lease WHERE digest = :digest AND token <> '-' AND expires_at > :now)
+    OR EXISTS (SELECT 1 FROM ticket t WHERE t.digest = :digest AND t.seen > :now - {grace})
+"""
 LAST = "SELECT fence, token FROM lease WHERE digest = :digest AND (token IN ('-', :token) OR expires_at <= :now)"
+
+
+_GRACE = microseconds(GRACE)
+NEXT_ADDRESS = "SELECT address FROM ticket WHERE digest = ? AND seen > ? ORDER BY place LIMIT 1"
+GLANCE = """
+SELECT (SELECT fence FROM lease WHERE digest = ? AND expires_at > ? AND token <> '-'),
+    (SELECT COUNT(*) FROM ticket WHERE digest = ? AND place < ? AND seen > ?)
+"""
 
 
 class SqliteStatements(Statements):
     """Each raises sqlite3.OperationalError while another process writes."""
 
-    placeholder = ":{}"
+    placeholder = "?"
     ahead = "FROM ticket t WHERE t.digest = :digest AND t.place < :place AND t.seen > :now - {grace}"
     digest = staticmethod(attrgetter("key.digest"))
     join_text = """
-    INSERT INTO ticket (token, digest, place, seen, holder)
-    SELECT :token, :digest, coalesce(max(place), 0) + 1, :now, :holder FROM ticket WHERE digest = :digest
+    INSERT INTO ticket (token, digest, place, seen, holder, address)
+    SELECT :token, :digest, coalesce(max(place), 0) + 1, :now, :holder, :address FROM ticket WHERE digest = :digest
     """
 
     def __init__(self, alias: str) -> None:
         super().__init__(alias)
-        # when a lease was last found taken, by digest
-        self._taken: dict[bytes, float] = {}
+        # by digest: when callers were last seen to wait for it, and the address of the one that is next
+        self._queues: dict[bytes, tuple[float, str | None]] = {}
+        self.wakes = WakeSockets()
 
     def fragments(self, session: object) -> dict[str, str]:
         return {"lease": "lease", "ticket": "ticket", "arrived": "place", "hex": "lower(hex(l.digest))", "dual": ""}
 
     def now(self, session: object) -> int:
         return time.time_ns() // 1000
-
-    def row(self, names: list[str]) -> Callable[[dict[str, Any]], Any]:
-        return lambda values: values  # the driver finds them by their names
 
     def packed(self, digits: str) -> bytes:
         return bytes.fromhex(digits)
@@ -125,17 +143,72 @@ class SqliteStatements(Statements):
         values["fence"] = max(fence + 1, now)  # the clock was set back, or two grants fell into one microsecond
         return values["fence"] if self.change(session, TAKE, values) else None
 
-    def enter(self, session: Executor, claim: Claim, holder: str, queue: bool) -> tuple[int | None, Ticket | None]:
-        # A lease that was taken a moment ago is expected to be taken: then both are one transaction, with one commit.
-        digest = claim.key.digest
-        if not queue or digest not in self._taken or session.used_at - self._taken[digest] > HOT:
-            fence = self.take(session, claim, holder)
-            if fence is not None or not queue:
-                return fence, None
-            if len(self._taken) >= 1000:
-                self._taken.clear()
-        self._taken[digest] = session.used_at
-        return session.atomically(partial(super().enter, session, claim, holder, queue))
+    def glance(self, session: Executor, claim: Claim, place: int) -> tuple[int | None, int]:
+        """The fence of the live lease, and how many live waiters are ahead of ``place``."""
+        digest, now = claim.key.digest, self.now(session)
+        found: tuple[int | None, int] = session.ask(GLANCE, (digest, now, digest, place, now - _GRACE))[0]
+        return found
+
+    def expects_queue(self, claim: Claim) -> bool:
+        """Did callers wait for the lease a moment ago?"""
+        found = self._queues.get(claim.key.digest)
+        return found is not None and monotonic() - found[0] < HOT
+
+    def _note_queue(self, claim: Claim, address: str | None = None) -> None:
+        if len(self._queues) >= 1000:
+            self._queues.clear()
+        self._queues[claim.key.digest] = (monotonic(), address)
+
+    def enter(
+        self, session: Executor, claim: Claim, holder: str, queue: bool, address: str | None = None
+    ) -> tuple[int | None, Ticket | None]:
+        # For a lease that was taken a moment ago a ticket is drawn at once: then both are one write.
+        if queue and self.expects_queue(claim):
+            values = {**self.hold(claim), "holder": holder, "address": address}
+            if self.change(session, JOIN_TAKEN, values):
+                self._note_queue(claim)
+                place, ahead = self.ask(session, PLACE, values)[0]
+                return None, Ticket(place, int(ahead))
+        fence = self.take(session, claim, holder)
+        if fence is not None or not queue:
+            return fence, None
+        self._note_queue(claim)
+        return None, self.join(session, claim, holder, address)
+
+    def take_turn(self, session: Executor, claim: Claim, holder: str, place: int) -> int | None:
+        def take_and_leave() -> int | None:
+            fence = self.take(session, claim, holder, place)
+            if fence is not None:
+                self.leave(session, claim)
+                # for the release, where this read would cost more
+                self._note_queue(claim, self._next_address(session, claim))
+            return fence
+
+        return session.atomically(take_and_leave)
+
+    def release(self, session: Executor, grant: Grant) -> bool:
+        given = super().release(session, grant)
+        if given:
+            self._wake_next(session, grant)
+        return given
+
+    def _wake_next(self, session: Executor, grant: Grant) -> None:
+        """Wake the first waiter. A short hold that did not wait itself is not expected to have one."""
+        held = monotonic() - grant.acquired_at
+        noted, address = self._queues.get(grant.claim.key.digest, (0.0, None))
+        waited = noted > grant.acquired_at
+        if not waited and held < SHORT_HOLD:
+            return
+        if address is None or not waited or held > HOT:
+            with contextlib.suppress(sqlite3.Error):  # the lease is free all the same
+                address = self._next_address(session, grant.claim)
+        if address is not None:
+            self.wakes.wake(address)
+
+    def _next_address(self, session: Executor, claim: Claim) -> str | None:
+        """The address of the first live waiter."""
+        found = session.ask(NEXT_ADDRESS, (claim.key.digest, self.now(session) - _GRACE))
+        return found[0][0] if found else None
 
 
 class LeaseFile:
@@ -195,8 +268,8 @@ class LeaseFile:
                 )
             if version < VERSION:
                 self._create(cursor)
-            elif not cursor.execute(HAS_HOLDER).fetchone():
-                self._add_holder(cursor)
+            elif len(cursor.execute(HAS_ADDED).fetchall()) < len(ADDED):
+                self._add_columns(cursor)
         except BaseException:
             connection.close()
             raise
@@ -214,10 +287,12 @@ class LeaseFile:
         cursor.execute("COMMIT")
 
     @staticmethod
-    def _add_holder(cursor: sqlite3.Cursor) -> None:
+    def _add_columns(cursor: sqlite3.Cursor) -> None:
         cursor.execute("BEGIN IMMEDIATE")
-        if not cursor.execute(HAS_HOLDER).fetchone():  # another process was not faster
-            cursor.execute(ADD_HOLDER)
+        known = {name for (name,) in cursor.execute(HAS_ADDED)}  # another process may have been faster
+        for name in ADDED:
+            if name not in known:
+                cursor.execute(f"ALTER TABLE ticket ADD COLUMN {name} TEXT")
         cursor.execute("COMMIT")
 
     def close(self) -> None:
@@ -310,6 +385,8 @@ at_fork(Order.SESSIONS, before=_before_fork, parent=_after_fork_in_parent, child
 class SqliteStore(Store):
     """The file of one alias, which does not hang. A statement is repeated while another process writes."""
 
+    statements: SqliteStatements
+
     def __init__(self, alias: str, database: str, threads: Callable[[], Threads]) -> None:
         super().__init__(SqliteStatements(alias), threads)
         self._settings = connections.settings[database]
@@ -337,7 +414,7 @@ class SqliteStore(Store):
             return StoreOverloaded(f"{self._name} is overloaded: the statement could not be executed in time."), None
         try:
             return None, operation(self.file(), *args)
-        except (sqlite3.Error, StoreError) as error:
+        except FILE_ERRORS as error:
             return error, None
 
     def _pause(self, error: Exception, until: float, retries: int) -> float:
@@ -372,6 +449,8 @@ class SqliteStore(Store):
     def close(self) -> None:
         if self.session is not None:
             self.session.close()
+        self.statements.wakes.close()
 
     def abandon(self) -> None:
+        self.statements.wakes.close()
         self.session = None  # it was closed before the fork; what was in memory is the parent's

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from django_distlock.concurrency.executor import Threads
     from django_distlock.concurrency.flow import Flow
-    from django_distlock.records import Claim
+    from django_distlock.records import Claim, Grant
 
     Prepared = tuple[str, Callable[[dict[str, Any]], Any]]
 
@@ -234,10 +234,13 @@ class Statements:
         found = self.ask(session, FENCE, values)
         return int(found[0][0]) if found else None
 
-    def enter(self, session: Executor, claim: Claim, holder: str, queue: bool) -> tuple[int | None, Ticket | None]:
-        """Take the lease, or else draw a ticket if ``queue``; the fence, and the ticket."""
+    def enter(
+        self, session: Executor, claim: Claim, holder: str, queue: bool, address: str | None = None
+    ) -> tuple[int | None, Ticket | None]:
+        """Take the lease, or else draw a ticket if ``queue``; the fence, and the ticket. ``address`` is that of the
+        waiter's socket, if it has one."""
         fence = self.take(session, claim, holder)
-        return fence, self.join(session, claim, holder) if fence is None and queue else None
+        return fence, self.join(session, claim, holder, address) if fence is None and queue else None
 
     def take_turn(self, session: Executor, claim: Claim, holder: str, place: int) -> int | None:
         """Take the lease if no live waiter is before ``place``, and leave the queue; the fence, or None."""
@@ -254,6 +257,10 @@ class Statements:
         """Free the lease; False if the claim does not hold it."""
         return self.change(session, GIVE, self.hold(claim)) > 0
 
+    def release(self, session: Executor, grant: Grant) -> bool:
+        """Free the lease of ``grant``; False if that does not hold it."""
+        return self.give(session, grant.claim)
+
     def extend(self, session: Executor, claim: Claim, ttl: float) -> bool:
         """Let the lease live for ``ttl`` seconds from now; False if the claim does not hold it."""
         return self.change(session, EXTEND, {**self.hold(claim), "ttl": microseconds(ttl)}) > 0
@@ -262,10 +269,10 @@ class Statements:
         """Does the claim hold the lease?"""
         return bool(self.ask(session, FENCE, self.hold(claim)))
 
-    def join(self, session: Executor, claim: Claim, holder: str) -> Ticket:
+    def join(self, session: Executor, claim: Claim, holder: str, address: str | None = None) -> Ticket:
         """Draw a ticket. Harmless if repeated."""
         with contextlib.suppress(IntegrityError):
-            self.change(session, self.join_text, {**self.hold(claim), "holder": holder})
+            self.change(session, self.join_text, {**self.hold(claim), "holder": holder, "address": address})
         place, ahead = self.ask(session, PLACE, self.hold(claim))[0]
         return Ticket(place, int(ahead))
 

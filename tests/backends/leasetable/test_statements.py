@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections, transaction
 
+from django_distlock.backends.leasetable import sqlite
 from tests.backends.leasetable.stores import SERVERS, Stores
 from tests.backends.statements import totals
 from tests.faults.server import ask, is_mariadb
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WAIT = 1000.0
+LONG = 1000.0
 
 
 @pytest.fixture(params=["file", *SERVERS])
@@ -27,6 +29,9 @@ def stores(
     request: pytest.FixtureRequest, databases: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Stores]:
     made = Stores(request.param, monkeypatch, tmp_path)
+    # on a busy machine a hold takes longer, and so does the way from one statement to the next
+    monkeypatch.setattr(sqlite, "SHORT_HOLD", LONG)
+    monkeypatch.setattr(sqlite, "HOT", LONG)
     yield made
     made.close()
 
@@ -83,6 +88,35 @@ def test_a_name_that_was_never_used_costs_no_more(stores: Stores) -> None:
         for number in range(10):
             assert client.release(client.try_acquire(stores.claim(str(number)), WAIT))
     assert found == {"INSERT": 10, "UPDATE": 10}
+
+
+def test_a_hand_over_costs_three_writes(stores: Stores) -> None:
+    """A ticket, a release, and a turn taken. On SQLite each of them is one transaction, and the last tells whom to
+    wake."""
+    first, second = stores.client(), stores.client()
+    holder, grant = first, first.try_acquire(stores.claim(), WAIT)
+    for client in (second, first):  # the first wait finds the lease taken
+        claim = stores.claim()
+        assert client.try_acquire(claim, WAIT) is None
+        assert holder.release(grant)
+        holder, grant = client, client.try_acquire(claim, WAIT)
+        assert grant is not None
+    claim = stores.claim()
+    with counted(stores, second) as found:
+        assert second.try_acquire(claim, WAIT) is None
+    if stores.store == "file":
+        assert found == {"INSERT": 1, "SELECT": 1}
+    with counted(stores, first) as found:
+        assert first.release(grant)
+    assert found == ({"UPDATE": 1, "SELECT": 1} if stores.store == "file" else {"UPDATE": 1})
+    with counted(stores, second) as found:
+        grant = second.try_acquire(claim, WAIT)
+        assert grant is not None
+    if stores.store == "file":
+        assert found == {"SELECT": 2, "BEGIN": 1, "INSERT": 1, "DELETE": 1, "COMMIT": 1}
+    else:
+        assert found == {"SELECT": 1, "INSERT": 1, "DELETE": 1}
+    assert second.release(grant)
 
 
 def test_a_look_at_a_lease_that_is_taken_writes_nothing(stores: Stores) -> None:

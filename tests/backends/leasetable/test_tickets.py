@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_distlock.backends.leasetable.records import UNKNOWN, rows_of
-from django_distlock.backends.leasetable.sqlite import SCHEMA, LeaseFile, SqliteStatements
+from django_distlock.backends.leasetable.sqlite import HAS_ADDED, SCHEMA, LeaseFile, SqliteStatements
 from django_distlock.keys import derive_key
 from django_distlock.records import MOST_WAITING, Claim
 
@@ -31,12 +31,12 @@ def test_waiters_are_in_order_and_counted_beyond_what_is_named() -> None:
 
 @pytest.fixture
 def of_before(tmp_path: Path) -> str:
-    """A lease file whose tickets do not say whose they are."""
+    """A lease file whose tickets do not say whose they are, nor where their waiters can be woken."""
     path = str(tmp_path / "db.sqlite3-distlock")
     with closing(sqlite3.connect(path)) as connection:
         for statement in SCHEMA:
-            connection.execute(statement.replace(" holder TEXT,\n        PRIMARY", "\n        PRIMARY"))
-        assert not connection.execute("SELECT 1 FROM pragma_table_info('ticket') WHERE name = 'holder'").fetchall()
+            connection.execute(statement.replace(" holder TEXT,\n        address TEXT, PRIMARY", "\n        PRIMARY"))
+        assert not connection.execute(HAS_ADDED).fetchall()
     return path
 
 
@@ -46,7 +46,7 @@ def test_a_file_of_before_gets_the_column_and_its_own_processes_go_on(of_before:
         key = derive_key("site", "a", "n")
         file.change("INSERT INTO lease VALUES (?, 'a', 'n', 't', 1, 2, ?, 'me')", (key.digest, now + 10**9))
         old.execute("INSERT INTO ticket (digest, place, token, seen) VALUES (?, 1, 'old', ?)", (key.digest, now))
-        assert statements.join(file, Claim(key=key, ttl=1, token="new"), "host:1:MainThread") == (2, 1)
+        assert statements.join(file, Claim(key=key, ttl=1, token="new"), "host:1:MainThread", "a1") == (2, 1)
         (row,) = statements.rows(file)
         assert row.waiting == (UNKNOWN, "host:1:MainThread")
         file.close()
