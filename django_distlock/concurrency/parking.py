@@ -93,18 +93,29 @@ def _settle(future: asyncio.Future[None]) -> None:
 
 
 class _Place:
-    """A place at a :class:`FairLock`: that of its holder, or one in its queue."""
+    """A place in the queue of a :class:`FairLock`.
 
-    __slots__ = ("parker", "turn")
+    A place is called to find out whose it is: the Turn, None once that is gone without a release, because the release
+    was interrupted. The place of a holder that did not have to wait is no more than a weak reference to its Turn.
+    """
 
-    def __init__(self, turn: Turn | None) -> None:
-        self.parker: Parker | None = None
-        self.turn = None if turn is None else weakref.ref(turn)
+    __slots__ = ("_turn", "parker")
 
-    @property
-    def deserted(self) -> bool:
-        """Is its Turn gone without a release, because that was interrupted?"""
-        return self.turn is not None and self.turn() is None
+    def __init__(self, turn: Turn) -> None:
+        self.parker = Parker()
+        self._turn = weakref.ref(turn)
+
+    def __call__(self) -> object:
+        return self._turn()
+
+
+class _Kept:
+    """The place of a holder without a Turn, which is never gone."""
+
+    __slots__ = ()
+
+    def __call__(self) -> object:
+        return self
 
 
 class FairLock:
@@ -112,30 +123,30 @@ class FairLock:
 
     __slots__ = ("_guard", "_holder", "_queue")
 
-    # the place of a holder that did not have to wait and has no Turn
-    _NAMELESS = _Place(None)
-
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._holder: _Place | None = None
+        self._holder: Callable[[], object] | None = None
         self._queue: deque[_Place] = deque()
 
     def turn(self) -> Turn:
         """A caller's turn at this lock, for ``try``/``finally`` in a flow."""
         return Turn(self)
 
-    def try_acquire(self) -> bool:
-        """Take it if it is free. Where an interrupt may come use :meth:`Turn.try_acquire`."""
-        return self._take(self._NAMELESS)
-
-    def _take(self, place: _Place) -> bool:
+    def try_turn(self) -> Turn | None:
+        """A turn that holds the lock; None if the lock is not free."""
         if self._holder is not None and not self._mended():
-            return False
+            return None
+        turn = Turn(self)
         with self._guard:
             if self._holder is None:
-                self._holder = place
-                return True
-        return False
+                self._holder = turn._place
+                return turn
+        return None
+
+    def try_acquire(self) -> bool:
+        """Take it if it is free. Where an interrupt may come use :meth:`try_turn`."""
+        turn = self.try_turn()
+        return turn is not None and turn.keep()
 
     def acquire(self, timeout: float) -> bool:
         """Wait for at most ``timeout`` seconds. True if taken."""
@@ -164,16 +175,17 @@ class FairLock:
         if self._holder is not None:
             self._pass_on(self._holder)
 
-    def _arrive(self, place: _Place) -> bool:
+    def _arrive(self, turn: Turn) -> _Place | None:
+        """The place of ``turn`` in the queue; None if it has the lock now."""
         if self._holder is not None:
             self._mended()
         with self._guard:
             if self._holder is None:
-                self._holder = place
-                return True
-            place.parker = Parker()
+                self._holder = turn._place
+                return None
+            turn._place = place = _Place(turn)
             self._queue.append(place)
-            return False
+            return place
 
     def _settle(self, place: _Place) -> bool:
         """The wait is over: True if ``place`` is the holder's, else it leaves the queue."""
@@ -189,26 +201,26 @@ class FairLock:
         holder = self._holder
         if holder is None:
             return False
-        if holder.deserted:
+        if holder() is None:
             self._pass_on(holder)
             return True
         if self._queue and self._queue[0] is holder:  # not woken yet
-            self._pass_on(_Place(None))
+            self._pass_on(_Kept())
         return False
 
-    def _pass_on(self, place: _Place) -> None:
+    def _pass_on(self, place: Callable[[], object]) -> None:
         """Give up ``place``: if it is the holder's, the first waiter that still waits gets the lock.
 
         The next one is the holder before it is woken. So if this is interrupted, a second call does what is left.
         """
         with self._guard:
             if place in self._queue:
-                self._queue.remove(place)
+                self._queue.remove(place)  # type: ignore[arg-type]
             if self._holder is not place and not (self._queue and self._queue[0] is self._holder):
                 return
             while self._queue:
                 self._holder = first = self._queue[0]
-                woken = first.parker is not None and first.parker.wake()
+                woken = first.parker.wake()
                 self._queue.popleft()
                 if woken:
                     return
@@ -236,35 +248,36 @@ class Turn:
 
     def __init__(self, lock: FairLock) -> None:
         self._lock = lock
-        self._place = _Place(self)
-
-    def try_acquire(self) -> bool:
-        """Take the lock if it is free."""
-        return self._lock._take(self._place)
+        self._place: Callable[[], object] = weakref.ref(self)
 
     def acquire(self, timeout: float) -> bool:
         """Wait for at most ``timeout`` seconds. True if it holds the lock now."""
-        place = self._place
-        if self._lock._arrive(place):
+        place = self._lock._arrive(self)
+        if place is None:
             return True
-        assert place.parker is not None  # noqa: S101 - made by _arrive
         place.parker.park(timeout)
         return self._lock._settle(place)
 
     async def aacquire(self, timeout: float) -> bool:
         """:meth:`acquire` for a task."""
-        place = self._place
-        if self._lock._arrive(place):
+        place = self._lock._arrive(self)
+        if place is None:
             return True
-        assert place.parker is not None  # noqa: S101 - made by _arrive
         await place.parker.apark(timeout)
         return self._lock._settle(place)
 
     def keep(self) -> bool:
         """Leave the lock to the caller, who calls :meth:`FairLock.release`. Returns True."""
-        self._place.turn = None
+        kept = _Kept()
+        with self._lock._guard:
+            self._lock._holder = self._place = kept
         return True
 
     def release(self) -> None:
         """Give the lock back, or leave its queue; nothing if neither is to be done."""
-        self._lock._pass_on(self._place)
+        lock, place = self._lock, self._place
+        with lock._guard:
+            if lock._holder is place and not lock._queue:
+                lock._holder = None
+                return
+        lock._pass_on(place)

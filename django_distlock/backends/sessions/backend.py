@@ -192,8 +192,8 @@ class SessionLockBackend(Backend, Generic[S]):
         session = self.sessions.open_shared
         if session is None or session.dead is not None:
             return None
-        turn = session.mutex.turn()
-        if not turn.try_acquire():
+        turn = session.mutex.try_turn()
+        if turn is None:
             return None
         if session.dead is None and session.orphaned_at is None and len(session.held) < LOCKS_PER_SESSION:
             return session, turn
@@ -345,8 +345,10 @@ class SessionLockBackend(Backend, Generic[S]):
 
     def release_fast(self, grant: Grant) -> bool:
         session: S = grant.session
-        turn = session.mutex.turn()
-        if session.dead is not None or session.orphaned_at is not None or not turn.try_acquire():
+        if session.dead is not None or session.orphaned_at is not None:
+            return False
+        turn = session.mutex.try_turn()
+        if turn is None:
             return False
         freed = False
         try:
@@ -372,8 +374,8 @@ class SessionLockBackend(Backend, Generic[S]):
         return self.release(grant)
 
     async def arelease(self, grant: Grant) -> bool:
-        turn = grant.session.mutex.turn()
-        if turn.try_acquire():
+        turn = grant.session.mutex.try_turn()
+        if turn is not None:
             if grant.session.orphaned_at is None:
                 return await arun(self._release(grant, turn))  # sent at once: cancelled, it is a release
             turn.release()

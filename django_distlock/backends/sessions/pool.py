@@ -57,8 +57,10 @@ class Sessions(Generic[S]):
             if not self._idle:
                 return None
             session = self._idle[-1]
-            turn = session.mutex.turn()
-            if session.dead is not None or session.orphaned_at is not None or not turn.try_acquire():
+            if session.dead is not None or session.orphaned_at is not None:
+                return None
+            turn = session.mutex.try_turn()
+            if turn is None:
                 return None
             self._idle.pop()
             self._lend(session)
@@ -162,8 +164,8 @@ class Sessions(Generic[S]):
         with self._mutex:
             closing = list(self._closing)
         for session in closing:
-            turn = session.mutex.turn()
-            if turn.try_acquire():
+            turn = session.mutex.try_turn()
+            if turn is not None:
                 try:
                     session.close()
                 finally:
@@ -207,8 +209,8 @@ class Sessions(Generic[S]):
         return now + TICK if self.all() else None
 
     def _close_idle(self, session: S) -> None:
-        turn = session.mutex.turn()
-        if not turn.try_acquire():
+        turn = session.mutex.try_turn()
+        if turn is None:
             return
         try:
             with self._mutex:

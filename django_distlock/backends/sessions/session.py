@@ -197,8 +197,8 @@ class Session(ABC):
 
     def notice_end(self) -> None:
         """Notice that the server has hung up, unless a statement runs."""
-        turn = self.mutex.turn()
-        if self.dead is None and turn.try_acquire():
+        turn = self.mutex.try_turn() if self.dead is None else None
+        if turn is not None:
             try:
                 self._notice_end()
             finally:
