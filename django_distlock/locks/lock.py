@@ -240,7 +240,6 @@ class Lock(BaseLock[Lease]):
     def __init__(
         self,
         name: str,
-        *,
         using: str = "default",
         timeout: Timeout = UNSET,
         ttl: Timeout = UNSET,
@@ -332,13 +331,5 @@ def advisory_lock(
     Bad input raises ValueError or TypeError at once. A feature that the engine does not have raises
     UnsupportedOperation at the first acquire.
     """
-    return Lock(
-        name,
-        using=using,
-        timeout=timeout,
-        ttl=ttl,
-        max_hold=max_hold,
-        shared=shared,
-        on_busy=on_busy,
-        cancel_on_loss=cancel_on_loss,
-    )
+    # not by keywords: a class is called with them by way of a dict
+    return Lock(name, using, timeout, ttl, max_hold, shared, on_busy, cancel_on_loss)

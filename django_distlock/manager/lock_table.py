@@ -48,6 +48,10 @@ class State(Enum):
     ENDED = auto()
 
 
+# What each acquire and release uses: Python looks up an attribute of an Enum class slowly.
+_CLAIMING, _HELD, _RELEASING, _ENDED = State.CLAIMING, State.HELD, State.RELEASING, State.ENDED
+
+
 class Hold:
     """One context's hold of one lock, shared by all Leases of that context."""
 
@@ -90,7 +94,7 @@ class Hold:
         self.shared = shared
         # how many callers may hold the key at once; 0: it is a lock
         self.semaphore = semaphore
-        self.state = State.CLAIMING
+        self.state = _CLAIMING
         self.claimed_at = monotonic()
         # the start of the hold; the grant counts from the request to the engine
         self.held_at = 0.0
@@ -169,12 +173,6 @@ class Hold:
     async def agive(self, grant: Grant) -> bool:
         self.giving = True
         self.given = await self.backend.arelease(grant)
-        return self.given
-
-    def give_fast(self, grant: Grant) -> bool:
-        """:meth:`give` by the engine's fast path. False if it has none, or it is not possible now."""
-        self.giving = True
-        self.given = self.backend.release_fast(grant)
         return self.given
 
 
@@ -324,7 +322,7 @@ class LockTable:
         hold.grant = grant
         hold.held_at = monotonic()
         hold.leases.add(lease)
-        hold.state = State.HELD
+        hold.state = _HELD
 
     def listen(self, hold: Hold, listener: Any) -> None:
         """Start ``listener`` for this hold, and stop it when the hold ends."""
@@ -350,14 +348,14 @@ class LockTable:
         """
         with self._mutex:
             hold.leases.discard(lease)
-            if hold.leases or hold.state is not State.HELD:
+            if hold.leases or hold.state is not _HELD:
                 return False
             if hold.transactions and hold.scope == "transaction":
                 hold.kept = True
                 hold.state = State.DEFERRED
                 return False
             hold.released_by = lease
-            hold.state = State.RELEASING
+            hold.state = _RELEASING
             return True
 
     def defer(self, hold: Hold) -> None:
@@ -395,6 +393,21 @@ class LockTable:
                 self._end(self._ending)
 
     def _end(self, hold: Hold) -> bool:
+        slot = self._slots.get(hold.key.digest)
+        if (
+            slot is not None
+            and len(slot.holders) == 1
+            and slot.holders[0] is hold
+            and self._ending is hold
+            and not slot.queue
+            and not hold.listeners
+            and hold.parker is None
+        ):  # the most frequent case; from here on Python does not look for signals
+            del self._slots[hold.key.digest]
+            self._total -= 1
+            hold.state = _ENDED
+            hold.released_by = self._ending = None
+            return True
         if hold.state is State.ENDED:
             if self._ending is hold:
                 self._ending = None

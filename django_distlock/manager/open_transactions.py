@@ -70,8 +70,12 @@ def _note_connection(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
 connection_created.connect(_note_connection, dispatch_uid="django_distlock.manager.open_transactions")
 
 
-def open_transactions() -> list[BaseDatabaseWrapper]:
-    """The connections of the caller that are inside a transaction."""
+def open_transactions(by_sql: list[BaseDatabaseWrapper] | None = None) -> list[BaseDatabaseWrapper]:
+    """The connections of the caller that are inside a transaction.
+
+    The connections of a thread in a transaction that was begun by ``BEGIN`` in a cursor, unseen by Django, are added to
+    ``by_sql``. The drivers report it without a statement; for mysqlclient see backends/begin_listener.py.
+    """
     if asyncio._get_running_loop() is not None:
         return _around_task()
     here = _connections
@@ -84,6 +88,8 @@ def open_transactions() -> list[BaseDatabaseWrapper]:
         inside = connection.in_atomic_block or (connection.connection is not None and not connection.autocommit)
         if inside and not connection.closed_in_transaction:
             found.append(connection)
+        elif by_sql is not None and driver_inside(connection):
+            by_sql.append(connection)
     return found if testcases_count else _without_testcases(found)
 
 
@@ -111,17 +117,6 @@ def of_thread(thread: threading.Thread) -> list[BaseDatabaseWrapper]:
 def _of_ident(ident: int | None) -> list[BaseDatabaseWrapper]:
     found = [connection for connection in opened_connections() if getattr(connection, "_thread_ident", None) == ident]
     return _without_testcases([connection for connection in found if in_transaction(connection)])
-
-
-def begun_by_sql() -> list[BaseDatabaseWrapper]:
-    """The connections of this thread in a transaction that was begun by ``BEGIN`` in a cursor, unseen by Django.
-
-    The drivers report it without a statement; for mysqlclient see backends/begin_listener.py.
-    """
-    if asyncio._get_running_loop() is not None:
-        return []
-    known = _connections.known
-    return [connection for connection in known if not in_transaction(connection) and driver_inside(connection)]
 
 
 def listen_for_begin(hold: Hold) -> None:

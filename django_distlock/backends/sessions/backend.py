@@ -163,16 +163,17 @@ class SessionLockBackend(Backend, Generic[S]):
         if ready is None:
             return None
         session, turn = ready
+        key, shared = claim.key, claim.shared
         grant: Grant | None = None
         try:
             try:
                 if busy:
-                    taken = session.wait_fast(claim.key, claim.shared, asked + wait)
+                    taken = session.wait_fast(key, shared, asked + wait)
                 else:
-                    taken = session.lock_fast(claim.key, claim.shared)
+                    taken = session.lock_fast(key, shared)
                 if taken:
-                    session.held[claim.key.digest] += 1
-                    grant = Grant(claim=claim, acquired_at=asked, session=session)
+                    session.held[key.digest] += 1
+                    grant = Grant(claim, asked, None, None, session)
                 return grant
             except (SessionDead, ServerError, StatementTimeout):
                 return None  # _acquire asks again, and handles these
@@ -351,13 +352,14 @@ class SessionLockBackend(Backend, Generic[S]):
         if turn is None:
             return False
         freed = False
+        claim = grant.claim
         try:
-            freed = session.unlock_fast(grant.claim.key, grant.claim.shared)
+            freed = session.unlock_fast(claim.key, claim.shared)
         except (SessionDead, ServerError):
             return False  # _release asks again, and handles these
         finally:
             if freed:
-                self._count_release(session, grant.claim.key)
+                self._count_release(session, claim.key)
             turn.release()
         if (session.waits or session.retired) and not session.held:
             self.sessions.give_back(session)
