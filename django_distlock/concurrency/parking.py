@@ -92,6 +92,9 @@ def _settle(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+HOLDER = "holder"
+
+
 class _Place:
     """A place in the queue of a :class:`FairLock`.
 
@@ -119,13 +122,19 @@ class _Kept:
 
 
 class FairLock:
-    """A mutex that serves threads and tasks in order of arrival, each within its own time."""
+    """A mutex that serves threads and tasks in order of arrival, each within its own time.
 
-    __slots__ = ("_guard", "_holder", "_queue")
+    It is taken and released without its guard as long as nobody waits: ``setdefault()`` of a dict does not let another
+    thread in between.
+    """
+
+    __slots__ = ("_guard", "_held", "_queue")
 
     def __init__(self) -> None:
+        # for the queue, and for all that is done for those in it
         self._guard = threading.Lock()
-        self._holder: Callable[[], object] | None = None
+        # the place of the holder, under HOLDER
+        self._held: dict[str, Callable[[], object]] = {}
         self._queue: deque[_Place] = deque()
 
     def turn(self) -> Turn:
@@ -134,14 +143,10 @@ class FairLock:
 
     def try_turn(self) -> Turn | None:
         """A turn that holds the lock; None if the lock is not free."""
-        if self._holder is not None and not self._mended():
+        if (self._held or self._queue) and not self._mended():
             return None
         turn = Turn(self)
-        with self._guard:
-            if self._holder is None:
-                self._holder = turn._place
-                return turn
-        return None
+        return turn if self._held.setdefault(HOLDER, turn._place) is turn._place else None
 
     def try_acquire(self) -> bool:
         """Take it if it is free. Where an interrupt may come use :meth:`try_turn`."""
@@ -168,45 +173,42 @@ class FairLock:
 
     def release(self) -> None:
         """Hand it to the first waiter that still waits."""
-        with self._guard:
-            if not self._queue:
-                self._holder = None
-                return
-        if self._holder is not None:
-            self._pass_on(self._holder)
+        holder = self._held.get(HOLDER)
+        if holder is not None:
+            self._pass_on(holder)
 
     def _arrive(self, turn: Turn) -> _Place | None:
         """The place of ``turn`` in the queue; None if it has the lock now."""
-        if self._holder is not None:
+        if self._held:
             self._mended()
         with self._guard:
-            if self._holder is None:
-                self._holder = turn._place
+            if not self._queue and self._held.setdefault(HOLDER, turn._place) is turn._place:
                 return None
             turn._place = place = _Place(turn)
             self._queue.append(place)
+            if not self._held:  # released in between, by a holder that saw no queue
+                self._serve()
             return place
 
     def _settle(self, place: _Place) -> bool:
         """The wait is over: True if ``place`` is the holder's, else it leaves the queue."""
         with self._guard:
-            if self._holder is place:
+            if self._held.get(HOLDER) is place:
                 return True
             if place in self._queue:
                 self._queue.remove(place)
             return False
 
     def _mended(self) -> bool:
-        """Finish a release that was interrupted, if there is one. True if there was."""
-        holder = self._holder
-        if holder is None:
-            return False
-        if holder() is None:
+        """Finish a release that was interrupted, if there is one. True if the lock is free after that."""
+        holder = self._held.get(HOLDER)
+        if holder is not None and holder() is None:
             self._pass_on(holder)
-            return True
-        if self._queue and self._queue[0] is holder:  # not woken yet
+        elif self._queue and self._queue[0] is holder:  # not woken yet
             self._pass_on(_Kept())
-        return False
+        elif holder is None and self._queue:
+            self._pass_on(_Kept())
+        return not self._held
 
     def _pass_on(self, place: Callable[[], object]) -> None:
         """Give up ``place``: if it is the holder's, the first waiter that still waits gets the lock.
@@ -216,15 +218,21 @@ class FairLock:
         with self._guard:
             if place in self._queue:
                 self._queue.remove(place)  # type: ignore[arg-type]
-            if self._holder is not place and not (self._queue and self._queue[0] is self._holder):
+            holder = self._held.get(HOLDER)
+            if holder is None or holder is place or (self._queue and self._queue[0] is holder):
+                self._serve()
+
+    def _serve(self) -> None:
+        """The holder has given it up, or there is none: the first waiter that still waits gets it."""
+        if not self._held and not (self._queue and self._held.setdefault(HOLDER, self._queue[0]) is self._queue[0]):
+            return  # a caller that came in between releases it to the queue
+        while self._queue:
+            self._held[HOLDER] = first = self._queue[0]
+            woken = first.parker.wake()
+            self._queue.popleft()
+            if woken:
                 return
-            while self._queue:
-                self._holder = first = self._queue[0]
-                woken = first.parker.wake()
-                self._queue.popleft()
-                if woken:
-                    return
-            self._holder = None
+        self._held.clear()
 
 
 class Turn:
@@ -268,16 +276,14 @@ class Turn:
 
     def keep(self) -> bool:
         """Leave the lock to the caller, who calls :meth:`FairLock.release`. Returns True."""
-        kept = _Kept()
-        with self._lock._guard:
-            self._lock._holder = self._place = kept
+        self._lock._held[HOLDER] = self._place = _Kept()
         return True
 
     def release(self) -> None:
         """Give the lock back, or leave its queue; nothing if neither is to be done."""
         lock, place = self._lock, self._place
-        with lock._guard:
-            if lock._holder is place and not lock._queue:
-                lock._holder = None
+        if not lock._queue and lock._held.get(HOLDER) is place:
+            del lock._held[HOLDER]
+            if not lock._queue:
                 return
         lock._pass_on(place)

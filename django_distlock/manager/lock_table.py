@@ -233,7 +233,7 @@ class LockTable:
         # what is being taken out of the table
         self._ending: Hold | None = None
 
-    def arrive(self, hold: Hold, *, may_wait: bool, reenter: bool, limit: int) -> Hold | None:
+    def arrive(self, hold: Hold, may_wait: bool, reenter: bool, limit: int) -> Hold | None:
         """Ask for a place for a new hold.
 
         Returns a hold that is HELD (re-entry) or DEFERRED (to be verified), or the new one: CLAIMING (ask the engine)

@@ -19,6 +19,8 @@ from . import owner
 from .lock_table import lock_table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from django.db.backends.base.base import BaseDatabaseWrapper
 
     from .lock_table import Hold
@@ -41,7 +43,7 @@ class _Connections(threading.local):
     """
 
     seen = -1
-    known: tuple[BaseDatabaseWrapper, ...] = ()
+    known: tuple[tuple[BaseDatabaseWrapper, Callable[[Any], object]], ...] = ()
     mysql: tuple[BaseDatabaseWrapper, ...] = ()
 
 
@@ -51,6 +53,22 @@ _latest = 0
 
 # libpq's INTRANS and INERROR: https://www.postgresql.org/docs/current/libpq-status.html
 _PG_INSIDE = (2, 3)
+
+# What tells of a transaction on an open connection, by vendor. It is read at each release: psycopg's info is thirty times
+# slower than its pgconn; psycopg2 has only info.
+_INSIDE: dict[str, Callable[[Any], object]] = {
+    "sqlite": lambda connection: connection.connection.in_transaction,
+    "postgresql": lambda connection: (
+        (getattr(connection.connection, "pgconn", None) or connection.connection.info).transaction_status in _PG_INSIDE
+    ),
+    "mysql": server_inside,
+}
+
+
+def _unknown(connection: object) -> bool:
+    """For a database that does not report transactions."""
+    return False
+
 
 # Set to False by testing.override_locks(): the transactions that TestCase puts around its tests keep no locks.
 testcases_count = True
@@ -81,14 +99,17 @@ def open_transactions(by_sql: list[BaseDatabaseWrapper] | None = None) -> list[B
     here = _connections
     if here.seen != _latest:
         here.seen = _latest
-        here.known = tuple(connections.all(initialized_only=True))
-        here.mysql = tuple(connection for connection in here.known if connection.vendor == "mysql")
+        present = tuple(connections.all(initialized_only=True))
+        here.known = tuple((connection, _INSIDE.get(connection.vendor, _unknown)) for connection in present)
+        here.mysql = tuple(connection for connection in present if connection.vendor == "mysql")
     found = []
-    for connection in here.known:  # in_transaction(), spelt out: this is asked at every acquire and every release
-        inside = connection.in_atomic_block or (connection.connection is not None and not connection.autocommit)
-        if inside and not connection.closed_in_transaction:
+    for connection, inside in here.known:  # spelt out: this is asked at every acquire and every release
+        raw = connection.connection
+        if (
+            connection.in_atomic_block or (raw is not None and not connection.autocommit)
+        ) and not connection.closed_in_transaction:  # in_transaction()
             found.append(connection)
-        elif by_sql is not None and driver_inside(connection):
+        elif by_sql is not None and raw is not None and _reported(inside, connection):
             by_sql.append(connection)
     return found if testcases_count else _without_testcases(found)
 
@@ -127,18 +148,15 @@ def listen_for_begin(hold: Hold) -> None:
 
 def driver_inside(connection: BaseDatabaseWrapper) -> bool:
     """Does the driver report an open transaction? No statement is sent, except to MySQL after one like BEGIN."""
-    raw: Any = connection.connection
+    inside = _INSIDE.get(connection.vendor)
+    return inside is not None and connection.connection is not None and _reported(inside, connection)
+
+
+def _reported(inside: Callable[[Any], object], connection: BaseDatabaseWrapper) -> bool:
     try:
-        if connection.vendor == "sqlite":
-            return raw is not None and raw.in_transaction
-        if connection.vendor == "postgresql":
-            # read at each release: psycopg's info is thirty times slower than its pgconn; psycopg2 has only info
-            return raw is not None and (getattr(raw, "pgconn", None) or raw.info).transaction_status in _PG_INSIDE
-        if connection.vendor == "mysql":
-            return server_inside(connection)
+        return bool(inside(connection))
     except Exception:  # an error of the driver: the connection is closed, so no transaction is open
         return False
-    return False
 
 
 def _around_task() -> list[BaseDatabaseWrapper]:

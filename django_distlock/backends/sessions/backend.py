@@ -60,6 +60,8 @@ SILENCE = 0.25
 CANCEL_AGAIN = 0.1
 # Pause between attempts when every wait session is taken.
 PAUSE = 0.01
+# The watchdog alone ends a blocking call, which would be too late for a caller that waits no longer than this; seconds.
+FAST_WAIT = STATEMENT_LIMIT + 2 * TICK
 # The default ports of poolers: pgbouncer, Odyssey and PgCat, Supabase in transaction mode; ProxySQL.
 POOLER_PORTS = {"postgresql": {"6432", "6543"}, "mysql": {"6033"}}
 # Neon, Supabase, and the proxies of Amazon RDS, by the names that they give their poolers.
@@ -155,51 +157,59 @@ class SessionLockBackend(Backend, Generic[S]):
     # acquiring
 
     def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
-        asked = monotonic()
-        busy = bool(self._busy.until) and self._busy.lately(claim.key.digest, asked)
-        if not busy and wait <= STATEMENT_LIMIT + 2 * TICK:
-            return None  # the watchdog, which alone ends a blocking call, would come too late for the deadline
-        ready = self.sessions.ready_to_wait() if busy else self._ready()
+        key, shared, asked = claim.key, claim.shared, monotonic()
+        if self._busy.until and self._busy.lately(key.digest, asked):
+            return self._wait_fast(claim, wait, asked)
+        session = self.sessions.open_shared
+        if session is None or wait <= FAST_WAIT or session.dead is not None:
+            return None
+        turn = session.mutex.try_turn()
+        if turn is None:
+            return None
+        try:
+            try:
+                held = session.held
+                if session.dead is None and session.orphaned_at is None and len(held) < LOCKS_PER_SESSION:
+                    if session.lock_fast(key, shared):
+                        held[key.digest] += 1
+                        return Grant(claim, asked, None, None, session)
+            except (SessionDead, ServerError, StatementTimeout):
+                pass  # _acquire asks again, and handles these
+            except BaseException:
+                run(self._undo_try(session, claim))
+                raise
+            finally:
+                turn.release()
+        except BaseException:
+            turn.release()  # again: see locked()
+            raise
+        return None
+
+    def _wait_fast(self, claim: Claim, wait: float, asked: float) -> Grant | None:
+        """:meth:`acquire_fast` for a key that was busy lately: wait for it at once, on a session of its own."""
+        ready = self.sessions.ready_to_wait()
         if ready is None:
             return None
         session, turn = ready
-        key, shared = claim.key, claim.shared
         grant: Grant | None = None
         try:
             try:
-                if busy:
-                    taken = session.wait_fast(key, shared, asked + wait)
-                else:
-                    taken = session.lock_fast(key, shared)
-                if taken:
-                    session.held[key.digest] += 1
+                if session.wait_fast(claim.key, claim.shared, asked + wait):
+                    session.held[claim.key.digest] += 1
                     grant = Grant(claim, asked, None, None, session)
                 return grant
             except (SessionDead, ServerError, StatementTimeout):
                 return None  # _acquire asks again, and handles these
             except BaseException:
-                run(self._stop_waiting(session) if busy else self._undo_try(session, claim))
+                run(self._stop_waiting(session))
                 raise
             finally:
                 turn.release()
-                if busy and grant is None:
+                if grant is None:
                     self.sessions.give_back(session)
         except BaseException:
             turn.release()  # again: see locked()
             raise
-
-    def _ready(self) -> tuple[S, Turn] | None:
-        """The shared session, and the turn that has its mutex, if it is open and free."""
-        session = self.sessions.open_shared
-        if session is None or session.dead is not None:
-            return None
-        turn = session.mutex.try_turn()
-        if turn is None:
-            return None
-        if session.dead is None and session.orphaned_at is None and len(session.held) < LOCKS_PER_SESSION:
-            return session, turn
-        turn.release()
-        return None
 
     def stray(self, claim: Claim, known: Sequence[Grant]) -> Grant | None:
         digest = claim.key.digest
@@ -351,8 +361,7 @@ class SessionLockBackend(Backend, Generic[S]):
         turn = session.mutex.try_turn()
         if turn is None:
             return False
-        freed = False
-        claim = grant.claim
+        claim, freed = grant.claim, False
         try:
             freed = session.unlock_fast(claim.key, claim.shared)
         except (SessionDead, ServerError):
