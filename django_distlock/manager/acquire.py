@@ -94,7 +94,7 @@ def acquire(lock: LockOptions, timeout: float | None, start: float, lease_of: Ca
     known = entry.names.get(lock.name) or entry.learn(lock.name)
     if known is None or not entry.fast:
         return run(acquire_flow(LockRequest.of(lock, timeout, start), lease_of))
-    hold = Hold(entry.backend, known.key, current(), lock.shared)
+    hold = Hold(entry.backend, known.key, current(), lock.shared, 0, start)
     hold.template = lock.template
     lease = lease_of(hold)
     try:
@@ -269,13 +269,13 @@ def _take_fast_path(
 
     ``known``: for an exclusive lock without TTL, whose claims are always the same.
     """
-    backend, wait, opened = hold.backend, math.inf if timeout is None else timeout, open_transactions()
+    backend, wait, opened = entry.backend, math.inf if timeout is None else timeout, open_transactions()
     if known is None:
         claim = _claim(lock, entry, hold, opened, 0.0)
-    elif not opened or choose_scope(backend, opened) == "session":
-        claim = known.session_claim
-    else:
+    elif opened and choose_scope(backend, opened) == "transaction":
         claim = known.transaction_claim
+    else:
+        claim = known.session_claim
     hold.claim = claim
     if not opened:
         hold.grant = grant = backend.acquire_fast(claim, wait)

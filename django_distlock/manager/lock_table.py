@@ -85,7 +85,15 @@ class Hold:
         "ttl",
     )
 
-    def __init__(self, backend: Backend, key: LockKey, owner: object, shared: bool, semaphore: int = 0) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        key: LockKey,
+        owner: object,
+        shared: bool,
+        semaphore: int = 0,
+        claimed_at: float | None = None,
+    ) -> None:
         self.backend = backend
         self.key = key
         self.owner = owner
@@ -95,7 +103,7 @@ class Hold:
         # how many callers may hold the key at once; 0: it is a lock
         self.semaphore = semaphore
         self.state = _CLAIMING
-        self.claimed_at = monotonic()
+        self.claimed_at = monotonic() if claimed_at is None else claimed_at
         # the start of the hold; the grant counts from the request to the engine
         self.held_at = 0.0
         # the name as written in a decorator
@@ -188,9 +196,9 @@ class WaitQueue:
 
     __slots__ = ("holders", "limit", "queue")
 
-    def __init__(self) -> None:
+    def __init__(self, first: Hold) -> None:
         self.limit = 0  # MAX_HELD, once a context waits
-        self.holders: list[Hold] = []
+        self.holders: list[Hold] = [first]
         self.queue: list[Hold] = []
 
     def admits(self, new: Hold) -> bool:
@@ -263,10 +271,8 @@ class LockTable:
                     "Lock something coarser, or raise MAX_HELD in DISTLOCK."
                 )
             if slot is None:
-                slot = WaitQueue()
-                slot.holders = [hold]
+                self._slots[key.digest] = WaitQueue(hold)
                 self._total += 1
-                self._slots[key.digest] = slot
                 return hold
             if not slot.queue and slot.admits(hold):
                 self._admit(slot, hold)
@@ -374,13 +380,13 @@ class LockTable:
             hold.state = State.RELEASING
             return True
 
-    def end(self, hold: Hold, states: Container[State] = tuple(State)) -> bool:
+    def end(self, hold: Hold, states: Container[State] | None = None) -> bool:
         """End a hold that the engine has released or never granted, and let the next waiter ask.
 
-        False if it had ended before, or is in none of ``states``.
+        False if it had ended before, or is in none of ``states``, if they are given.
         """
         with self._mutex:
-            if hold.state not in states:
+            if states is not None and hold.state not in states:
                 return False
             if self._ending is None:
                 self._ending = hold

@@ -326,10 +326,10 @@ def defer(hold: Hold, by_sql: list[BaseDatabaseWrapper] | None = None) -> bool:
     """
     if hold.abandoned:
         return False
-    if hold.scope == "session":
+    if hold.grant is None or hold.grant.claim.scope == "session":
         opened = open_transactions(by_sql)
         owner = hold.owner
-        if isinstance(owner, threading.Thread) and owner is not threading.current_thread():
+        if owner is not threading.current_thread() and isinstance(owner, threading.Thread):
             opened = [*opened, *of_thread(owner)]  # released by another thread while its owner may still write
         if opened:
             bind(hold, opened)

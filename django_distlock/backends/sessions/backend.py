@@ -20,7 +20,7 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import LEAST_PATIENCE
 from django_distlock.concurrency.flow import Flow, Step, arun, finished, run
 from django_distlock.exceptions import BackendUnavailable
-from django_distlock.records import Grant
+from django_distlock.records import Grant, grant_of
 from django_distlock.validation import count
 
 from . import exclusion
@@ -171,8 +171,8 @@ class SessionLockBackend(Backend, Generic[S]):
                 held = session.held
                 if session.dead is None and session.orphaned_at is None and len(held) < LOCKS_PER_SESSION:
                     if session.lock_fast(key, shared):
-                        held[key.digest] += 1
-                        return Grant(claim, asked, None, None, session)
+                        held[key.digest] = held.get(key.digest, 0) + 1
+                        return grant_of((claim, asked, None, None, session))
             except (SessionDead, ServerError, StatementTimeout):
                 pass  # _acquire asks again, and handles these
             except BaseException:
@@ -196,7 +196,7 @@ class SessionLockBackend(Backend, Generic[S]):
             try:
                 if session.wait_fast(claim.key, claim.shared, asked + wait):
                     session.held[claim.key.digest] += 1
-                    grant = Grant(claim, asked, None, None, session)
+                    grant = grant_of((claim, asked, None, None, session))
                 return grant
             except (SessionDead, ServerError, StatementTimeout):
                 return None  # _acquire asks again, and handles these
@@ -355,20 +355,20 @@ class SessionLockBackend(Backend, Generic[S]):
     # releasing
 
     def release_fast(self, grant: Grant) -> bool:
-        session: S = grant.session
+        claim, _, _, _, session = grant
         if session.dead is not None or session.orphaned_at is not None:
             return False
         turn = session.mutex.try_turn()
         if turn is None:
             return False
-        claim, freed = grant.claim, False
+        freed = False
         try:
             freed = session.unlock_fast(claim.key, claim.shared)
         except (SessionDead, ServerError):
             return False  # _release asks again, and handles these
         finally:
             if freed:
-                self._count_release(session, claim.key)
+                self._count_release(session, claim.key.digest)
             turn.release()
         if (session.waits or session.retired) and not session.held:
             self.sessions.give_back(session)
@@ -418,17 +418,18 @@ class SessionLockBackend(Backend, Generic[S]):
             session.kill("a release failed")
             raise unavailable(self.alias, error) from error
         finally:
-            self._count_release(session, key)
+            self._count_release(session, key.digest)
             turn.release()
             if (session.waits or session.retired) and not session.held:
                 self.sessions.give_back(session)
 
-    def _count_release(self, session: S, key: LockKey) -> None:
-        session.used_at = monotonic()
-        if session.held.get(key.digest, 0) > 1:
-            session.held[key.digest] -= 1
+    def _count_release(self, session: S, digest: bytes) -> None:
+        session.used_at = session.replied_at
+        held = session.held
+        if held.get(digest, 0) > 1:
+            held[digest] -= 1
         else:
-            session.held.pop(key.digest, None)
+            held.pop(digest, None)
 
     def _release_in_thread(self, grant: Grant) -> None:
         with contextlib.suppress(BackendUnavailable):  # its session is dead then, and the lock free
