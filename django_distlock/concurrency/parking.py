@@ -204,9 +204,7 @@ class FairLock:
         holder = self._held.get(HOLDER)
         if holder is not None and holder() is None:
             self._pass_on(holder)
-        elif self._queue and self._queue[0] is holder:  # not woken yet
-            self._pass_on(_Kept())
-        elif holder is None and self._queue:
+        elif self._queue and holder in (None, self._queue[0]):  # the first one was not woken yet
             self._pass_on(_Kept())
         return not self._held
 

@@ -42,8 +42,8 @@ class OpenBlocks:
         # the recipe is kept beside its id, so that Python does not give the id to another object
         self._open: dict[int, tuple[object, tuple[Any, ...]]] = {}
 
-    # Each change is one assignment, so that an interrupt leaves nothing half done, and a reader needs no mutex; nor does
-    # the first block of a recipe.
+    # Each change is one assignment, so that an interrupt leaves nothing half done, and a reader needs no mutex; the
+    # first block of a recipe needs none either.
 
     def add(self, recipe: object, lease: Any) -> None:
         number, first = id(recipe), (recipe, (lease,))

@@ -106,7 +106,8 @@ def acquire(lock: LockOptions, timeout: float | None, start: float, lease_of: Ca
             keepalive.used = True
             if keepalive.thread is None:
                 keepalive.ensure()
-            if mine is hold and hold.parker is None and _take_fast_path(lock, timeout, start, entry, known, hold, lease):
+            at_once = mine is hold and hold.parker is None
+            if at_once and _take_fast_path(lock, timeout, start, entry, known, hold, lease):
                 return lease
         except Exception as error:
             run(_undo(hold))

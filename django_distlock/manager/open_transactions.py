@@ -54,8 +54,8 @@ _latest = 0
 # libpq's INTRANS and INERROR: https://www.postgresql.org/docs/current/libpq-status.html
 _PG_INSIDE = (2, 3)
 
-# What tells of a transaction on an open connection, by vendor. It is read at each release: psycopg's info is thirty times
-# slower than its pgconn; psycopg2 has only info.
+# What tells of a transaction on an open connection, by vendor. It is read at each release: psycopg's info is thirty
+# times slower than its pgconn; psycopg2 has only info.
 _INSIDE: dict[str, Callable[[Any], object]] = {
     "sqlite": lambda connection: connection.connection.in_transaction,
     "postgresql": lambda connection: (
@@ -163,8 +163,10 @@ def _around_task() -> list[BaseDatabaseWrapper]:
     """The open transactions around a task: those of the thread that waits for it in ``async_to_sync``.
 
     A task has no connections; its ORM calls run in that thread. This reads two private names of asgiref, which tests
-    pin like those of owner.py.
+    pin like those of owner.py. Most often no thread is in a transaction, and asgiref need not be asked.
     """
+    if not any(map(in_transaction, opened_connections())):
+        return []
     executor = getattr(AsyncToSync.executors, "current", None)
     if executor is not None and not executor._broken:
         return _of_ident(executor._work_thread.ident)

@@ -148,7 +148,8 @@ class Bounded:
         if pgconn.flush():  # the server does not read all of it at once
             self._generator = execute(pgconn)
             return wait(cast("Any", self), pgconn.socket, interval=INTERVAL)
-        fd, results = pgconn.socket, []
+        fd: int = pgconn.socket
+        results: list[Any] = []
         while True:
             if pgconn.is_busy():
                 if not READY.poll(fd, False, self.until):

@@ -169,10 +169,10 @@ class SessionLockBackend(Backend, Generic[S]):
         try:
             try:
                 held = session.held
-                if session.dead is None and session.orphaned_at is None and len(held) < LOCKS_PER_SESSION:
-                    if session.lock_fast(key, shared):
-                        held[key.digest] = held.get(key.digest, 0) + 1
-                        return grant_of((claim, asked, None, None, session))
+                free = session.dead is None and session.orphaned_at is None and len(held) < LOCKS_PER_SESSION
+                if free and session.lock_fast(key, shared):
+                    held[key.digest] = held.get(key.digest, 0) + 1
+                    return grant_of((claim, asked, None, None, session))
             except (SessionDead, ServerError, StatementTimeout):
                 pass  # _acquire asks again, and handles these
             except BaseException:
@@ -254,7 +254,7 @@ class SessionLockBackend(Backend, Generic[S]):
         while True:
             attempts -= 1
             proven_at = self._proven_at
-            session = yield from self.sessions.shared(until)
+            session = self.sessions.usable() or (yield from self.sessions.shared(until))
             if self._proven_at != proven_at:  # the proof may have taken the caller's time
                 until = max(until, monotonic() + LEAST_PATIENCE)
             try:
@@ -355,7 +355,8 @@ class SessionLockBackend(Backend, Generic[S]):
     # releasing
 
     def release_fast(self, grant: Grant) -> bool:
-        claim, _, _, _, session = grant
+        claim = grant.claim
+        session: S = grant.session
         if session.dead is not None or session.orphaned_at is not None:
             return False
         turn = session.mutex.try_turn()

@@ -70,6 +70,13 @@ class Sessions(Generic[S]):
         session.used_at = monotonic()
         self._lent.add(session)
 
+    def usable(self) -> S | None:
+        """The shared session, if it is open and takes more locks."""
+        session = self.open_shared
+        return (
+            session if session is not None and session.dead is None and len(session.held) < LOCKS_PER_SESSION else None
+        )
+
     def shared(self, until: float) -> Flow[S]:
         """The shared session, opened if need be. StatementTimeout if the deadline passes first."""
         session = self.open_shared

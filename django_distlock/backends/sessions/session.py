@@ -59,10 +59,11 @@ def unavailable(alias: str, error: BaseException) -> BackendUnavailable:
 
 def locked(mutex: FairLock, timeout: float, work: Flow[T]) -> Flow[T]:
     """Run ``work`` while holding ``mutex``. StatementTimeout if it is not free within ``timeout`` seconds."""
-    turn = mutex.turn()
+    free = mutex.try_turn()
+    turn = free or mutex.turn()
     try:
         try:
-            if not (yield Step(turn.acquire, turn.aacquire, (max(0.0, timeout),))):
+            if free is None and not (yield Step(turn.acquire, turn.aacquire, (max(0.0, timeout),))):
                 raise StatementTimeout
             return (yield from work)
         finally:
