@@ -320,7 +320,8 @@ class LockTable:
                 "lock that this context holds. Take several locks with lock_all()."
             )
 
-    def establish(self, hold: Hold, grant: Grant, lease: Any) -> None:
+    @staticmethod
+    def establish(hold: Hold, grant: Grant, lease: Any) -> None:
         """Note that the engine has granted the lock.
 
         Needs no mutex: only the claimant leaves the state CLAIMING, and does so last.
