@@ -73,17 +73,18 @@ class Sessions(Generic[S]):
     def usable(self) -> S | None:
         """The shared session, if it is open and takes more locks."""
         session = self.open_shared
-        return (
-            session if session is not None and session.dead is None and len(session.held) < LOCKS_PER_SESSION else None
-        )
+        if session is None or session.dead is not None or len(session.held) >= LOCKS_PER_SESSION:
+            return None
+        return session
 
     def shared(self, until: float) -> Flow[S]:
         """The shared session, opened if need be. StatementTimeout if the deadline passes first."""
-        session = self.open_shared
-        if session is not None and session.dead is None:
-            if len(session.held) < LOCKS_PER_SESSION:
-                return session
-            self.retire(session)
+        full = self.open_shared
+        session = self.usable()
+        if session is not None:
+            return session
+        if full is not None and full.dead is None:
+            self.retire(full)
         return (yield from locked(self._opening, until - monotonic(), self._open_shared(until)))
 
     def _open_shared(self, until: float) -> Flow[S]:
