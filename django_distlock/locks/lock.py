@@ -50,8 +50,9 @@ class OpenBlocks:
         if self._open.setdefault(number, first) is first:
             return
         with self._guard:
-            found = self._open.get(number)
-            self._open[number] = first if found is None else (recipe, (*found[1], lease))
+            found = self._open.setdefault(number, first)  # again: it may have been removed in between
+            if found is not first:
+                self._open[number] = (recipe, (*found[1], lease))
 
     def find(self, recipe: object, context: object = None) -> Any | None:
         """The lease of the latest block of ``context`` (the caller), or of the only open block (R24); None without."""
