@@ -143,10 +143,8 @@ class FairLock:
 
     def try_turn(self) -> Turn | None:
         """A turn that holds the lock; None if the lock is not free."""
-        if (self._held or self._queue) and not self._mended():
-            return None
         turn = Turn(self)
-        return turn if self._held.setdefault(HOLDER, turn._place) is turn._place else None
+        return turn if turn.try_acquire() else None
 
     def try_acquire(self) -> bool:
         """Take it if it is free. Where an interrupt may come use :meth:`try_turn`."""
@@ -255,6 +253,13 @@ class Turn:
     def __init__(self, lock: FairLock) -> None:
         self._lock = lock
         self._place: Callable[[], object] = weakref.ref(self)
+
+    def try_acquire(self) -> bool:
+        """Take the lock if it is free."""
+        lock, place = self._lock, self._place
+        if (lock._held or lock._queue) and not lock._mended():
+            return False
+        return lock._held.setdefault(HOLDER, place) is place
 
     def acquire(self, timeout: float) -> bool:
         """Wait for at most ``timeout`` seconds. True if it holds the lock now."""

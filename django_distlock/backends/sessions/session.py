@@ -59,11 +59,10 @@ def unavailable(alias: str, error: BaseException) -> BackendUnavailable:
 
 def locked(mutex: FairLock, timeout: float, work: Flow[T]) -> Flow[T]:
     """Run ``work`` while holding ``mutex``. StatementTimeout if it is not free within ``timeout`` seconds."""
-    free = mutex.try_turn()
-    turn = free or mutex.turn()
+    turn = mutex.turn()
     try:
         try:
-            if free is None and not (yield Step(turn.acquire, turn.aacquire, (max(0.0, timeout),))):
+            if not (turn.try_acquire() or (yield Step(turn.acquire, turn.aacquire, (max(0.0, timeout),)))):
                 raise StatementTimeout
             return (yield from work)
         finally:
