@@ -14,6 +14,7 @@ SERVE ?= 1
 COMPOSE ?=
 ARGS ?=
 FULL ?=
+QUICK ?=
 LONG ?=
 # Of `make chaos`, for all engines together; SEED and PLOT are its own too.
 MINUTES ?= 10
@@ -22,7 +23,7 @@ PLOT ?=
 # MYSQL=1: Oracle's MySQL in MariaDB's place.
 MYSQL ?=
 export DISTLOCK_MYSQL = $(MYSQL)
-# Three test processes, each with servers of its own; they share what is left when one of them is through.
+# Four test processes, each with servers of its own; they share what is left when one of them is through.
 PARALLEL ?= -p tests.support.workers -n auto --dist worksteal
 
 # Programs that are started hundreds of times must not be compiled each time; `make clean` removes what this writes.
@@ -56,8 +57,8 @@ mutants: $(VENV)/group-test.stamp  ## faults put into the library one at a time,
 debian13:  ## before a release, as root: the last commit's demo and suite on a newcomer's Debian 13, made by debootstrap
 	@bash .ci/debian13 'make demo SERVE=0' 'make test FULL=1 ARGS="$(ARGS)"'
 
-bench: $(VENV)/group-bench.stamp  ## side by side with the peers and the bare drivers; ARGS="--group postgres"
-	@$(SERVICES) run $(BIN)/python -m benchmarks $(ARGS)
+bench: $(VENV)/group-bench.stamp  ## side by side with the peers and the bare drivers; QUICK=1 the ratios that matter, in two minutes; ARGS="--group postgres"
+	@$(SERVICES) run $(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(ARGS)
 
 services: $(VENV)/pip.stamp  ## install and start private servers; COMPOSE=mariadb|mysql takes containers instead
 	@$(if $(COMPOSE),$(SERVICES) compose $(filter mariadb mysql,$(COMPOSE)),\

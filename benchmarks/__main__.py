@@ -25,18 +25,32 @@ GROUPS = ("postgres", "mysql", "sqlite", "redis", "redlock", "redlock-far", "zoo
 class Scale:
     """How long to measure."""
 
-    rounds: int  # slices of 25 pairs
-    runs: int  # of every contended entry
-    seconds: float  # of each of these runs
+    rounds: int  # of slices of 25 pairs
+    contended_rounds: int
+    seconds: float  # of each slice of a contended entry
     growth_rounds: int
     elsewhere: tuple[int, ...]  # locks held by other processes
     here: tuple[int, ...] = (1, 100, 900)  # and by the process that measures, below its limit of 1,000
     tasks: int = 1_000
     idle_seconds: float = 3.0
+    all_entries: bool = True  # also those that no budget names
+    signup_rounds: int = 15
+    signup_seconds: float = 0.5
 
 
-FULL = Scale(rounds=200, runs=3, seconds=2.0, growth_rounds=80, elsewhere=(1, 100, 1_000, 10_000))
-QUICK = Scale(rounds=30, runs=1, seconds=0.5, growth_rounds=20, elsewhere=(1, 100, 1_000), idle_seconds=2.0)
+FULL = Scale(rounds=200, contended_rounds=5, seconds=1.5, growth_rounds=80, elsewhere=(1, 100, 1_000, 10_000))
+QUICK = Scale(
+    rounds=40,
+    contended_rounds=11,
+    seconds=0.2,
+    growth_rounds=20,
+    elsewhere=(1, 100, 1_000),
+    idle_seconds=2.0,
+    all_entries=False,
+    signup_rounds=5,
+    signup_seconds=0.3,
+)
+QUICK_PARTS = ("uncontended", "contended")  # the ratios that say how we stand
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -44,7 +58,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Locks side by side, as ratios of a run.")
     parser.add_argument("--group", action="append", choices=GROUPS, help="only this engine (may be given again)")
     parser.add_argument("--part", action="append", choices=PARTS, help="only this part (may be given again)")
-    parser.add_argument("--quick", action="store_true", help="a short run: shows that it works, proves little")
+    parser.add_argument("--quick", action="store_true", help=f"in two minutes: {', '.join(QUICK_PARTS)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write a plot to FILE")
     return parser.parse_args(argv)
@@ -63,7 +77,7 @@ def part_uncontended(results: Results, group: str, scale: Scale) -> str:
     """Measure and show what a pair costs alone."""
     from benchmarks import report, uncontended
 
-    results.uncontended[group] = uncontended.measure(group, scale.rounds)
+    results.uncontended[group] = uncontended.measure(group, scale.rounds, all_entries=scale.all_entries)
     return report.uncontended(group, results.uncontended[group])
 
 
@@ -71,7 +85,9 @@ def part_contended(results: Results, group: str, scale: Scale) -> str:
     """Measure and show what competing processes get."""
     from benchmarks import contended, report
 
-    results.contended[group] = contended.measure(group, scale.runs, scale.seconds)
+    results.contended[group] = contended.measure(
+        group, scale.contended_rounds, scale.seconds, all_entries=scale.all_entries
+    )
     return report.contended(group, results.contended[group])
 
 
@@ -133,6 +149,15 @@ def part_browser(results: Results, group: str, scale: Scale) -> str:
     return report.browser(group, results.browser[group])
 
 
+def part_signups(results: Results, group: str, scale: Scale) -> str:
+    """Measure and show the whole job: sign-ups through real servers."""
+    from benchmarks import report
+    from benchmarks.signups import measure
+
+    results.signups[group] = measure.measure(group, scale.signup_rounds, scale.signup_seconds)
+    return report.signups(group, results.signups[group])
+
+
 PARTS = {
     "uncontended": part_uncontended,
     "contended": part_contended,
@@ -143,31 +168,38 @@ PARTS = {
     "idempotency": part_idempotency,
     "editing": part_editing,
     "browser": part_browser,
+    "signups": part_signups,
 }
+
+
+def measured(results: Results, group: str, part: str, scale: Scale) -> str:
+    """Measure one part of one group and return its table; an error ends the part and not the run."""
+    from benchmarks.failures import reason
+
+    try:
+        return PARTS[part](results, group, scale)
+    except Exception as error:
+        text = f"{group}, {part}: {reason(error)}"
+        results.broken.append(text)
+        return text
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, write; return 1 if something failed or did not exclude, never because of a time."""
     from benchmarks import budgets, plot, report
-    from benchmarks.failures import reason
     from benchmarks.results import Results, environment
     from benchmarks.servers import SERVERS
 
     groups = options.group or GROUPS
+    parts = options.part or (QUICK_PARTS if options.quick else PARTS)
     results = Results(environment({group: SERVERS[group].version() for group in groups}))
     print(report.heading(results), flush=True)
     for group in groups:
         for part in SERVERS[group].parts:
-            if part not in (options.part or PARTS):
-                continue
-            try:
-                text = PARTS[part](results, group, QUICK if options.quick else FULL)
-            except Exception as error:
-                text = f"{group}, {part}: {reason(error)}"
-                results.broken.append(text)
-            print(f"\n{text}", flush=True)
+            if part in parts:
+                print(f"\n{measured(results, group, part, QUICK if options.quick else FULL)}", flush=True)
     verdicts = budgets.verdicts(results, groups)
-    print("\n" + report.budgets(verdicts))
+    print("\n" + report.budgets(verdicts) + report.doubts(results))
     if options.json:
         plain = results.as_dict() | {"budgets": [dataclasses.asdict(verdict) for verdict in verdicts]}
         options.json.write_text(json.dumps(plain, indent=1) + "\n")

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from benchmarks.crew import Crew, Share
 from benchmarks.entries import GROUPS
+from benchmarks.ratios import Spread, paired
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from benchmarks.entries.base import Entry
 
 PROCESSES = 8
+LEAD_IN = 0.05  # seconds of competition before what counts: the time in which all workers wake up
+WARM_UP = 0.25  # the slice before the first round: opens what is opened at the first wait
 
 
 @dataclass
 class Contention:
-    """Several runs of one entry: hand-offs per second, smallest share over largest, worst wait, lost updates."""
+    """One entry, round by round: hand-offs per second, smallest share over largest, worst wait; and lost updates.
+
+    ``turns`` has the sum over the rounds of what each worker got.
+    """
 
     group: str
     entry: str
@@ -21,48 +34,88 @@ class Contention:
     rates: list[float] = field(default_factory=list)
     fairs: list[float] = field(default_factory=list)
     worsts_ms: list[float] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
     sections: int = 0
     lost: int = 0
     overlaps: int = 0
     error: str = ""
+    ratio: Spread | None = None  # to the first entry of the group, between slices of one round
 
     @property
     def rate(self) -> float:
-        """Return the median of the runs."""
+        """Return the median of the rounds."""
         return statistics.median(self.rates)
 
     @property
     def fair(self) -> float:
-        """Return the median of the runs."""
-        return statistics.median(self.fairs)
+        """Return the smallest share over the largest, of all rounds together.
+
+        A worker that the scheduler passed over in one slice has its turn in another, but one that the lock passes
+        over has not.
+        """
+        return min(self.turns) / max(1, *self.turns)
 
     @property
     def worst_ms(self) -> float:
-        """Return the median of the runs' worst waits."""
+        """Return the median of the rounds' worst waits."""
         return statistics.median(self.worsts_ms)
 
     def add(self, shares: list[Share], lost: int, seconds: float) -> None:
-        """Take in one run; what got the lock only after the end counts as waiting, not as served."""
-        served = [share.sections - share.late for share in shares]
+        """Take in one slice.
+
+        It begins and ends anywhere in the queue's order, so that with the fairest lock some workers are served once
+        more than others. That one turn is no privilege: where few are served, it would look like one.
+        """
+        served = [share.served for share in shares]
+        turns = [min(count, max(1, max(served) - 1)) for count in served]
+        self.turns = [sum(both) for both in zip(self.turns or [0] * len(turns), turns, strict=True)]
         self.rates.append(sum(served) / seconds)
-        self.fairs.append(min(served) / max(served) if max(served) else 0.0)
+        self.fairs.append(min(turns) / max(1, *turns))
         self.worsts_ms.append(max(share.worst_ns for share in shares) / 1e6)
+        self.count(shares, lost)
+
+    def count(self, shares: list[Share], lost: int) -> None:
+        """Check a slice for what must not happen."""
         self.sections += sum(share.sections for share in shares)
         self.overlaps += sum(share.overlaps for share in shares)
         self.lost += lost
 
 
-def measure(group: str, runs: int, seconds: float) -> list[Contention]:
-    """Run every entry of the group ``runs`` times, in turn; once, if no budget asks for more."""
-    kinds = [kind for kind in GROUPS[group] if kind.contended]
+def measure(group: str, rounds: int, seconds: float, *, all_entries: bool = True) -> list[Contention]:
+    """Have the crews of all entries up at once and let each run a slice in every round.
+
+    Entries that no budget names run in the first round only, or not at all.
+    """
+    kinds = [kind for kind in GROUPS[group] if kind.contended and (all_entries or kind.quick)]
     results = [Contention(group, kind.label, kind.exclusive) for kind in kinds]
-    with Crew(group, PROCESSES) as crew:
-        for turn in range(runs):
-            for kind, result in zip(kinds, results, strict=True):
-                if result.error or (turn and not kind.repeated):
-                    continue
-                try:
-                    result.add(*crew.run(result.entry, seconds), seconds)
-                except RuntimeError as error:
-                    result.error = str(error)
+    with contextlib.ExitStack() as stack:
+        crews = [stack.enter_context(Crew(group, kind.label, PROCESSES)) for kind in kinds]
+        for crew, result in zip(crews, results, strict=True):
+            with noted(result):
+                crew.ready()
+                result.count(*crew.run(WARM_UP, LEAD_IN))
+        for turn in range(rounds):
+            for crew, kind, result in zip(crews, kinds, results, strict=True):
+                if not result.error and due(kind, turn):
+                    with noted(result):
+                        result.add(*crew.run(seconds, LEAD_IN), seconds)
+        for crew in crews:
+            crew.dismiss()  # all at once: some take a second to close
+    for result in results:
+        if result.rates and results[0].rates:
+            result.ratio = paired(result.rates, results[0].rates)
     return results
+
+
+def due(kind: type[Entry], turn: int) -> bool:
+    """Whether an entry runs in that round."""
+    return kind.repeated or turn == 0
+
+
+@contextlib.contextmanager
+def noted(result: Contention) -> Generator[None]:
+    """Keep the error of a crew that cannot go on."""
+    try:
+        yield
+    except RuntimeError as error:
+        result.error = str(error)

@@ -20,23 +20,20 @@ from benchmarks.failures import reason
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
-    from multiprocessing.synchronize import Barrier
 
-PATIENCE = 45.0  # seconds beyond the run itself after which a worker counts as stuck
-WARM_UP = 0.25  # seconds of competition before the run that counts
+PATIENCE = 45.0  # seconds beyond a slice after which a worker counts as stuck
 COUNTER, INSIDE = 0, 1  # the two shared 64-bit words
 WORDS = 2
 
 
 @dataclass
 class Share:
-    """What one worker saw in one run."""
+    """What one worker saw in one slice; only ``served`` and ``worst_ns`` leave out its lead-in."""
 
     sections: int
-    late: int  # sections begun in time that got the lock only after the end
+    served: int
     overlaps: int
     worst_ns: int
-    ended_ns: int
 
 
 class Section:
@@ -49,7 +46,7 @@ class Section:
 
     def __call__(self) -> None:
         """Count one section; an update is lost if another process writes between the read and the write."""
-        self.entered = time.perf_counter_ns()
+        self.entered = time.monotonic_ns()
         words = self.words
         value = words[COUNTER]
         if words[INSIDE]:
@@ -62,54 +59,68 @@ class Section:
         self.sections += 1
 
 
-def compete(cycle: Callable[[Callable[[], object]], None], words: memoryview, seconds: float) -> Share:
-    """Take the lock as often as possible for ``seconds`` and note the longest wait."""
-    section, clock, worst, late = Section(words), time.perf_counter_ns, 0, 0
-    deadline = clock() + int(seconds * 1e9)
-    while (asked := clock()) < deadline:
+def compete(cycle: Callable[[Callable[[], object]], None], words: memoryview, begin: int, end: int) -> Share:
+    """Take the lock as often as possible until ``end``; count what got it from ``begin`` on, in monotonic time.
+
+    A section that gets the lock only after the end counts as waiting and not as served.
+    """
+    section, clock, served, worst = Section(words), time.monotonic_ns, 0, 0
+    while (asked := clock()) < end:
         cycle(section)
-        worst = max(worst, section.entered - asked)
-        late += section.entered > deadline
-    return Share(section.sections, late, section.overlaps, worst, clock())
+        if section.entered >= begin:
+            worst = max(worst, section.entered - asked)
+            served += section.entered < end
+    return Share(section.sections, served, section.overlaps, worst)
 
 
-def work(group: str, pipe: Connection, barrier: Barrier, path: str) -> None:
-    """Serve runs in a process of its own until the pipe says stop; every failure is sent back as text."""
+def work(group: str, label: str, pipe: Connection, path: str) -> None:
+    """Open one entry and serve its slices until the pipe says stop; every failure is sent back as text."""
+    os.setsid()  # Linux divides processors among sessions first: see benchmarks/README.md
     django.setup()
+    entry = find(group, label)()
+    try:
+        entry.open()
+    except Exception as error:
+        pipe.send(reason(error))
+        return
+    pipe.send("")
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as shared, memoryview(shared).cast("q") as words:
         while (order := pipe.recv()) is not None:
-            label, seconds = order
-            entry = find(group, label)()
             try:
-                entry.open()
-                barrier.wait(PATIENCE)
-                # opens what is opened at the first wait, as a process has that lives longer than this run
-                compete(entry.cycle, memoryview(bytearray(8 * WORDS)).cast("q"), WARM_UP)
-                barrier.wait(PATIENCE)
-                pipe.send(compete(entry.cycle, words, seconds))
+                pipe.send(compete(entry.cycle, words, *order))
             except Exception as error:
-                barrier.abort()
                 pipe.send(reason(error))
-            finally:
-                with contextlib.suppress(Exception):
-                    entry.close()
+    with contextlib.suppress(Exception):
+        entry.close()
 
 
 class Crew:
-    """Processes that stay for many runs, so that starting Python is not measured; a context manager."""
+    """The processes of one entry, with its connections open until the last slice; a context manager.
 
-    def __init__(self, group: str, size: int) -> None:
-        self.group, self.size = group, size
-        self.context = multiprocessing.get_context("spawn")
+    All of them are forked from one process that has imported everything.
+    """
+
+    def __init__(self, group: str, label: str, size: int) -> None:
+        self.group, self.label, self.size = group, label, size
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["benchmarks.preloaded"])
 
     def __enter__(self) -> Self:
-        """Make the shared memory and start the workers."""
+        """Make the shared memory and start the workers, without waiting for them."""
         self.file = tempfile.NamedTemporaryFile()
         self.file.write(bytes(8 * WORDS))
         self.file.flush()
         self.shared = mmap.mmap(self.file.fileno(), 0)
         self.words = memoryview(self.shared).cast("q")
-        self.start()
+        self.pipes, self.processes = [], []
+        for _ in range(self.size):
+            pipe, theirs = self.context.Pipe()
+            args = (self.group, self.label, theirs, self.file.name)
+            process = self.context.Process(target=work, args=args, daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(pipe)
+            self.processes.append(process)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -119,47 +130,46 @@ class Crew:
         self.shared.close()
         self.file.close()
 
-    def start(self) -> None:
-        """Start one process per seat."""
-        self.barrier = self.context.Barrier(self.size)
-        self.pipes, self.processes = [], []
-        for _ in range(self.size):
-            pipe, theirs = self.context.Pipe()
-            args = (self.group, theirs, self.barrier, self.file.name)
-            process = self.context.Process(target=work, args=args, daemon=True)
-            process.start()
-            theirs.close()
-            self.pipes.append(pipe)
-            self.processes.append(process)
-
-    def stop(self, patience: float = 10.0) -> None:
-        """Ask every worker to end, and end by force those that do not."""
+    def dismiss(self) -> None:
+        """Tell every worker to close what it has open and end."""
         for pipe in self.pipes:
             with contextlib.suppress(OSError):
                 pipe.send(None)
+
+    def stop(self, patience: float = 10.0) -> None:
+        """Wait until every worker has ended, and end by force those that do not."""
+        self.dismiss()
         for process in self.processes:
             process.join(patience)
             if process.is_alive():
                 process.kill()
                 process.join()
 
-    def run(self, label: str, seconds: float) -> tuple[list[Share], int]:
-        """Let all workers compete at once; return their shares and how many updates were lost.
+    def ready(self) -> None:
+        """Wait until every worker has opened its entry; RuntimeError if one cannot."""
+        self._answers(time.monotonic() + PATIENCE)
 
+    def run(self, seconds: float, lead_in: float) -> tuple[list[Share], int]:
+        """Let all workers compete; return their shares of the time after the lead-in, and how many updates were lost.
+
+        Nothing is counted before all of them stand in the queue, so that one that wakes late has no smaller share.
         Raises RuntimeError with the first worker's own error if one failed, or if one did not come back in time.
         """
         self.words[COUNTER] = self.words[INSIDE] = 0
+        begin = time.monotonic_ns() + int(lead_in * 1e9)
+        order = begin, begin + int(seconds * 1e9)
         for pipe in self.pipes:
-            with contextlib.suppress(BrokenPipeError):
-                pipe.send((label, seconds))
-        deadline = time.monotonic() + seconds + PATIENCE
+            with contextlib.suppress(OSError):
+                pipe.send(order)
+        shares = self._answers(time.monotonic() + lead_in + seconds + PATIENCE)
+        return shares, sum(share.sections for share in shares) - self.words[COUNTER]
+
+    def _answers(self, deadline: float) -> list[Share]:
+        """Collect what every worker sends; those that send nothing are killed."""
         answers = [answer(pipe, deadline) for pipe in self.pipes]
         if None in answers:
             self.stop(patience=0.0)
-            self.start()
             raise RuntimeError(f"{answers.count(None)} of {self.size} workers ended or were stuck and have been killed")
-        errors = [answer for answer in answers if isinstance(answer, str)]
-        if errors:
-            self.barrier.reset()
-            raise RuntimeError(next((text for text in errors if "BrokenBarrierError" not in text), errors[0]))
-        return answers, sum(share.sections for share in answers) - self.words[COUNTER]
+        if errors := [answer for answer in answers if isinstance(answer, str) and answer]:
+            raise RuntimeError(errors[0])
+        return answers

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from benchmarks.idempotency import Request
     from benchmarks.idle import Idle
     from benchmarks.results import Results
+    from benchmarks.signups.measure import SignUps
     from benchmarks.tasks import Crowd
     from benchmarks.uncontended import Uncontended
     from benchmarks.verdicts import Verdict
@@ -40,8 +41,13 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([line(header), line(["-" * width for width in widths]), *(line(row) for row in lines[1:])])
 
 
+def around(median: float, low: float | None, high: float | None) -> str:
+    """Show a ratio with its quartiles."""
+    return f"{median:,.2f}" if low is None or high is None else f"{median:,.2f} ({low:,.2f}-{high:,.2f})"
+
+
 def span(values: Sequence[float], pattern: str) -> str:
-    """Show the lowest and the highest of several runs."""
+    """Show the lowest and the highest of several rounds."""
     low, high = format(min(values), pattern), format(max(values), pattern)
     return low if low == high else f"{low}-{high}"
 
@@ -49,33 +55,35 @@ def span(values: Sequence[float], pattern: str) -> str:
 def uncontended(group: str, result: Uncontended) -> str:
     """Show the cost of a pair."""
     where = "client and server on one CPU" if result.pinned else "NOT PINNED: ratios are noise of about 1.25"
-    rows = [(c.entry, f"{c.median_us:,.1f}", f"{c.p95_us:,.1f}", f"{c.ratio:.2f}") for c in result.costs]
+    rows = [
+        (c.entry, f"{c.median_us:,.1f}", f"{c.p95_us:,.1f}", around(c.ratio, c.ratio_low, c.ratio_high))
+        for c in result.costs
+    ]
     rows += [(entry, "-", "-", "failed") for entry in result.failed]
     title = f"{TITLES[group]}, nobody else wants the lock ({where})"
-    return f"{title}\n\n{table(('', 'median us', 'p95 us', 'x bare'), rows)}"
+    return f"{title}\n\n{table(('', 'median us', 'p95 us', 'x bare (quartiles)'), rows)}"
 
 
 def contended(group: str, results: Sequence[Contention]) -> str:
-    """Show what competing processes got, as ranges over the runs."""
+    """Show what competing processes got; all but the ratio as the range over the rounds."""
     rows = []
-    measure = results[0]  # the bare driver; where that excludes nobody, the first peer
     for row in results:
         if not row.rates:
             rows.append((row.entry, "failed", "-", "-", "-", "-"))
             continue
-        bare = measure.rate if measure.rates else 0.0
         rows.append(
             (
                 row.entry,
                 span(row.rates, ",.0f"),
-                f"{row.rate / bare:.2f}" if bare else "-",
-                span(row.fairs, ".2f"),
+                around(row.ratio.median, row.ratio.low, row.ratio.high) if row.ratio else "-",
+                f"{row.fair:.2f} ({span(row.fairs, '.2f')})",
                 span(row.worsts_ms, ",.0f"),
                 f"{row.lost:,}",
             )
         )
-    over = "x bare" if measure.entry.startswith("bare") else f"x {measure.entry}"
-    header = ("", "hand-offs/s", over, "fair", "worst wait ms", "lost updates")
+    measure = results[0].entry  # the bare driver; where that excludes nobody, the first peer
+    over = "x bare" if measure.startswith("bare") else f"x {measure}"
+    header = ("", "hand-offs/s", f"{over} (quartiles)", "fair (rounds)", "worst wait ms", "lost updates")
     return f"{TITLES[group]}, 8 processes want one lock\n\n" + table(header, rows)
 
 
@@ -150,13 +158,38 @@ def browser(group: str, rows: Sequence[Request]) -> str:
     return f"{title}\n\n" + table(("", "median us", "x empty"), cells)
 
 
+def signups(group: str, rows: Sequence[SignUps]) -> str:
+    """Show what each way gets done."""
+    cells = [
+        (
+            row.entry,
+            span(row.rates, ",.0f"),
+            around(row.ratio.median, row.ratio.low, row.ratio.high) if row.ratio else "-",
+            f"{row.made:,}",
+            f"{row.taken:,}",
+            f"{row.duplicates:,}",
+        )
+        if row.rates
+        else (row.entry, "failed", "-", "-", "-", "-")
+        for row in rows
+    ]
+    title = f"{TITLES[group]}, 8 clients sign up at a real server, half of them with an address that two post at once"
+    header = ("", "sign-ups/s", f"x {rows[0].entry} (quartiles)", "made", "taken", "duplicates")
+    return f"{title}\n\n" + table(header, cells)
+
+
 def budgets(verdicts: Iterable[Verdict]) -> str:
     """Show every budget with its verdict."""
     rows = [
-        (f"{TITLES[v.group]}: {v.what}", v.limit, "-" if v.value is None else f"{v.value:,.2f}", v.verdict)
+        (
+            f"{TITLES[v.group]}: {v.what}",
+            v.limit,
+            "-" if v.value is None else around(v.value, v.low, v.high),
+            v.verdict,
+        )
         for v in verdicts
     ]
-    return "Budgets\n\n" + table(("", "budget", "measured", "verdict"), rows)
+    return "Budgets\n\n" + table(("", "budget", "measured (quartiles)", "verdict"), rows)
 
 
 def heading(results: Results) -> str:
@@ -166,6 +199,15 @@ def heading(results: Results) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in env["packages"].items())
     machine = f"{env['cpus']} CPUs, load before the run {env['load_before']}"
     text = f"{servers}\nPython {env['python']}, {packages}\n{machine}"
-    if env["load_before"] > env["cpus"] / 2:
-        text += "\nThis machine is busy with something else: contended figures say little."
     return text
+
+
+def doubts(results: Results) -> str:
+    """Say what a busy machine has done to the figures; nothing if it was idle."""
+    env = results.environment
+    if env["load_before"] <= env["cpus"] / 2:
+        return ""
+    return (
+        "\n\nThe machine was busy with something else. Ratios without contention stand, and those of hand-offs unless"
+        "\nit was very busy; milliseconds, shares and figures per second belong to an idle machine."
+    )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from benchmarks.growth import Growth
     from benchmarks.idempotency import Request
     from benchmarks.idle import Idle
+    from benchmarks.signups.measure import SignUps
     from benchmarks.tasks import Crowd
     from benchmarks.uncontended import Cost, Uncontended
 
@@ -50,6 +51,7 @@ class Results:
     idempotency: dict[str, list[Request]] = field(default_factory=dict)
     editing: dict[str, list[Request]] = field(default_factory=dict)
     browser: dict[str, list[Request]] = field(default_factory=dict)
+    signups: dict[str, list[SignUps]] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)  # parts that ended with an error of their own
 
     def cost(self, group: str, entry: str) -> Cost:
@@ -86,6 +88,13 @@ class Results:
             raise LookupError(f"no task was served: {self.tasks[group].error}")
         return self.tasks[group]
 
+    def signed_up(self, group: str, entry: str) -> SignUps:
+        """Return the sign-ups of an entry; LookupError if it did not run."""
+        for row in self.signups[group]:
+            if row.entry == entry and row.rates:
+                return row
+        raise LookupError(f"{entry} was not measured")
+
     def failures(self) -> list[str]:
         """Say what failed or excluded nobody: these make the program fail, a missed budget does not."""
         found = [*self.broken]
@@ -112,6 +121,8 @@ class Results:
         ]
         for part in (self.idle, self.giving_up):
             found += [f"{row.group}, {row.entry}: {row.error}" for rows in part.values() for row in rows if row.error]
+        for row in (row for rows in self.signups.values() for row in rows):
+            found += [f"{row.group}, sign-ups, {row.entry}: {fault}" for fault in row.faults()]
         return found
 
     def as_dict(self) -> dict[str, Any]:
@@ -121,6 +132,13 @@ class Results:
             for row, target in zip(rows, plain["contended"][group], strict=True):
                 if row.rates:
                     target |= {"rate": row.rate, "fair": row.fair, "worst_ms": row.worst_ms}
+        for group, rows in self.signups.items():
+            for row, target in zip(rows, plain["signups"][group], strict=True):
+                if row.rates:
+                    target["rate"] = row.rate
+        for result in plain["uncontended"].values():
+            for cost in result["costs"]:
+                del cost["slices"]  # hundreds; their quartiles stay
         return plain
 
 

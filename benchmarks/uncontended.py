@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from benchmarks.entries import GROUPS
 from benchmarks.failures import reason
 from benchmarks.pinning import pinned
+from benchmarks.ratios import paired
 from benchmarks.servers import SERVERS
 
 if TYPE_CHECKING:
@@ -22,7 +23,11 @@ WARM_UP = 2  # slices that are thrown away: connections, prepared statements, ca
 
 @dataclass
 class Cost:
-    """Microseconds per acquire+release pair of one entry, and the ratio to the bare driver of the same run."""
+    """Microseconds per acquire+release pair of one entry, and the ratio to the bare driver in the same round.
+
+    ``ratio`` is the median over the rounds, ``ratio_low`` and ``ratio_high`` are the quartiles, and ``slices`` has the
+    median pair of every round.
+    """
 
     group: str
     entry: str
@@ -30,6 +35,9 @@ class Cost:
     median_us: float
     p95_us: float
     ratio: float = 0.0
+    ratio_low: float = 0.0
+    ratio_high: float = 0.0
+    slices: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -57,27 +65,39 @@ def opened(entries: Iterable[type[Entry]], stack: contextlib.ExitStack, failed: 
     return ready
 
 
-def measure(group: str, rounds: int) -> Uncontended:
-    """Run slices of every entry in turn in this process, so that a disturbance hits all of them alike."""
+def measure(group: str, rounds: int, *, all_entries: bool = True) -> Uncontended:
+    """Run slices of every entry in turn in this process, so that a disturbance hits all of them alike.
+
+    ``all_entries``: also those that no budget names.
+    """
     server, bare = SERVERS[group], GROUPS[group][0]
+    kinds = [kind for kind in GROUPS[group] if kind.uncontended and (all_entries or kind.quick)]
     with pinned(server.pids) as together, contextlib.ExitStack() as stack:
         result = Uncontended(pinned=together or server.embedded)
-        entries = opened((kind for kind in GROUPS[group] if kind.uncontended), stack, result.failed)
-        samples: dict[str, list[int]] = {entry.label: [] for entry in entries}
+        entries = opened(kinds, stack, result.failed)
+        samples: dict[str, list[list[int]]] = {entry.label: [] for entry in entries}
         for turn in range(-WARM_UP, rounds):
             for entry in entries:
                 taken = entry.slice(entry.pairs)
                 if turn >= 0:
-                    samples[entry.label] += taken
-    result.costs = [cost_of(group, label, values) for label, values in samples.items()]
+                    samples[entry.label].append(taken)
+    result.costs = [cost_of(group, label, slices) for label, slices in samples.items()]
     if bare.label in result.failed:
         raise RuntimeError(f"{bare.label} cannot be measured: {result.failed[bare.label]}")
     for cost in result.costs:
-        cost.ratio = cost.median_us / result.costs[0].median_us
+        ratio = paired(cost.slices, result.costs[0].slices)
+        cost.ratio, cost.ratio_low, cost.ratio_high = ratio.median, ratio.low, ratio.high
     return result
 
 
-def cost_of(group: str, label: str, nanoseconds: list[int]) -> Cost:
-    """Summarise the samples of one entry."""
-    cuts = statistics.quantiles(nanoseconds, n=20)
-    return Cost(group, label, len(nanoseconds), statistics.median(nanoseconds) / 1000, cuts[-1] / 1000)
+def cost_of(group: str, label: str, slices: list[list[int]]) -> Cost:
+    """Summarise the slices of one entry."""
+    pairs = [nanoseconds for taken in slices for nanoseconds in taken]
+    return Cost(
+        group,
+        label,
+        len(pairs),
+        statistics.median(pairs) / 1000,
+        statistics.quantiles(pairs, n=20)[-1] / 1000,
+        slices=[statistics.median(taken) / 1000 for taken in slices],
+    )

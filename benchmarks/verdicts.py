@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from benchmarks.ratios import Spread, paired, spread
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchmarks.results import Results
+
 OURS = "django-distlock"
 REUSED = f"{OURS}, one Lock reused"
 IN_ATOMIC = f"{OURS} in atomic()"
 WHOLE = f"{OURS}, whole atomic()"
 DJANGO = "bare Django, whole atomic()"
+PER_EMAIL = "advisory-per-email"
 ASYNC = f"{OURS}, asyncio"
 
 
@@ -25,53 +29,65 @@ class Budget:
     what: str
     limit: float
     at_most: bool
-    value: Callable[[Results], float]
+    value: Callable[[Results], Spread | float]  # a Spread is judged by its median
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came out for one budget; ``value`` is None if it was not measured."""
+    """What came out for one budget; ``value`` is None if it was not measured.
+
+    ``low`` and ``high`` are the quartiles over the rounds, where there were rounds.
+    """
 
     group: str
     what: str
     limit: str
     value: float | None
     verdict: str
+    low: float | None = None
+    high: float | None = None
 
 
-def at_most(group: str, what: str, limit: float, value: Callable[[Results], float]) -> Budget:
+def at_most(group: str, what: str, limit: float, value: Callable[[Results], Spread | float]) -> Budget:
     """Make a budget that lower figures keep."""
     return Budget(group, what, limit, True, value)
 
 
-def at_least(group: str, what: str, limit: float, value: Callable[[Results], float]) -> Budget:
+def at_least(group: str, what: str, limit: float, value: Callable[[Results], Spread | float]) -> Budget:
     """Make a budget that higher figures keep."""
     return Budget(group, what, limit, False, value)
 
 
-def ratio(group: str, entry: str) -> Callable[[Results], float]:
+def ratio(group: str, entry: str) -> Callable[[Results], Spread]:
     """Uncontended cost over the bare driver's."""
-    return lambda results: results.cost(group, entry).ratio
+
+    def found(results: Results) -> Spread:
+        cost = results.cost(group, entry)
+        return Spread(cost.ratio, cost.ratio_low, cost.ratio_high)
+
+    return found
 
 
-def cost_over(group: str, entry: str, other: str) -> Callable[[Results], float]:
+def cost_over(group: str, entry: str, other: str) -> Callable[[Results], Spread]:
     """Uncontended cost over that of another entry."""
-    return lambda results: results.cost(group, entry).median_us / results.cost(group, other).median_us
+    return lambda results: paired(results.cost(group, entry).slices, results.cost(group, other).slices)
 
 
-def over_sync(group: str) -> Callable[[Results], float]:
+def over_sync(group: str) -> Callable[[Results], Spread]:
     """Uncontended cost of the awaited lock over the one that is not."""
     return cost_over(group, ASYNC, OURS)
 
 
-def rate_over(group: str, entry: str, other: str) -> Callable[[Results], float]:
+def rate_over(group: str, entry: str, other: str) -> Callable[[Results], Spread]:
     """Hand-offs per second over those of another entry."""
-    return lambda results: results.contention(group, entry).rate / results.contention(group, other).rate
+    return lambda results: paired(results.contention(group, entry).rates, results.contention(group, other).rates)
 
 
-def worst_over(group: str, entry: str, other: str) -> Callable[[Results], float]:
+def worst_over(group: str, entry: str, other: str) -> Callable[[Results], Spread]:
     """Worst wait over that of another entry."""
-    return lambda results: results.contention(group, entry).worst_ms / results.contention(group, other).worst_ms
+    return lambda results: paired(
+        results.contention(group, entry).worsts_ms, results.contention(group, other).worsts_ms
+    )
 
 
 def growth_of(group: str, where: str) -> Callable[[Results], float]:
@@ -81,14 +97,19 @@ def growth_of(group: str, where: str) -> Callable[[Results], float]:
     )[1]
 
 
+def rate(group: str) -> Callable[[Results], Spread]:
+    """Our hand-offs per second."""
+    return lambda results: spread(results.contention(group, OURS).rates)
+
+
 def fair(group: str, entry: str = OURS) -> Callable[[Results], float]:
     """Smallest share of the hand-offs over the largest."""
     return lambda results: results.contention(group, entry).fair
 
 
-def worst(group: str) -> Callable[[Results], float]:
+def worst(group: str) -> Callable[[Results], Spread]:
     """Our worst wait in milliseconds."""
-    return lambda results: results.contention(group, OURS).worst_ms
+    return lambda results: spread(results.contention(group, OURS).worsts_ms)
 
 
 def idle(group: str) -> Callable[[Results], float]:
@@ -126,15 +147,21 @@ def more_statements(group: str) -> Callable[[Results], float]:
     return found
 
 
+def signups_over(group: str, other: str) -> Callable[[Results], Spread]:
+    """Sign-ups per second with our lock of one address, over those of another way."""
+    return lambda results: paired(results.signed_up(group, PER_EMAIL).rates, results.signed_up(group, other).rates)
+
+
 def judge(budget: Budget, results: Results) -> Verdict | None:
     """Compare one figure with its limit and say by how much it misses; None if its part of the run was left out."""
     limit = f"{'<=' if budget.at_most else '>='} {budget.limit:g}"
     try:
-        value = budget.value(results)
+        found = budget.value(results)
     except KeyError:
         return None
     except (LookupError, ValueError, ZeroDivisionError):
         return Verdict(budget.group, budget.what, limit, None, "NOT MEASURED")
-    if value <= budget.limit if budget.at_most else value >= budget.limit:
-        return Verdict(budget.group, budget.what, limit, value, "ok")
-    return Verdict(budget.group, budget.what, limit, value, f"MISSED by {abs(value / budget.limit - 1):.0%}")
+    value, low, high = (found.median, found.low, found.high) if isinstance(found, Spread) else (found, None, None)
+    kept = value <= budget.limit if budget.at_most else value >= budget.limit
+    verdict = "ok" if kept else f"MISSED by {abs(value / budget.limit - 1):.0%}"
+    return Verdict(budget.group, budget.what, limit, value, verdict, low, high)

@@ -16,6 +16,7 @@ from django.db import connections
 from django.test.utils import setup_databases, teardown_databases
 
 from tests.matrix import MATRIX, Entry
+from tests.support import timing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,11 +60,20 @@ def databases(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
     flush after it: who writes rows deletes them."""
     with django_db_blocker.unblock():
         yield
+        for connection in connections.all(initialized_only=True):
+            _leave_blocks(connection)
         connections.close_all()
         # the one thread that asgiref keeps for every task without a thread of its own: a later test may restart the
         # server under the connections that this one has left there
         if SyncToAsync.single_thread_executor._threads:
             SyncToAsync.single_thread_executor.submit(connections.close_all).result(PATIENCE)
+
+
+def _leave_blocks(connection: Any) -> None:
+    """A test that has failed in an ``atomic()`` of its own would else fail those after it: Django opens no connection
+    again until the end of the block in which it was closed."""
+    connection.in_atomic_block = connection.closed_in_transaction = False
+    connection.savepoint_ids, connection.atomic_blocks = [], []
 
 
 @pytest.fixture(params=MATRIX, ids=lambda entry: entry.using)
@@ -90,6 +100,12 @@ def eventually(condition: Any, message: str, patience: float = PATIENCE, pause: 
     while not condition():
         assert time.monotonic() < deadline, message
         time.sleep(pause)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """What the machine was late with before is none of this test's bounds."""
+    timing.start(getattr(item, "function", None))
 
 
 _failed = pytest.StashKey[bool]()

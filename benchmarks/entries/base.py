@@ -27,7 +27,8 @@ class Entry(ABC):
     uncontended: ClassVar[bool] = True
     contended: ClassVar[bool] = True
     exclusive: ClassVar[bool] = True
-    repeated: ClassVar[bool] = True  # several contended runs; False where no budget asks for more than one
+    repeated: ClassVar[bool] = True  # takes part in every contended round; False where no budget asks: one round
+    quick: ClassVar[bool] = True  # takes part in --quick; False where no budget asks
     pairs: ClassVar[int] = 25  # per slice; fewer where one takes milliseconds
     ours: ClassVar[bool] = False
     waits: ClassVar[bool] = False  # takes part in `idle`, where it waits for names of its own
@@ -101,7 +102,7 @@ class NoLock(Entry):
     """Exclude nobody: the checker of lost updates must find some here, or it proves nothing for the others."""
 
     label = "none"
-    uncontended = exclusive = repeated = False
+    uncontended = exclusive = repeated = False  # --quick checks as well
 
     def cycle(self, body: Callable[[], object]) -> None:
         """Call ``body`` without any lock."""

@@ -18,7 +18,7 @@ class Tooz(Entry):
     """A lock of a tooz coordinator, made once and used again as its page shows it."""
 
     label = "tooz"
-    repeated = False
+    repeated = quick = False
 
     @abstractmethod
     def url(self) -> str:

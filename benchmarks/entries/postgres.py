@@ -66,6 +66,7 @@ class BareWholeTransaction(Bare):
     """BEGIN, lock, COMMIT on one psycopg cursor."""
 
     label = "bare psycopg, whole transaction"
+    quick = False
 
     def cycle(self, body: Callable[[], object]) -> None:
         """Take a lock that the commit frees, and commit."""

@@ -61,6 +61,7 @@ class RedisPy(Peer):
 
     label = "redis-py Lock"
     waits = True
+    quick = False
 
     def cycle(self, body: Callable[[], object]) -> None:
         """Poll every 100 ms, which is its default."""
@@ -72,7 +73,7 @@ class DjangoRedis(Entry):
     """The lock of a django-redis cache as its page shows it."""
 
     label = "django-redis cache.lock"
-    repeated = False
+    repeated = quick = False
 
     def open(self) -> None:
         """Make the cache that CACHES would make."""
@@ -113,7 +114,7 @@ class Pottery(Peer):
     """pottery's Redlock with one master."""
 
     label = "pottery Redlock, one master"
-    repeated = False
+    repeated = quick = False
 
     def open(self) -> None:
         """Import the peer and connect."""
@@ -132,7 +133,7 @@ class Sherlock(Peer):
     """sherlock as its page shows it."""
 
     label = "sherlock"
-    repeated = False
+    repeated = quick = False
 
     def open(self) -> None:
         """Import the peer and connect."""

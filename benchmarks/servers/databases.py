@@ -19,6 +19,7 @@ class Postgres(DatabaseServer):
     """PostgreSQL: one process per session, all children of one postmaster."""
 
     alias = lock_alias = "postgres"
+    parts = (*DatabaseServer.parts, "signups")
 
     @classmethod
     def connect(cls) -> PostgresConnection[tuple[Any, ...]]:
@@ -64,6 +65,7 @@ class MariaDB(DatabaseServer):
 
     alias = "mariadb"
     lock_alias = "mysql"
+    parts = (*DatabaseServer.parts, "signups")
 
     @classmethod
     def connect(cls) -> MySQLConnection:

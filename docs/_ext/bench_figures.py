@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report import TITLES
+from benchmarks.report import TITLES, around
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,6 +35,8 @@ def figures(path: Path) -> str:
         if rows := run.get("giving_up", {}).get(group):
             asked = f"{rows[0]['asked']:g} s"
             parts += [f"**{title}, the last of a queue waits {asked} while others ahead give up**", _giving_up(rows)]
+        if rows := run.get("signups", {}).get(group):
+            parts += [f"**{title}, sign-ups per second through a real server**", _signups(rows)]
     parts += ["**Budgets**", _budgets(run["budgets"])]
     return "\n\n".join(parts)
 
@@ -74,9 +76,20 @@ def _giving_up(entries: list[dict[str, Any]]) -> str:
     return _table(("entry", "gave up after"), rows)
 
 
+def _signups(entries: list[dict[str, Any]]) -> str:
+    rows = [(entry["entry"], f"{entry['ratio']['median']:.2f}") for entry in entries if entry["rates"]]
+    return _table(("entry", f"over {entries[0]['entry']}"), rows)
+
+
 def _budgets(budgets: list[dict[str, Any]]) -> str:
     rows = [
-        (TITLES[row["group"]], row["what"], row["limit"], f"{row['value']:,.2f}", row["verdict"])
+        (
+            TITLES[row["group"]],
+            row["what"],
+            row["limit"],
+            around(row["value"], row.get("low"), row.get("high")),
+            row["verdict"],
+        )
         for row in budgets
         if row["value"] is not None
     ]

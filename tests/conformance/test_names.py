@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -111,6 +112,7 @@ def _variants(name: str) -> set[str]:
     return {variant for variant in variants if 0 < len(variant) <= 512 and variant != name}
 
 
+@pytest.mark.full
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.characters(exclude_categories=()), min_size=1, max_size=80))
 def test_r3_fuzz_of_names(using: str, text: str) -> None:

@@ -17,7 +17,6 @@ from tests.faults.server import SESSION_LOCKS
 from tests.faults.workload_actors import JOURNAL, KINDS
 from tests.faults.workloads import Crew, Run, at_random, chaos_seconds, folder_for, judge, kill
 from tests.matrix import MATRIX, Entry
-from tests.support.timing import TooSlow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,8 +28,8 @@ PROCESSES = 3
 # A lease outlives its dead holder by its TTL, and a dead waiter keeps its place for a second.
 SECONDS, KILLS = 2.0, (0.5, 1.1)
 SECONDS_OF_LEASES, KILLS_OF_LEASES = 2.8, (0.5,)
-# A run that did less has shown nothing.
-LEAST = 50
+# Less has shown nothing; and how many runs it may take.
+LEAST, RUNS = 50, 5
 # A TTL that is shorter than the section.
 LONG_PAUSE = 0.12
 
@@ -43,22 +42,31 @@ def crew(django_db_setup: None) -> Iterator[Crew]:
 
 
 def test_i1_i2_no_overlap_and_no_lost_update(entry: Entry, name: str, crew: Crew, tmp_path: Path) -> None:
-    """W1 and W2. A holder is killed now and then, in the middle of its section, where others could go on."""
-    run = Run(crew, entry.using, name, tmp_path)
-    if not entry.processes:
-        verdict = run.go(SECONDS, processes=1, threads=4)
-    elif entry.using in SESSION_LOCKS:
-        verdict = run.go(SECONDS, faults=[(at, kill) for at in KILLS])
-    else:
-        verdict = run.go(SECONDS_OF_LEASES, faults=[(at, kill) for at in KILLS_OF_LEASES])
-    assert (verdict.overlaps, verdict.lost_updates) == ([], 0), verdict
-    leases_alone = entry.using not in SESSION_LOCKS and set(verdict.errors) <= {"LockLost"}
-    if verdict.starved and leases_alone and (verdict.stale or verdict.errors):  # the workers are polite
-        raise TooSlow(f"without a processor for {verdict.starved} s no lease is renewed: {verdict}")
-    assert not verdict.stale, "a lock was lost without a fault of its holder"
-    assert not verdict.errors, verdict.errors
-    if verdict.sections < LEAST:  # on a busy machine they hardly run
-        raise TooSlow(f"it came to {verdict.sections} sections, which shows nothing")
+    """W1 and W2. A holder is killed now and then, in the middle of its section, where others could go on.
+
+    On a busy machine the workers, which are polite, hardly run: then more runs make up the sections. And without a
+    processor no lease is renewed, which is told and no fault.
+    """
+    sections = 0
+    for number in range(RUNS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        run = Run(crew, entry.using, f"{name}{number}", folder)
+        if not entry.processes:
+            verdict = run.go(SECONDS, processes=1, threads=4)
+        elif entry.using in SESSION_LOCKS:
+            verdict = run.go(SECONDS, faults=[(at, kill) for at in KILLS])
+        else:
+            verdict = run.go(SECONDS_OF_LEASES, faults=[(at, kill) for at in KILLS_OF_LEASES])
+        assert (verdict.overlaps, verdict.lost_updates) == ([], 0), verdict
+        if entry.using in SESSION_LOCKS or not verdict.starved:
+            assert not verdict.stale, "a lock was lost without a fault of its holder"
+            assert not verdict.errors, verdict.errors
+        assert set(verdict.errors) <= {"LockLost"}, verdict.errors
+        sections += verdict.sections
+        if sections >= LEAST and not (verdict.stale or verdict.errors):
+            return
+    pytest.fail(f"{sections} sections in {RUNS} runs, and no run without a lost lock: that shows nothing")
 
 
 MUTANTS = {kind: "leasetable" if kind == "no_renewal" else "postgres" for kind in KINDS if kind != "sound"}

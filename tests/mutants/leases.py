@@ -336,6 +336,14 @@ LEASES = (
         ("tests/backends/zookeeper/test_nodes.py",),
     ),
     Mutant(
+        "ZooKeeper: the end of a waiter is taken for the release of the holder",
+        "R1",
+        f"{ZOOKEEPER}/queue.py",
+        "woken and watch.changed and behind",
+        "woken and behind",
+        ("tests/backends/zookeeper/test_hand_over.py",),
+    ),
+    Mutant(
         "ZooKeeper: the order is that of the names",
         "R4",
         f"{ZOOKEEPER}/nodes.py",

@@ -92,6 +92,7 @@ def test_a_server_that_does_not_exist(state: Path, monkeypatch: pytest.MonkeyPat
         services.up()
 
 
+@pytest.mark.full
 @needs_private_servers
 def test_life_of_the_servers(state: Path, few: None) -> None:
     found = services.up()
@@ -116,6 +117,7 @@ def test_life_of_the_servers(state: Path, few: None) -> None:
     assert not ROOT.joinpath(processes["home"]).exists()
 
 
+@pytest.mark.full
 @needs_private_servers
 @pytest.mark.parametrize(("script", "number", "status"), [("exit 7", None, 7), ("echo; sleep 60", signal.SIGTERM, 143)])
 def test_run_stops_the_servers_and_returns_the_status(

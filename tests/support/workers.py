@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, ...; empty without xdist
-# Most of a run is waiting, not computing: two processors are enough for three.
-WORKERS = 3
+# Most of a run is waiting, not computing: two processors are enough for four.
+WORKERS = 4
 COUNT = "PYTEST_XDIST_WORKER_COUNT"  # in the environment of each
 
 # The first one takes the servers that are there.

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from kazoo.exceptions import ZookeeperError
+
 from django_distlock.backends.base import Backend
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency.clock import monotonic
@@ -156,17 +158,28 @@ class ZooKeeperBackend(Backend):
                 return False
             while True:
                 try:
-                    (deleted,) = yield from session.ask(until, lambda kazoo: kazoo.delete_async(path))
+                    deleted = yield from self._delete(session, path, contender.marks, until)
                     break
                 except ConnectionBroken:
                     sent_before = True  # and perhaps executed
             contender.path = None
-            return deleted is not None or (sent_before and not contender.broken)
+            return deleted or (sent_before and not contender.broken)
         except SessionEnded:
             return False
         finally:
             if contender.path is not None:
                 contender.abandon()
+
+    @staticmethod
+    def _delete(session: ZooKeeperSession, path: str, marked: bool, until: float) -> Flow[bool]:
+        """Delete the node of a held lock. Returns False if it no longer exists."""
+        if marked:
+            (results,) = yield from session.ask(until, lambda kazoo: session.release_node(path))
+            if results is not None and not any(isinstance(each, ZookeeperError) for each in results):
+                return True
+            # the node has gone, or the ``acl`` gives no right to write to it: the deletion alone tells
+        (deleted,) = yield from session.ask(until, lambda kazoo: kazoo.delete_async(path))
+        return deleted is not None
 
     # whether it is held
 

@@ -50,6 +50,11 @@ def parse(name: str) -> LockNode | None:
     return LockNode(name, token, mode == "s", int(mode[1:] or 0), int(sequence))
 
 
+def is_exclusive(name: str) -> bool:
+    """Is it the name of a contender for an exclusive lock?"""
+    return "-x-" in name
+
+
 def queue(names: Iterable[str]) -> list[LockNode]:
     """The contenders in order of arrival. Nodes of other programs are left out.
 

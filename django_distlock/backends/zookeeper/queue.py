@@ -18,7 +18,7 @@ from django_distlock.concurrency.parking import Parker
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.exceptions import BackendUnavailable
 
-from .nodes import LockNode, mode_of, place_of, queue, turn
+from .nodes import LockNode, is_exclusive, mode_of, place_of, queue, turn
 from .session import ConnectionBroken, NoAnswer, ZooKeeperSession
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # A contender whose time is over waits this long for the deletion of its node; seconds.
 LEAVE_TIMEOUT = 0.02
+# A waiter that has read the queue this long ago reads it again before it is granted the lock; seconds.
+TRUST = 0.25
 # An interrupted contender waits longer, if its deadline allows: a server that hangs must not keep it; seconds.
 INTERRUPTED_LEAVE_TIMEOUT = 0.3
 
@@ -50,6 +52,10 @@ class Contender:
         self._data, self._acl = data, acl
         # whether there may be a node whose creation was not answered
         self._creating = False
+        self._exclusive = not (claim.shared or claim.limit)
+        # whether the release is to be marked for the next in line, which costs more than a mere deletion: there is one
+        # more often than not where this contender had to wait
+        self.marks = False
 
     def acquire(self, until: float, answer_by: float) -> Flow[bool]:
         """Wait for the turn until the monotonic time ``until``. Returns False if it did not come.
@@ -83,7 +89,14 @@ class Contender:
         return True
 
     def _in_turn(self, nodes: list[LockNode], until: float) -> Flow[bool]:
-        """Return True if it is this contender's turn, else False after a change of the node ahead."""
+        """Return True if it is this contender's turn, else False after a change of the node ahead.
+
+        The holder of an exclusive lock marks its release (see :meth:`ZooKeeperSession.release_node`). No node is left
+        ahead of a holder's, and none can come there later: so the next in line holds the lock from the mark on, and
+        need not read the queue again. A node that is deleted without the mark may have been a waiter's, with others
+        ahead of it. After a longer wait the queue is read in any case: an operator may have deleted this node.
+        """
+        listed_at = monotonic()
         place = place_of(nodes, self._token)
         if place is None:  # another client has deleted the node
             self.path = None
@@ -94,12 +107,16 @@ class Contender:
                 self._announce_grant()
             return True
         if monotonic() < until:
+            self.marks = self._exclusive
             with contextlib.suppress(ConnectionBroken):  # the queue is read again on the next connection
-                yield from self._changed(behind, until)
+                released = yield from self._changed(behind, until)
+                return released and monotonic() - listed_at < TRUST and not self.session.in_doubt()
         return False
 
-    def _changed(self, behind: str | None, until: float) -> Flow[None]:
-        """Wait for a change of the node ``behind`` which this one stands, or of the whole queue if it is None."""
+    def _changed(self, behind: str | None, until: float) -> Flow[bool]:
+        """Wait for a change of the node ``behind`` which this one stands, or of the whole queue if it is None.
+
+        Returns True if it was the release of an exclusive lock."""
         path = self.parent if behind is None else f"{self.parent}/{behind}"
         session, watch, parker = self.session, self.session.watch(path), Parker()
         watch.add(parker)
@@ -115,13 +132,15 @@ class Contender:
                 there = node is not None
                 waits = there and not (self._limit and node[1].version)  # else it was granted already
             if waits:
-                yield Step(parker.park, parker.apark, (until - monotonic(),))
-            elif not there:
+                woken = yield Step(parker.park, parker.apark, (until - monotonic(),))
+                return bool(woken and watch.changed and behind is not None and is_exclusive(behind))
+            if not there:
                 watch.forget()
         except NoAnswer:
             pass  # the caller's time is over
         finally:
             watch.remove(parker)
+        return False
 
     # creation
 

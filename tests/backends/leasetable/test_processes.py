@@ -21,14 +21,14 @@ from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.support.processes import PATIENCE, Child
 from tests.support.sizes import be_polite
-from tests.support.timing import TooSlow, within
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 USING = ("leasetable", "leasetable_postgres", "leasetable_mariadb")
 PROCESSES = 8
-LONGEST = 20.0  # seconds: the crowd is polite, and gets next to no time on a busy machine
+LONGEST = 60.0  # seconds: the crowd is polite, and gets next to no time on a busy machine
 pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.full]
 
 
@@ -76,8 +76,7 @@ def test_r1_no_update_is_lost(crowd: list[Child], using: str, name: str, tmp_pat
     rounds = 250 if using == "leasetable" else 25
     number, done = counted(crowd, using, name, tmp_path / "counter", rounds)
     assert number == done
-    if done < PROCESSES * rounds / 10:
-        raise TooSlow(f"{done} rounds are too few to meet each other")
+    assert done >= PROCESSES * rounds / 10, "too few rounds to meet each other"
     assert not [info for report in held_locks(using) for info in report.locks if info.name == name]
 
 

@@ -17,7 +17,6 @@ from tests.data.fences import LEASES, rows
 from tests.data.paused import FRESH, STALE, WAYS, holder
 from tests.faults.pausing import take_over, wake
 from tests.support.processes import Child
-from tests.support.timing import TooSlow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,8 +75,6 @@ def test_no_late_write(alias: str, name: str, enforced: None) -> None:
             found += play(child, alias, name, number)
         child.say(None)
     all_of_them = PAUSES * AT_ONCE
-    if early := [said for _, said in found if "was lost (expired)" in said]:
-        raise TooSlow(f"a lease ended before its holder came to write: {early}")
     assert found == {
         ("update", "refused"): all_of_them,
         ("save", "refused"): all_of_them,

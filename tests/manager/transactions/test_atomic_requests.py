@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -191,7 +192,9 @@ def test_r12_naive_decorator_lets_the_rival_in_before_the_commit(one_world: Worl
     backend, key = registry.entry(world.using).backend, key_of(world.using, world.name)
 
     def naive(request: Any) -> Any:
-        grant = backend.try_acquire(Claim(key=key, ttl=30.0 if backend.supports_ttl else None, token="naive"))
+        grant = backend.try_acquire(
+            Claim(key=key, ttl=30.0 if backend.supports_ttl else None, token="naive", answer_by=math.inf)
+        )
         assert grant is not None
         try:
             response = views.body(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
@@ -25,7 +26,9 @@ class NaiveLock:
     def __init__(self, world: World) -> None:
         self.backend: Any = registry.entry(world.using).backend
         ttl = 30.0 if self.backend.supports_ttl else None
-        self.claim = Claim(key=key_of(world.using, world.name), ttl=ttl, token="naive" if ttl else "")
+        self.claim = Claim(
+            key=key_of(world.using, world.name), ttl=ttl, token="naive" if ttl else "", answer_by=math.inf
+        )
         self.grant: Grant | None = None
 
     def take(self) -> None:

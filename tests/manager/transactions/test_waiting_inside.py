@@ -319,5 +319,6 @@ def test_r7_a_wait_that_is_interrupted_anywhere_leaves_nothing_held(postgres: Wo
         begin()
 
     begin()
-    assert interrupted_everywhere(lambda: lock.try_acquire(0.005), clean, statements, postgres_transaction) > 20
+    # on a busy machine a shorter wait is over before it has come to the server
+    assert interrupted_everywhere(lambda: lock.try_acquire(0.02), clean, statements, postgres_transaction) > 20
     blocks.pop().__exit__(None, None, None)

@@ -49,13 +49,13 @@ def start_time(pid: int) -> int | None:
     return None if row is None or row.zombie else row.started
 
 
-def process_tree(root: int) -> list[int]:
-    """`root` and all its descendants, parents first."""
+def process_tree(*roots: int) -> list[int]:
+    """`roots` and all their descendants, parents first; a root that descends from another one is there twice."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (row := read_process(int(entry.name))):
             children.setdefault(row.parent, []).append(int(entry.name))
-    tree = [root]
+    tree = list(roots)
     for pid in tree:
         tree.extend(children.get(pid, ()))
     return tree
