@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from datetime import datetime
 
     from .keys import LockKey
@@ -72,6 +72,10 @@ class Grant(NamedTuple):
     fence: int | None = None
     valid_until: float | None = None
     session: Any = None
+
+
+#: A Grant of all its five fields in a tuple. The class itself makes one by a function of Python.
+grant_of: Callable[[tuple[Claim, float, int | None, float | None, Any]], Grant] = partial(tuple.__new__, Grant)
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)

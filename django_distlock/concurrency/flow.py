@@ -107,7 +107,11 @@ async def arun(flow: Flow[T]) -> T:
             raise
         _log(error)
     finally:
-        finalizers.now_or_later(_abandon, flow)
+        if finalizers.here.collecting:
+            finalizers.later(_abandon, flow)
+        else:
+            flow.close()
+            _flows.discard(flow)
     raise interruption
 
 

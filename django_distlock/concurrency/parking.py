@@ -92,50 +92,64 @@ def _settle(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+HOLDER = "holder"
+
+
 class _Place:
-    """A place at a :class:`FairLock`: that of its holder, or one in its queue."""
+    """A place in the queue of a :class:`FairLock`.
 
-    __slots__ = ("parker", "turn")
+    A place is called to find out whose it is: the Turn, None once that is gone without a release, because the release
+    was interrupted. The place of a holder that did not have to wait is no more than a weak reference to its Turn.
+    """
 
-    def __init__(self, turn: Turn | None) -> None:
-        self.parker: Parker | None = None
-        self.turn = None if turn is None else weakref.ref(turn)
+    __slots__ = ("_turn", "parker")
 
-    @property
-    def deserted(self) -> bool:
-        """Is its Turn gone without a release, because that was interrupted?"""
-        return self.turn is not None and self.turn() is None
+    def __init__(self, turn: Turn) -> None:
+        self.parker = Parker()
+        self._turn = weakref.ref(turn)
+
+    def __call__(self) -> object:
+        return self._turn()
+
+
+class _Kept:
+    """The place of a holder without a Turn, which is never gone."""
+
+    __slots__ = ()
+
+    def __call__(self) -> object:
+        return self
 
 
 class FairLock:
-    """A mutex that serves threads and tasks in order of arrival, each within its own time."""
+    """A mutex that serves threads and tasks in order of arrival, each within its own time.
 
-    __slots__ = ("_guard", "_holder", "_queue")
+    It is taken and released without its guard as long as nobody waits: ``setdefault()`` of a dict does not let another
+    thread in between.
+    """
 
-    # the place of a holder that did not have to wait and has no Turn
-    _NAMELESS = _Place(None)
+    __slots__ = ("_guard", "_held", "_queue")
 
     def __init__(self) -> None:
+        # for the queue, and for all that is done for those in it
         self._guard = threading.Lock()
-        self._holder: _Place | None = None
+        # the place of the holder, under HOLDER
+        self._held: dict[str, Callable[[], object]] = {}
         self._queue: deque[_Place] = deque()
 
     def turn(self) -> Turn:
         """A caller's turn at this lock, for ``try``/``finally`` in a flow."""
         return Turn(self)
 
-    def try_acquire(self) -> bool:
-        """Take it if it is free. Where an interrupt may come use :meth:`Turn.try_acquire`."""
-        return self._take(self._NAMELESS)
+    def try_turn(self) -> Turn | None:
+        """A turn that holds the lock; None if the lock is not free."""
+        turn = Turn(self)
+        return turn if turn.try_acquire() else None
 
-    def _take(self, place: _Place) -> bool:
-        if self._holder is not None and not self._mended():
-            return False
-        with self._guard:
-            if self._holder is None:
-                self._holder = place
-                return True
-        return False
+    def try_acquire(self) -> bool:
+        """Take it if it is free. Where an interrupt may come use :meth:`try_turn`."""
+        turn = self.try_turn()
+        return turn is not None and turn.keep()
 
     def acquire(self, timeout: float) -> bool:
         """Wait for at most ``timeout`` seconds. True if taken."""
@@ -157,62 +171,64 @@ class FairLock:
 
     def release(self) -> None:
         """Hand it to the first waiter that still waits."""
-        with self._guard:
-            if not self._queue:
-                self._holder = None
-                return
-        if self._holder is not None:
-            self._pass_on(self._holder)
+        holder = self._held.get(HOLDER)
+        if holder is not None:
+            self._pass_on(holder)
 
-    def _arrive(self, place: _Place) -> bool:
-        if self._holder is not None:
+    def _arrive(self, turn: Turn) -> _Place | None:
+        """The place of ``turn`` in the queue; None if it has the lock now."""
+        if self._held:
             self._mended()
         with self._guard:
-            if self._holder is None:
-                self._holder = place
-                return True
-            place.parker = Parker()
+            if not self._queue and self._held.setdefault(HOLDER, turn._place) is turn._place:
+                return None
+            turn._place = place = _Place(turn)
             self._queue.append(place)
-            return False
+            if not self._held:  # released in between, by a holder that saw no queue
+                self._serve()
+            return place
 
     def _settle(self, place: _Place) -> bool:
         """The wait is over: True if ``place`` is the holder's, else it leaves the queue."""
         with self._guard:
-            if self._holder is place:
+            if self._held.get(HOLDER) is place:
                 return True
             if place in self._queue:
                 self._queue.remove(place)
             return False
 
     def _mended(self) -> bool:
-        """Finish a release that was interrupted, if there is one. True if there was."""
-        holder = self._holder
-        if holder is None:
-            return False
-        if holder.deserted:
+        """Finish a release that was interrupted, if there is one. True if the lock is free after that."""
+        holder = self._held.get(HOLDER)
+        if holder is not None and holder() is None:
             self._pass_on(holder)
-            return True
-        if self._queue and self._queue[0] is holder:  # not woken yet
-            self._pass_on(_Place(None))
-        return False
+        elif self._queue and holder in (None, self._queue[0]):  # the first one was not woken yet
+            self._pass_on(_Kept())
+        return not self._held
 
-    def _pass_on(self, place: _Place) -> None:
+    def _pass_on(self, place: Callable[[], object]) -> None:
         """Give up ``place``: if it is the holder's, the first waiter that still waits gets the lock.
 
         The next one is the holder before it is woken. So if this is interrupted, a second call does what is left.
         """
         with self._guard:
             if place in self._queue:
-                self._queue.remove(place)
-            if self._holder is not place and not (self._queue and self._queue[0] is self._holder):
+                self._queue.remove(place)  # type: ignore[arg-type]
+            holder = self._held.get(HOLDER)
+            if holder is None or holder is place or (self._queue and self._queue[0] is holder):
+                self._serve()
+
+    def _serve(self) -> None:
+        """The holder has given it up, or there is none: the first waiter that still waits gets it."""
+        if not self._held and not (self._queue and self._held.setdefault(HOLDER, self._queue[0]) is self._queue[0]):
+            return  # a caller that came in between releases it to the queue
+        while self._queue:
+            self._held[HOLDER] = first = self._queue[0]
+            woken = first.parker.wake()
+            self._queue.popleft()
+            if woken:
                 return
-            while self._queue:
-                self._holder = first = self._queue[0]
-                woken = first.parker is not None and first.parker.wake()
-                self._queue.popleft()
-                if woken:
-                    return
-            self._holder = None
+        self._held.clear()
 
 
 class Turn:
@@ -236,35 +252,41 @@ class Turn:
 
     def __init__(self, lock: FairLock) -> None:
         self._lock = lock
-        self._place = _Place(self)
+        self._place: Callable[[], object] = weakref.ref(self)
 
     def try_acquire(self) -> bool:
         """Take the lock if it is free."""
-        return self._lock._take(self._place)
+        lock, place = self._lock, self._place
+        if (lock._held or lock._queue) and not lock._mended():
+            return False
+        return lock._held.setdefault(HOLDER, place) is place
 
     def acquire(self, timeout: float) -> bool:
         """Wait for at most ``timeout`` seconds. True if it holds the lock now."""
-        place = self._place
-        if self._lock._arrive(place):
+        place = self._lock._arrive(self)
+        if place is None:
             return True
-        assert place.parker is not None  # noqa: S101 - made by _arrive
         place.parker.park(timeout)
         return self._lock._settle(place)
 
     async def aacquire(self, timeout: float) -> bool:
         """:meth:`acquire` for a task."""
-        place = self._place
-        if self._lock._arrive(place):
+        place = self._lock._arrive(self)
+        if place is None:
             return True
-        assert place.parker is not None  # noqa: S101 - made by _arrive
         await place.parker.apark(timeout)
         return self._lock._settle(place)
 
     def keep(self) -> bool:
         """Leave the lock to the caller, who calls :meth:`FairLock.release`. Returns True."""
-        self._place.turn = None
+        self._lock._held[HOLDER] = self._place = _Kept()
         return True
 
     def release(self) -> None:
         """Give the lock back, or leave its queue; nothing if neither is to be done."""
-        self._lock._pass_on(self._place)
+        lock, place = self._lock, self._place
+        if not lock._queue and lock._held.get(HOLDER) is place:
+            del lock._held[HOLDER]
+            if not lock._queue:
+                return
+        lock._pass_on(place)

@@ -23,7 +23,9 @@ def readable(fd: int, timeout: float, events: int = select.POLLIN) -> bool:
     poll = select.poll()
     poll.register(fd, events)
     # rounded up: a poll that returns early would be taken for the deadline
-    return bool(poll.poll(None if timeout > LONGEST_POLL else math.ceil(max(0.0, timeout) * 1000)))
+    if timeout > LONGEST_POLL:
+        return bool(poll.poll())
+    return bool(poll.poll(math.ceil(timeout * 1000) if timeout > 0 else 0))
 
 
 class Ready:

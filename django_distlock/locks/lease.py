@@ -17,7 +17,6 @@ from django_distlock.manager import owner
 from django_distlock.manager.interrupted import in_thread
 from django_distlock.manager.keepalive import RENEWALS_PER_TTL, keepalive
 from django_distlock.manager.lock_table import FORKED, Hold, State, interrupted_calls, lock_table
-from django_distlock.manager.open_transactions import begun_by_sql
 from django_distlock.manager.release import give_back, give_back_fast, lose_dead, notice_loss
 from django_distlock.manager.transactions import defer
 from django_distlock.validation import seconds
@@ -295,8 +294,8 @@ class Lease(BaseLease):
             interrupted_calls[self] = self._hold
 
     def _release(self, raising: bool) -> None:
-        if self._ends_hold(raising):
-            begun = begun_by_sql()
+        begun: list[BaseDatabaseWrapper] = []
+        if self._ends_hold(raising, begun):
             if not give_back_fast(self._hold):
                 detached = asyncio._get_running_loop() is not None
                 if detached:  # perform() leaves it to a thread, which an interrupt here does not end
@@ -306,8 +305,9 @@ class Lease(BaseLease):
                 self._report(_uncommitted(self, begun), raising)
 
     def _release_flow(self, raising: bool) -> Flow[None]:
-        if self._ends_hold(raising):
-            yield from self._give_back(begun_by_sql(), raising)
+        begun: list[BaseDatabaseWrapper] = []
+        if self._ends_hold(raising, begun):
+            yield from self._give_back(begun, raising)
 
     def _give_back(self, begun: list[BaseDatabaseWrapper], raising: bool) -> Flow[None]:
         error = yield from give_back(self._hold)
@@ -316,8 +316,10 @@ class Lease(BaseLease):
         if error is not None:
             self._report(error, raising)
 
-    def _ends_hold(self, raising: bool) -> bool:
-        """Stop using the hold. True if the engine is to be asked to release it now."""
+    def _ends_hold(self, raising: bool, begun: list[BaseDatabaseWrapper]) -> bool:
+        """Stop using the hold. True if the engine is to be asked to release it now.
+
+        The connections in a transaction that was begun by SQL are added to ``begun``."""
         hold = self._hold
         if self._released or hold.lost == FORKED:
             return False
@@ -328,7 +330,7 @@ class Lease(BaseLease):
         if not lock_table.leave(hold, self):
             return False
         self._last = True
-        if defer(hold):
+        if defer(hold, begun):
             self._last = False
             return False
         return True

@@ -17,7 +17,7 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, arun, run
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.exceptions import LockNotAcquired, LockNotHeld, LockTimeout
-from django_distlock.keys import validate_name
+from django_distlock.keys import MAX_NAME_LENGTH, validate_name
 from django_distlock.manager import owner
 from django_distlock.manager.acquire import LockRequest, acquire, acquire_flow
 from django_distlock.manager.registry import registry
@@ -42,12 +42,17 @@ class OpenBlocks:
         # the recipe is kept beside its id, so that Python does not give the id to another object
         self._open: dict[int, tuple[object, tuple[Any, ...]]] = {}
 
-    # Each change is one assignment, so that an interrupt leaves nothing half done, and a reader needs no mutex.
+    # Each change is one assignment, so that an interrupt leaves nothing half done, and a reader needs no mutex; the
+    # first block of a recipe needs none either.
 
     def add(self, recipe: object, lease: Any) -> None:
+        number, first = id(recipe), (recipe, (lease,))
+        if self._open.setdefault(number, first) is first:
+            return
         with self._guard:
-            found = self._open.get(id(recipe))
-            self._open[id(recipe)] = (recipe, (lease,) if found is None else (*found[1], lease))
+            found = self._open.setdefault(number, first)  # again: it may have been removed in between
+            if found is not first:
+                self._open[number] = (recipe, (*found[1], lease))
 
     def find(self, recipe: object, context: object = None) -> Any | None:
         """The lease of the latest block of ``context`` (the caller), or of the only open block (R24); None without."""
@@ -62,14 +67,16 @@ class OpenBlocks:
 
     def remove(self, recipe: object, lease: Any) -> None:
         """Remove the block of ``lease``. Does nothing if it is not open."""
+        number = id(recipe)
         with self._guard:
-            found = self._open.get(id(recipe))
+            found = self._open.get(number)
             if found is None:
                 return
-            if found[1] == (lease,):
-                del self._open[id(recipe)]
-            else:
-                self._open[id(recipe)] = (recipe, tuple([each for each in found[1] if each is not lease]))
+            leases = tuple([each for each in found[1] if each is not lease]) if len(found[1]) > 1 else ()
+            if leases:
+                self._open[number] = (recipe, leases)
+            elif found[1][0] is lease:
+                self._open.pop(number)
 
     def after_fork(self) -> None:
         """In the child: replace the mutex, which another thread of the parent may have held.
@@ -240,7 +247,6 @@ class Lock(BaseLock[Lease]):
     def __init__(
         self,
         name: str,
-        *,
         using: str = "default",
         timeout: Timeout = UNSET,
         ttl: Timeout = UNSET,
@@ -249,9 +255,9 @@ class Lock(BaseLock[Lease]):
         on_busy: decorators.OnBusy = "raise",
         cancel_on_loss: bool = False,
     ) -> None:
-        self.name = validate_name(name)
-        self.using = validate_alias(using)
-        # a Lock is often created at each use, so defaults are not validated
+        # a Lock is often created at each use, so what is surely right is not validated
+        self.name = name if type(name) is str and 0 < len(name) <= MAX_NAME_LENGTH else validate_name(name)
+        self.using = using if type(using) is str else validate_alias(using)
         self.timeout = timeout if timeout is UNSET else optional_seconds("timeout", timeout, none=True)
         self.ttl = ttl if ttl is UNSET else optional_seconds("ttl", ttl, positive=True)
         self.max_hold = (
@@ -332,13 +338,5 @@ def advisory_lock(
     Bad input raises ValueError or TypeError at once. A feature that the engine does not have raises
     UnsupportedOperation at the first acquire.
     """
-    return Lock(
-        name,
-        using=using,
-        timeout=timeout,
-        ttl=ttl,
-        max_hold=max_hold,
-        shared=shared,
-        on_busy=on_busy,
-        cancel_on_loss=cancel_on_loss,
-    )
+    # not by keywords: a class is called with them by way of a dict
+    return Lock(name, using, timeout, ttl, max_hold, shared, on_busy, cancel_on_loss)

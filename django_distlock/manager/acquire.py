@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from django_distlock.records import Grant
     from django_distlock.validation import Timeout
 
-    from .registry import Entry
+    from .registry import Entry, KnownName
 
 H = TypeVar("H")
 
@@ -91,16 +91,23 @@ class Arrival(NamedTuple, Generic[H]):
 def acquire(lock: LockOptions, timeout: float | None, start: float, lease_of: Callable[[Hold], H]) -> H | None:
     """:func:`acquire_flow` in this thread: at once by the engine's fast path, if that is possible."""
     entry = registry.entry(lock.using)
-    if not (entry.fast and entry.ready):
+    known = entry.names.get(lock.name) or entry.learn(lock.name)
+    if known is None or not entry.fast:
         return run(acquire_flow(LockRequest.of(lock, timeout, start), lease_of))
-    hold = Hold(entry.backend, entry.key(lock.name), current(), lock.shared)
+    hold = Hold(entry.backend, known.key, current(), lock.shared, 0, start)
     hold.template = lock.template
     lease = lease_of(hold)
     try:
         try:
-            _refuse_unsupported(lock, entry)
-            mine = _arrive(hold, entry, timeout != 0)
-            if mine is hold and hold.parker is None and _take_fast_path(lock, timeout, start, entry, hold, lease):
+            if not entry.plain or lock.shared or lock.ttl is not UNSET or lock.max_hold is not UNSET:
+                _refuse_unsupported(lock, entry)
+                known = None
+            mine = lock_table.arrive(hold, timeout != 0, True, entry.max_held)
+            keepalive.used = True
+            if keepalive.thread is None:
+                keepalive.ensure()
+            at_once = mine is hold and hold.parker is None
+            if at_once and _take_fast_path(lock, timeout, start, entry, known, hold, lease):
                 return lease
         except Exception as error:
             run(_undo(hold))
@@ -172,7 +179,7 @@ def _refuse_unsupported(wanted: LockOptions | LockRequest, entry: Entry) -> None
 
 def _arrive(hold: Hold, entry: Entry, may_wait: bool, reenter: bool = True) -> Hold | None:
     """Ask for a place in the lock table."""
-    mine = lock_table.arrive(hold, may_wait=may_wait, reenter=reenter, limit=entry.config.max_held)
+    mine = lock_table.arrive(hold, may_wait, reenter, entry.max_held)
     keepalive.used = True
     if keepalive.thread is None:
         keepalive.ensure()
@@ -251,11 +258,26 @@ def _enter_again(mine: Hold, new: Hold, lease: H) -> Flow[H | Hold]:
 
 
 def _take_fast_path(
-    lock: LockOptions, timeout: float | None, start: float, entry: Entry, hold: Hold, lease: Any
+    lock: LockOptions,
+    timeout: float | None,
+    start: float,
+    entry: Entry,
+    known: KnownName | None,
+    hold: Hold,
+    lease: Any,
 ) -> bool:
-    """Ask the engine once, in this thread. A grant that comes after its own validity is given back."""
-    backend, wait, opened = hold.backend, math.inf if timeout is None else timeout, open_transactions()
-    hold.claim = claim = _claim(lock, entry, hold, opened, 0.0)
+    """Ask the engine once, in this thread. A grant that comes after its own validity is given back.
+
+    ``known``: for an exclusive lock without TTL, whose claims are always the same.
+    """
+    backend, wait, opened = entry.backend, math.inf if timeout is None else timeout, open_transactions()
+    if known is None:
+        claim = _claim(lock, entry, hold, opened, 0.0)
+    elif opened and choose_scope(backend, opened) == "transaction":
+        claim = known.transaction_claim
+    else:
+        claim = known.session_claim
+    hold.claim = claim
     if not opened:
         hold.grant = grant = backend.acquire_fast(claim, wait)
     elif claim.scope == "transaction" and asyncio._get_running_loop() is None:  # it is a connection of this thread
@@ -278,8 +300,6 @@ def _claim(
 ) -> Claim:
     if not entry.backend.supports_ttl:
         scope = choose_scope(entry.backend, opened) if opened else "session"
-        if not answer_by and not hold.shared and not hold.semaphore:
-            return entry.claim(hold.key, scope)
         return Claim(key=hold.key, shared=hold.shared, scope=scope, answer_by=answer_by, limit=hold.semaphore)
     config = entry.config
     hold.ttl = config.ttl if request.ttl is UNSET else request.ttl

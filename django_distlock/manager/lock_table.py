@@ -48,6 +48,10 @@ class State(Enum):
     ENDED = auto()
 
 
+# What each acquire and release uses: Python looks up an attribute of an Enum class slowly.
+_CLAIMING, _HELD, _RELEASING, _ENDED = State.CLAIMING, State.HELD, State.RELEASING, State.ENDED
+
+
 class Hold:
     """One context's hold of one lock, shared by all Leases of that context."""
 
@@ -81,7 +85,15 @@ class Hold:
         "ttl",
     )
 
-    def __init__(self, backend: Backend, key: LockKey, owner: object, shared: bool, semaphore: int = 0) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        key: LockKey,
+        owner: object,
+        shared: bool,
+        semaphore: int = 0,
+        claimed_at: float | None = None,
+    ) -> None:
         self.backend = backend
         self.key = key
         self.owner = owner
@@ -90,8 +102,8 @@ class Hold:
         self.shared = shared
         # how many callers may hold the key at once; 0: it is a lock
         self.semaphore = semaphore
-        self.state = State.CLAIMING
-        self.claimed_at = monotonic()
+        self.state = _CLAIMING
+        self.claimed_at = monotonic() if claimed_at is None else claimed_at
         # the start of the hold; the grant counts from the request to the engine
         self.held_at = 0.0
         # the name as written in a decorator
@@ -171,12 +183,6 @@ class Hold:
         self.given = await self.backend.arelease(grant)
         return self.given
 
-    def give_fast(self, grant: Grant) -> bool:
-        """:meth:`give` by the engine's fast path. False if it has none, or it is not possible now."""
-        self.giving = True
-        self.given = self.backend.release_fast(grant)
-        return self.given
-
 
 def leave_behind(hold: Hold, lease: Any) -> None:
     """Leave what a failed acquire may have got to the keepalive thread, once."""
@@ -190,9 +196,9 @@ class WaitQueue:
 
     __slots__ = ("holders", "limit", "queue")
 
-    def __init__(self) -> None:
+    def __init__(self, first: Hold) -> None:
         self.limit = 0  # MAX_HELD, once a context waits
-        self.holders: list[Hold] = []
+        self.holders: list[Hold] = [first]
         self.queue: list[Hold] = []
 
     def admits(self, new: Hold) -> bool:
@@ -235,7 +241,7 @@ class LockTable:
         # what is being taken out of the table
         self._ending: Hold | None = None
 
-    def arrive(self, hold: Hold, *, may_wait: bool, reenter: bool, limit: int) -> Hold | None:
+    def arrive(self, hold: Hold, may_wait: bool, reenter: bool, limit: int) -> Hold | None:
         """Ask for a place for a new hold.
 
         Returns a hold that is HELD (re-entry) or DEFERRED (to be verified), or the new one: CLAIMING (ask the engine)
@@ -265,10 +271,8 @@ class LockTable:
                     "Lock something coarser, or raise MAX_HELD in DISTLOCK."
                 )
             if slot is None:
-                slot = WaitQueue()
-                slot.holders = [hold]
+                self._slots[key.digest] = WaitQueue(hold)
                 self._total += 1
-                self._slots[key.digest] = slot
                 return hold
             if not slot.queue and slot.admits(hold):
                 self._admit(slot, hold)
@@ -316,7 +320,8 @@ class LockTable:
                 "lock that this context holds. Take several locks with lock_all()."
             )
 
-    def establish(self, hold: Hold, grant: Grant, lease: Any) -> None:
+    @staticmethod
+    def establish(hold: Hold, grant: Grant, lease: Any) -> None:
         """Note that the engine has granted the lock.
 
         Needs no mutex: only the claimant leaves the state CLAIMING, and does so last.
@@ -324,7 +329,7 @@ class LockTable:
         hold.grant = grant
         hold.held_at = monotonic()
         hold.leases.add(lease)
-        hold.state = State.HELD
+        hold.state = _HELD
 
     def listen(self, hold: Hold, listener: Any) -> None:
         """Start ``listener`` for this hold, and stop it when the hold ends."""
@@ -350,14 +355,14 @@ class LockTable:
         """
         with self._mutex:
             hold.leases.discard(lease)
-            if hold.leases or hold.state is not State.HELD:
+            if hold.leases or hold.state is not _HELD:
                 return False
             if hold.transactions and hold.scope == "transaction":
                 hold.kept = True
                 hold.state = State.DEFERRED
                 return False
             hold.released_by = lease
-            hold.state = State.RELEASING
+            hold.state = _RELEASING
             return True
 
     def defer(self, hold: Hold) -> None:
@@ -376,13 +381,13 @@ class LockTable:
             hold.state = State.RELEASING
             return True
 
-    def end(self, hold: Hold, states: Container[State] = tuple(State)) -> bool:
+    def end(self, hold: Hold, states: Container[State] | None = None) -> bool:
         """End a hold that the engine has released or never granted, and let the next waiter ask.
 
-        False if it had ended before, or is in none of ``states``.
+        False if it had ended before, or is in none of ``states``, if they are given.
         """
         with self._mutex:
-            if hold.state not in states:
+            if states is not None and hold.state not in states:
                 return False
             if self._ending is None:
                 self._ending = hold
@@ -395,6 +400,21 @@ class LockTable:
                 self._end(self._ending)
 
     def _end(self, hold: Hold) -> bool:
+        slot = self._slots.get(hold.key.digest)
+        if (
+            slot is not None
+            and len(slot.holders) == 1
+            and slot.holders[0] is hold
+            and self._ending is hold
+            and not slot.queue
+            and not hold.listeners
+            and hold.parker is None
+        ):  # the most frequent case; from here on Python does not look for signals
+            del self._slots[hold.key.digest]
+            self._total -= 1
+            hold.state = _ENDED
+            hold.released_by = self._ending = None
+            return True
         if hold.state is State.ENDED:
             if self._ending is hold:
                 self._ending = None

@@ -19,6 +19,8 @@ from . import owner
 from .lock_table import lock_table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from django.db.backends.base.base import BaseDatabaseWrapper
 
     from .lock_table import Hold
@@ -41,7 +43,7 @@ class _Connections(threading.local):
     """
 
     seen = -1
-    known: tuple[BaseDatabaseWrapper, ...] = ()
+    known: tuple[tuple[BaseDatabaseWrapper, Callable[[Any], object]], ...] = ()
     mysql: tuple[BaseDatabaseWrapper, ...] = ()
 
 
@@ -51,6 +53,22 @@ _latest = 0
 
 # libpq's INTRANS and INERROR: https://www.postgresql.org/docs/current/libpq-status.html
 _PG_INSIDE = (2, 3)
+
+# What tells of a transaction on an open connection, by vendor. It is read at each release: psycopg's info is thirty
+# times slower than its pgconn; psycopg2 has only info.
+_INSIDE: dict[str, Callable[[Any], object]] = {
+    "sqlite": lambda connection: connection.connection.in_transaction,
+    "postgresql": lambda connection: (
+        (getattr(connection.connection, "pgconn", None) or connection.connection.info).transaction_status in _PG_INSIDE
+    ),
+    "mysql": server_inside,
+}
+
+
+def _unknown(connection: object) -> bool:
+    """For a database that does not report transactions."""
+    return False
+
 
 # Set to False by testing.override_locks(): the transactions that TestCase puts around its tests keep no locks.
 testcases_count = True
@@ -70,20 +88,29 @@ def _note_connection(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
 connection_created.connect(_note_connection, dispatch_uid="django_distlock.manager.open_transactions")
 
 
-def open_transactions() -> list[BaseDatabaseWrapper]:
-    """The connections of the caller that are inside a transaction."""
+def open_transactions(by_sql: list[BaseDatabaseWrapper] | None = None) -> list[BaseDatabaseWrapper]:
+    """The connections of the caller that are inside a transaction.
+
+    The connections of a thread in a transaction that was begun by ``BEGIN`` in a cursor, unseen by Django, are added to
+    ``by_sql``. The drivers report it without a statement; for mysqlclient see backends/begin_listener.py.
+    """
     if asyncio._get_running_loop() is not None:
         return _around_task()
     here = _connections
     if here.seen != _latest:
         here.seen = _latest
-        here.known = tuple(connections.all(initialized_only=True))
-        here.mysql = tuple(connection for connection in here.known if connection.vendor == "mysql")
+        present = tuple(connections.all(initialized_only=True))
+        here.known = tuple((connection, _INSIDE.get(connection.vendor, _unknown)) for connection in present)
+        here.mysql = tuple(connection for connection in present if connection.vendor == "mysql")
     found = []
-    for connection in here.known:  # in_transaction(), spelt out: this is asked at every acquire and every release
-        inside = connection.in_atomic_block or (connection.connection is not None and not connection.autocommit)
-        if inside and not connection.closed_in_transaction:
+    for connection, inside in here.known:  # spelt out: this is asked at every acquire and every release
+        raw = connection.connection
+        if (
+            connection.in_atomic_block or (raw is not None and not connection.autocommit)
+        ) and not connection.closed_in_transaction:  # in_transaction()
             found.append(connection)
+        elif by_sql is not None and raw is not None and _reported(inside, connection):
+            by_sql.append(connection)
     return found if testcases_count else _without_testcases(found)
 
 
@@ -113,17 +140,6 @@ def _of_ident(ident: int | None) -> list[BaseDatabaseWrapper]:
     return _without_testcases([connection for connection in found if in_transaction(connection)])
 
 
-def begun_by_sql() -> list[BaseDatabaseWrapper]:
-    """The connections of this thread in a transaction that was begun by ``BEGIN`` in a cursor, unseen by Django.
-
-    The drivers report it without a statement; for mysqlclient see backends/begin_listener.py.
-    """
-    if asyncio._get_running_loop() is not None:
-        return []
-    known = _connections.known
-    return [connection for connection in known if not in_transaction(connection) and driver_inside(connection)]
-
-
 def listen_for_begin(hold: Hold) -> None:
     """Watch for transactions that the driver does not report. Called when a lock was granted."""
     for connection in _connections.mysql:
@@ -132,26 +148,25 @@ def listen_for_begin(hold: Hold) -> None:
 
 def driver_inside(connection: BaseDatabaseWrapper) -> bool:
     """Does the driver report an open transaction? No statement is sent, except to MySQL after one like BEGIN."""
-    raw: Any = connection.connection
+    inside = _INSIDE.get(connection.vendor)
+    return inside is not None and connection.connection is not None and _reported(inside, connection)
+
+
+def _reported(inside: Callable[[Any], object], connection: BaseDatabaseWrapper) -> bool:
     try:
-        if connection.vendor == "sqlite":
-            return raw is not None and raw.in_transaction
-        if connection.vendor == "postgresql":
-            # read at each release: psycopg's info is thirty times slower than its pgconn; psycopg2 has only info
-            return raw is not None and (getattr(raw, "pgconn", None) or raw.info).transaction_status in _PG_INSIDE
-        if connection.vendor == "mysql":
-            return server_inside(connection)
+        return bool(inside(connection))
     except Exception:  # an error of the driver: the connection is closed, so no transaction is open
         return False
-    return False
 
 
 def _around_task() -> list[BaseDatabaseWrapper]:
     """The open transactions around a task: those of the thread that waits for it in ``async_to_sync``.
 
     A task has no connections; its ORM calls run in that thread. This reads two private names of asgiref, which tests
-    pin like those of owner.py.
+    pin like those of owner.py. Most often no thread is in a transaction, and asgiref need not be asked.
     """
+    if not any(map(in_transaction, opened_connections())):
+        return []
     executor = getattr(AsyncToSync.executors, "current", None)
     if executor is not None and not executor._broken:
         return _of_ident(executor._work_thread.ident)

@@ -28,25 +28,38 @@ from .site_key import site_key
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from django_distlock.records import Scope
-
 logger = logging.getLogger("django_distlock.backends")
 
 CACHED_KEYS = 4096
 
 
+class KnownName:
+    """The key of a name, and the claims of an exclusive lock without TTL, which are always the same."""
+
+    __slots__ = ("key", "session_claim", "transaction_claim")
+
+    def __init__(self, key: LockKey) -> None:
+        self.key = key
+        self.session_claim = Claim(key=key)
+        self.transaction_claim = Claim(key=key, scope="transaction")
+
+
 class Entry:
     """One alias: its configuration, its backend, and the keys of the names used lately."""
 
-    __slots__ = ("_claims", "_keys", "backend", "config", "fast")
+    __slots__ = ("_keys", "backend", "config", "fast", "max_held", "names", "plain")
 
     def __init__(self, config: AliasConfig, backend: Backend) -> None:
         self.config = config
         self.backend = backend
+        self.max_held = config.max_held
         self._keys: dict[tuple[str, ...], LockKey] = {}
-        self._claims: dict[tuple[bytes, Scope], Claim] = {}
+        # an acquire reads this directly, see learn()
+        self.names: dict[str, KnownName] = {}
         # does the engine declare a fast path?
         self.fast = type(backend).acquire_fast is not Backend.acquire_fast
+        # are its locks without TTL?
+        self.plain = not backend.supports_ttl
 
     @property
     def ready(self) -> bool:
@@ -63,14 +76,14 @@ class Entry:
             key = self._keys[parts] = derive_key(secret, self.config.alias, *parts)
         return key
 
-    def claim(self, key: LockKey, scope: Scope) -> Claim:
-        """The claim of an exclusive lock without TTL, which is always the same."""
-        claim = self._claims.get((key.digest, scope))
-        if claim is None:
-            if len(self._claims) >= CACHED_KEYS:
-                self._claims.clear()
-            claim = self._claims[key.digest, scope] = Claim(key=key, scope=scope)
-        return claim
+    def learn(self, name: str) -> KnownName | None:
+        """Add ``name`` to the known names. None if the site key is not known yet."""
+        if not self.ready:
+            return None
+        if len(self.names) >= CACHED_KEYS:
+            self.names.clear()
+        known = self.names[name] = KnownName(self.key(name))
+        return known
 
     def known_names(self) -> dict[str, str]:
         """The names that this process used lately, by the keys that the engine lists."""

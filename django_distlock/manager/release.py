@@ -78,7 +78,12 @@ def give_back_fast(hold: Hold) -> bool:
     """Release by the engine's fast path, then let the next one of this process ask. False if that is not possible: the
     caller uses :func:`give_back`."""
     grant = hold.grant
-    if grant is None or not hold.give_fast(grant):
+    if grant is None:
+        return False
+    # like Hold.give(): between the return of the engine's method and the assignment Python does not look for signals
+    hold.giving = True
+    hold.given = given = hold.backend.release_fast(grant)
+    if not given:
         return False
     lock_table.end(hold)
     if signals.lock_released.receivers:

@@ -319,16 +319,20 @@ def unbind(hold: Hold) -> None:
         hold.transactions.clear()
 
 
-def defer(hold: Hold) -> bool:
-    """Keep ``hold``, whose last Lease was released, while a transaction is open. False if none is."""
+def defer(hold: Hold, by_sql: list[BaseDatabaseWrapper] | None = None) -> bool:
+    """Keep ``hold``, whose last Lease was released, while a transaction is open. False if none is.
+
+    ``by_sql``: see :func:`open_transactions`.
+    """
     if hold.abandoned:
         return False
-    if hold.scope == "session":
-        opened = open_transactions()
+    if hold.grant is None or hold.grant.claim.scope == "session":
+        opened = open_transactions(by_sql)
         owner = hold.owner
-        if isinstance(owner, threading.Thread) and owner is not threading.current_thread():
+        if owner is not threading.current_thread() and isinstance(owner, threading.Thread):
             opened = [*opened, *of_thread(owner)]  # released by another thread while its owner may still write
-        bind(hold, opened)
+        if opened:
+            bind(hold, opened)
     if not hold.transactions:
         return False
     lock_table.defer(hold)

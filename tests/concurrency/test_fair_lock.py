@@ -286,3 +286,74 @@ def test_an_interrupted_release_reaches_the_next_waiter() -> None:
             break
         at += 1
     assert at > 5
+
+
+class Sneaky(deque[Any]):
+    """The queue of a lock. Before it is asked whether it is empty, or gets an entry, ``first`` is done, once."""
+
+    def __init__(self, **first: Any) -> None:
+        super().__init__()
+        self.first = first
+
+    def __bool__(self) -> bool:
+        empty = not len(self)
+        self.first.pop("bool", bool)()
+        return not empty
+
+    def append(self, entry: Any) -> None:
+        self.first.pop("append", bool)()
+        super().append(entry)
+
+
+def test_a_waiter_that_comes_between_the_two_looks_of_a_release_is_served(crowd: Crowd) -> None:
+    """The holder sees no queue, then the waiter sees a holder, then the holder leaves."""
+    lock, turn = crowd.turnstile, crowd.turnstile.turn()
+    assert turn.acquire(0)
+    waiters: list[Any] = []
+
+    def wait() -> None:
+        waiters.append(crowd.pool.submit(lock.acquire, PATIENCE))
+        _until(lambda: len(lock._queue))
+
+    lock._queue = Sneaky(bool=wait)
+    turn.release()
+    assert waiters[0].result(PATIENCE)
+    assert not len(lock._queue)
+    assert not lock.try_acquire()
+    lock.release()
+    assert lock.try_acquire()
+
+
+@pytest.mark.parametrize("barging", [False, True])
+def test_a_waiter_whose_holder_leaves_before_it_is_queued_is_served(crowd: Crowd, barging: bool) -> None:
+    """The waiter sees a holder, the holder sees no queue and leaves, and another caller may come in between."""
+    lock, turn = crowd.turnstile, crowd.turnstile.turn()
+    assert turn.acquire(0)
+    others: list[Any] = []
+
+    def leave() -> None:
+        turn.release()
+        if barging:
+            others.append(lock.try_turn())
+
+    lock._queue = Sneaky(append=leave)
+    waiter = crowd.pool.submit(lock.acquire, PATIENCE)
+    if barging:
+        _until(lambda: len(lock._queue))
+        others.pop().release()
+    assert waiter.result(PATIENCE)
+    assert not len(lock._queue)
+    assert not lock.try_acquire()
+
+
+def test_a_waiter_that_an_interrupted_release_has_left_behind_is_found() -> None:
+    """R7: the lock is free, and somebody waits for it. The next caller serves the waiter first."""
+    lock = FairLock()
+    place = parking._Place(turn := lock.turn())
+    lock._queue.append(place)
+    assert not lock.try_acquire()
+    assert place.parker.woken
+    assert lock._settle(place)
+    turn._place = place
+    turn.release()
+    assert lock.try_acquire()

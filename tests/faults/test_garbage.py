@@ -102,7 +102,7 @@ def collect_in_entries() -> Collecting:
 
     kept = Open(locks.open_blocks._open)
     locks.open_blocks._open = kept
-    return Collecting(kept, "get")
+    return Collecting(kept, "pop")  # under the mutex
 
 
 PLACES: dict[str, Callable[[], Collecting]] = {

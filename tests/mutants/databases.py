@@ -104,9 +104,8 @@ DATABASES = (
         "sessions: all locks of a process on one session, however many",
         "R23",
         f"{SESSIONS}/pool.py",
-        "            if len(session.held) < LOCKS_PER_SESSION:\n"
-        "                return session\n            self.retire(session)",
-        "            return session",
+        "if session is None or session.dead is not None or len(session.held) >= LOCKS_PER_SESSION:",
+        "if session is None or session.dead is not None:",
         ("tests/backends/sessions/test_sessions.py", "tests/conformance/test_limits.py"),
         "postgres or mysql",
     ),

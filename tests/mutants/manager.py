@@ -45,8 +45,8 @@ MANAGER = (
         "re-entry is not counted: the first release frees the lock",
         "R2",
         TABLE,
-        "            hold.leases.discard(lease)\n            if hold.leases or hold.state is not State.HELD:\n",
-        "            hold.leases.discard(lease)\n            if hold.state is not State.HELD:\n",
+        "            hold.leases.discard(lease)\n            if hold.leases or hold.state is not _HELD:\n",
+        "            hold.leases.discard(lease)\n            if hold.state is not _HELD:\n",
         (REENTRY,),
         FAST,
     ),
@@ -275,9 +275,8 @@ MANAGER = (
         "a release inside a transaction that was begun by SQL is not refused",
         "R11",
         "manager/open_transactions.py",
-        "    return [connection for connection in known if not in_transaction(connection)"
-        " and driver_inside(connection)]\n",
-        "    return []\n",
+        "            by_sql.append(connection)\n",
+        "            pass\n",
         (f"{INSIDE}/test_corners.py",),
     ),
     Mutant(

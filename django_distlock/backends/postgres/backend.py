@@ -74,7 +74,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         if claim.scope == "transaction":  # Django's connections are not for tasks
             claim = replace(claim, scope="session")
-        return await super().atry_acquire(claim, wait)
+        return await arun(self._acquire(claim, wait))
 
     def release(self, grant: Grant) -> bool:
         # the end of its transaction frees it

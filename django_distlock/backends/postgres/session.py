@@ -108,7 +108,8 @@ class PostgresSession(Session):
         ``undo`` is the statement that takes back a grant whose reply comes after the caller gave up waiting. Raises
         SessionDead, ServerError, StatementTimeout.
         """
-        yield from self.settle(until)
+        if self.orphaned_at is not None:
+            yield from self.settle(until)
         try:
             if statement in self._prepared:
                 self.conn.send_query_prepared(statement, (value,) if value else None)
@@ -138,7 +139,8 @@ class PostgresSession(Session):
     def query(self, sql: bytes, until: float) -> Flow[list[list[str | None]]]:
         """Run any statement without parameters, also after settings; all rows, as text. Bytes that are no UTF-8 are
         replaced: a role may have got its name in a database with another encoding."""
-        yield from self.settle(until)
+        if self.orphaned_at is not None:
+            yield from self.settle(until)
         try:
             self.conn.send_query(sql)
         except OperationalError as error:

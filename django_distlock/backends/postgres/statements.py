@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from django.db.backends import utils
 from django.db.backends.postgresql import base
@@ -34,6 +34,8 @@ _ACTIVE = pq.TransactionStatus.ACTIVE
 _IDLE = pq.TransactionStatus.IDLE
 _ROWS = pq.ExecStatus.TUPLES_OK
 _DONE = (_ROWS, pq.ExecStatus.COMMAND_OK)
+# An isolation level, and "t" or true if the lock was granted.
+Row: TypeAlias = tuple[str, str | bool]
 # The classes of cursors that Django gives its connections, with and without server-side binding.
 _CURSORS: tuple[Any, ...] = (base.Cursor, base.ServerBindingCursor)
 
@@ -44,18 +46,19 @@ def nobody_looks(connection: Any) -> bool:
     Django's query log and its wrappers of statements would see one, and so would programs that trace statements: they
     replace a method of Django, the class of the cursors or that of the connection.
     """
-    raw = connection.connection
-    wrappers = connection.execute_wrappers
+    raw, kind = connection.connection, type(connection)
+    for wrapper in connection.execute_wrappers:
+        if getattr(wrapper, "_distlock", None) is not True:
+            return False
+    if type(raw) is not Connection or connection.needs_rollback or connection.queries_logged:
+        return False
+    pgconn = raw.pgconn
     return not (
-        connection.queries_logged
-        or connection.needs_rollback
-        or (wrappers and any(getattr(wrapper, "_distlock", None) is not True for wrapper in wrappers))
-        or type(raw) is not Connection
+        pgconn.transaction_status == _ACTIVE  # an interrupt has left the statement before
+        or pgconn.pipeline_status
         or raw.cursor_factory not in _CURSORS
-        or raw.pgconn.pipeline_status
-        or raw.pgconn.transaction_status == _ACTIVE  # an interrupt has left the statement before
-        or getattr(connection.cursor, "__func__", None) is not type(connection).cursor
-        or type(connection).create_cursor is not DatabaseWrapper.create_cursor
+        or getattr(connection.cursor, "__func__", None) is not kind.cursor
+        or kind.create_cursor is not DatabaseWrapper.create_cursor
         or CursorWrapper.execute.__code__.co_filename != utils.__file__
     )
 
@@ -65,9 +68,9 @@ def begun(connection: Any) -> bool:
     return bool(connection.autocommit or connection.connection.pgconn.transaction_status != _IDLE)
 
 
-def directly(connection: Any, statement: bytes, bounded: Bounded) -> str | None:
-    """The first value that ``statement`` returns, as text. Sent without a cursor, and with BEGIN in the same packet if
-    the transaction has not begun.
+def directly(connection: Any, statement: bytes, bounded: Bounded) -> Row:
+    """The row that ``statement`` returns, two texts. Sent without a cursor, and with BEGIN in the same packet if the
+    transaction has not begun.
 
     The rest is as with a cursor: psycopg waits for the reply, an interrupt cancels the statement, and an error aborts
     the transaction.
@@ -76,7 +79,7 @@ def directly(connection: Any, statement: bytes, bounded: Bounded) -> str | None:
     pgconn = raw.pgconn
     try:
         with raw.lock:
-            if not begun(connection):
+            if not connection.autocommit and pgconn.transaction_status == _IDLE:  # not begun()
                 statement = b"%s;%s" % (raw._get_tx_start_command(), statement)
             try:
                 pgconn.send_query(statement)
@@ -95,12 +98,11 @@ def directly(connection: Any, statement: bytes, bounded: Bounded) -> str | None:
             raise
     for result in results:
         if result.status == _ROWS:
-            value = result.get_value(0, 0)
-            return None if value is None else value.decode()
-    return None
+            return (result.get_value(0, 0) or b"").decode(), (result.get_value(0, 1) or b"").decode()
+    return "", ""
 
 
-def by_cursor(connection: Any, statement: bytes, bounded: Bounded) -> str | None:
+def by_cursor(connection: Any, statement: bytes, bounded: Bounded) -> Row:
     """The same with a cursor, for those that look."""
     raw = connection.connection
     threshold, raw.prepare_threshold = raw.prepare_threshold, None  # several statements cannot be prepared as one
@@ -109,7 +111,7 @@ def by_cursor(connection: Any, statement: bytes, bounded: Bounded) -> str | None
             cursor.execute(statement.decode())
             while cursor.description is None and cursor.nextset():
                 pass
-            return None if cursor.description is None else cursor.fetchone()[0]
+            return ("", "") if cursor.description is None else cursor.fetchone()
     finally:
         if not raw.closed:
             raw.prepare_threshold = threshold
@@ -142,9 +144,25 @@ class Bounded:
             self._raw.__dict__.pop("wait", None)
 
     def results(self, pgconn: Any) -> Any:
-        """The results of the statement that was sent."""
-        self._generator = execute(pgconn)
-        return wait(cast("Any", self), pgconn.socket, interval=INTERVAL)
+        """The results of the statement that was sent: what psycopg's own generator does, without its turns."""
+        if pgconn.flush():  # the server does not read all of it at once
+            self._generator = execute(pgconn)
+            return wait(cast("Any", self), pgconn.socket, interval=INTERVAL)
+        fd: int = pgconn.socket
+        results: list[Any] = []
+        while True:
+            if pgconn.is_busy():
+                if not READY.poll(fd, False, self.until):
+                    self._insist(fd, False)
+                pgconn.consume_input()
+                continue
+            while (notify := pgconn.notifies()) is not None:
+                if pgconn.notify_handler:
+                    pgconn.notify_handler(notify)
+            result = pgconn.get_result()
+            if result is None:
+                return results
+            results.append(result)
 
     def wait(self, generator: Any, *args: Any, **options: Any) -> Any:
         self._generator = generator

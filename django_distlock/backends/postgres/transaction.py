@@ -27,7 +27,7 @@ from django_distlock.concurrency.deadline import LEAST_PATIENCE
 from django_distlock.concurrency.flow import Flow, run
 from django_distlock.concurrency.parking import FairLock
 from django_distlock.exceptions import BackendUnavailable, DeadlockDetected
-from django_distlock.records import Claim, Grant
+from django_distlock.records import Claim, Grant, grant_of
 
 from .connect import connect
 from .introspection import MINE
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     from django_distlock.backends.sessions.backend import BusyKeys
     from django_distlock.keys import LockKey
 
-    Ask = Callable[[Any, bytes, Bounded], str | None]
+    from .statements import Row
+
+    Ask = Callable[[Any, bytes, Bounded], Row]
 
 logger = logging.getLogger("django_distlock.backends")
 
@@ -52,8 +54,8 @@ PROVE_AGAIN = 60.0
 # because a moment without a processor must not cost the caller's transaction; seconds.
 RETREAT = 0.25
 
-# Both return the isolation level of the transaction with the lock.
-TRY = b"SELECT CASE WHEN pg_try_advisory_xact_lock%s(%s) THEN current_setting('transaction_isolation') END"
+# Both return the isolation level of the transaction as well.
+TRY = b"SELECT current_setting('transaction_isolation'), pg_try_advisory_xact_lock%s(%s)"
 # The caller's lock_timeout is the text before a text of no length, for which ours is set and the lock waited for. So
 # the server reads it before it sets ours, and sets it again when it has the lock. As one statement this costs the
 # server half of what four cost.
@@ -63,6 +65,8 @@ WAIT = b"""SELECT current_setting('transaction_isolation'), set_config('lock_tim
 # several statements at once.
 BEHIND_SAVEPOINT = b"SAVEPOINT distlock_wait; %s; RELEASE SAVEPOINT distlock_wait"
 TO_SAVEPOINT = b"ROLLBACK TO SAVEPOINT distlock_wait; RELEASE SAVEPOINT distlock_wait"
+# As text, and as psycopg's cursor returns it.
+_GRANTED = ("t", True)
 _INSIDE, _FAILED = pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR
 
 
@@ -115,7 +119,9 @@ class TransactionLocks:
             isolation = None
             shared, number = b"_shared" if claim.shared else b"", claim.key.number_bytes
             if wait <= 0 or not (self._busy.until and self._busy.lately(claim.key.digest, asked)):
-                isolation = ask(connection, TRY % (shared, number), bounded)
+                level, granted = ask(connection, TRY % (shared, number), bounded)
+                if granted in _GRANTED:
+                    isolation = level
                 if isolation is None:
                     self._proven = True  # the server has just kept this one out
                     self._busy.add(claim.key.digest, asked)
@@ -137,7 +143,7 @@ class TransactionLocks:
             raise unavailable(self.alias, error) from error
         if isolation is None:
             return None
-        return Grant(claim=claim, acquired_at=asked, session=TransactionSession(connection, isolation))
+        return grant_of((claim, asked, None, None, TransactionSession(connection, isolation)))
 
     @staticmethod
     def _wait(connection: Any, ask: Ask, statement: bytes, bounded: Bounded) -> str | None:
@@ -148,7 +154,7 @@ class TransactionLocks:
         # what makes a cursor may send statements before ours, which must not be undone
         alone = ask is directly and not begun(connection)
         try:
-            return ask(connection, statement if alone else BEHIND_SAVEPOINT % statement, bounded)
+            return ask(connection, statement if alone else BEHIND_SAVEPOINT % statement, bounded)[0]
         except BaseException as error:  # KeyboardInterrupt too: the driver cancels the statement
             code = getattr(error.__cause__, "sqlstate", None)
             if pgconn.transaction_status == _FAILED or (alone and pgconn.transaction_status == _INSIDE):

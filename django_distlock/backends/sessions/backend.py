@@ -20,7 +20,7 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import LEAST_PATIENCE
 from django_distlock.concurrency.flow import Flow, Step, arun, finished, run
 from django_distlock.exceptions import BackendUnavailable
-from django_distlock.records import Grant
+from django_distlock.records import Grant, grant_of
 from django_distlock.validation import count
 
 from . import exclusion
@@ -60,6 +60,8 @@ SILENCE = 0.25
 CANCEL_AGAIN = 0.1
 # Pause between attempts when every wait session is taken.
 PAUSE = 0.01
+# The watchdog alone ends a blocking call, which would be too late for a caller that waits no longer than this; seconds.
+FAST_WAIT = STATEMENT_LIMIT + 2 * TICK
 # The default ports of poolers: pgbouncer, Odyssey and PgCat, Supabase in transaction mode; ProxySQL.
 POOLER_PORTS = {"postgresql": {"6432", "6543"}, "mysql": {"6033"}}
 # Neon, Supabase, and the proxies of Amazon RDS, by the names that they give their poolers.
@@ -155,50 +157,59 @@ class SessionLockBackend(Backend, Generic[S]):
     # acquiring
 
     def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
-        asked = monotonic()
-        busy = bool(self._busy.until) and self._busy.lately(claim.key.digest, asked)
-        if not busy and wait <= STATEMENT_LIMIT + 2 * TICK:
-            return None  # the watchdog, which alone ends a blocking call, would come too late for the deadline
-        ready = self.sessions.ready_to_wait() if busy else self._ready()
+        key, shared, asked = claim.key, claim.shared, monotonic()
+        if self._busy.until and self._busy.lately(key.digest, asked):
+            return self._wait_fast(claim, wait, asked)
+        session = self.sessions.open_shared
+        if session is None or wait <= FAST_WAIT or session.dead is not None:
+            return None
+        turn = session.mutex.try_turn()
+        if turn is None:
+            return None
+        try:
+            try:
+                held = session.held
+                free = session.dead is None and session.orphaned_at is None and len(held) < LOCKS_PER_SESSION
+                if free and session.lock_fast(key, shared):
+                    held[key.digest] = held.get(key.digest, 0) + 1
+                    return grant_of((claim, asked, None, None, session))
+            except (SessionDead, ServerError, StatementTimeout):
+                pass  # _acquire asks again, and handles these
+            except BaseException:
+                run(self._undo_try(session, claim))
+                raise
+            finally:
+                turn.release()
+        except BaseException:
+            turn.release()  # again: see locked()
+            raise
+        return None
+
+    def _wait_fast(self, claim: Claim, wait: float, asked: float) -> Grant | None:
+        """:meth:`acquire_fast` for a key that was busy lately: wait for it at once, on a session of its own."""
+        ready = self.sessions.ready_to_wait()
         if ready is None:
             return None
         session, turn = ready
         grant: Grant | None = None
         try:
             try:
-                if busy:
-                    taken = session.wait_fast(claim.key, claim.shared, asked + wait)
-                else:
-                    taken = session.lock_fast(claim.key, claim.shared)
-                if taken:
+                if session.wait_fast(claim.key, claim.shared, asked + wait):
                     session.held[claim.key.digest] += 1
-                    grant = Grant(claim=claim, acquired_at=asked, session=session)
+                    grant = grant_of((claim, asked, None, None, session))
                 return grant
             except (SessionDead, ServerError, StatementTimeout):
                 return None  # _acquire asks again, and handles these
             except BaseException:
-                run(self._stop_waiting(session) if busy else self._undo_try(session, claim))
+                run(self._stop_waiting(session))
                 raise
             finally:
                 turn.release()
-                if busy and grant is None:
+                if grant is None:
                     self.sessions.give_back(session)
         except BaseException:
             turn.release()  # again: see locked()
             raise
-
-    def _ready(self) -> tuple[S, Turn] | None:
-        """The shared session, and the turn that has its mutex, if it is open and free."""
-        session = self.sessions.open_shared
-        if session is None or session.dead is not None:
-            return None
-        turn = session.mutex.turn()
-        if not turn.try_acquire():
-            return None
-        if session.dead is None and session.orphaned_at is None and len(session.held) < LOCKS_PER_SESSION:
-            return session, turn
-        turn.release()
-        return None
 
     def stray(self, claim: Claim, known: Sequence[Grant]) -> Grant | None:
         digest = claim.key.digest
@@ -243,7 +254,7 @@ class SessionLockBackend(Backend, Generic[S]):
         while True:
             attempts -= 1
             proven_at = self._proven_at
-            session = yield from self.sessions.shared(until)
+            session = self.sessions.usable() or (yield from self.sessions.shared(until))
             if self._proven_at != proven_at:  # the proof may have taken the caller's time
                 until = max(until, monotonic() + LEAST_PATIENCE)
             try:
@@ -344,18 +355,21 @@ class SessionLockBackend(Backend, Generic[S]):
     # releasing
 
     def release_fast(self, grant: Grant) -> bool:
+        claim = grant.claim
         session: S = grant.session
-        turn = session.mutex.turn()
-        if session.dead is not None or session.orphaned_at is not None or not turn.try_acquire():
+        if session.dead is not None or session.orphaned_at is not None:
+            return False
+        turn = session.mutex.try_turn()
+        if turn is None:
             return False
         freed = False
         try:
-            freed = session.unlock_fast(grant.claim.key, grant.claim.shared)
+            freed = session.unlock_fast(claim.key, claim.shared)
         except (SessionDead, ServerError):
             return False  # _release asks again, and handles these
         finally:
             if freed:
-                self._count_release(session, grant.claim.key)
+                self._count_release(session, claim.key.digest)
             turn.release()
         if (session.waits or session.retired) and not session.held:
             self.sessions.give_back(session)
@@ -372,8 +386,8 @@ class SessionLockBackend(Backend, Generic[S]):
         return self.release(grant)
 
     async def arelease(self, grant: Grant) -> bool:
-        turn = grant.session.mutex.turn()
-        if turn.try_acquire():
+        turn = grant.session.mutex.try_turn()
+        if turn is not None:
             if grant.session.orphaned_at is None:
                 return await arun(self._release(grant, turn))  # sent at once: cancelled, it is a release
             turn.release()
@@ -405,17 +419,18 @@ class SessionLockBackend(Backend, Generic[S]):
             session.kill("a release failed")
             raise unavailable(self.alias, error) from error
         finally:
-            self._count_release(session, key)
+            self._count_release(session, key.digest)
             turn.release()
             if (session.waits or session.retired) and not session.held:
                 self.sessions.give_back(session)
 
-    def _count_release(self, session: S, key: LockKey) -> None:
-        session.used_at = monotonic()
-        if session.held.get(key.digest, 0) > 1:
-            session.held[key.digest] -= 1
+    def _count_release(self, session: S, digest: bytes) -> None:
+        session.used_at = session.replied_at
+        held = session.held
+        if held.get(digest, 0) > 1:
+            held[digest] -= 1
         else:
-            session.held.pop(key.digest, None)
+            held.pop(digest, None)
 
     def _release_in_thread(self, grant: Grant) -> None:
         with contextlib.suppress(BackendUnavailable):  # its session is dead then, and the lock free

@@ -57,8 +57,10 @@ class Sessions(Generic[S]):
             if not self._idle:
                 return None
             session = self._idle[-1]
-            turn = session.mutex.turn()
-            if session.dead is not None or session.orphaned_at is not None or not turn.try_acquire():
+            if session.dead is not None or session.orphaned_at is not None:
+                return None
+            turn = session.mutex.try_turn()
+            if turn is None:
                 return None
             self._idle.pop()
             self._lend(session)
@@ -68,13 +70,21 @@ class Sessions(Generic[S]):
         session.used_at = monotonic()
         self._lent.add(session)
 
+    def usable(self) -> S | None:
+        """The shared session, if it is open and takes more locks."""
+        session = self.open_shared
+        if session is None or session.dead is not None or len(session.held) >= LOCKS_PER_SESSION:
+            return None
+        return session
+
     def shared(self, until: float) -> Flow[S]:
         """The shared session, opened if need be. StatementTimeout if the deadline passes first."""
-        session = self.open_shared
-        if session is not None and session.dead is None:
-            if len(session.held) < LOCKS_PER_SESSION:
-                return session
-            self.retire(session)
+        full = self.open_shared
+        session = self.usable()
+        if session is not None:
+            return session
+        if full is not None and full.dead is None:
+            self.retire(full)
         return (yield from locked(self._opening, until - monotonic(), self._open_shared(until)))
 
     def _open_shared(self, until: float) -> Flow[S]:
@@ -162,8 +172,8 @@ class Sessions(Generic[S]):
         with self._mutex:
             closing = list(self._closing)
         for session in closing:
-            turn = session.mutex.turn()
-            if turn.try_acquire():
+            turn = session.mutex.try_turn()
+            if turn is not None:
                 try:
                     session.close()
                 finally:
@@ -207,8 +217,8 @@ class Sessions(Generic[S]):
         return now + TICK if self.all() else None
 
     def _close_idle(self, session: S) -> None:
-        turn = session.mutex.turn()
-        if not turn.try_acquire():
+        turn = session.mutex.try_turn()
+        if turn is None:
             return
         try:
             with self._mutex:

@@ -62,7 +62,7 @@ def locked(mutex: FairLock, timeout: float, work: Flow[T]) -> Flow[T]:
     turn = mutex.turn()
     try:
         try:
-            if not (yield Step(turn.acquire, turn.aacquire, (max(0.0, timeout),))):
+            if not (turn.try_acquire() or (yield Step(turn.acquire, turn.aacquire, (max(0.0, timeout),)))):
                 raise StatementTimeout
             return (yield from work)
         finally:
@@ -197,8 +197,8 @@ class Session(ABC):
 
     def notice_end(self) -> None:
         """Notice that the server has hung up, unless a statement runs."""
-        turn = self.mutex.turn()
-        if self.dead is None and turn.try_acquire():
+        turn = self.mutex.try_turn() if self.dead is None else None
+        if turn is not None:
             try:
                 self._notice_end()
             finally:

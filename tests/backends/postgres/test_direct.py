@@ -55,8 +55,8 @@ def connection() -> Iterator[Any]:
     made.close()
 
 
-def directly(connection: Any, statement: str) -> str | None:
-    return statements.directly(connection, statement.encode(), Bounded(connection.connection, monotonic() + 60))
+def directly(connection: Any, statement: str) -> str:
+    return statements.directly(connection, statement.encode(), Bounded(connection.connection, monotonic() + 60))[0]
 
 
 def status(connection: Any) -> TransactionStatus:
