@@ -10,14 +10,13 @@ from django_distlock import conf, keys, validation
 from django_distlock.backends.cleanup import UNDO_WINDOW
 from django_distlock.backends.leasetable import backend
 from django_distlock.backends.leasetable.records import GRACE, KEPT
-from django_distlock.backends.mysql import backend as mysql
 from django_distlock.backends.redis import backend as redis
 from django_distlock.backends.redis import connection
 from django_distlock.backends.redis.commands import LATE
 from django_distlock.backends.sessions import backend as session_backend
 from django_distlock.backends.sessions import pool as sessions
 from django_distlock.backends.sessions import session
-from django_distlock.manager import keepalive
+from django_distlock.manager import keepalive, registry
 from django_distlock.middleware import LockBusyMiddleware
 from django_distlock.operations import otel, recorder
 from tests.docs.pages import PAGES
@@ -39,7 +38,7 @@ CLAIMS = [
     ("backends/mysql", f"up to {LOCKS} of them"),
     ("backends/mysql", f"heartbeat after {session.HEARTBEAT:g} s of silence"),
     ("backends/mysql", f"at most {keys.MAX_TEXT_LENGTH} lower-case"),
-    ("backends/mysql", f"at most {mysql.KNOWN_NAMES:,}"),
+    ("backends/mysql", f"at most {registry.CACHED_KEYS:,}"),
     ("backends/leasetable", f"closed after {backend.IDLE:g} s without a statement"),
     ("backends/leasetable", f"no sign of life for {GRACE:g} s is passed over"),
     ("backends/leasetable", f"ended more than {KEPT / 3600:g} hours ago"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from django_distlock.backends.base import Backend
 from django_distlock.concurrency.deadline import PAUSE, Deadline, backoff
 from django_distlock.concurrency.flow import run
 from django_distlock.keys import LockKey
@@ -52,7 +53,8 @@ class Engine:
     """A backend whose answers are given, and whose pauses move the clock."""
 
     queues_waiters = True
-    atry_acquire = arelease = awithdraw = None  # every flow is run in this thread
+    wait = Backend.wait
+    atry_acquire = arelease = awithdraw = await_ = None  # every flow is run in this thread
 
     def __init__(self, clock: Clock, answers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = clock

@@ -116,7 +116,8 @@ def test_r5_polls_that_are_all_late_do_not_end_it_but_not_for_ever(
 
 
 def test_r5_a_crowd_at_a_server_that_hangs_is_in_time() -> None:
-    """Fifty threads, each with a silent connection and the same deadline: each ends its own."""
+    """Fifty threads, each with a silent connection and the same deadline: each ends its own, within R5's 50 ms. They
+    wait for each other in the interpreter, which is no wait for a processor."""
     deadline = monotonic() + 0.4
 
     def call(_: int) -> tuple[bool, float]:
@@ -130,7 +131,7 @@ def test_r5_a_crowd_at_a_server_that_hangs_is_in_time() -> None:
     with ThreadPoolExecutor(50) as pool:
         results = list(pool.map(call, range(50)))
     assert all(ended for ended, _ in results)
-    within(max(late for _, late in results), IN_TIME, least=SILENT, what="the last of the crowd")
+    within(max(late for _, late in results), 0.05, least=SILENT, what="the last of the crowd")
 
 
 def test_r5_a_server_that_answers_meanwhile_is_left_alone(ends: tuple[Connection, socket.socket], clock: Clock) -> None:
