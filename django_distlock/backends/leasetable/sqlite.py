@@ -268,7 +268,8 @@ class LeaseFile:
                 )
             if version < VERSION:
                 self._create(cursor)
-            elif len(cursor.execute(HAS_ADDED).fetchall()) < len(ADDED):
+            # also after _create(), which does nothing if a process with an older version was faster
+            if len(cursor.execute(HAS_ADDED).fetchall()) < len(ADDED):
                 self._add_columns(cursor)
         except BaseException:
             connection.close()
