@@ -339,8 +339,16 @@ LEASES = (
         "ZooKeeper: the end of a waiter is taken for the release of the holder",
         "R1",
         f"{ZOOKEEPER}/queue.py",
-        "woken and watch.changed and behind",
-        "woken and behind",
+        "is_exclusive(behind) and (yield from watch.marked(until))",
+        "is_exclusive(behind)",
+        ("tests/backends/zookeeper/test_hand_over.py",),
+    ),
+    Mutant(
+        "ZooKeeper: what another program writes to a node is taken for the release of its holder",
+        "R1",
+        f"{ZOOKEEPER}/session.py",
+        "        return self.released\n",
+        "        return self._changed_at is not None\n",
         ("tests/backends/zookeeper/test_hand_over.py",),
     ),
     Mutant(

@@ -128,12 +128,15 @@ class Contender:
                 waits = place is not None and turn(nodes, place) == (False, None)
             else:
                 # not exists(), which leaves a watch behind for a node that will never exist again
-                (node,) = yield from session.ask(until, lambda kazoo: kazoo.get_async(path, watch=watch))
-                there = node is not None
-                waits = there and not (self._limit and node[1].version)  # else it was granted already
+                requests = [lambda kazoo: kazoo.get_async(path, watch=watch)]
+                if is_exclusive(behind):  # its release may be marked
+                    requests.append(lambda kazoo: kazoo.get_children_async(path, watch=watch))
+                answers = yield from session.ask(until, *requests)
+                there = None not in answers
+                waits = there and not (self._limit and answers[0][1].version)  # else it was granted already
             if waits:
-                woken = yield Step(parker.park, parker.apark, (until - monotonic(),))
-                return bool(woken and watch.changed and behind is not None and is_exclusive(behind))
+                yield Step(parker.park, parker.apark, (until - monotonic(),))
+                return behind is not None and is_exclusive(behind) and (yield from watch.marked(until))
             if not there:
                 watch.forget()
         except NoAnswer:

@@ -62,6 +62,8 @@ CLOSE_TIMEOUT = 0.5
 MIN_ANSWER_TIMEOUT = 1.0
 # kazoo waits this long after it has tried all hosts in vain, growing up to the second number; seconds.
 RETRY_DELAY, MAX_RETRY_DELAY = 0.02, 0.5
+# The two events of a marked release come one directly behind the other; this far apart on a busy machine; seconds.
+MARK_TIMEOUT = 0.02
 # The flags of ZooKeeper's kinds of nodes.
 EPHEMERAL, SEQUENCE, CONTAINER = 1, 2, 4
 
@@ -122,8 +124,9 @@ class NodeWatch(Waiters):
     def __init__(self, path: str, watches: dict[str, NodeWatch]) -> None:
         super().__init__()
         self._path, self._watches = path, watches
-        # whether the node was changed and not deleted
-        self.changed = False
+        self._changed_at: float | None = None
+        # whether the node was deleted directly behind a change
+        self.released = False
 
     def forget(self) -> None:
         """Drop the watch, which kazoo will not call again."""
@@ -131,8 +134,25 @@ class NodeWatch(Waiters):
 
     def __call__(self, event: Any) -> None:
         self.forget()
-        self.changed = event.type == EventType.CHANGED
+        if event.type == EventType.CHANGED:
+            self._changed_at = monotonic()
+        elif event.type == EventType.DELETED and self._changed_at is not None:
+            self.released = monotonic() - self._changed_at < MARK_TIMEOUT
         self.wake_all()
+
+    def marked(self, until: float) -> Flow[bool]:
+        """After a change: wait for the deletion directly behind it. True if this was a marked release.
+
+        A program that writes to the node changes it too. The wait ends at the monotonic time ``until`` at the latest.
+        """
+        parker = Parker()
+        self.add(parker)
+        try:
+            if self._changed_at is not None and not self.released:
+                yield Step(parker.park, parker.apark, (min(MARK_TIMEOUT, until - monotonic()),))
+        finally:
+            self.remove(parker)
+        return self.released
 
 
 class ZooKeeperSession:
@@ -428,7 +448,9 @@ class ZooKeeperSession:
     def release_node(self, path: str) -> Any:
         """Delete the node of a held lock, so that its watchers know that it was held. Returns kazoo's kind of result.
 
-        Both operations are done at once. A watcher is notified of the first one only: "changed" and not "deleted".
+        Both operations are done at once. The first one uses up a watch for the data, the second one a watch for the
+        children: who has both is told "changed" and directly behind it "deleted", and after a mere deletion, which the
+        server reports to each client once, only "deleted".
         """
         path = self.kazoo.chroot + path
         return self._call(Transaction((SetData(path, b"", -1), Delete(path, -1))))

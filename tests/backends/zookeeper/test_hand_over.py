@@ -6,10 +6,11 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
 from kazoo.security import make_acl
 
 from django_distlock import LockLost, advisory_lock
-from django_distlock.backends.zookeeper import queue
+from django_distlock.backends.zookeeper import queue, session
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
@@ -35,6 +36,7 @@ def server() -> Iterator[Any]:
 def _every_release_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is."""
     monkeypatch.setattr(queue, "TRUST", 60.0)
+    monkeypatch.setattr(session, "MARK_TIMEOUT", 0.5)
 
 
 class Waiter:
@@ -97,8 +99,8 @@ def waited(server: Any, name: str, **options: Any) -> Waiter:
     return waiter
 
 
-def test_four_requests_for_a_hand_over(name: str, server: Any, settings: Any) -> None:
-    """To create the node, to read the queue, to watch the holder, to release: the next one need not ask again."""
+def test_one_request_from_holder_to_holder(name: str, server: Any, settings: Any) -> None:
+    """The marked release: the next one, which has read the queue and watches the holder, need not ask again."""
     use(settings, session_timeout=30)
     holder = waited(server, name)
     cost = 0
@@ -236,3 +238,37 @@ def test_r1_a_node_that_another_program_writes_to_is_not_released(name: str, ser
     server.set(ahead, b"a note")
     waiter._thread.join(10)
     assert not waiter.granted, "two holders"
+
+
+def test_r1_the_end_of_a_waiter_whose_node_was_written_to_lets_nobody_in(name: str, server: Any) -> None:
+    holder = waited(server, name)
+    ahead = stand_in(server, name)
+    waiter = Waiter(server, name)
+    old = waiter.backend._session._watches[ahead]
+    server.set(ahead, b"a note")
+    eventually(
+        lambda: waiter.watches(ahead) and waiter.backend._session._watches[ahead] is not old, "it does not look again"
+    )
+    server.delete(ahead)
+    eventually(lambda: waiter.watches(holder.path), "it does not wait for the holder")
+    assert not waiter.granted
+    assert holder.release()
+    assert waiter.release()
+
+
+def test_a_deletion_long_after_a_change_is_no_marked_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of the waiter may have slept between the two."""
+    for longest, released in [(60.0, True), (0.0, False)]:
+        monkeypatch.setattr(session, "MARK_TIMEOUT", longest)
+        watch = session.NodeWatch("/ahead", {})
+        for event in (EventType.CHANGED, EventType.DELETED):
+            watch(WatchedEvent(event, KeeperState.CONNECTED, "/ahead"))
+        assert watch.released is released
+
+
+def test_r1_a_connection_that_breaks_between_the_two_events_lets_nobody_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MARK_TIMEOUT", 60.0)
+    watch = session.NodeWatch("/ahead", {})
+    for event in (EventType.CHANGED, EventType.NONE):
+        watch(WatchedEvent(event, KeeperState.CONNECTING, "/ahead"))
+    assert not watch.released
