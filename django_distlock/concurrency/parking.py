@@ -185,17 +185,15 @@ class FairLock:
             turn._place = place = _Place(turn)
             self._queue.append(place)
             if not self._held:  # released in between, by a holder that saw no queue
-                self._serve()
+                self._serve(None)
             return place
 
     def _settle(self, place: _Place) -> bool:
         """The wait is over: True if ``place`` is the holder's, else it leaves the queue."""
         with self._guard:
-            if self._held.get(HOLDER) is place:
-                return True
-            if place in self._queue:
+            if place in self._queue:  # the holder's too, if an interrupt came before it was woken
                 self._queue.remove(place)
-            return False
+            return self._held.get(HOLDER) is place
 
     def _mended(self) -> bool:
         """Finish a release that was interrupted, if there is one. True if the lock is free after that."""
@@ -216,11 +214,11 @@ class FairLock:
                 self._queue.remove(place)  # type: ignore[arg-type]
             holder = self._held.get(HOLDER)
             if holder is None or holder is place or (self._queue and self._queue[0] is holder):
-                self._serve()
+                self._serve(holder)
 
-    def _serve(self) -> None:
-        """The holder has given it up, or there is none: the first waiter that still waits gets it."""
-        if not self._held and not (self._queue and self._held.setdefault(HOLDER, self._queue[0]) is self._queue[0]):
+    def _serve(self, holder: object) -> None:
+        """``holder`` has given it up, or there was none: the first waiter that still waits gets it."""
+        if holder is None and not (self._queue and self._held.setdefault(HOLDER, self._queue[0]) is self._queue[0]):
             return  # a caller that came in between releases it to the queue
         while self._queue:
             self._held[HOLDER] = first = self._queue[0]

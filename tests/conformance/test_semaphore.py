@@ -41,11 +41,11 @@ def test_the_slots_are_not_the_lock_of_that_name(me: Actor, using: str, name: st
 
 def test_it_is_not_reentrant(me: Actor, using: str, name: str) -> None:
     """Each acquire takes a slot of its own."""
-    pool = semaphore(name, 1, using=using, timeout=0.02)
+    pool = semaphore(name, 1, using=using)
     lease = me.acquire(pool)
     assert me.try_acquire(pool) is None
     with pytest.raises(LockTimeout):
-        me.acquire(pool)
+        me.acquire(pool, timeout=0.1)
     me.release(lease)
 
 
@@ -86,7 +86,7 @@ def test_r8_another_holder_may_open_the_circle(face: Face, using: str, name: str
     if registry.entry(using).backend.supports_semaphore:
         eventually(lambda: waiting_here(name) == 1, "the waiter did not arrive")
     with pytest.raises(LockTimeout):
-        second.acquire(lock, timeout=0.02)
+        second.acquire(lock, timeout=0.1)
     third.release(other_seat)
     for lease in (waiting.result(PATIENCE), held):
         first.release(lease)

@@ -120,13 +120,13 @@ def test_r5_the_timeout_of_the_call_goes_before_the_lock_s(me: Actor, rival: Any
     patient = advisory_lock(name, using=using, timeout=60)
     assert me.try_acquire(patient) is None
     with pytest.raises(LockTimeout):
-        me.acquire(patient, timeout=0.01)
-    impatient = advisory_lock(name, using=using, timeout=0.01)
-    with pytest.raises(LockTimeout, match=r"after 0\.01 s"):
+        me.acquire(patient, timeout=0.1)
+    impatient = advisory_lock(name, using=using, timeout=0.1)
+    with pytest.raises(LockTimeout, match=r"after 0\.1 s"):
         me.acquire(impatient)
     with pytest.raises(LockTimeout):
         me.enter(impatient)
-    assert me.try_acquire(patient, timeout=0.01) is None
+    assert me.try_acquire(patient, timeout=0.1) is None
     rival.release(held)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,14 @@ def files_entered(call: Callable[[], object]) -> list[str]:
         if frame.f_code.co_filename.startswith(f"{PACKAGE}/"):
             found.add(frame.f_code.co_filename.removeprefix(f"{PACKAGE}/"))
 
+    gc.collect()
+    gc.disable()  # what a test before has left is finalized at any time
     sys.setprofile(note)
     try:
         call()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return sorted(found)
 
 

@@ -83,6 +83,11 @@ def test_a_sleep_is_no_wait_for_a_processor() -> None:
     assert timing.waits()[ours] - before < BURN / 2
 
 
+class Measured:
+    def in_time(self) -> None:
+        within(0, 1)
+
+
 def test_only_a_test_with_a_bound_is_looked_after() -> None:
     def plain() -> None:
         burn(0)
@@ -93,6 +98,10 @@ def test_only_a_test_with_a_bound_is_looked_after() -> None:
     def by_way_of() -> None:
         test_what_the_machine_may_take(pytest.MonkeyPatch())
 
+    def by_a_method() -> None:
+        Measured().in_time()
+
     assert not timing.calls_within(plain, set())  # type: ignore[arg-type]
+    assert timing.calls_within(by_a_method, set())  # type: ignore[arg-type]
     assert timing.calls_within(bounded, set())  # type: ignore[arg-type]
     assert timing.calls_within(by_way_of, set())  # type: ignore[arg-type]

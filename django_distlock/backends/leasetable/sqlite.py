@@ -167,13 +167,29 @@ class SqliteStatements(Statements):
             values = {**self.hold(claim), "holder": holder, "address": address}
             if self.change(session, JOIN_TAKEN, values):
                 self._note_queue(claim)
-                place, ahead = self.ask(session, PLACE, values)[0]
+                try:
+                    place, ahead = self.ask(session, PLACE, values)[0]
+                except sqlite3.Error:
+                    self._take_back(session, claim)
+                    raise
                 return None, Ticket(place, int(ahead))
         fence = self.take(session, claim, holder)
         if fence is not None or not queue:
             return fence, None
         self._note_queue(claim)
         return None, self.join(session, claim, holder, address)
+
+    def join(self, session: Executor, claim: Claim, holder: str, address: str | None = None) -> Ticket:
+        try:
+            return super().join(session, claim, holder, address)
+        except sqlite3.Error:
+            self._take_back(session, claim)
+            raise
+
+    def _take_back(self, session: Executor, claim: Claim) -> None:
+        """Delete a ticket whose place could not be read: nobody would wait with it, and all others behind it."""
+        with contextlib.suppress(sqlite3.Error):
+            self.leave(session, claim)
 
     def take_turn(self, session: Executor, claim: Claim, holder: str, place: int) -> int | None:
         def take_and_leave() -> int | None:
@@ -268,7 +284,8 @@ class LeaseFile:
                 )
             if version < VERSION:
                 self._create(cursor)
-            elif len(cursor.execute(HAS_ADDED).fetchall()) < len(ADDED):
+            # also after _create(), which does nothing if a process with an older version was faster
+            if len(cursor.execute(HAS_ADDED).fetchall()) < len(ADDED):
                 self._add_columns(cursor)
         except BaseException:
             connection.close()

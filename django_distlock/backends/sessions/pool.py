@@ -62,11 +62,12 @@ class Sessions(Generic[S]):
             turn = session.mutex.try_turn()
             if turn is None:
                 return None
-            self._idle.pop()
             self._lend(session)
+            self._idle.pop()
             return session, turn
 
     def _lend(self, session: S) -> None:
+        # before it leaves _idle, and back in the other order: an interrupt between the two must not lose its place
         session.used_at = monotonic()
         self._lent.add(session)
 
@@ -103,8 +104,9 @@ class Sessions(Generic[S]):
         """A session to wait on, for the caller alone; None if all are taken."""
         with self._mutex:
             while self._idle:
-                session = self._idle.pop()
+                session = self._idle[-1]
                 self._lend(session)
+                self._idle.pop()
                 if session.dead is None:
                     return session
                 self._forget(session)
@@ -128,8 +130,8 @@ class Sessions(Generic[S]):
         session.used_at = monotonic()
         with self._mutex:
             if session in self._lent and session.dead is None:
-                self._lent.remove(session)
                 self._idle.append(session)
+                self._lent.remove(session)
                 return
         self.drop(session)
 
@@ -161,12 +163,11 @@ class Sessions(Generic[S]):
         if session is self.open_shared:
             self.open_shared = None
         self._retired.discard(session)
-        if session in self._idle:
-            self._idle.remove(session)
+        if session in self._idle or session in self._lent:
             self._places -= 1
-        elif session in self._lent:
-            self._lent.remove(session)
-            self._places -= 1
+            self._lent.discard(session)
+            if session in self._idle:
+                self._idle.remove(session)
 
     def _close_dropped(self) -> None:
         with self._mutex:

@@ -53,3 +53,21 @@ def test_a_file_of_before_gets_the_column_and_its_own_processes_go_on(of_before:
         again = LeaseFile(of_before)
         assert statements.rows(again)[0].waiters == 2
         again.close()
+
+
+def test_a_file_that_a_process_of_before_makes_at_the_same_time_gets_the_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older process is faster, between our look at the format and our creation of the tables."""
+    path, create = str(tmp_path / "db.sqlite3-distlock"), LeaseFile._create
+
+    def late(cursor: sqlite3.Cursor) -> None:
+        with closing(sqlite3.connect(path)) as old:
+            for statement in SCHEMA:
+                old.execute(statement.replace(" holder TEXT,\n        address TEXT, PRIMARY", "\n        PRIMARY"))
+        create(cursor)
+
+    monkeypatch.setattr(LeaseFile, "_create", staticmethod(late))
+    file, key = LeaseFile(path), derive_key("site", "a", "n")
+    assert SqliteStatements("a").join(file, Claim(key=key, ttl=1, token="new"), "host:1:MainThread", "a1") == (1, 0)
+    file.close()

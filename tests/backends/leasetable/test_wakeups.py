@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock.backends.leasetable import sqlite, wakeups
+from django_distlock.backends.leasetable.statements import PLACE
 from django_distlock.backends.leasetable.waiter import LONGEST_OF_NEXT, LONGEST_PAUSE, SIGN_OF_LIFE, TicketHolder
 from django_distlock.backends.leasetable.wakeups import PREFIX, WakeSockets
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.exceptions import BackendUnavailable
 from tests.backends.leasetable.stores import Stores
 
 if TYPE_CHECKING:
@@ -179,3 +182,28 @@ def test_r23_sockets_end_with_their_threads_and_with_the_session(stores: Stores)
         each._claims.clear()
     gc.collect()
     assert sockets() == before
+
+
+@pytest.mark.parametrize("expected", [False, True])
+def test_r7_a_waiter_whose_place_cannot_be_read_keeps_nobody_waiting(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, expected: bool
+) -> None:
+    """Its ticket is written by then, and goes with it."""
+    holder, client, claim = stores.client(), stores.client(), stores.claim()
+    grant = holder.try_acquire(stores.claim())
+    statements = client.store.statements
+    ask = statements.ask
+    if expected:
+        statements._note_queue(claim)
+
+    def broken(session: Any, statement: str, values: Any) -> Any:
+        if statement == PLACE:
+            raise sqlite3.OperationalError("disk I/O error")
+        return ask(session, statement, values)
+
+    monkeypatch.setattr(statements, "ask", broken)
+    with pytest.raises(BackendUnavailable):
+        client.try_acquire(claim, WAIT)
+    assert not stores.tickets()
+    assert holder.release(grant)
+    assert holder.try_acquire(stores.claim())

@@ -15,6 +15,7 @@ from django_distlock import LockLost
 from django_distlock.backends.cleanup import UNDO_WINDOW
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from django_distlock.keys import LockKey
@@ -83,9 +84,11 @@ class Line:
 
     def nobody(self, patience: float = SOON) -> None:
         """Also while somebody else has it: nobody is called then, nor passed over."""
-        eventually(lambda: not self.stands(), "a ghost stands in line", patience)
+        began = time.monotonic()
+        eventually(lambda: not self.stands(), "a ghost stands in line")
         self.free()
-        eventually(lambda: self.nodes.keys() == [0] * 5, "a ghost has it", patience)
+        eventually(lambda: self.nodes.keys() == [0] * 5, "a ghost has it")
+        within(time.monotonic() - began, 2 * patience, what="a ghost")
 
     def hold(self, timeout: float, seconds: float = 0.0, **options: Any) -> Any:
         """Take it, and give it back after so long."""

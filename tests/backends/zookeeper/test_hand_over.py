@@ -225,3 +225,14 @@ def test_r7_the_lost_reply_of_a_marked_release(name: str, server: Any, settings:
         assert holder.release()
         assert nodes(server, name) == []
         registry.close()
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_r1_a_node_that_another_program_writes_to_is_not_released(name: str, server: Any, held: bool) -> None:
+    """``set`` in ZooKeeper's shell, on the node of the holder or of a waiter, lets nobody in."""
+    holder = waited(server, name)
+    ahead = holder.path if held else stand_in(server, name)
+    waiter = Waiter(server, name, wait=1)
+    server.set(ahead, b"a note")
+    waiter._thread.join(10)
+    assert not waiter.granted, "two holders"

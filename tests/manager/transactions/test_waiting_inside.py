@@ -96,7 +96,7 @@ def test_r7_lock_timeout_is_as_it_was_if_the_wait_begins_the_transaction(
         try:
             with transaction.atomic("postgres"):
                 if outcome == "timeout":
-                    assert advisory_lock(busy, using="postgres").try_acquire(0.03) is None
+                    assert advisory_lock(busy, using="postgres").try_acquire(0.1) is None
                 else:
                     let_go_soon(world, lambda: world.lock().acquire(timeout=10))
                 assert ask("SHOW lock_timeout") == "2500ms"
@@ -118,7 +118,7 @@ def test_r7_lock_timeout_is_as_it_was(postgres: World, busy: str, value: str, ho
                 cursor.execute(f"SET LOCAL lock_timeout = '{value}'")
             before = ask("SHOW lock_timeout")
             if outcome == "timeout":
-                assert advisory_lock(busy, using="postgres").try_acquire(0.03) is None
+                assert advisory_lock(busy, using="postgres").try_acquire(0.1) is None
             else:
                 wait_for_grant(world)
             assert ask("SHOW lock_timeout") == before
@@ -175,7 +175,7 @@ def test_r7_wait_with_prepared_statements_and_server_side_binding(
     ):
         world.write()
         for _ in range(3):
-            assert advisory_lock(busy, using="postgres").try_acquire(0.02) is None
+            assert advisory_lock(busy, using="postgres").try_acquire(0.1) is None
         wait_for_grant(world)
         assert held_here() == 1
         world.write()
