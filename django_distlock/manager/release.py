@@ -74,19 +74,16 @@ def take_back(hold: Hold) -> Flow[None]:
         yield Step(hold.give, hold.agive, (hold.grant,))
 
 
-def give_fast(hold: Hold, grant: Grant) -> bool:
-    """Hold.give() by the engine's fast path; False if that is not possible."""
-    # like there: between the return of the engine's method and the assignment Python does not look for signals
-    hold.giving = True
-    hold.given = given = hold.backend.release_fast(grant)
-    return given
-
-
 def give_back_fast(hold: Hold) -> bool:
     """Release by the engine's fast path, then let the next one of this process ask. False if that is not possible: the
     caller uses :func:`give_back`."""
     grant = hold.grant
-    if grant is None or not give_fast(hold, grant):
+    if grant is None:
+        return False
+    # like Hold.give(): between the return of the engine's method and the assignment Python does not look for signals
+    hold.giving = True
+    hold.given = given = hold.backend.release_fast(grant)
+    if not given:
         return False
     lock_table.end(hold)
     if signals.lock_released.receivers:

@@ -23,7 +23,7 @@ from . import events
 from . import open_transactions as transactions_here
 from .lock_table import HELD, State, leave_behind, lock_table
 from .open_transactions import in_testcase, in_transaction, of_thread, only_testcases, open_transactions
-from .release import give_fast, lose, notify_of_loss
+from .release import lose, notify_of_loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -281,7 +281,7 @@ def _give_back(hold: Hold, news: News) -> None:
     if not lock_table.start_release(hold):
         return
     try:
-        if hold.grant is not None and not (give_fast(hold, hold.grant) or hold.give(hold.grant)):
+        if hold.grant is not None and not (hold.give_fast(hold.grant) or hold.give(hold.grant)):
             lost = "stolen"
     except Exception:
         logger.exception("The lock %r could not be released after its transaction.", hold.key.name)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from django_distlock.backends.base import IDLE, TICK
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.parking import FairLock
+from django_distlock.concurrency.parking import FairLock, Turn
 
 from .session import STATEMENT_LIMIT, Session, StatementTimeout, locked
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from django_distlock.concurrency.flow import Flow
-    from django_distlock.concurrency.parking import Turn
 
 # The locks that one shared session holds before another is opened. PostgreSQL walks all locks of a session at the end
 # of each of its transactions: with 900 of them a statement takes twice as long.
@@ -59,11 +58,12 @@ class Sessions(Generic[S]):
             session = self._idle[-1]
             if session.dead is not None or session.orphaned_at is not None:
                 return None
-            turn = session.mutex.try_turn()
-            if turn is None:
+            turn = Turn(session.mutex)
+            if not turn.try_acquire():
                 return None
             self._idle.pop()
-            self._lend(session)
+            session.used_at = monotonic()
+            self._lent.add(session)
             return session, turn
 
     def _lend(self, session: S) -> None:
