@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from django_distlock.backends.base import IDLE, TICK
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.parking import FairLock, Turn
+from django_distlock.concurrency.parking import FairLock
 
 from .session import STATEMENT_LIMIT, Session, StatementTimeout, locked
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from django_distlock.concurrency.flow import Flow
+    from django_distlock.concurrency.parking import Turn
 
 # The locks that one shared session holds before another is opened. PostgreSQL walks all locks of a session at the end
 # of each of its transactions: with 900 of them a statement takes twice as long.
@@ -58,15 +59,15 @@ class Sessions(Generic[S]):
             session = self._idle[-1]
             if session.dead is not None or session.orphaned_at is not None:
                 return None
-            turn = Turn(session.mutex)
-            if not turn.try_acquire():
+            turn = session.mutex.try_turn()
+            if turn is None:
                 return None
+            self._lend(session)
             self._idle.pop()
-            session.used_at = monotonic()
-            self._lent.add(session)
             return session, turn
 
     def _lend(self, session: S) -> None:
+        # before it leaves _idle, and back in the other order: an interrupt between the two must not lose its place
         session.used_at = monotonic()
         self._lent.add(session)
 
@@ -103,8 +104,9 @@ class Sessions(Generic[S]):
         """A session to wait on, for the caller alone; None if all are taken."""
         with self._mutex:
             while self._idle:
-                session = self._idle.pop()
+                session = self._idle[-1]
                 self._lend(session)
+                self._idle.pop()
                 if session.dead is None:
                     return session
                 self._forget(session)
@@ -128,8 +130,8 @@ class Sessions(Generic[S]):
         session.used_at = monotonic()
         with self._mutex:
             if session in self._lent and session.dead is None:
-                self._lent.remove(session)
                 self._idle.append(session)
+                self._lent.remove(session)
                 return
         self.drop(session)
 
@@ -161,12 +163,11 @@ class Sessions(Generic[S]):
         if session is self.open_shared:
             self.open_shared = None
         self._retired.discard(session)
-        if session in self._idle:
-            self._idle.remove(session)
+        if session in self._idle or session in self._lent:
             self._places -= 1
-        elif session in self._lent:
-            self._lent.remove(session)
-            self._places -= 1
+            self._lent.discard(session)
+            if session in self._idle:
+                self._idle.remove(session)
 
     def _close_dropped(self) -> None:
         with self._mutex:
