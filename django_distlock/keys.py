@@ -8,6 +8,7 @@ points have different keys. The site key keeps two sites on one server apart.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import re
 from functools import cached_property
@@ -89,10 +90,18 @@ def derive_key(site_key: str, alias: str, name: str, *parts: str) -> LockKey:
 
     The lengths keep ("a", "b:c") and ("a:b", "c") apart; ``surrogatepass`` keeps every ``str`` hashable.
     """
-    secret = hashlib.blake2b(site_key.encode("utf-8", "surrogatepass")).digest()
-    state = hashlib.blake2b(key=secret, digest_size=32, person=_PERSON)
-    for part in (alias, name, *parts):
-        raw = part.encode("utf-8", "surrogatepass")
-        state.update(len(raw).to_bytes(8, "big"))
-        state.update(raw)
+    state = _keyed(site_key, alias).copy()
+    for part in (name, *parts):
+        state.update(_measured(part))
     return LockKey(alias, name, state.digest())
+
+
+@functools.lru_cache(maxsize=64)  # the same for all names of an alias, and half of the work
+def _keyed(site_key: str, alias: str) -> hashlib.blake2b:
+    secret = hashlib.blake2b(site_key.encode("utf-8", "surrogatepass")).digest()
+    return hashlib.blake2b(_measured(alias), key=secret, digest_size=32, person=_PERSON)
+
+
+def _measured(part: str) -> bytes:
+    raw = part.encode("utf-8", "surrogatepass")
+    return len(raw).to_bytes(8, "big") + raw

@@ -222,7 +222,7 @@ def _attempt(
 def _establish(began: float, hold: Hold, grant: Grant, lease: Any, opened: list[BaseDatabaseWrapper]) -> None:
     """The engine has granted it: the hold counts from now on."""
     lock_table.establish(hold, grant, lease)
-    if grant.claim.scope == "session":  # else it is not released but ends with its transaction
+    if not opened:  # else it is not released before the end of a transaction that is known
         listen_for_begin(hold)
     if hold.ttl is not None:
         renewal = grant.acquired_at + hold.ttl / RENEWALS_PER_TTL
@@ -278,7 +278,7 @@ def _take_fast_path(
     else:
         claim = known.session_claim
     hold.claim = claim
-    if not opened:
+    if claim.scope == "session":  # also inside transactions, to which _establish() binds it
         hold.grant = grant = backend.acquire_fast(claim, wait)
     elif claim.scope == "transaction" and asyncio._get_running_loop() is None:  # it is a connection of this thread
         hold.grant = grant = backend.acquire_inside(opened[0], claim, wait)  # type: ignore[attr-defined]

@@ -281,8 +281,7 @@ def _give_back(hold: Hold, news: News) -> None:
     if not lock_table.start_release(hold):
         return
     try:
-        grant = hold.grant
-        if grant is not None and not hold.give(grant):
+        if hold.grant is not None and not (hold.give_fast(hold.grant) or hold.give(hold.grant)):
             lost = "stolen"
     except Exception:
         logger.exception("The lock %r could not be released after its transaction.", hold.key.name)

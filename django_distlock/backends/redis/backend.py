@@ -16,6 +16,7 @@ from django_distlock.backends.cleanup import UNDO_WINDOW, PendingCleanup
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.deadline import LEAST_ANSWER
 from django_distlock.concurrency.flow import Flow, both, run
 from django_distlock.exceptions import BackendUnavailable, DistlockError, UnsupportedOperation
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
@@ -123,6 +124,17 @@ class RedisBackend(Backend):
         return grant
 
     try_acquire, atry_acquire = both(_acquire)
+
+    def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
+        """:meth:`try_acquire` for a caller that waits. It waits at the server as any other does: None means that its
+        time is up, or that it must ask in the ordinary way."""
+        if wait <= LEAST_ANSWER:
+            return None
+        try:
+            return run(self._acquire(claim, wait))
+        except BaseException:
+            self.withdraw(claim)
+            raise
 
     @staticmethod
     def _asked(attempt: RedisAttempt) -> Flow[Grant | None]:

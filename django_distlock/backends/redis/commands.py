@@ -21,6 +21,7 @@ import hashlib
 import os
 import re
 import socket
+from functools import lru_cache
 from importlib.resources import files
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +31,7 @@ from django_distlock.concurrency.flow import Step
 from django_distlock.concurrency.origin import describe_caller
 from django_distlock.records import Claim, Grant, drift
 
-from .connection import Connection, ConnectionFailed, pack, reply_code
+from .connection import Connection, ConnectionFailed, pack, pack_words, reply_code
 from .target import ClusterNode
 
 if TYPE_CHECKING:
@@ -82,11 +83,17 @@ class Script:
 
     def by_hash(self, keys: tuple[bytes, ...], *args: bytes | str | int) -> bytes:
         """EVALSHA, packed."""
-        return pack("EVALSHA", self.sha, len(keys), *keys, *args)
+        return _head(self.sha, keys, len(args)) + pack_words(*args)
 
     def whole(self, keys: tuple[bytes, ...], *args: bytes | str | int) -> bytes:
         """EVAL, packed; the server keeps the script."""
         return pack("EVAL", self.text, len(keys), *keys, *args)
+
+
+@lru_cache(256)
+def _head(sha: str, keys: tuple[bytes, ...], args: int) -> bytes:
+    """What every EVALSHA of one script for one lock begins with."""
+    return b"*%d\r\n" % (3 + len(keys) + args) + pack_words("EVALSHA", sha, len(keys), *keys)
 
 
 def unknown_script(reply: object) -> bool:
@@ -122,6 +129,7 @@ def keys_of(key: LockKey) -> tuple[bytes, ...]:
     return keys_named(key.text_bytes)
 
 
+@lru_cache(256)
 def keys_named(text: bytes) -> tuple[bytes, ...]:
     """:func:`keys_of` for a key as the listing shows it."""
     start = PREFIX + text
@@ -269,7 +277,9 @@ class RedisAttempt(Exchange):
     def ask(self, queue: bool) -> Flow[tuple[Grant | None, float]]:
         """Return the grant, or None and the monotonic time at which to ask again. ``queue``: join the queue if busy."""
         claim = self._claim
-        answer_by = max(claim.answer_by, self._pool.ready_at + LEAST_PATIENCE, monotonic() + LEAVE_TIMEOUT)
+        answer_by = max(
+            claim.answer_by, self._deadline, self._pool.ready_at + LEAST_PATIENCE, monotonic() + LEAVE_TIMEOUT
+        )
         about = (min(claim.limit, MAX_LIMIT), milliseconds(claim.ttl))
         reply = yield from self.request(
             ACQUIRE,

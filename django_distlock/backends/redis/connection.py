@@ -76,11 +76,16 @@ class ConnectionFailed(Exception):
 
 def pack(*parts: bytes | str | int) -> bytes:
     """One command as it goes over the wire. str is sent as UTF-8."""
-    chunks = [b"*%d\r\n" % len(parts)]
+    return b"*%d\r\n" % len(parts) + pack_words(*parts)
+
+
+def pack_words(*parts: bytes | str | int) -> bytes:
+    """The words of a command, without their number."""
+    packed = b""
     for part in parts:
         raw = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass")
-        chunks.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
-    return b"".join(chunks)
+        packed += b"$%d\r\n%b\r\n" % (len(raw), raw)
+    return packed
 
 
 def reply_code(reply: object) -> str:
@@ -157,21 +162,26 @@ class Connection:
 
         An error reply is returned, not raised: an instance of ``redis.exceptions.ResponseError``.
         """
-        while True:
-            try:
-                value = self._read(True, True)  # bytes are not decoded, and a push is returned by itself
-            except Exception as error:
-                if isinstance(error.__context__, _NOTHING_YET):  # the parser keeps what it has read
-                    return PENDING
-                raise ConnectionFailed(f"The connection to Redis was lost: {error}", uncertain=self.owed > 0) from error
-            if type(value) is Push:
-                self._joining = False
-                self.pushes.append(value)
-                continue
-            if self._joining:  # taken for a reply it would shift all that follow
-                raise ConnectionFailed(f"Redis does not let us listen: {value}", uncertain=True)
-            self.owed -= 1
-            return value
+        while type(value := self._next()) is Push:
+            self.pushes.append(value)
+        if value is PENDING:
+            return PENDING
+        if self._joining:  # taken for a reply it would shift all that follow
+            raise ConnectionFailed(f"Redis does not let us listen: {value}", uncertain=True)
+        self.owed -= 1
+        return value
+
+    def _next(self) -> Any:
+        """The next reply or push, or PENDING."""
+        try:
+            value = self._read(True, True)  # bytes are not decoded, and a push is returned by itself
+        except Exception as error:
+            if isinstance(error.__context__, _NOTHING_YET):  # the parser keeps what it has read
+                return PENDING
+            raise ConnectionFailed(f"The connection to Redis was lost: {error}", uncertain=self.owed > 0) from error
+        if type(value) is Push:
+            self._joining = False
+        return value
 
     def receive(self, until: float) -> Any:
         """:meth:`take`, waiting until the monotonic time ``until``. ConnectionFailed if no reply comes by then."""
@@ -205,9 +215,15 @@ class Connection:
         return self.pushes.popleft()
 
     def _heard(self) -> bool:
-        if not self.pushes and self.take() is not PENDING:
-            raise ConnectionFailed("Redis sent a reply without a command.")
-        return bool(self.pushes)
+        """Is there a push? What follows it is not read: a waiter that is handed the lock has no time for that."""
+        while not self.pushes:
+            value = self._next()
+            if type(value) is not Push:
+                if value is PENDING:
+                    return False
+                raise ConnectionFailed("Redis sent a reply without a command.")
+            self.pushes.append(value)
+        return True
 
     def _wait(self, until: float) -> bool:
         left = until - monotonic()

@@ -19,6 +19,7 @@ from django_distlock.backends.base import TICK, Backend
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import LEAST_PATIENCE
 from django_distlock.concurrency.flow import Flow, Step, arun, finished, run
+from django_distlock.concurrency.parking import Turn
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Grant, grant_of
 from django_distlock.validation import count
@@ -40,7 +41,6 @@ from .session import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from django_distlock.concurrency.parking import Turn
     from django_distlock.keys import LockKey
     from django_distlock.records import Claim, Note, Noted
 
@@ -158,13 +158,13 @@ class SessionLockBackend(Backend, Generic[S]):
 
     def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
         key, shared, asked = claim.key, claim.shared, monotonic()
-        if self._busy.until and self._busy.lately(key.digest, asked):
+        if self._busy.until and self._busy.until.get(key.digest, 0.0) >= asked:  # lately(), without its call
             return self._wait_fast(claim, wait, asked)
         session = self.sessions.open_shared
         if session is None or wait <= FAST_WAIT or session.dead is not None:
             return None
-        turn = session.mutex.try_turn()
-        if turn is None:
+        turn = Turn(session.mutex)
+        if not turn.try_acquire():
             return None
         try:
             try:
@@ -359,8 +359,8 @@ class SessionLockBackend(Backend, Generic[S]):
         session: S = grant.session
         if session.dead is not None or session.orphaned_at is not None:
             return False
-        turn = session.mutex.try_turn()
-        if turn is None:
+        turn = Turn(session.mutex)
+        if not turn.try_acquire():
             return False
         freed = False
         try:

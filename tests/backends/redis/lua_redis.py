@@ -72,6 +72,9 @@ class World:
     def _hget(self, key: str, field: str) -> str | None:
         return self._hashes[key].get(field)
 
+    def _hmget(self, key: str, *fields: str) -> list[Any]:
+        return [self._hashes[key].get(field, False) for field in fields]
+
     def _hgetall(self, key: str) -> list[Any]:
         return [part for pair in self._hashes[key].items() for part in pair]
 

@@ -201,3 +201,13 @@ def test_options_that_would_retry_or_decode_change_nothing(own: Own) -> None:
     connection.send(pack("SET", "a", b"\xff"), pack("GET", "a"))
     assert [connection.receive(until()) for _ in range(2)] == [b"OK", b"\xff"]
     connection.close()
+
+
+def test_a_push_is_returned_without_a_further_read(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the lock, for which others wait. A read in vain costs two exceptions."""
+    read, reads = peer.connection._read, []
+    monkeypatch.setattr(peer.connection, "_read", lambda *args: reads.append(args) or read(*args))
+    peer.say(b">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$4\r\nlock\r\n")
+    assert peer.connection._wait(monotonic() + 5)
+    assert peer.connection.listen(monotonic() + 5) == [b"message", b"c", b"lock"]
+    assert len(reads) == 1

@@ -206,10 +206,16 @@ def test_r7_500_cancellations_leave_no_key(name: str) -> None:
             ends = await asyncio.gather(*tasks, return_exceptions=True)
             assert all(end is None or isinstance(end, asyncio.CancelledError) for end in ends)
             cancelled += sum(end is not None for end in ends)
+            # connections that nobody waits for any more are opened to the end, and only so many at once
+            await asyncio.to_thread(eventually, lambda: not opening(), "still connecting")
         return cancelled
 
     assert asyncio.run(main()) > 200
     assert free(USING, name)
+
+
+def opening() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("distlock-redis-open")]
 
 
 def test_loops_in_several_threads_share_the_connections(name: str) -> None:

@@ -118,3 +118,22 @@ def test_a_lease_that_is_hardly_shorter_costs_no_message(own: Own, line: Queue) 
     grant, _ = waiting.result(5)
     assert grant is not None
     assert line.backend.release(grant)
+
+
+def test_the_commands_of_a_hand_over_do_not_grow_with_the_queue(own: Own, line: Queue) -> None:
+    """The server runs one script at a time, so each command of this one holds up every lock."""
+
+    def executed() -> int:
+        return sum(stats["calls"] for stats in own.client.info("commandstats").values())
+
+    assert line.backend.release(line.hold(LONG))  # the server knows the scripts
+    holder, waiting, spent = line.hold(LONG), [line.wait(LONG) for _ in range(6)], []
+    for each in waiting:
+        before = executed()
+        assert line.backend.release(holder)
+        granted, _ = each.result(5)
+        assert granted is not None
+        spent.append(executed() - before)
+        holder = granted
+    assert line.backend.release(holder)
+    assert len(set(spent[1:-1])) == 1, spent  # the first one opens a connection, the last one leaves no queue

@@ -207,6 +207,11 @@ class Broken(Exception):
     pass
 
 
+def _in_steps(backend: Backend) -> Any:
+    """Switch off the fast path of a release."""
+    return mock.patch.object(backend, "release_fast", return_value=False)
+
+
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_r11_failed_deferred_release_logs_and_signals_and_does_not_raise(
     one_world: World, end: str, caplog: pytest.LogCaptureFixture
@@ -224,7 +229,7 @@ def test_r11_failed_deferred_release_logs_and_signals_and_does_not_raise(
     failing = mock.patch.object(backend, "release", side_effect=[Broken("the engine is gone"), mock.DEFAULT])
     signals.lock_lost.connect(lost)
     try:
-        with failing as release, caplog.at_level(logging.ERROR), transaction.atomic(world.alias):
+        with _in_steps(backend), failing as release, caplog.at_level(logging.ERROR), transaction.atomic(world.alias):
             rows.write(world.alias, world.name)
             outside.release()
             second.release()
@@ -243,13 +248,14 @@ def test_r11_failed_deferred_release_logs_and_signals_and_does_not_raise(
     backend.release(second._grant)
 
 
-def test_r11_interrupted_deferred_release_does_not_keep_the_other_locks(one_world: World) -> None:
+@pytest.mark.parametrize("step", ["release", "release_fast"])
+def test_r11_interrupted_deferred_release_does_not_keep_the_other_locks(one_world: World, step: str) -> None:
     """Ctrl-C exactly while the first of two locks is given back after the commit: the keepalive thread does that."""
     world = one_world
     backend = registry.entry(world.using).backend
     leases = [advisory_lock(f"{world.name}-{n}", using=world.using).acquire() for n in range(2)]
-    interrupted = mock.patch.object(backend, "release", side_effect=[KeyboardInterrupt, mock.DEFAULT])
-    with swallow(KeyboardInterrupt), interrupted as release, transaction.atomic(world.alias):
+    interrupted = mock.patch.object(backend, step, side_effect=[KeyboardInterrupt, mock.DEFAULT])
+    with _in_steps(backend), swallow(KeyboardInterrupt), interrupted as release, transaction.atomic(world.alias):
         for lease in leases:
             lease.release()
     assert release.call_count == 2

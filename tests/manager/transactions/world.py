@@ -52,11 +52,17 @@ class World:
     def _count_releases(self) -> None:
         """Spy on the deferred release and on the engine's own."""
         backend = registry.entry(self.using).backend
-        release_at_engine, give_back = backend.release, transactions._give_back
+        release_at_engine, release_fast, give_back = backend.release, backend.release_fast, transactions._give_back
 
         def counted_release(grant: Any) -> bool:
             self.engine_releases += grant.claim.key.name == self.name
             return release_at_engine(grant)
+
+        def counted_fast(grant: Any) -> bool:
+            before = self.engine_releases
+            released = release_fast(grant)  # which may be release(), and is counted once
+            self.engine_releases = before + (released and grant.claim.key.name == self.name)
+            return released
 
         def counted_return(hold: Hold, news: list[Any]) -> None:
             if hold.key.name == self.name:
@@ -64,6 +70,7 @@ class World:
             give_back(hold, news)
 
         self._patches.enter_context(mock.patch.object(backend, "release", counted_release))
+        self._patches.enter_context(mock.patch.object(backend, "release_fast", counted_fast))
         self._patches.enter_context(mock.patch.object(transactions, "_give_back", counted_return))
 
     # the steps of a test

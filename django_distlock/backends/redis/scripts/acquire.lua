@@ -21,12 +21,10 @@ end
 
 local mine = again()
 if mine then return mine end
-if call('EXISTS', queue) == 1 then
-  advance(admits(who, limit))
-  mine = again()
-  if mine then return mine end
-end
-if call('EXISTS', queue) == 0 and admits(who, limit) then
+local others = advance(admits(who, limit))
+mine = again()
+if mine then return mine end
+if not others and admits(who, limit) then
   local drawn = draw()
   grant(who, ttl, info, drawn)
   return {tonumber(drawn), us}

@@ -71,43 +71,54 @@ local function look_at(who)
   return string.sub(who, 1, 1) == 'n' and soonest or latest or now
 end
 
+local NOTE = '^(%d+) (%d+) (%S+) (%d+) (.*)$'
+
 local function note(waiter, limit, ttl, channel, look, info)
   local text = limit .. ' ' .. ttl .. ' ' .. channel .. ' ' .. string.format('%.0f', look) .. ' ' .. info
   call('HSET', waiters, waiter, text)
+  return text
 end
 
 local function say(channel, waiter, drawn)
   call('PUBLISH', channel, waiter .. ' ' .. drawn .. ' ' .. string.format('%.0f', us))
 end
 
-local function known(waiter)
-  return string.match(call('HGET', waiters, waiter) or '', '^(%d+) (%d+) (%S+) (%d+) (.*)$')
-end
-
 local function connected(channel) return call('PUBSUB', 'NUMSUB', channel)[2] > 0 end
 
--- have the first waiters ask when the present lease ends: several, because the first ones may die with the holder
-local function warn()
-  for _, waiter in ipairs(call('ZRANGE', queue, 0, WARNED - 1)) do
-    local limit, ttl, channel, look, info = known(waiter)
-    local sooner = limit and look_at(waiter)
-    if sooner and tonumber(look) > sooner + LATE and connected(channel) then  -- fence 0: it asks again now
-      note(waiter, limit, ttl, channel, sooner, info)
-      say(channel, waiter, '0')
+-- the first waiters, one more than are warned, and what is noted of each
+local function first()
+  local line = call('ZRANGE', queue, 0, WARNED)
+  return line, line[1] and call('HMGET', waiters, unpack(line))
+end
+
+-- have the first waiters, from "at" on, ask when the present lease ends: several, because the first ones may die with
+-- the holder. The pattern ends before what they say of themselves, which need not be read
+local function warn(line, notes, at)
+  for index = at, math.min(#line, at + WARNED - 1) do
+    local look = tonumber(string.match(notes[index] or '', '^%d+ %d+ %S+ (%d+) ') or nil)
+    local sooner = look and look_at(line[index])
+    if sooner and look > sooner + LATE then
+      local limit, ttl, channel, _, info = string.match(notes[index], NOTE)
+      if connected(channel) then  -- fence 0: it asks again now
+        notes[index] = note(line[index], limit, ttl, channel, sooner, info)
+        say(channel, line[index], '0')
+      end
     end
   end
 end
 
 -- hand the lock to the waiters whose turn it is and that are connected here. prompt: pass over a first waiter that must
--- wait on, if it is not connected
+-- wait on, if it is not connected. Returns true if one waits on
 local function advance(prompt)
-  local head = call('ZRANGE', queue, 0, 0)[1]
-  while head do
-    local limit, ttl, channel, look, info = known(head)
+  local line, notes = first()
+  local at = 1
+  while line[at] do
+    local head = line[at]
+    local limit, ttl, channel, _, info = string.match(notes[at] or '', NOTE)
     local turn = limit and admits(head, tonumber(limit))
     if limit and not turn then
-      warn()
-      if not prompt or connected(channel) then return end
+      warn(line, notes, at)
+      if not prompt or connected(channel) then return true end
     end
     forget(head)
     if turn and connected(channel) then
@@ -115,6 +126,10 @@ local function advance(prompt)
       grant(head, tonumber(ttl), info, drawn)
       say(channel, head, drawn)
     end
-    head = call('ZRANGE', queue, 0, 0)[1]
+    at = at + 1
+    if at > 2 and #line > WARNED then
+      line, notes = first()
+      at = 1
+    end
   end
 end
