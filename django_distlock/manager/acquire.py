@@ -222,8 +222,7 @@ def _attempt(
 def _establish(began: float, hold: Hold, grant: Grant, lease: Any, opened: list[BaseDatabaseWrapper]) -> None:
     """The engine has granted it: the hold counts from now on."""
     lock_table.establish(hold, grant, lease)
-    if not opened:  # else it is not released before the end of a transaction that is known
-        listen_for_begin(hold)
+    listen_for_begin(hold, opened)
     if hold.ttl is not None:
         renewal = grant.acquired_at + hold.ttl / RENEWALS_PER_TTL
         if renewal < keepalive.next_tick:

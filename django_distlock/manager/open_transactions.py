@@ -140,10 +140,12 @@ def _of_ident(ident: int | None) -> list[BaseDatabaseWrapper]:
     return _without_testcases([connection for connection in found if in_transaction(connection)])
 
 
-def listen_for_begin(hold: Hold) -> None:
-    """Watch for transactions that the driver does not report. Called when a lock was granted."""
+def listen_for_begin(hold: Hold, opened: list[BaseDatabaseWrapper]) -> None:
+    """Watch for transactions that the driver does not report. Called when a lock was granted, with the open ones: it is
+    not released before they end."""
     for connection in _connections.mysql:
-        lock_table.listen(hold, BeginListener.of(connection))
+        if connection not in opened:
+            lock_table.listen(hold, BeginListener.of(connection))
 
 
 def driver_inside(connection: BaseDatabaseWrapper) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock import LockNotAcquired, advisory_lock, lock_all
+from django_distlock import BackendUnavailable, LockNotAcquired, advisory_lock, lock_all
 from django_distlock.manager.lock_table import lock_table
 from tests.conformance.actors import PATIENCE
 from tests.conformance.watching import asking_here, waiting_at_the_engine, waiting_here
@@ -38,7 +38,7 @@ async def _cancelled(lock: Any, delay: float) -> bool:
         await task
     except asyncio.CancelledError:
         return True
-    except LockNotAcquired:
+    except (LockNotAcquired, BackendUnavailable):  # busy; or no answer within 50 ms, on a busy machine
         return False
     return False
 

@@ -111,13 +111,13 @@ def test_busy_to_the_end_is_told_sync_and_async(using: str, name: str) -> None:
 
 def test_a_semaphore_tells_the_same(using: str, name: str) -> None:
     def pool() -> Any:
-        return semaphore(name, 1, using=using, timeout=0.1)
+        return semaphore(name, 1, using=using, timeout=0.5)
 
     with listening(name) as heard:
         with pool(), pytest.raises(LockTimeout):
             pool().acquire()
         assert heard.kinds() == ["acquired", "timed_out", "released"]
-        assert heard.facts("timed_out")["wait"] >= 0.1
+        assert heard.facts("timed_out")["wait"] >= 0.5
 
 
 def test_all_or_nothing_tells_of_each(using: str, name: str) -> None:
