@@ -13,7 +13,7 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.records import Claim
-from tests.backends.zookeeper.server import USING, clerk, nodes, use
+from tests.backends.zookeeper.server import USING, clerk, nodes, stand_in, use
 from tests.conftest import eventually
 from tests.support.interrupts import interrupted_everywhere
 from tests.support.timing import within
@@ -52,3 +52,22 @@ def test_r7_an_interrupt_leaves_no_node(name: str, settings: Any) -> None:
         assert interrupted_everywhere(acquire_and_release, clean, *MODULES) > 100
     assert engine._session is used
     eventually(lambda: used.idle, "something is left to be done")
+
+
+def test_r7_an_interrupt_of_one_who_finds_it_busy_leaves_no_node(name: str, settings: Any) -> None:
+    """Its node is deleted on the way back, and the deletion must be known to somebody at any moment."""
+    use(settings, session_timeout=30)
+    site_key.load()
+    entry = registry.entry(USING)
+    engine: Any = entry.backend
+    claim, other = Claim(key=entry.key(name)), Claim(key=entry.key(f"{name}-after"))
+    engine.release(engine.try_acquire(other))
+
+    def clean() -> None:
+        engine.release(engine.try_acquire(other, 5))
+        eventually(lambda: len(nodes(server, name)) == 1, "a node stays behind", patience=1)
+
+    with clerk() as server:
+        stand_in(server, name)
+        assert interrupted_everywhere(lambda: engine.try_acquire(claim), clean, backend, queue, session) > 30
+    eventually(lambda: engine._session.idle, "something is left to be done")

@@ -12,6 +12,7 @@ import pytest
 from kazoo.exceptions import NotEmptyError
 
 from django_distlock import BackendUnavailable, DistlockError, LockTimeout, advisory_lock
+from django_distlock.backends.zookeeper import handler, queue
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
@@ -214,3 +215,90 @@ def test_a_semaphores_waiter_under_whom_everything_is_deleted(name: str, server:
         grant = backend.try_acquire(Claim(key=key, limit=1), 5)
         del kazoo.get_children_async
         assert grant is not None
+
+
+def test_r17_a_release_is_heard_though_the_session_was_not_used_for_long(name: str, settings: Any) -> None:
+    """The keepalive thread closes a session that nobody uses. A lock that was held for long and is being released was
+    lost to that: the answer came too late."""
+    with Proxy(*address()) as proxy:
+        behind(settings, proxy, session_timeout=30)
+        lease = advisory_lock(name, using=USING).acquire()
+        backend, session = registry.entry(USING).backend, session_of(lease)
+        proxy.delay(0.3)
+        releasing = threading.Thread(target=lease.release)
+        session.used_at -= 60
+        releasing.start()
+        eventually(lambda: not session.held, "it is not released")
+        backend.tick(monotonic())
+        releasing.join()
+        assert not lease.lost
+        registry.close()
+
+
+def test_r19_a_turn_on_a_session_that_has_ended_is_no_grant(
+    name: str, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a sleep beyond the session, with the answer in the socket: others may hold the lock by now."""
+    with advisory_lock(name, using=USING) as warm:
+        session = session_of(warm)
+    turn = queue.turn
+
+    def late(*args: Any) -> Any:
+        session.heard_at -= 2 * session.timeout
+        return turn(*args)
+
+    monkeypatch.setattr(queue, "turn", late)
+    with advisory_lock(name, using=USING, timeout=10) as lease:
+        assert lease.held
+        assert session_of(lease) is not session
+
+
+@pytest.mark.parametrize("fault", ["no thread", "no descriptor", "no pair of sockets"])
+def test_r6_a_session_whose_thread_has_ended_is_followed_by_another(
+    name: str, settings: Any, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """At the limit of threads or of open files: that caller is told, and the next one does not wait for nobody."""
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("can't start new thread") if fault == "no thread" else OSError(24, "Too many open files")
+
+    where: Any = {
+        "no thread": (handler.Handler, "spawn"),
+        "no descriptor": (socket, "getaddrinfo"),
+        "no pair of sockets": (handler.Handler, "create_socket_pair"),
+    }[fault]
+    use(settings, session_timeout=30)
+    lock = advisory_lock(name, using=USING)
+    with monkeypatch.context() as patch:
+        patch.setattr(*where, fail)
+        began = monotonic()
+        with pytest.raises(BackendUnavailable, match=r"can.t start new thread|Too many open files"):
+            lock.acquire(timeout=5)
+        within(monotonic() - began, 2)
+    with lock:
+        pass
+    registry.close()
+
+
+def test_r7_no_second_node_while_the_first_one_may_be_there(name: str, settings: Any, server: Any) -> None:
+    """The answer to the creation is lost with its connection, and the look for the node takes beyond the deadline."""
+    with Proxy(*address()) as proxy:
+        behind(settings, proxy, session_timeout=30)
+        lock = advisory_lock(name, using=USING)
+        with lock as lease:
+            session = session_of(lease)
+        connected = session._connected
+
+        def slow(*args: Any) -> None:
+            proxy.delay(0.2)
+            connected(*args)
+
+        session._connected = slow
+        for _ in range(4):
+            proxy.heal()
+            proxy.swallow(1, cut=True)
+            with pytest.raises(BackendUnavailable):
+                lock.acquire(timeout=0.3)
+            proxy.heal()
+            eventually(lambda: nodes(server, name) == [], "a node stays behind", patience=2)
+        registry.close()

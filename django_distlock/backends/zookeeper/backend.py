@@ -81,10 +81,21 @@ class ZooKeeperBackend(Backend):
                 session = self._session = ZooKeeperSession(
                     self.alias, settings.kazoo, settings.path, lambda when: self.wake_at(when)
                 )
-                session.start()
+                self._start(session)
             session.used_by.add(work)
             session.used_at = monotonic()
         return session
+
+    def _start(self, session: ZooKeeperSession) -> None:
+        try:
+            session.start()
+        except BaseException as error:  # at the limit of threads or of open files
+            self._session = None
+            session.end()
+            session.close(wait=False)
+            if isinstance(error, Exception):
+                raise SessionEnded(session.failure(error)) from error
+            raise
 
     def _leave(self, session: ZooKeeperSession, work: object) -> None:
         with self._guard:
@@ -100,6 +111,8 @@ class ZooKeeperBackend(Backend):
         return await arun(self._acquire(claim, wait))
 
     def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
+        if claim.limit and not self._settings.writable:
+            raise self.unsupported("have a semaphore whose nodes nobody may write to: OPTIONS['acl'] must allow it")
         asked = monotonic()
         until = asked + wait
         answer_by = max(until, claim.answer_by or asked + MIN_ANSWER_TIMEOUT)
@@ -153,6 +166,7 @@ class ZooKeeperBackend(Backend):
         session, path = contender.session, contender.path
         until, sent_before = monotonic() + REQUEST_TIMEOUT, False
         try:
+            session.used_at = monotonic()  # first: unused for long, it would be closed before the answer comes
             session.held.discard(contender)
             if path is None or not session.lives():
                 return False

@@ -58,13 +58,19 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """
 
     def __init__(
-        self, name: str, connect_timeout: float, tick: Callable[[], float], on_unreachable: Callable[[], None]
+        self,
+        name: str,
+        connect_timeout: float,
+        tick: Callable[[], float],
+        on_unreachable: Callable[[], None],
+        on_end: Callable[[Exception | None], None],
     ) -> None:
         super().__init__()
         self._name = name
         self._connect_timeout = connect_timeout
-        self._tick, self._on_unreachable = tick, on_unreachable
+        self._tick, self._on_unreachable, self._on_end = tick, on_unreachable, on_end
         self._socket: socket.socket | None = None
+        self._thread: threading.Thread | None = None
         self._wakeups: tuple[Any, ...] = ()
         # the monotonic times at which the connection is dropped: without an answer to its first request; at the end
         self.answer_by: float | None = None
@@ -80,9 +86,23 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         callback.func(*callback.args)
 
     def spawn(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> threading.Thread:
-        thread = threading.Thread(target=func, args=args, kwargs=kwargs, name=self._name, daemon=True)
+        def run() -> None:
+            error: Exception | None = None
+            try:
+                func(*args, **kwargs)
+            except Exception as raised:  # kazoo lets it through, as it does at the limit of open files
+                error = raised
+            finally:
+                self._on_end(error)
+
+        self._thread = thread = threading.Thread(target=run, name=self._name, daemon=True)
         thread.start()
         return thread
+
+    @property
+    def spawned(self) -> bool:
+        """Was kazoo's thread started?"""
+        return self._thread is not None and self._thread.ident is not None
 
     def sleep_func(self, seconds: float) -> None:
         """Sleep before all hosts are tried again: kazoo sleeps only when none of them could be reached."""

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from kazoo.hosts import collect_hosts
 from kazoo.protocol.paths import normpath
-from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Permissions
 
 from django_distlock.validation import seconds
 
@@ -37,6 +37,8 @@ class Settings:
         auth = self._auth(options.get("auth_data"))
         sasl = self._sasl(options.get("sasl_options"))
         self.acl = self._acl(options.get("acl"), bool(auth or sasl))
+        # may anybody write to the nodes?
+        self.writable = any(each.perms & Permissions.WRITE for each in self.acl)
         self.kazoo: dict[str, Any] = {
             "hosts": self._hosts(options.get("hosts")),
             "timeout": self._timeout(options.get("session_timeout", DEFAULT_SESSION_TIMEOUT)),

@@ -19,7 +19,7 @@ from django_distlock.concurrency.tokens import new_token
 from django_distlock.exceptions import BackendUnavailable
 
 from .nodes import LockNode, is_exclusive, mode_of, place_of, queue, turn
-from .session import ConnectionBroken, NoAnswer, ZooKeeperSession
+from .session import ConnectionBroken, NoAnswer, SessionEnded, ZooKeeperSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +76,8 @@ class Contender:
                     return False
                 with contextlib.suppress(NoAnswer):  # the time is over, and the last answer said that it is busy
                     nodes = yield from self._join(max(until, now + LEAVE_TIMEOUT))
+            if not self.session.lives():  # the answer was read late, and others may hold the lock by now
+                raise SessionEnded(self.session.failure(None))
             self.since = monotonic()
             self.session.held.add(self)
         except (GeneratorExit, BackendUnavailable):
@@ -120,6 +122,8 @@ class Contender:
         path = self.parent if behind is None else f"{self.parent}/{behind}"
         session, watch, parker = self.session, self.session.watch(path), Parker()
         watch.add(parker)
+        session.asking.add(parker)
+        there = False
         try:
             if behind is None:
                 (names,) = yield from session.ask(until, lambda kazoo: kazoo.get_children_async(path, watch=watch))
@@ -137,12 +141,13 @@ class Contender:
             if waits:
                 yield Step(parker.park, parker.apark, (until - monotonic(),))
                 return behind is not None and is_exclusive(behind) and (yield from watch.marked(until))
-            if not there:
-                watch.forget()
         except NoAnswer:
             pass  # the caller's time is over
         finally:
             watch.remove(parker)
+            session.asking.remove(parker)
+            if not there:  # as far as is known, kazoo has no watch; if it has one, that is called all the same
+                watch.forget()
         return False
 
     # creation
@@ -158,8 +163,9 @@ class Contender:
                     if names is None:
                         self.path = None  # another client has deleted the whole queue
             except ConnectionBroken:
-                if self._creating:
-                    yield from self.leave(until)
+                # without a second node while the first one may be there: this contender would wait behind itself
+                if self._creating and not (yield from self.leave(until)):
+                    raise NoAnswer(self.session.failure(None)) from None
             else:
                 if names is not None:
                     return queue(names)
@@ -199,25 +205,24 @@ class Contender:
 
     # deletion
 
-    def leave(self, until: float) -> Flow[None]:
-        """Delete the node. Waits for the server's confirmation until the monotonic time ``until``."""
+    def leave(self, until: float) -> Flow[bool]:
+        """Delete the node. Returns True if the server has confirmed it by the monotonic time ``until``."""
         parker = Parker()
         self.abandon(parker.wake)
-        yield Step(parker.park, parker.apark, (until - monotonic(),))
+        return bool((yield Step(parker.park, parker.apark, (until - monotonic(),))))
 
     def abandon(self, gone: Callable[[], object] = bool) -> None:
         """Delete the node without waiting, even if its creation was not answered yet. Calls ``gone`` once it
         certainly does not exist."""
-        path, creating = self.path, self._creating
-        self.path, self._creating = None, False
         self.session.held.discard(self)
-        if path is not None:
-            self._delete(path, gone)
-        elif creating:
+        if self.path is not None:
+            self._delete(self.path, gone)
+        elif self._creating:
             self.session.send_until_answered(lambda kazoo: kazoo.sync_async(self.parent))
             self.session.send_until_answered(self._children, lambda result: self._delete_found(result, gone))
         else:
             gone()
+        self.path, self._creating = None, False  # last, because an interrupted call is repeated
 
     def _delete(self, path: str, gone: Callable[[], object]) -> None:
         self.session.send_until_answered(lambda kazoo: kazoo.delete_async(path), lambda result: gone())

@@ -176,6 +176,9 @@ class ZooKeeperSession:
         self.held: set[Any] = set()
         self.wake_at = wake_at
         self.waiters = Waiters()  # for the connection
+        # what waits for an answer or for a watch. kazoo may drop both without a word when it is closed: it registers no
+        # watch then, and of two threads one may put a request into the queue that the other one throws away
+        self.asking = Waiters()
         self._alias, self._name = alias, f"distlock-{alias}-zookeeper"
         self._error: Exception | None = None
         self._guard, self._closing = threading.Lock(), threading.Lock()
@@ -185,7 +188,11 @@ class ZooKeeperSession:
         self._pid = os.getpid()
         self._answer_timeout = max(self.timeout / 6, MIN_ANSWER_TIMEOUT)
         self._handler = Handler(
-            f"{self._name}-io", min(CONNECT_TIMEOUT, self.timeout / 3), self._tick, on_unreachable=self._unreachable
+            f"{self._name}-io",
+            min(CONNECT_TIMEOUT, self.timeout / 3),
+            self._tick,
+            self._unreachable,
+            self.end,
         )
         sleep = self._handler.sleep_func
         self.kazoo = KazooClient(
@@ -267,12 +274,13 @@ class ZooKeeperSession:
     def end(self, error: Exception | None = None) -> None:
         """Mark the session as ended, and with it all its locks. This is final."""
         with self._guard:
-            if self.state is self.ENDED:
-                return
-            self.state, self._error = self.ENDED, error
+            if self.state is not self.ENDED:
+                self.state, self._error = self.ENDED, error
+        # again each time, because an interrupted call is repeated
         for token in list(self._repeated):
             self._finish(token, None)
         self.waiters.wake_all()
+        self.asking.wake_all()
         self.wake_at(monotonic())
 
     @property
@@ -350,14 +358,20 @@ class ZooKeeperSession:
 
         Returns kazoo's results, for :meth:`value`. Raises ConnectionBroken, SessionEnded or NoAnswer.
         """
-        if self.state is not self.CONNECTED:
-            yield from self.connected(until)
         parker = Parker()
-        results = [self.send(request) for request in requests]
-        # the server answers in order, so that the last answer is the last
-        results[-1].rawlink(lambda result: parker.wake())
-        if not (yield Step(parker.park, parker.apark, (until - monotonic(),))):
-            raise NoAnswer(self.failure(None))
+        self.asking.add(parker)
+        try:
+            if self.state is not self.CONNECTED:
+                yield from self.connected(until)
+            results = [self.send(request) for request in requests]
+            # the server answers in order, so that the last answer is the last
+            results[-1].rawlink(lambda result: parker.wake())
+            if not (yield Step(parker.park, parker.apark, (until - monotonic(),))):
+                raise NoAnswer(self.failure(None))
+        finally:
+            self.asking.remove(parker)
+        if not results[-1].ready():
+            raise ConnectionBroken  # the session has ended, and :meth:`connected` says so to whoever asks again
         for error in [result.exception for result in results]:
             if getattr(error, "code", None) == WANTS_SASL:
                 break  # the last answer, and it will be the same each time
@@ -422,7 +436,11 @@ class ZooKeeperSession:
 
         self._repeated[token] = send, answered
         if self.state is self.CONNECTED:
-            self._send_again(token)
+            try:
+                self._send_again(token)
+            except BaseException:  # an interrupt: the caller repeats it all
+                self._repeated.pop(token, None)
+                raise
         elif self.state is self.ENDED:
             self._finish(token, None)
 
@@ -467,7 +485,11 @@ class ZooKeeperSession:
         """Close the session, and with it all its nodes. ``wait``: until the thread has ended, which takes
         CLOSE_TIMEOUT with a server that does not answer."""
         thread = threading.Thread(target=self._close, name=f"{self._name}-close", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # no thread can be started, and a session that stays open keeps its nodes
+            self._close()
+            return
         if wait:
             thread.join()
 
@@ -477,7 +499,8 @@ class ZooKeeperSession:
         with self._closing:
             atexit.unregister(self._close)
             self._handler.closed_by = monotonic() + CLOSE_TIMEOUT
-            self.kazoo.stop()
+            if self._handler.spawned:
+                self.kazoo.stop()
             self.kazoo.close()
 
     def abandon(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,12 @@ def nodes(client: Any, name: str) -> list[str]:
         return []
 
 
+def stand_in(server: Any, name: str) -> str:
+    """A contender of another process, which never marks its release."""
+    path: str = server.create(f"{path_of(name)}/{0:032x}-x-", b"", ephemeral=True, sequence=True, makepath=True)
+    return path
+
+
 def packets() -> int:
     """How many requests the server has had, of all clients."""
     with socket.create_connection(address(), 5) as connection:
@@ -82,6 +88,6 @@ def behind(settings: Any, proxy: Proxy, **options: Any) -> None:
 
 def own_path(settings: Any) -> str:
     """A path of the test's own, so that what others leave is not counted."""
-    path = f"/distlock-{os.getpid()}"
+    path = f"/distlock-{secrets.token_hex(4)}"
     use(settings, path=path)
     return path

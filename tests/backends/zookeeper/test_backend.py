@@ -12,11 +12,12 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
-from kazoo.security import make_digest_acl
+from kazoo.security import make_acl, make_digest_acl
 
-from django_distlock import BackendUnavailable, LockTimeout, advisory_lock
+from django_distlock import BackendUnavailable, LockTimeout, UnsupportedOperation, advisory_lock, semaphore
 from django_distlock.backends.zookeeper.backend import ZooKeeperBackend
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.records import Claim
@@ -75,9 +76,15 @@ def test_a_waiter_costs_the_server_nothing_while_it_waits(name: str, settings: A
 
 
 def _settled(server: Any, locks: list[Any]) -> None:
-    """Wait until every waiter has its node, and until the server has heard nothing for a moment."""
+    """Wait until every waiter has its node and its watch, and until the server has heard nothing for a moment."""
     for lock in locks:
         eventually(lambda lock=lock: len(nodes(server, lock.name)) == 2, "a waiter does not wait")
+    session: Any = registry.entry(USING).backend._session  # type: ignore[attr-defined]
+    eventually(
+        lambda: sum(len(watch._parkers) for watch in list(session._watches.values())) == len(locks),
+        "a waiter has no watch",
+    )
+    run(session.ask(monotonic() + 5, lambda kazoo: kazoo.exists_async("/")))  # answered after all that were sent before
     seen = [packets(), -1]
 
     def quiet() -> bool:
@@ -108,6 +115,8 @@ def test_r5_one_deadline_however_often_the_one_before_changes(name: str, server:
         thread.start()
         return thread
 
+    with advisory_lock(f"{name}-warm", using=USING):  # opens the session
+        pass
     ended = threading.Event()
     thread = churn([_stand_in_front(server, name, number) for number in range(times)])
     began = monotonic()
@@ -257,6 +266,16 @@ def test_an_acl_of_ones_own(name: str, settings: Any, server: Any) -> None:
     registry.close()
     with clerk(auth_data=[("digest", "app:secret")]) as friend:
         friend.delete(path, recursive=True)
+
+
+def test_a_semaphore_without_the_right_to_write(name: str, settings: Any, server: Any) -> None:
+    """Its holders write to their nodes for those who wait. Refused, the next one would wait while a place is free."""
+    path = own_path(settings)
+    use(settings, acl=[make_acl("world", "anyone", read=True, create=True, delete=True)])
+    with advisory_lock(name, using=USING), pytest.raises(UnsupportedOperation, match="'acl'"):
+        semaphore(name, limit=2, using=USING).acquire(timeout=1)
+    registry.close()
+    server.delete(path, recursive=True)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,18 @@ from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.records import Claim
-from tests.backends.zookeeper.server import USING, address, behind, clerk, nodes, own_path, packets, path_of, use
+from tests.backends.zookeeper.server import (
+    USING,
+    address,
+    behind,
+    clerk,
+    nodes,
+    own_path,
+    packets,
+    path_of,
+    stand_in,
+    use,
+)
 from tests.conftest import eventually
 from tests.faults.proxy import Proxy
 
@@ -49,11 +60,16 @@ class Waiter:
         self.claim, self.wait = Claim(key=entry.key(name), shared=shared), wait
         self.grant: Any = None
         before = nodes(server, name)
+        ahead = [f"{path_of(name)}/{node}" for node in before if not shared or "-x-" in node][-1:]
+        others = [self._parked(path) for path in ahead]  # waiters of this process share a session and its watches
         self._thread = threading.Thread(target=self._acquire)
         self._thread.start()
         eventually(lambda: len(nodes(server, name)) == len(before) + 1, "it does not queue")
         self.path = f"{path_of(name)}/{next(node for node in nodes(server, name) if node not in before)}"
-        eventually(lambda: self.granted or not before or self.watches(), "it does not wait")
+        eventually(
+            lambda: self.granted or [self._parked(path) for path in ahead] > others or not ahead, "it does not wait"
+        )
+        self.heard()
 
     def _acquire(self) -> None:
         self.grant = self.backend.try_acquire(self.claim, self.wait)
@@ -64,10 +80,14 @@ class Waiter:
 
     def watches(self, path: str | None = None) -> bool:
         """Is the server asked to report the end of the node ahead, or of the node ``path``?"""
-        session = self.backend._session
-        found = any(watch._parkers for ahead, watch in list(session._watches.items()) if path in (None, ahead))
+        found = self._parked(path) > 0
         self.heard()
         return found
+
+    def _parked(self, path: str | None = None) -> int:
+        session = self.backend._session
+        watches = [] if session is None else list(session._watches.items())
+        return sum(len(watch._parkers) for ahead, watch in watches if path in (None, ahead))
 
     def heard(self) -> None:
         """Make one round trip: all requests sent before are answered then, and all events before have come."""
@@ -82,12 +102,6 @@ class Waiter:
     def release(self) -> bool:
         released: bool = self.backend.release(self.comes_in())
         return released
-
-
-def stand_in(server: Any, name: str) -> str:
-    """A contender of another process, which never marks its release."""
-    path: str = server.create(f"{path_of(name)}/{0:032x}-x-", b"", ephemeral=True, sequence=True, makepath=True)
-    return path
 
 
 def waited(server: Any, name: str, **options: Any) -> Waiter:
@@ -130,8 +144,9 @@ def test_r1_a_waiter_that_dies_lets_nobody_in(name: str, server: Any) -> None:
 
 def test_r1_a_waiter_that_gives_up_lets_nobody_in(name: str, server: Any) -> None:
     holder = waited(server, name)
-    impatient = Waiter(server, name, wait=1)
+    impatient = Waiter(server, name, wait=3)
     waiter = Waiter(server, name)
+    impatient._thread.join()  # until then it waits for the holder, with the watch of both
     eventually(lambda: waiter.watches(holder.path) and not waiter.watches(impatient.path), "it does not look again")
     assert not waiter.granted
     assert not impatient.granted
@@ -234,7 +249,7 @@ def test_r1_a_node_that_another_program_writes_to_is_not_released(name: str, ser
     """``set`` in ZooKeeper's shell, on the node of the holder or of a waiter, lets nobody in."""
     holder = waited(server, name)
     ahead = holder.path if held else stand_in(server, name)
-    waiter = Waiter(server, name, wait=1)
+    waiter = Waiter(server, name, wait=3)
     server.set(ahead, b"a note")
     waiter._thread.join(10)
     assert not waiter.granted, "two holders"
@@ -244,11 +259,10 @@ def test_r1_the_end_of_a_waiter_whose_node_was_written_to_lets_nobody_in(name: s
     holder = waited(server, name)
     ahead = stand_in(server, name)
     waiter = Waiter(server, name)
-    old = waiter.backend._session._watches[ahead]
+    watches = waiter.backend._session._watches  # the client's thread changes it
+    old = watches[ahead]
     server.set(ahead, b"a note")
-    eventually(
-        lambda: waiter.watches(ahead) and waiter.backend._session._watches[ahead] is not old, "it does not look again"
-    )
+    eventually(lambda: watches.get(ahead, old) is not old and waiter.watches(ahead), "it does not look again")
     server.delete(ahead)
     eventually(lambda: waiter.watches(holder.path), "it does not wait for the holder")
     assert not waiter.granted

@@ -22,6 +22,8 @@ TTL = 0.6
 # Seconds after the end of the lock of a dead leader within which another one must lead.
 ALLOWED = 1.0
 PATIENCE = 20.0
+# What a candidate says first.
+STANDS = "stands"
 
 
 def stand(link: Link, using: str, name: str, path: str, ttl: float | None, alone: bool) -> None:
@@ -47,6 +49,7 @@ def stand(link: Link, using: str, name: str, path: str, ttl: float | None, alone
             journal.releasing(tokens[term])
 
     office = f"{name}-{os.getpid()}" if alone else name
+    link.say(STANDS)
     options: dict[str, Any] = {} if ttl is None else {"ttl": ttl}
     with Leader(office, using=using, on_elected=lead, on_demoted=step_down, **options):
         link.hear()
@@ -59,9 +62,18 @@ class Candidates:
         self._arguments = (using, name, str(path), ttl, alone)
         self.children = [Child(stand, *self._arguments) for _ in range(size)]
         self.killed: dict[int, float] = {}
+        self._standing: set[int] = set()
+
+    def _stand(self) -> None:
+        """Wait until all do: on a busy machine a process takes seconds to start, and is nobody's successor before."""
+        for child in self.children:
+            if child.pid not in self._standing:
+                assert child.hear(timeout=PATIENCE) == STANDS
+                self._standing.add(child.pid)
 
     def elected(self) -> tuple[Child, float]:
         """The next one to say that it was elected, and when that was."""
+        self._stand()
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
             for child in self.children:

@@ -61,11 +61,11 @@ def test_who_cannot_renew_steps_down_before_another_one_can_lead(using: str, nam
 
 def test_a_lease_that_is_renewed_keeps_its_leader(name: str) -> None:
     """The margin alone ends no term."""
-    office = Office(name, "leasetable", ttl=0.4)
+    office = Office(name, "leasetable", ttl=TTL)
     with office.leader as leader:
         term = leader.elected(PATIENCE)
         assert term is not None
-        until = monotonic() + 1.2
+        until = monotonic() + 1.25 * TTL
         while monotonic() < until:
             assert term.wait(0.05)
     assert (office.elections, office.reason) == (1, "stopped")
