@@ -35,12 +35,14 @@ numbers = itertools.count()
 class RedlockSession(NamedTuple):
     """What a grant is known by. ``votes`` has the last request to each node for its vote, None if there was none.
 
-    A vote whose request was lost does not count: it is taken back, and asked for again after that.
+    A vote whose request was lost does not count: it is taken back, and asked for again after that. ``ended`` is empty
+    until the release begins.
     """
 
     vote: str
     holder: str
     votes: list[Sent | None]
+    ended: list[bool]
 
     def __repr__(self) -> str:
         return "<Session>"  # the vote contains the token
@@ -138,7 +140,7 @@ class RedlockAttempt:
             claim=self.claim,
             acquired_at=asked,
             valid_until=valid_until,
-            session=RedlockSession(vote, holder, ballot.sent),
+            session=RedlockSession(vote, holder, ballot.sent, []),
         )
 
     def keep(self) -> None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from django_distlock.keys import LockKey
 
+    from .nodes import Sent
+
 # The time of a node for its reply: this share of the TTL, and at least this many seconds.
 SHARE_OF_TTL, LEAST_NODE_TIMEOUT = 0.05, 0.05
 # The time for a release or an operator's request; and for a renewal, for which all others wait. Seconds.
@@ -86,20 +88,21 @@ class RedlockBackend(Backend):
         attempt = RedlockAttempt(self._nodes, claim, self._holder.facts(claim.key), self._patience(claim.ttl or 0.0))
         self._claims[claim.token] = (attempt,)
         try:
-            grant, everyone = None, False
+            grant: Grant | None = None
+            failed: BackendUnavailable | None = None
             if wait <= 0 or now - self._busy.get(claim.key.digest, -BUSY) >= BUSY:
                 try:
                     grant = yield from attempt.once(attempt.until(wait))
-                except BackendUnavailable:
+                except BackendUnavailable as error:
                     if monotonic() >= now + wait:
                         raise
-                    everyone = True
+                    failed = error
             if grant is None and wait > 0:
                 waiter = RedlockWaiter(attempt, self._waiters, now + wait)
                 self._claims[claim.token] = (waiter, attempt)
-                grant = yield from waiter.wait(everyone)
-        except Exception:
-            self._claims.pop(claim.token, None)
+                grant = yield from waiter.wait(failed)
+        except (Exception, GeneratorExit):  # also one of a task queue, which may come anywhere
+            finalizers.now_or_later(self.withdraw, claim)
             raise
         if grant is None:
             self._note_busy(claim.key)
@@ -139,6 +142,7 @@ class RedlockBackend(Backend):
 
     def _release(self, grant: Grant) -> Flow[bool]:
         self._claims.pop(grant.claim.token, None)
+        grant.session.ended.append(True)  # before the votes are read: a renewal under way may add one
         votes, undo = grant.session.votes, _undo_of(grant)
         request = undo_request(undo)
         try:
@@ -148,12 +152,9 @@ class RedlockBackend(Backend):
             self._take_back(grant)
             raise
         for index, (vote, sent) in enumerate(zip(votes, ballot.sent, strict=True)):
-            # the request for the vote may arrive later, on another connection
-            if vote is None:
-                continue
-            overtaken = vote.reply is PENDING and (sent is None or sent.pipeline is not vote.pipeline)
-            if sent is None or overtaken:
-                self._nodes.undo_later(index, undo, uncertain=overtaken)
+            first = ballot.may_be_first(index)
+            if vote is not None and (sent is None or first):
+                self._nodes.undo_later(index, undo, uncertain=first)
         if verdict is Verdict.UNAVAILABLE:
             in_time = grant.valid_until is not None and monotonic() < grant.valid_until
             if in_time and ballot.repeated_in_vain():
@@ -216,17 +217,17 @@ class RedlockBackend(Backend):
 
         def judge(answers: Sequence[NodeAnswer], elapsed: float, patience: float) -> Verdict:
             pairs = zip(session.votes, answers, strict=True)
-            counted = [NodeAnswer.FAILED if vote is not None and vote.lost else answer for vote, answer in pairs]
+            counted = [NodeAnswer.FAILED if _in_doubt(session, vote) else answer for vote, answer in pairs]
             return confirm(counted, elapsed=elapsed, patience=patience)
 
         try:
             verdict = yield from ballot.ask(judge, self._patience(ttl), monotonic() + longest, settle=SETTLE)
+            if revote and verdict is Verdict.GRANTED:
+                self._vote_again(ballot, grant, ttl)
+            ballot.close()
         except BaseException:
             finalizers.now_or_later(ballot.close)
             raise
-        if revote and verdict is Verdict.GRANTED:
-            self._vote_again(ballot, grant, ttl)
-        ballot.close()
         return verdict
 
     def _vote_again(self, ballot: Round, grant: Grant, ttl: float) -> None:
@@ -235,6 +236,8 @@ class RedlockBackend(Backend):
         for index, answer in enumerate(ballot.answers):
             if answer is NodeAnswer.REFUSED and not self._undone_now(index, grant):
                 session.votes[index] = ballot.tell(index, again) or session.votes[index]
+                if session.ended:  # and the release may not have seen this vote
+                    self._nodes.undo_later(index, _undo_of(grant))
 
     def _count(self, ballot: Round, grant: Grant) -> None:
         """A vote that a node confirms counts from now on, also if the first request for it was lost."""
@@ -243,9 +246,12 @@ class RedlockBackend(Backend):
                 grant.session.votes[index] = ballot.sent[index]
 
     def _undone_now(self, index: int, grant: Grant) -> bool:
-        """Is the vote of this node being taken back, because the request for it was lost?"""
-        vote = grant.session.votes[index]
-        return vote is not None and vote.lost and self._nodes.undoing(index, grant.session.vote)
+        """Is the vote of this node being taken back, because the request for it was lost, or may it be soon?"""
+        session: RedlockSession = grant.session
+        vote = session.votes[index]
+        if vote is None or not _in_doubt(session, vote):
+            return False
+        return not vote.lost or self._nodes.undoing(index, session.vote)
 
     def _undo_at(self, what: tuple[int, Undo], until: float) -> Flow[None]:
         """For the clean-up: undo what may be left at one node."""
@@ -290,6 +296,12 @@ class RedlockBackend(Backend):
         super().after_fork()
         self._nodes.abandon()
         self._start()
+
+
+def _in_doubt(session: RedlockSession, vote: Sent | None) -> bool:
+    """May the request for this vote be lost, and with that the vote taken back? Its own reply says that it is not, and
+    comes before any later one of the same connection."""
+    return vote is not None and (vote.lost or (vote.reply is PENDING and not session.ended))
 
 
 def _undo_of(grant: Grant) -> Undo:

@@ -80,10 +80,13 @@ def break_everywhere(nodes: Nodes, info: LockInfo, patience: float) -> Flow[bool
     if len(token) != DIGEST:  # a part of it could mean other votes as well
         return False
     request = NodeRequest(BREAK, keys_of(info.key), token, repeat=True)
-    ballot = yield from ask_all(nodes, dict.fromkeys(range(len(nodes.all)), request), monotonic() + patience)
+    until, requests = monotonic() + patience, dict.fromkeys(range(len(nodes.all)), request)
+    ballot = yield from ask_all(nodes, requests, until)
     replies = _replies(ballot)
     if len(replies) < majority(len(nodes.all)):
         raise ballot.error()
+    if late := {index: request for index in requests if index not in replies}:  # not connected as fast as the others
+        replies |= _replies((yield from ask_all(nodes, late, until)))
     return any(reply == 1 for reply in replies.values())
 
 

@@ -138,7 +138,7 @@ class Pipeline:
         try:
             link.send(request.packed)
         except ConnectionFailed as error:
-            if not error.uncertain:  # the node has got nothing of it
+            if not error.uncertain and not request.repeat:  # the node has got nothing of it
                 self.due.remove(sent)
                 sent.lost = True
             self.node.lose(self, error)
@@ -151,14 +151,17 @@ class Pipeline:
         """Take the replies that have come."""
         try:
             while self.due and self.link is not None and (reply := self.link.take()) is not PENDING:
-                sent = self.due.popleft()
-                script, call = sent.request.script, sent.request.call
+                sent = self.due[0]
+                request = sent.request
                 # a vote must not come after what takes it back
-                if script is not None and unknown_script(reply) and (sent.request.repeat or not self.due):
+                if request.script is not None and unknown_script(reply) and (request.repeat or len(self.due) == 1):
                     self.due.append(sent)
-                    self.link.send(script.whole(*call))
+                    self.link.send(request.script.whole(*request.call))
                 else:
                     sent.reply = reply
+                    if request.repeat and isinstance(reply, Exception):  # refused for the moment, and so not undone
+                        self.node.undo(request)
+                self.due.popleft()  # last: an interrupt must not lose it
         except ConnectionFailed as error:
             self.node.lose(self, error)
         except BaseException:
@@ -166,7 +169,13 @@ class Pipeline:
             raise
 
     def overdue(self, now: float) -> bool:
-        """Is the node silent for longer than it may be?"""
+        """Is the node silent for longer than it may be? Replies that have come count: the caller may be late itself."""
+        if not self._due_by(now):
+            return False
+        self.hear()
+        return self._due_by(now)
+
+    def _due_by(self, now: float) -> bool:
         return bool(self.due) and (self.due[0].until <= now or len(self.due) >= MAX_DUE)
 
     def called(self, member: bytes, until: float) -> Flow[bool]:
@@ -249,7 +258,7 @@ class Node:
             self.silence(pipeline)
         elif pipeline.due:
             self._late.append(pipeline)
-        else:
+        elif pipeline.link is not None:
             self.pool.give(pipeline.link)
 
     def silence(self, pipeline: Pipeline) -> None:
@@ -271,8 +280,12 @@ class Node:
     def abandon_request(self, sent: Sent) -> None:
         """A request whose reply cannot come."""
         sent.lost = True
-        if sent.request.undo is not None:
-            self._undo_later(self.number - 1, sent.request.undo)
+        self.undo(sent.request)
+
+    def undo(self, request: NodeRequest) -> None:
+        """Undo in the background what a request may have left."""
+        if request.undo is not None:
+            self._undo_later(self.number - 1, request.undo)
 
     def open(self) -> None:
         """Open a connection, in a thread that may wait."""
@@ -307,10 +320,11 @@ class Node:
 
     def close(self) -> None:
         """Close every connection."""
-        while self._late:
-            pipeline = self._late.pop()
-            if pipeline.link is not None:
-                self.pool.discard(pipeline.link)
+        with contextlib.suppress(IndexError):  # another thread may take some
+            while True:
+                pipeline = self._late.pop()
+                if pipeline.link is not None:
+                    self.pool.discard(pipeline.link)
         self.pool.close()
 
 

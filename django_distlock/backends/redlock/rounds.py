@@ -160,6 +160,8 @@ class Round:
                 self._send(index, request, now + max(patience, SILENT))
         while True:
             now = monotonic()
+            if now >= end and NodeAnswer.PENDING in self.answers:
+                self._listen(now)  # replies that have come count: this process may be late itself
             verdict, self.over = judge(self.answers, now - self.asked_at, end - self.asked_at), now >= end
             if verdict is not Verdict.WAIT:
                 if not settle or NodeAnswer.PENDING not in self.answers or now >= end:
@@ -167,7 +169,8 @@ class Round:
                 end, settle = min(end, now + settle), 0.0
                 yield from self.settle(end)
                 return judge(self.answers, monotonic() - self.asked_at, end - self.asked_at)
-            yield Step(self._listen, self._alisten, (end,))
+            if not self._lost:
+                yield Step(self._listen, self._alisten, (end,))
             if self._lost:
                 yield from self._repeat(until, patience)
                 end = min(until, monotonic() + patience)
@@ -307,6 +310,12 @@ class Round:
         return any(
             sent is not None and sent.reply == 0 and index in self._repeated for index, sent in enumerate(self.sent)
         )
+
+    def may_be_first(self, index: int) -> bool:
+        """May a node execute this request before the earlier one? It went out on another connection than that, which
+        somebody else had at that moment; the earlier reply may have come since."""
+        sent, prefer = self.sent[index], self._prefer[index] if self._prefer else None
+        return prefer is not None and (sent is None or sent.pipeline is not prefer)
 
     def close(self) -> None:
         """Give the connections back."""

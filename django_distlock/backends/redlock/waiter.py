@@ -115,11 +115,15 @@ class RedlockWaiter:
         self._error: BackendUnavailable | None = None
         self._disturbed_at = 0.0
 
-    def wait(self, everyone: bool) -> Flow[Grant | None]:
-        """The grant, or None at the deadline. ``everyone``: ask all nodes at once, not first the one with the queue.
+    def wait(self, failed: BackendUnavailable | None) -> Flow[Grant | None]:
+        """The grant, or None at the deadline. ``failed``: how an attempt before has ended, if too few nodes answered.
 
-        BackendUnavailable if too few nodes answer for a while.
+        After that all nodes are asked at once, not first the one with the queue. BackendUnavailable if too few nodes
+        answer for a while, or if nothing was heard since ``failed``.
         """
+        everyone = failed is not None
+        if not isinstance(failed, Crowded):
+            self._error, self._disturbed_at = failed, monotonic()
         try:
             queued = self._places.take(self._place)
             while True:
@@ -191,6 +195,10 @@ class RedlockWaiter:
             node.deaf_until = now + DEAF
             node.lose(own, error)
             self._own = None
+        except BaseException:  # an answer is due that no request here stands for
+            node.lose(own, None)
+            self._own = None
+            raise
 
     def _doubt(self, sent: Sent | None) -> None:
         """Remember a request to queue that may be executed later than the one that takes it back."""

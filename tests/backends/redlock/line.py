@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from django_distlock import LockLost
+from django_distlock import BackendUnavailable, LockLost
 from django_distlock.backends.cleanup import UNDO_WINDOW
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
@@ -91,20 +91,22 @@ class Line:
         within(time.monotonic() - began, 2 * patience, what="a ghost")
 
     def hold(self, timeout: float, seconds: float = 0.0, **options: Any) -> Any:
-        """Take it, and give it back after so long."""
+        """Take it, and give it back after so long. Too few nodes may answer that in time; what stays is looked for."""
         lock = self.nodes.lock(self.name, timeout=timeout, **options)
 
         async def task() -> Any:
             self._task = asyncio.current_task(), asyncio.get_running_loop()
-            with contextlib.suppress(LockLost):
-                async with lock as lease:
+            lease = await lock.aacquire()
+            with contextlib.suppress(LockLost, BackendUnavailable):
+                async with lease:
                     await asyncio.sleep(seconds)
             return lease
 
         self._thread = threading.get_ident()
         if self.face == "async":
             return asyncio.run(task())
-        with contextlib.suppress(LockLost), lock as lease:
+        lease = lock.acquire()
+        with contextlib.suppress(LockLost, BackendUnavailable), lease:
             time.sleep(seconds)
         return lease
 

@@ -15,6 +15,7 @@ from django_distlock.backends.redlock.backend import RedlockBackend
 from django_distlock.manager.registry import registry
 from tests.backends.redlock.nodes import Nodes, five_nodes
 from tests.conftest import eventually
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +25,14 @@ A, B, C, D = (f"redis://127.0.0.1:{port}/0" for port in range(1, 5))
 
 @pytest.fixture
 def nodes(settings: Any, nothing_left: None) -> Iterator[Nodes]:
+    """With time to answer: who is late is asked again, or not counted."""
+    with five_nodes(settings, node_timeout=2) as nodes:
+        yield nodes
+        registry.close()
+
+
+@pytest.fixture
+def hasty_nodes(settings: Any, nothing_left: None) -> Iterator[Nodes]:
     with five_nodes(settings) as nodes:
         yield nodes
         registry.close()
@@ -65,7 +74,7 @@ def test_one_request_to_each_node_to_take_it_and_one_to_give_it_back(nodes: Node
     before = nodes.calls("evalsha"), nodes.calls("set")
     for _ in range(10):
         lock.acquire().release()
-    nodes.quiet()
+        nodes.quiet()  # a node that is behind is passed over
     assert nodes.calls("evalsha") == [was + (20 if node == lead else 10) for node, was in enumerate(before[0])]
     assert nodes.calls("set") == [was + 10 for was in before[1]]
 
@@ -114,7 +123,8 @@ def test_broken_on_all_nodes(nodes: Nodes, name: str) -> None:
         lease.release()
 
 
-def test_no_password_in_what_is_said(nodes: Nodes, name: str) -> None:
+def test_no_password_in_what_is_said(hasty_nodes: Nodes, name: str) -> None:
+    nodes = hasty_nodes
     password = nodes.servers[0]["password"]
     backend = registry.entry("five").backend
     nodes.lock(name).acquire().release()
@@ -123,7 +133,7 @@ def test_no_password_in_what_is_said(nodes: Nodes, name: str) -> None:
     began = time.monotonic()
     with pytest.raises(Exception, match="5 of 5 Redis nodes did not answer in time: 1, 2, 3, 4, 5") as failed:
         nodes.lock(name).acquire(timeout=0)
-    assert time.monotonic() - began < 0.55
+    within(time.monotonic() - began, 0.55)
     for proxy in nodes.proxies:
         proxy.heal()
     said = f"{failed.value!r} {failed.value.__cause__!r} {backend!r} {backend._targets!r}"

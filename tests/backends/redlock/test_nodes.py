@@ -6,17 +6,21 @@ import asyncio
 import os
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock import BackendUnavailable
+from django_distlock import BackendUnavailable, advisory_lock
+from django_distlock.backends.redis.connection import pack
 from django_distlock.backends.redlock import waiter
 from django_distlock.backends.redlock.backend import RedlockBackend
-from django_distlock.backends.redlock.nodes import PLACES
+from django_distlock.backends.redlock.nodes import PLACES, NodeRequest
+from django_distlock.backends.redlock.rounds import Round
 from django_distlock.backends.redlock.waiter import Pace
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import run
+from django_distlock.concurrency.sockets import readable
 from django_distlock.manager.registry import registry
 from tests.backends.redlock.nodes import five_nodes
 from tests.conftest import eventually
@@ -43,7 +47,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 def test_r23_connecting_threads_do_not_pile_up(resolver: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """Callers come and go while no name server tells the addresses of the nodes."""
     monkeypatch.setattr("django_distlock.backends.redlock.nodes.CONNECT_TIMEOUT", 0.05)
-    monkeypatch.setattr("django_distlock.backends.redlock.nodes.HELD_UP", 0.005)
+    monkeypatch.setattr("django_distlock.backends.redlock.nodes.HELD_UP", 0.05)
     monkeypatch.setattr("django_distlock.backends.redlock.nodes.RETRY", 0.0)
     before = set(threading.enumerate())
     backend = RedlockBackend("five", {"nodes": ["redis://hung.example", "redis://too.example"]})
@@ -61,6 +65,68 @@ def test_r23_connecting_threads_do_not_pile_up(resolver: threading.Event, monkey
     resolver.set()
     for thread in set(threading.enumerate()) - before:
         thread.join(5)
+
+
+def test_who_was_late_itself_does_not_take_a_node_for_silent(settings: Any, nothing_left: None, name: str) -> None:
+    """A process that was stopped, or got no processor, for longer than a node may take finds the reply that came."""
+    with five_nodes(settings) as five:
+        five.connect(name)
+        nodes: Any = registry.entry(five.using).backend
+        node = nodes._nodes.all[0]
+        pipeline = run(nodes._nodes.connected(node, monotonic() + 5))
+        link = pipeline.link
+        pipeline.send(NodeRequest(None, packed=pack("PING")), monotonic() + 0.05)
+        time.sleep(0.06)
+        assert readable(link.fd, 10)
+        node.put(pipeline)
+        assert not node.trouble
+        assert node.take(clean=True).link is link
+
+
+def votes_are_there(asked: Round) -> None:
+    """Of a majority, and not heard yet."""
+    eventually(lambda: sum(readable(fd, 0) for fd in asked._by_fd) >= 3, "no majority has answered")
+
+
+@pytest.mark.parametrize("face", ["sync", "async"])
+def test_r5_who_was_late_itself_has_the_lock_that_was_granted_in_time(
+    settings: Any, nothing_left: None, name: str, monkeypatch: pytest.MonkeyPatch, face: str
+) -> None:
+    """The caller got no processor from its requests to its deadline. The votes were there, and it gave up."""
+    late: list[float] = []
+    listen, alisten = Round._listen, Round._alisten
+
+    def listen_late(self: Round, until: float) -> None:
+        if late:
+            return listen(self, until)
+        late.append(until)
+        time.sleep(until - monotonic() + 0.05)
+        return votes_are_there(self)
+
+    async def alisten_late(self: Round, until: float) -> None:
+        if late:
+            return await alisten(self, until)
+        late.append(until)
+        await asyncio.sleep(until - monotonic() + 0.05)
+        return await asyncio.to_thread(votes_are_there, self)
+
+    async def in_a_task() -> None:
+        lease = await lock.aacquire(timeout=0.1)
+        assert lease.held
+        await lease.arelease()
+
+    with five_nodes(settings, node_timeout=2) as five:
+        five.connect(name)
+        monkeypatch.setattr(Round, "_listen", listen_late)
+        monkeypatch.setattr(Round, "_alisten", alisten_late)
+        lock = advisory_lock(name, using=five.using)
+        if face == "async":
+            asyncio.run(in_a_task())
+        else:
+            lease = lock.acquire(timeout=0.1)
+            assert lease.held
+            lease.release()
+    assert late
 
 
 def test_a_descriptor_that_an_event_loop_watches_is_not_closed_under_it(
@@ -155,12 +221,13 @@ def test_when_a_waiter_asks_without_being_called() -> None:
 
 def test_two_threads_connect_to_nodes_that_answer(settings: Any, nothing_left: None, name: str) -> None:
     """However many tasks ask, and however many nodes there are."""
-    most = 0
+    made = most = 0
     starts = threading.Thread.start
 
     def start(self: threading.Thread) -> None:
-        nonlocal most
+        nonlocal made, most
         starts(self)
+        made += self.name.endswith(("-connect", "-open"))  # and perhaps at its end already
         most = max(most, sum(thread.name.endswith(("-connect", "-open")) for thread in threading.enumerate()))
 
     async def one(lock: Any) -> None:
@@ -175,7 +242,8 @@ def test_two_threads_connect_to_nodes_that_answer(settings: Any, nothing_left: N
         patch.setattr(threading.Thread, "start", start)
         asyncio.run(main(nodes.lock(name)))
         registry.close()
-    assert 0 < most <= 2
+    assert made
+    assert most <= 2
 
 
 def test_a_node_that_answers_late_is_in_no_trouble_afterwards(settings: Any, nothing_left: None, name: str) -> None:
