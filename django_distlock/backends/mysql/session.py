@@ -60,7 +60,10 @@ def _at_once(statement: bytes) -> Callable[[MySQLSession, LockKey, bool], bool]:
         conn = session.conn
         try:
             _query(conn, statement % key.text_bytes)
-            return conn.store_result().fetch_row()[0][0] == 1  # type: ignore[no-any-return]
+            done = conn.store_result().fetch_row()[0][0]
+            if done is None:  # an error, which is neither yes nor no
+                raise ServerError(0, "The server returned NULL.")
+            return bool(done == 1)
         except MySQLdb.Error as error:
             raise session._sorted(error) from error
         finally:

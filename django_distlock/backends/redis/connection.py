@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import select
 import socket
 import ssl
+import struct
 import threading
 import uuid
 from collections import deque
@@ -39,6 +41,8 @@ FRESH = 0.5
 # TCP keepalive: a waiter is silent for long and must notice when the network has forgotten its connection. Seconds, and
 # the number of probes. macOS calls the first one TCP_KEEPALIVE.
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPALIVE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
+# SO_LINGER with no time (socket(7)): closing drops what the network has not delivered.
+DROP = struct.pack("ii", 1, 0)
 # What a socket that never blocks raises when there is nothing to read.
 _NOTHING_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 # redis-py strips the code from the text of the errors that it knows.
@@ -253,8 +257,15 @@ class Connection:
             shut(self.fd)
 
     def close(self) -> None:
-        """Close this process's end. After a fork, the connection of the parent is not touched."""
+        """Close this process's end. After a fork, the connection of the parent is not touched.
+
+        A request without a reply that the network has not delivered yet is dropped. TCP would deliver it when a broken
+        network is whole again, long after the clean-up has undone it.
+        """
         self.fd = -1
+        if self.owed and self._driver.pid == os.getpid():
+            with contextlib.suppress(OSError):  # some systems refuse it for a socket that was reset
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, DROP)
         with contextlib.suppress(Exception):
             self._driver.disconnect()
 

@@ -163,16 +163,17 @@ class SessionLockBackend(Backend, Generic[S]):
         session = self.sessions.open_shared
         if session is None or wait <= FAST_WAIT or session.dead is not None:
             return None
-        turn = Turn(session.mutex)
+        turn, busy = Turn(session.mutex), False
         if not turn.try_acquire():
             return None
         try:
             try:
                 held = session.held
-                free = session.dead is None and session.orphaned_at is None and len(held) < LOCKS_PER_SESSION
-                if free and session.lock_fast(key, shared):
-                    held[key.digest] = held.get(key.digest, 0) + 1
-                    return grant_of((claim, asked, None, None, session))
+                if session.dead is None and session.orphaned_at is None and len(held) < LOCKS_PER_SESSION:
+                    if session.lock_fast(key, shared):
+                        held[key.digest] = held.get(key.digest, 0) + 1
+                        return grant_of((claim, asked, None, None, session))
+                    busy = True
             except (SessionDead, ServerError, StatementTimeout):
                 pass  # _acquire asks again, and handles these
             except BaseException:
@@ -183,7 +184,10 @@ class SessionLockBackend(Backend, Generic[S]):
         except BaseException:
             turn.release()  # again: see locked()
             raise
-        return None
+        if not busy:
+            return None
+        self._busy.add(key.digest, asked)
+        return self._wait_fast(claim, wait, asked)
 
     def _wait_fast(self, claim: Claim, wait: float, asked: float) -> Grant | None:
         """:meth:`acquire_fast` for a key that was busy lately: wait for it at once, on a session of its own."""

@@ -12,6 +12,7 @@ from django_distlock.backends.leasetable.records import KEPT
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.records import Claim, drift
 from tests.backends.leasetable.stores import SERVERS, SQLITE, STORES, TTL, Stores
+from tests.support.unhurried import give_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 def stores(
     request: pytest.FixtureRequest, databases: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Stores]:
+    give_time(monkeypatch.setattr)
     made = Stores(request.param, monkeypatch, tmp_path)
     yield made
     made.close()

@@ -14,6 +14,7 @@ from django.db import OperationalError, connections
 from django.db.utils import ProgrammingError
 
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock, held_locks
+from django_distlock.backends.leasetable import backend as engine
 from django_distlock.backends.leasetable.backend import LeaseTableBackend
 from django_distlock.manager.registry import registry
 from tests.backends.leasetable.stores import SERVERS, STORES, Stores
@@ -96,8 +97,9 @@ def test_r5_a_server_that_stops_while_somebody_waits(proxied: Proxied, using: st
 
 @pytest.mark.parametrize("using", USING)
 @pytest.mark.parametrize("cut", [True, False], ids=["connection cut", "silence"])
-def test_r7_a_lost_reply(proxied: Proxied, using: str, name: str, cut: bool) -> None:
+def test_r7_a_lost_reply(proxied: Proxied, using: str, name: str, cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The statement was executed, and is sent again: the lease is ours, the release is one."""
+    monkeypatch.setattr(engine, "RENEWAL_PATIENCE", 5.0)
     proxy = proxied(using)
     lock = advisory_lock(name, using=using, timeout=5)
     lock.acquire().release()

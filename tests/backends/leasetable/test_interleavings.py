@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.backends.leasetable.stores import SERVERS, SQLITE, TTL, Stores
+from tests.support.unhurried import give_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +24,7 @@ WAIT = 1000.0
 def stores(
     request: pytest.FixtureRequest, databases: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Stores]:
+    give_time(monkeypatch.setattr)
     made = Stores(request.param, monkeypatch, tmp_path)
     yield made
     made.close()

@@ -104,7 +104,7 @@ def waiters(using: str, name: str) -> int:
 
 @pytest.mark.parametrize("using", USING)
 def test_a_killed_holder_is_followed_after_the_ttl(using: str, name: str) -> None:
-    ttl = 0.6
+    ttl = 2.0
     with Child(hold, using, name, ttl) as child:
         assert child.hear() == "held"
         with pytest.raises(LockTimeout):
@@ -112,7 +112,7 @@ def test_a_killed_holder_is_followed_after_the_ttl(using: str, name: str) -> Non
         child.kill()
         killed = time.monotonic()
         advisory_lock(name, using=using).acquire(timeout=10).release()
-        assert 0.3 * ttl < time.monotonic() - killed < ttl + 0.5
+        within(time.monotonic() - killed, ttl + 0.5, least=0.3 * ttl)
 
 
 @pytest.mark.parametrize("using", USING)
@@ -204,7 +204,7 @@ def test_r5_a_writer_that_stands_still_is_not_waited_for(name: str) -> None:
             began = time.monotonic()
             with pytest.raises(BackendUnavailable, match="locked") as caught:
                 lock.acquire(timeout=timeout)
-            assert limit <= time.monotonic() - began < limit + 0.2
+            within(time.monotonic() - began, limit + 0.2, least=limit)
             assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
         child.signal(signal.SIGCONT)
         child.say()

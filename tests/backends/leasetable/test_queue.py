@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from django_distlock.backends.leasetable import sqlite, statements
 from django_distlock.backends.leasetable.records import DEAD, GRACE
 from django_distlock.backends.leasetable.waiter import LONGEST_OF_NEXT, LONGEST_PAUSE, NEXT, PER_PLACE
 from tests.backends.leasetable.stores import STORES, TTL, Stores
+from tests.support.unhurried import give_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +25,7 @@ WAIT = 1000.0
 def stores(
     request: pytest.FixtureRequest, databases: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Stores]:
+    give_time(monkeypatch.setattr)
     made = Stores(request.param, monkeypatch, tmp_path)
     yield made
     made.close()
@@ -60,10 +63,12 @@ def test_r4_first_come_first_served(stores: Stores) -> None:
         assert waiters[expected][0].release(grant)
 
 
-def test_r4_expiry_serves_the_first_too(stores: Stores) -> None:
-    _, grant, waiters = queue(stores, 2, ttl=0.5)
+def test_r4_expiry_serves_the_first_too(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statements, "GRACE", DEAD)  # the waiters are not late, the clock is set
+    monkeypatch.setattr(sqlite, "_GRACE", statements.microseconds(DEAD))
+    _, grant, waiters = queue(stores, 2, ttl=5.0)
     assert served(waiters) is None
-    stores.shift(0.6)
+    stores.shift(5.1)
     number, new = served(waiters) or (None, None)
     assert number == 0
     assert new.fence > grant.fence

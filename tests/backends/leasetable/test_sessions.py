@@ -22,6 +22,7 @@ from django_distlock.backends.leasetable.sqlite import lease_path
 from django_distlock.concurrency.clock import monotonic
 from tests.backends.leasetable.stores import SERVERS, STORES, Stores
 from tests.conftest import eventually
+from tests.support.unhurried import give_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.usefixtures("databases")
 
 @pytest.fixture(params=STORES)
 def stores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stores]:
+    give_time(monkeypatch.setattr)
     made = Stores(request.param, monkeypatch, tmp_path)
     yield made
     made.close()

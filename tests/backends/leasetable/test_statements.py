@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections, transaction
 
-from django_distlock.backends.leasetable import sqlite
+from django_distlock.backends.leasetable import sqlite, waiter
 from tests.backends.leasetable.stores import SERVERS, Stores
 from tests.backends.statements import totals
 from tests.faults.server import ask, is_mariadb
+from tests.support.unhurried import give_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,10 +29,12 @@ LONG = 1000.0
 def stores(
     request: pytest.FixtureRequest, databases: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Stores]:
+    give_time(monkeypatch.setattr)
     made = Stores(request.param, monkeypatch, tmp_path)
     # on a busy machine a hold takes longer, and so does the way from one statement to the next
     monkeypatch.setattr(sqlite, "SHORT_HOLD", LONG)
     monkeypatch.setattr(sqlite, "HOT", LONG)
+    monkeypatch.setattr(waiter, "SIGN_OF_LIFE", LONG)
     yield made
     made.close()
 
@@ -136,7 +139,7 @@ def test_a_waiter_says_that_it_lives_now_and_then(stores: Stores) -> None:
     assert holder.try_acquire(stores.claim())
     claim = stores.claim()
     assert client.try_acquire(claim, WAIT) is None
-    client._claims[claim.token]._seen_at -= 0.5
+    client._claims[claim.token]._seen_at -= 2 * LONG
     with counted(stores, client) as found:
         for _ in range(3):
             assert client.try_acquire(claim, WAIT) is None
@@ -185,7 +188,7 @@ def test_twenty_thousand_ended_leases_are_not_looked_at(stores: Stores) -> None:
     recorder = place.cursor = Recorder(place.cursor)
     held, claim = other.try_acquire(stores.claim()), stores.claim()
     assert client.try_acquire(claim, WAIT) is None
-    client._claims[claim.token]._seen_at -= 0.5
+    client._claims[claim.token]._seen_at -= 2 * LONG
     assert client.try_acquire(claim, WAIT) is None
     assert other.release(held)
     grant = client.try_acquire(claim, WAIT)

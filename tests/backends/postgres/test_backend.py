@@ -27,6 +27,7 @@ from tests.faults.conftest import database_alias
 from tests.faults.server import ask, holders, key_of, session_of, waiters
 from tests.support.processes import Child
 from tests.support.timing import within
+from tests.support.unhurried import give_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +38,11 @@ pytestmark = pytest.mark.usefixtures("databases")
 
 TIMEOUTS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout")
 BACKEND = "django_distlock.backends.postgres.AdvisoryBackend"
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_time(monkeypatch.setattr)
 
 
 def on(settings: Any, database: str, **options: Any) -> None:
@@ -175,12 +181,12 @@ def impatient_role(databases: None, settings: Any) -> Iterator[str]:
 
 def test_r7_an_error_that_came_after_the_grant_leaves_nothing_held(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As lock_timeout may, in the race of tests/faults/test_grant_race.py: the session gives everything back."""
-    registry.reset()  # a session that another test has left may be silent
     entry: Any = registry.entry("postgres")
     key, sessions = entry.key(name), entry.backend.sessions
     session = run(sessions.lend(monotonic() + 5))
-    session.used_at = monotonic() + 60  # not idle, however busy the machine is
     monkeypatch.setitem(STATEMENTS, b"wait_x", b"SELECT pg_advisory_lock($1), 1 / (random() * 0)::int")
+    turn = session.mutex.turn()
+    assert turn.acquire(5)  # else the keepalive thread may take the reply
     try:
         with pytest.raises(ServerError, match="division by zero"):
             run(session.wait(key, False, monotonic() + 5))
@@ -189,6 +195,7 @@ def test_r7_an_error_that_came_after_the_grant_leaves_nothing_held(name: str, mo
         assert not holders("postgres", name)
     finally:
         session.kill("it has prepared nonsense")
+        turn.release()
         sessions.give_back(session)
 
 
@@ -214,6 +221,8 @@ def test_statement_timeout_of_the_role_does_not_end_a_wait_in_a_transaction(impa
         assert child.hear() == "held"
         timer = threading.Timer(0.4, child.say)
         with transaction.atomic(using=impatient_role):
+            with connections[impatient_role].cursor() as cursor:  # this test may be slow between two statements
+                cursor.execute("SET LOCAL idle_in_transaction_session_timeout = '10s'")
             timer.start()
             with advisory_lock(name, using="postgres", timeout=5):
                 assert len(holders("postgres", name)) == 1

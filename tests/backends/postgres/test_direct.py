@@ -6,7 +6,6 @@ All else is as with a cursor: the settings of the transaction, errors, interrupt
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from tests.faults.server import holders, key_of
 from tests.manager.transactions.reconnecting import address
 from tests.support.interrupts import interrupted_everywhere
 from tests.support.paths import PACKAGE
+from tests.support.profiled import profiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -131,12 +131,10 @@ def test_a_transaction_under_a_lock_costs_few_calls(name: str) -> None:
     def measure() -> None:
         cycle()
         cycle()
-        before = sys.getprofile()
-        sys.setprofile(profile)
         try:
-            cycle()
+            with profiled(profile):
+                cycle()
         finally:
-            sys.setprofile(before)
             connections.close_all()
 
     with ThreadPoolExecutor(1) as threads:  # a new thread has no connections from earlier tests
@@ -295,13 +293,16 @@ def test_r7_an_interrupt_cancels_the_statement(connection: Any) -> None:
     def interrupt(*args: Any) -> None:
         raise KeyboardInterrupt
 
+    def interrupted_statement() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)  # which may be over before the next line on a busy machine
+        directly(connection, "SELECT pg_sleep(30)")
+
     before = signal.signal(signal.SIGALRM, interrupt)
     begun = time.monotonic()
     connection.set_autocommit(False)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(KeyboardInterrupt):
-            directly(connection, "SELECT pg_sleep(30)")
+            interrupted_statement()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -63,7 +63,7 @@ def test_session_mode(settings: Any, name: str) -> None:
         ask("postgres", "SELECT pg_advisory_lock(%s)", number)
         with pytest.raises(LockTimeout):
             advisory_lock(name, using="postgres", timeout=0.2).acquire()
-        assert not waiters("postgres", name)
+        eventually(lambda: not waiters("postgres", name), "it waits on")
         got: list[int] = []
         given, seen = threading.Event(), threading.Event()
 

@@ -19,7 +19,7 @@ from django_distlock.manager.site_key import site_key
 from django_distlock.records import Claim
 from tests.conftest import eventually
 from tests.support import services
-from tests.support.services.process import free_port
+from tests.support.services.process import free_port, signal_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,7 +126,7 @@ class Own:
 
     def signal(self, number: int) -> None:
         assert self._process is not None
-        self._process.send_signal(number)
+        signal_all([self._process.pid], number)
 
     def follow(self, primary: Own) -> None:
         """Become a replica of ``primary``, in step with it."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import socket
 import sys
+import termios
 import threading
+import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +69,14 @@ class Peer:
 
     def say(self, data: bytes) -> None:
         self._sock.sendall(data)
+
+    def heard(self) -> bytes:
+        """All that it can still read."""
+        heard = b""
+        with contextlib.suppress(ConnectionResetError):
+            while data := self._sock.recv(1_000_000):
+                heard += data
+        return heard
 
     def close(self) -> None:
         self._sock.close()
@@ -166,6 +178,18 @@ def test_a_server_that_reads_nothing_does_not_hold_its_caller_up(peer: Peer) -> 
     """A socket takes some megabytes; what it does not take at once is an error."""
     with pytest.raises(ConnectionFailed):
         peer.connection.send(*[pack("SET", "a", b"x" * 1_000_000)] * 100)
+
+
+def test_r7_what_the_network_has_not_delivered_is_dropped_with_the_connection(peer: Peer) -> None:
+    """Naive code closes the socket, and TCP delivers the request once the network is whole again, minutes later."""
+    undelivered = bytearray(4)
+    while not int.from_bytes(undelivered, sys.byteorder):  # the network takes nothing more
+        peer.connection.send(pack("SET", "a", b"x" * 100_000))
+        time.sleep(0.01)
+        fcntl.ioctl(peer.connection.fd, termios.TIOCOUTQ, undelivered)
+    peer.connection.send(pack("SET", "too late", "a"))
+    peer.connection.close()
+    assert b"too late" not in peer.heard()
 
 
 def test_silence_ends_at_the_deadline(peer: Peer) -> None:

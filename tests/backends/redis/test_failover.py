@@ -59,12 +59,12 @@ def test_r6_a_failover_is_an_error_at_once_and_can_be_waited_for(own: Own, name:
 
 def test_an_old_primary_that_wakes_grants_nothing_without_replicas(own: Own, replica: Own, name: str) -> None:
     """With min-replicas-to-write. It hung, its replica was promoted, and clients are connected to both."""
-    own.client.config_set("min-replicas-to-write", 1)
-    own.client.config_set("min-replicas-max-lag", 1)
     old = RedisBackend("old", {"url": own.url})
     grant = old.try_acquire(claim_of(name))
     assert grant is not None
     assert old.release(grant)
+    own.client.config_set("min-replicas-to-write", 1)
+    own.client.config_set("min-replicas-max-lag", 1)
     own.signal(signal.SIGSTOP)
     replica.client.replicaof("NO", "ONE")
     grant = replica.holder.try_acquire(claim_of(name))

@@ -14,6 +14,8 @@ import pytest
 from redis.exceptions import ConnectionError as DriverError
 
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock, held_locks
+from django_distlock.backends.redis import backend as engine
+from django_distlock.backends.redis import commands
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.records import drift
@@ -63,10 +65,13 @@ def test_the_bare_driver_sends_twice(proxy: Proxy, name: str) -> None:
     bare.close()
 
 
-def test_r19_validity_counts_from_before_the_request(proxy: Proxy, name: str) -> None:
+def test_r19_validity_counts_from_before_the_request(proxy: Proxy, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reply takes its time; the server counts from when it got the request."""
     lock = advisory_lock(name, using=USING, ttl=20)
-    lock.acquire().release()  # connects
+    with lock as lease:  # connects; the server gets to know the scripts, which would cost a round trip more
+        lease.extend(20)
+    monkeypatch.setattr(commands, "REPLY", 5.0)  # else a later reply has it asked again
+    monkeypatch.setattr(engine, "RENEWAL_PATIENCE", 5.0)
     proxy.delay(LATE)
     before = monotonic()
     lease = lock.acquire()
@@ -81,8 +86,9 @@ def test_r19_validity_counts_from_before_the_request(proxy: Proxy, name: str) ->
 
 
 @pytest.mark.parametrize("cut", [True, False], ids=["connection cut", "silence"])
-def test_r7_a_lost_reply(proxy: Proxy, name: str, cut: bool) -> None:
+def test_r7_a_lost_reply(proxy: Proxy, name: str, cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script was executed, and is sent again: the lease is ours, the release is one."""
+    monkeypatch.setattr(engine, "RENEWAL_PATIENCE", 5.0)
     lock = advisory_lock(name, using=USING, timeout=5)
     lock.acquire().release()
     proxy.swallow(1, cut=cut)

@@ -8,7 +8,7 @@ import random
 import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +20,7 @@ from tests.backends.redis.server import free, waiters
 from tests.conftest import eventually
 from tests.support.processes import Child
 from tests.support.timing import within
+from tests.support.unhurried import give_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("databases")
 USING = "redis"
 SLACK = 0.15  # for a machine that has other things to do
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_time(monkeypatch.setattr)
 
 
 @contextmanager
@@ -140,8 +146,10 @@ def test_r19_a_waiter_that_sleeps_over_its_grant_knows_it(name: str) -> None:
 
 def wait_for(link: Any, name: str, ttl: float) -> None:
     link.say("asking")
-    with advisory_lock(name, using=USING, ttl=ttl, timeout=20) as lease:
-        link.say(lease.fence)
+    lease = advisory_lock(name, using=USING, ttl=ttl, timeout=20).acquire()
+    link.say(lease.fence)
+    with suppress(LockLost):  # it lasts for a moment only, and has been shown
+        lease.release()
 
 
 def test_r22_a_fork_leaves_the_parents_connections_alone(name: str) -> None:

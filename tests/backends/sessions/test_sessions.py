@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from django_distlock import advisory_lock, held_locks
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.manager import name_log
 from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.registry import registry
 from tests.backends.actors import hold
@@ -26,9 +28,18 @@ LOCKS_PER_SESSION = 128
 
 
 def no_sessions(using: str) -> None:
-    """A session that was closed is gone on the server only a moment later."""
+    """A session that was closed is gone on the server only a moment later, also that of the proof that comes with the
+    first lock."""
+    with advisory_lock("proven", using=using):
+        pass
     registry.close()
     eventually(lambda: not lock_sessions(using), f"sessions of another test: {lock_sessions(using)}")
+
+
+def hold_without_notes(link: Any, using: str, *names: str) -> None:
+    """In a child: a session that it opened after a while, to write the names down, would be taken for one of ours."""
+    name_log.LOOK = math.inf
+    hold(link, using, *names)
 
 
 @each_engine
@@ -78,7 +89,7 @@ def test_many_busy_names_take_few_sessions_and_all_get_on(using: str, name: str)
             failed.append(error)
             everybody.abort()
 
-    with Child(hold, using, *names) as child:
+    with Child(hold_without_notes, using, *names) as child:
         assert child.hear() == "held"
         theirs = lock_sessions(using)
         threads = [threading.Thread(target=wait, args=(one,)) for one in names]
@@ -105,7 +116,7 @@ def test_a_wait_in_one_process_takes_one_session(using: str, name: str) -> None:
         with advisory_lock(name, using=using, timeout=20):
             pass
 
-    with Child(hold, using, name) as child:
+    with Child(hold_without_notes, using, name) as child:
         assert child.hear() == "held"
         theirs = lock_sessions(using)
         threads = [threading.Thread(target=wait) for _ in range(50)]
@@ -125,7 +136,7 @@ def test_r23_an_idle_session_is_closed_after_five_seconds(using: str, name: str)
     with advisory_lock(name, using=using) as lease:
         session = session_of(lease)
     backend = registry.entry(using).backend
-    released = monotonic()
+    released = session.used_at
     backend.tick(released + IDLE - 0.2)
     assert session_exists(using, session.server_id)
     server_id = session.server_id
@@ -157,14 +168,15 @@ def test_r23_a_lock_that_comes_between_the_look_and_the_closing_is_kept(using: s
 @each_engine
 def test_r23_idle_wait_sessions_are_closed_too(using: str, name: str) -> None:
     no_sessions(using)
-    with Child(hold, using, name) as child:
+    with Child(hold_without_notes, using, name) as child:
         assert child.hear() == "held"
         theirs = lock_sessions(using)
         # long enough for both sessions to be opened, on a busy machine too
         assert advisory_lock(name, using=using).try_acquire(timeout=1) is None
-        assert len(lock_sessions(using) - theirs) == 2
+        ours = lock_sessions(using) - theirs  # theirs may become fewer: what is idle is closed
+        assert len(ours) == 2
         registry.entry(using).backend.tick(monotonic() + IDLE + 0.2)
-        eventually(lambda: lock_sessions(using) == theirs, "sessions are left")
+        eventually(lambda: not ours & lock_sessions(using), "sessions are left")
         child.say()
         assert child.hear() == "released"
 

@@ -6,11 +6,12 @@
 -- include clock.lua
 -- include state.lua
 if not ends[ARGV[1]] then return 0 end
+-- first a command that needs no memory: then Redis executes the rest, too, when it has none left
+call('PEXPIRE', fence, KEPT)
 local asked = tonumber(string.match(call('HGET', held, ARGV[1]), '"asked":(%d+)') or 0)
 local before, after = ends[ARGV[1]], now + tonumber(ARGV[2])
 if asked <= tonumber(ARGV[3]) then
   extend(ARGV[1], after, ARGV[3])
   if before > after + LATE then advance() end
 end
-call('PEXPIRE', fence, KEPT)
 return 1
