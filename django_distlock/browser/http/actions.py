@@ -253,6 +253,7 @@ def listed(row: BrowserLease) -> Facts:
 
 
 def refusal_of(found: Waiting) -> Facts:
-    """The facts of a 409."""
+    """The facts of a 409. Whoever found the row busy, and not the lock, asks again soon."""
     holder = found.holder.label if found.holder is not None else None
-    return {"holder": holder, "place": found.place, "retry_after": found.interval}
+    retry_after = min(found.interval, HEAD) if found.crowded else found.interval
+    return {"holder": holder, "place": found.place, "retry_after": retry_after}

@@ -79,8 +79,9 @@ def leases_view(request: HttpRequest) -> HttpResponse:
     if isinstance(found, BrowserLease):
         facts = {"id": found.lease, "fence": found.fence, "expires_in": found.expires_in}
         return private_json(facts, 201)
-    response = private_json(refusal_of(found), 409)
-    response["Retry-After"] = str(math.ceil(found.interval))
+    refusal = refusal_of(found)
+    response = private_json(refusal, 409)
+    response["Retry-After"] = str(math.ceil(refusal["retry_after"]))
     response._has_been_logged = True  # type: ignore[attr-defined]  # waiting is no incident: Django would warn of it
     return response
 

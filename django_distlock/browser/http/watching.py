@@ -46,7 +46,7 @@ class Watch:
             if head.holder == me:
                 self._held.add(lease)
             elif lease in self._held:
-                del self.names[lease]
+                self._held.discard(lease)  # its tab may ask for it again, and then waits with the same id
                 news.append(("lost", {"id": lease, "reason": head.why(lease)}))
             if head.holder or head.first != me:
                 self._called.discard(lease)

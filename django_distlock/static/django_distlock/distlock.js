@@ -143,7 +143,7 @@ class Lock {
   }
 }
 
-/* A request that waits. Keepers put it to sleep; news wakes it. */
+/* A request that waits; news wakes it. */
 class Ticket {
   constructor(grant, { ifAvailable, ttl }) {
     Object.assign(this, { grant, ifAvailable, ttl, id: randomId(), over: false, holder: null, place: null });
@@ -158,7 +158,7 @@ class Ticket {
         cancel();
         resolve();
       };
-      if (this.over) this.wake();
+      if (this.over || this.news) this.wake();
     });
   }
 }
@@ -222,6 +222,8 @@ class Leases extends Keeper {
         await this.shown;
         this.look();
         const [era, sent] = [this.era, clock()];
+        ticket.news = false;
+        ticket.wake = () => (ticket.news = true); // the answer may be older
         const reply = await this.wire.send("POST", "leases/", this.#question(ticket));
         this.look();
         if (era !== this.era) continue; // the page was left or slept; the same id asks again
@@ -274,7 +276,7 @@ class Leases extends Keeper {
     this.#due = Math.min(this.#due, sent + lease.life / 3);
   }
 
-  /* A tab that stood still believes nothing that it knew before. */
+  /* A tab that stood still believes nothing it knew. */
   look() {
     if (this.#woke()) {
       this.era += 1;
@@ -334,7 +336,7 @@ class Leases extends Keeper {
     }
   }
 
-  /* The network is back, or the tab: ask before anything is believed. */
+  /* The network is back, or the tab: ask before believing anything. */
   soon() {
     super.soon();
     this.#due = 0;
@@ -349,7 +351,7 @@ class Leases extends Keeper {
     return lease.over;
   }
 
-  /* A release that is lost would make others wait until the lease ends. */
+  /* A lost release would make others wait until the lease ends. */
   async #give(id, until = clock() + PATIENCE) {
     const { status } = await this.wire.send("POST", `leases/${id}/release/`, undefined, { keepalive: true });
     if ((status >= 500 || status === 429 || !status) && clock() < until) wait(1000, () => this.#give(id, until));
@@ -439,8 +441,8 @@ class Wire {
   }
 }
 
-/* News from the server, which only make questions come sooner. Browsers open six connections to a server at most, so
-   tabs share one stream: the tab with the Web Lock has it, and tells the others. */
+/* News from the server, which only makes questions come sooner. Browsers open six connections to a server at most, so
+   tabs share one stream: the tab with the Web Lock has it, and tells others. */
 class Events {
   #me = randomId();
   #tabs = new Map(); // what each tab waits for
@@ -459,7 +461,7 @@ class Events {
     this.shared = Boolean(able);
   }
 
-  /* Short sections need no news: only those who wait, and leases that were renewed. */
+  /* Short sections need no news: only waiters do, and renewed leases. */
   #own() {
     const { waiting, held } = this.leases;
     const told = [...waiting].filter(({ place }) => place !== null);
@@ -510,7 +512,7 @@ class Events {
       });
   }
 
-  /* Open a stream for what all tabs wait for; the one before it goes on until the new one is there. */
+  /* A stream for what all tabs wait for; the one before goes on until it opens. */
   #open() {
     this.#opening = null;
     for (const [tab, { at }] of this.#tabs) if (clock() - at > FORGOTTEN) this.#tabs.delete(tab);
@@ -520,7 +522,7 @@ class Events {
     if (watched === this.#watched) return;
     this.#watched = watched;
     const stream = new EventSource(`${this.url("leases/events/")}?${watched}`, { withCredentials: true });
-    stream.onopen = () => this.#only(stream);
+    stream.onopen = () => this.#end(stream);
     stream.onerror = () => {
       if (stream.readyState !== EventSource.CLOSED || !this.#streams.has(stream)) return;
       this.#none = clock() + STREAM_AGAIN;
@@ -535,12 +537,13 @@ class Events {
     this.#streams.add(stream);
   }
 
-  #only(stream) {
-    for (const each of this.#streams)
-      if (each !== stream) {
-        each.close();
-        this.#streams.delete(each);
-      }
+  /* Close those before it, or all. */
+  #end(stream) {
+    for (const each of this.#streams) {
+      if (each === stream) return;
+      each.close();
+      this.#streams.delete(each);
+    }
   }
 
   #act({ type, id, reason }) {
@@ -550,17 +553,16 @@ class Events {
   }
 
   #stop() {
-    this.#only(null);
+    this.#end();
     this.#watched = "";
     this.#lead?.();
-    this.#lead = null;
+    this.#lead = this.#standing = null; // the tab may wait again
   }
 
-  /* A stream, a Web Lock and a channel would keep the page out of the back/forward cache. */
+  /* A stream, Web Lock or channel would keep the page out of the back/forward cache. */
   close() {
     if (this.#channel) this.#say({ tab: this.#me, ids: [] });
     this.#standing?.abort();
-    this.#standing = null;
     this.#opening?.();
     this.#opening = null;
     this.#stop();

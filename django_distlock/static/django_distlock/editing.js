@@ -86,7 +86,11 @@ export class Tab {
   async prove(id) {
     if (!this.locks) return this.listen(id);
     const abort = new AbortController();
-    const cancel = this.wait(() => abort.abort(), 500); // at a reload the old document may still be leaving
+    // at a reload the old document may still be leaving; a browser that stands still must not count as half a second
+    let left = 5;
+    const tick = () => (left -= 1) ? (stop = this.wait(tick, 100)) : abort.abort();
+    let stop = this.wait(tick, 100);
+    const cancel = () => stop();
     return new Promise((resolve) => {
       this.locks
         .request(`distlock-tab-${id}`, { signal: abort.signal }, () => {

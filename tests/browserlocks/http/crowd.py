@@ -112,8 +112,8 @@ class Browser:
             self.grants[name] = facts["grant"]
         return self.grants[name]
 
-    def acquire(self, grant: str, lease: str, *, again: bool = False) -> tuple[int, Any]:
-        return self.send("POST", LEASES, {"grant": grant, "id": lease, "queue": True, "again": again})
+    def acquire(self, grant: str, lease: str, *, again: bool = False, hidden: bool = False) -> tuple[int, Any]:
+        return self.send("POST", LEASES, {"grant": grant, "id": lease, "queue": True, "again": again, "hidden": hidden})
 
     def release(self, lease: str) -> int:
         return self.send("POST", f"{LEASES}{lease}/release/", {})[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 AT = "2026-01-01T00:00Z"
 NAME = "cart:{request.user.pk}"
+go_on = threading.Event()  # views with the header X-Wait end when a test says so
 
 
 def write(request: HttpRequest) -> None:
@@ -46,8 +47,8 @@ def plain(request: HttpRequest) -> HttpResponse:
     if request.method in ("GET", "HEAD"):
         return HttpResponse("the page")
     write(request)
-    if "X-Sleep" in request.headers:
-        time.sleep(float(request.headers["X-Sleep"]))
+    if "X-Wait" in request.headers:
+        go_on.wait(30)
     if "X-Fail" in request.headers:
         raise ZeroDivisionError
     return report(request)
@@ -98,6 +99,8 @@ def report_in_thread(request: HttpRequest) -> JsonResponse:
 @requires_lock(NAME)
 async def coroutine(request: HttpRequest) -> HttpResponse:
     found = await sync_to_async(report_in_thread)(request)
+    if "X-Wait" in request.headers:
+        await asyncio.to_thread(go_on.wait, 30)
     await asyncio.sleep(float(request.headers.get("X-Sleep", "0")))
     if "X-Fail" in request.headers:
         raise ZeroDivisionError

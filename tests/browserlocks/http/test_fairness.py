@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WORKERS, WAITERS, ROUNDS = 3, 10, 20 if LONG else 10
+GRACE = 10.0  # seconds that a ticket lives on, so that a busy machine makes nobody lose a place
 CROWD, WINDOW = 1000, 30.0 if LONG else 15.0
 HOLD = 0.03  # seconds
 ENGINES = {"postgres": "postgres", "mariadb": "mariadb", "sqlite": "default"}
@@ -64,6 +65,7 @@ def environment(engine: str, count: Path, django_db_setup: None) -> Iterator[Non
         "DISTLOCK_CONN_MAX_AGE": "60",
         "DISTLOCK_TEST_COUNT": str(count),
         "DISTLOCK_TEST_BROWSER": json.dumps({"MAX_WAITING": None, "TTL": 3}),
+        "DISTLOCK_TEST_GRACE": str(GRACE),
         "DJANGO_SETTINGS_MODULE": "tests.browserlocks.http.served_settings",
     }
     with pytest.MonkeyPatch.context() as patch:
@@ -119,18 +121,19 @@ def test_ten_waiters_are_served_in_turn(browsers: list[Browser]) -> None:
 
 
 def test_a_waiter_that_stopped_asking_is_passed_over(browsers: list[Browser]) -> None:
-    """After two of its intervals and a second, as the database counts them; not before."""
+    """After two of its intervals and the grace, as the database counts them; not before."""
     holder, silent, other = browsers[:3]
     lease, waiting = new(), new()
     assert holder.acquire(holder.grant("cart"), lease)[0] == 201
-    assert silent.acquire(silent.grant("cart"), new())[0] == 409
+    grant = silent.grant("cart")
     asked = time.monotonic()
+    assert silent.acquire(grant, new())[0] == 409
     assert other.acquire(other.grant("cart"), waiting)[0] == 409
     holder.release(lease)
     while other.acquire(other.grant("cart"), waiting, again=True)[0] != 201:
         time.sleep(0.05)
-    life = 2 * interval_of(0, hidden=False) + 1
-    within(time.monotonic() - asked, 3 * life, least=life - 0.2, what="being passed over")
+    life = 2 * interval_of(0, hidden=False) + GRACE
+    within(time.monotonic() - asked, life + 4, least=life, what="being passed over")
 
 
 def test_a_thousand_waiters(browsers: list[Browser], count: Path) -> None:

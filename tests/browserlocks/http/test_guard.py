@@ -16,9 +16,10 @@ from django.urls import clear_url_caches
 from django_distlock.browser import requires_lock, store
 from django_distlock.browser.guard import sent_leases
 from django_distlock.models import BrowserLockRow, LockEvent
-from tests.browserlocks.http.guarded import plain
+from tests.browserlocks.http.guarded import go_on, plain
 from tests.browserlocks.http.people import Person, new
 from tests.conftest import eventually
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -245,6 +246,13 @@ def in_thread(work: Any) -> tuple[threading.Thread, list[Any]]:
     return thread, found
 
 
+@pytest.fixture
+def view_may_end() -> threading.Event:
+    """Until this is set, requests with X-Wait stay in their views."""
+    go_on.clear()
+    return go_on
+
+
 @pytest.fixture(params=["postgres", "mariadb"])
 def on_server(request: pytest.FixtureRequest, settings: Any) -> Iterator[str]:
     """The locks, and the rows of the views, in another database than the users."""
@@ -257,33 +265,40 @@ def on_server(request: pytest.FixtureRequest, settings: Any) -> Iterator[str]:
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["plain", "coroutine"])
 def test_a_lease_that_runs_out_during_the_view_passes_to_no_one(
-    on_server: str, ada: Person, bo: Person, kind: str
+    on_server: str, ada: Person, bo: Person, kind: str, view_may_end: threading.Event
 ) -> None:
     """The view goes on to its commit; others are refused at once, and the next one has a higher fence."""
     first, second = Shopper(ada).take(), Shopper(bo, Shopper(ada).name)
     BrowserLockRow.rows.using(on_server).update(expires_at=BrowserLockRow.rows.using(on_server).get().since + 10**6)
-    thread, found = in_thread(lambda: first.post(kind, **{"X-Sleep": "1.5"}))
+    thread, found = in_thread(lambda: first.post(kind, **{"X-Wait": "1"}))
     try:
         eventually(lambda: not store.read(on_server, [first.name])[first.name].held, "it does not run out")
         assert thread.is_alive()
         began = time.monotonic()
         refused = second.person.acquire(second.grant, queue=False)
         assert (refused.status_code, thread.is_alive()) == (409, True)
-        assert time.monotonic() - began < 1
+        within(time.monotonic() - began, 1)
     finally:
+        view_may_end.set()
         thread.join(10)
     assert found[0].status_code == 200
     assert second.take().fence > first.fence
     assert first.post(kind).status_code == 423
 
 
-def test_requests_under_one_lease_come_one_after_the_other(on_server: str, ada: Person) -> None:
+def test_requests_under_one_lease_come_one_after_the_other(
+    on_server: str, ada: Person, view_may_end: threading.Event
+) -> None:
     shopper = Shopper(ada).take()
-    slow, found = in_thread(lambda: shopper.post("plain", **{"X-Sleep": "0.5", "X-Kind": "slow"}))
-    eventually(lambda: crowded(on_server, shopper), "the first request does not begin")
-    assert shopper.post("plain").status_code == 200
-    assert not crowded(on_server, shopper)
-    slow.join(10)
+    slow, found = in_thread(lambda: shopper.post("plain", **{"X-Wait": "1", "X-Kind": "slow"}))
+    try:
+        eventually(lambda: crowded(on_server, shopper), "the first request does not begin")
+        threading.Timer(0.5, view_may_end.set).start()
+        assert shopper.post("plain").status_code == 200
+        assert not crowded(on_server, shopper)
+    finally:
+        view_may_end.set()
+        slow.join(10)
     assert found[0].status_code == 200
     assert written() == 2
 

@@ -16,7 +16,7 @@ from django.test import override_settings
 from django.urls import clear_url_caches
 from pytest_django.live_server_helper import LiveServer
 
-from tests.browserlocks.http.people import make_person, remove_people
+from tests.browserlocks.http.people import holder_of, make_person, remove_people
 from tests.support.browsers import BROWSERS, Profile, Tab, browser
 from tests.support.sizes import LONG
 from tests.support.wire import wire
@@ -45,7 +45,12 @@ class Room(Tab):
 
     def until_state(self, who: str, state: str, patience: float = 20) -> None:
         self.until(
-            lambda: self.state(who) == state, lambda: f"{who} is not {state!r} but {self.about(who)!r}", patience
+            lambda: self.state(who) == state,
+            lambda: (  # the ledger of a server in another process is not this one
+                f"{who} is not {state!r} but {self.about(who)!r}; entered have {ledger.order}, "
+                f"and the cart has {holder_of('cart')!r}"
+            ),
+            patience,
         )
 
     def until_end(self, who: str, end: str, patience: float = 20) -> None:
@@ -59,8 +64,11 @@ class Room(Tab):
         return self.run("const {state, end, message} = sections[arguments[0]] ?? {}; return {state, end, message}", who)
 
     def until_waiting(self, who: str) -> None:
-        """The section has a place in the queue of the server."""
-        pending = "locks.query().then(({pending}) => arguments[arguments.length - 1](pending.length))"
+        """The section has a place in the queue of the server, which has answered: a later request comes after it."""
+        pending = (
+            "locks.query().then(({pending}) =>"
+            "  arguments[arguments.length - 1](pending.filter(({place}) => place !== null).length))"
+        )
         self.until(
             lambda: self.run("return sections[arguments[0]].state === 'waiting'", who) and self.ask(pending) > 0,
             f"{who} does not wait",

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 class Ledger:
     """One for all requests of the test server."""
 
+    #: The number of the test. What pages of an earlier one say on their way out may arrive late, and does not count.
+    test: int = 0
     inside: dict[str, list[str]] = field(default_factory=dict)  # by room, who is in it
     entered: list[tuple[str, int | None]] = field(default_factory=list)  # who, with which fence, in this order
     overlaps: list[tuple[str, ...]] = field(default_factory=list)
@@ -21,6 +23,7 @@ class Ledger:
 
     def clear(self) -> None:
         with self._lock:
+            self.test += 1
             for found in (self.inside, self.entered, self.overlaps):
                 found.clear()
 

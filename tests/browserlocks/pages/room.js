@@ -1,7 +1,7 @@
 // A page under test: sections of code under a lock, which the test begins, ends and looks at.
 import { LockManager } from "/static/django_distlock/distlock.js";
 
-const { name, grant } = document.querySelector("#room").dataset;
+const { name, grant, test } = document.querySelector("#room").dataset;
 const options = new URLSearchParams(location.search);
 const me = options.get("who") ?? "somebody";
 // servers let hidden tabs ask seldom, and all are hidden here but the one in front; those of WebKit are always hidden
@@ -13,19 +13,20 @@ const sections = {};
 // keepalive: it is told even if the page goes
 const tell = (verb, who, lock) => {
   const fence = lock?.fence === undefined ? "" : `&fence=${lock.fence}`;
-  return fetch(`/ledger/${name}/${verb}/?who=${who}${fence}`, { method: "POST", keepalive: true });
+  return fetch(`/ledger/${name}/${verb}/?test=${test}&who=${who}${fence}`, { method: "POST", keepalive: true });
 };
 
 // What a lock is asked for: the grant of the page, or its name.
 const asked = (scope) => (scope === "browser" ? name : grant);
 
-/* A section that goes on until finish(who), or until its lock is lost. */
+/* A section that goes on until finish(who), or until its lock is lost. Times are Date.now(): the time origins of two
+   pages may lie as far apart as the start of one was interrupted. */
 const take = (who = me, wanted = {}) => {
   const section = (sections[who] = { state: "waiting" });
   locks
     .request(asked(wanted.scope), wanted, async (lock) => {
       section.lock = lock;
-      section.heldAt = performance.now();
+      section.heldAt = Date.now();
       if (!lock) {
         section.state = "null";
         return;
@@ -34,7 +35,7 @@ const take = (who = me, wanted = {}) => {
         section.finish = resolve;
         lock.signal.addEventListener("abort", () => {
           section.state = `lost: ${lock.signal.reason.reason}`;
-          section.lostAt = performance.now();
+          section.lostAt = Date.now();
           resolve();
         });
       });

@@ -21,7 +21,8 @@ from .ledger import ledger
 
 HEAD = '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title></head><body>'
 ROOM = (
-    HEAD + '<p id="room" data-name="{{ name }}" data-grant="{{ grant }}">{{ request.user.username }}</p>'
+    HEAD + '<p id="room" data-name="{{ name }}" data-grant="{{ grant }}" data-test="{{ test }}">'
+    "{{ request.user.username }}</p>"
     '<a href="/elsewhere/">Elsewhere</a><script type="module" src="/room.js"></script>'
 )
 FORM = (
@@ -51,7 +52,7 @@ def room(request: HttpRequest) -> HttpResponse:
     query = request.GET
     options = {key: float(query[key]) for key in ("ttl", "max_hold") if key in query}
     signed = lock_grant(query["name"], request, **options)  # type: ignore[arg-type]
-    return rendered(request, ROOM, title="A room", name=query["name"], grant=signed)
+    return rendered(request, ROOM, title="A room", name=query["name"], grant=signed, test=ledger.test)
 
 
 def elsewhere(request: HttpRequest) -> HttpResponse:
@@ -65,6 +66,8 @@ def script(request: HttpRequest, name: str) -> HttpResponse:
 @csrf_exempt
 def ledger_view(request: HttpRequest, room: str, verb: str) -> HttpResponse:
     query = request.GET
+    if query["test"] != str(ledger.test):
+        return HttpResponse(status=204)
     if verb == "enter":
         ledger.enter(room, query["who"], int(query["fence"]) if "fence" in query else None)
     else:

@@ -71,7 +71,8 @@ def test_the_tabs_of_a_browser_share_one_stream_and_hidden_ones_get_their_turn_a
         tab.until_waiting(f"w{number}")
     theirs.until(lambda: site.streams() == 2, lambda: f"{site.streams()} streams")  # Ada's, and that of the holder
     time.sleep(2)
-    assert site.streams() == 2
+    # one that is opened anew is there beside the one before it, for a moment
+    theirs.until(lambda: site.streams() == 2, lambda: f"{site.streams()} streams")
     theirs.finish("theirs")
     for number, tab in enumerate(tabs):
         freed = time.monotonic()
@@ -94,7 +95,8 @@ def test_another_tab_has_the_stream_when_the_first_is_closed(site: Site, ada: Pe
     first.close()
     second.until_waiting("second")
     time.sleep(2)
-    assert site.streams() == 2
+    # one that is opened anew is there beside the one before it, for a moment
+    theirs.until(lambda: site.streams() == 2, lambda: f"{site.streams()} streams")
     theirs.finish("theirs")
     freed = time.monotonic()
     second.until_state("second", "held")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.browserlocks.http.people import holder_of
+from tests.support.timing import within
 from tests.support.wire import wire
 
 from .conftest import TTL
@@ -39,9 +40,11 @@ def test_a_network_that_ends(ada: Person, bo: Person) -> None:
     mine.take("mine")
     mine.until_state("mine", "held")
     ada.profile.offline(mine, True)
+    cut = time.monotonic()
     try:
         theirs.take("theirs")
-        mine.until_state("mine", "lost: expired", TTL + 1)
+        mine.until_state("mine", "lost: expired")
+        within(time.monotonic() - cut, TTL + 1)
         theirs.until_state("theirs", "held", TTL + 3)
         mine.take("again")
         time.sleep(1)
@@ -54,17 +57,20 @@ def test_a_network_that_ends(ada: Person, bo: Person) -> None:
 
 @pytest.mark.alike
 def test_a_holder_is_told_before_another_has_the_lock(ada: Person, bo: Person) -> None:
-    """By one clock: both browsers are on this machine."""
+    """By one clock: both browsers are on this machine. A page that the machine makes late says so late: what it has
+    promised counts, and that it does not say so much later."""
     mine = ada.room()
     mine.take("mine")
     mine.until_state("mine", "held")
     with wire.lost(lambda request: request.path.endswith("/renew/")):
+        believed = mine.run("return Date.now() + sections.mine.lock.expiresIn")
         theirs = bo.room()
         theirs.take("theirs")
         theirs.until_state("theirs", "held", TTL + 3)
         mine.until_end("mine", "LockLostError: expired")
-    when = "return sections[arguments[0]][arguments[1]] + performance.timeOrigin"
-    assert mine.run(when, "mine", "lostAt") < theirs.run(when, "theirs", "heldAt")
+    when = "return sections[arguments[0]][arguments[1]]"
+    assert believed < theirs.run(when, "theirs", "heldAt") + 1  # the clock's resolution
+    within((mine.run(when, "mine", "lostAt") - believed) / 1000, 0.3, what="the news after the end")
 
 
 @pytest.mark.alike
@@ -115,8 +121,8 @@ def test_who_gives_up_while_the_request_is_under_way_holds_nothing(ada: Person) 
     with wire.held_back(is_acquire):
         mine.take("mine", timeout=300)
         mine.until_end("mine", "LockTimeoutError: timeout")
-    mine.until(lambda: any(path.endswith("/release/") for _, path in wire.seen), "nothing was given back")
-    assert not holder_of("cart")
+    wire.until_seen("ada", "/distlock/leases/")  # it was granted
+    mine.until(lambda: not holder_of("cart"), "nothing was given back")
 
 
 def test_a_clock_that_jumps_changes_nothing(ada: Person, bo: Person) -> None:
@@ -208,7 +214,7 @@ def test_a_hidden_tab_keeps_its_lock_and_gets_its_turn(ada: Person, bo: Person) 
     theirs.finish("theirs")
     began = time.monotonic()
     ada.home.until(lambda: ledger.order[-1] == "hidden again", "the hidden tab has not got it")
-    assert time.monotonic() - began < 10
+    within(time.monotonic() - began, 10)
 
 
 def test_a_frozen_tab_loses_its_lock_and_knows_it(ada: Person, bo: Person, name: str) -> None:

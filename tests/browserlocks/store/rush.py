@@ -28,9 +28,9 @@ class Ledger:
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
 
-    def tick(self, tab: Tab) -> None:
+    def tick(self, tab: Tab, at: int | None = None) -> None:
         """``tab`` works in its section now. The clock is that of the host, the same for all processes."""
-        os.write(self._file, f"{time.monotonic_ns()} {tab.name} {tab.fence} {tab.lease}\n".encode())
+        os.write(self._file, f"{at or time.monotonic_ns()} {tab.name} {tab.fence} {tab.lease}\n".encode())
 
 
 def rush(link: Link, place: tuple[str, str], names: list[str], person: str, ledger: str, seed: str) -> None:
@@ -61,8 +61,9 @@ def section(chance: random.Random, tab: Tab, book: Ledger, until: float) -> int:
         time.sleep(0.01 * chance.random())
     valid = asked + found.expires_in
     for _ in range(chance.randrange(1, 6)):
-        if time.monotonic() < valid - 0.001:
-            book.tick(tab)
+        at = time.monotonic_ns()  # the moment that is looked at is the one that is written down
+        if at < (valid - 0.001) * 1e9:
+            book.tick(tab, at)
         kind = chance.random()
         if kind < 0.1:
             protected(chance, tab, book)

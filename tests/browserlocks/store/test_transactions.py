@@ -44,7 +44,7 @@ def beside(alias: str, work: Any) -> Any:
 def test_a_request_under_the_lock_keeps_nobody_waiting(alias: str, name: str) -> None:
     """The row is locked and its lease has run out: no one gets in, and each is told at once."""
     ada, bob = Tab(alias, name), Tab(alias, name, "bob")
-    ada.take(ttl=0.3)
+    ada.take(ttl=1.5)
     with transaction.atomic(using=alias):
         assert ada.lock() is not None
         eventually(lambda: not store.read(alias, [name])[name].held, "it does not run out")

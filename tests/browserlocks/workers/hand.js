@@ -3,7 +3,7 @@ import { WorkerMutex } from "/distlock-worker.js";
 
 const WORK = 20; // steps between reading the counter and writing it
 let mutex;
-let memory; // counter, hands inside, overlaps, start, end, beats, place
+let memory; // counter, hands inside, overlaps, start, end, beats, place, ready, promised, settle
 
 const work = () => {
   let sum = 0;
@@ -39,6 +39,7 @@ const commands = {
   /* How often this hand comes in between the start and the end. */
   share: () => {
     let done = 0;
+    Atomics.add(memory, 7, 1);
     Atomics.wait(memory, 3, 0);
     while (!Atomics.load(memory, 4)) {
       mutex.withLock(guarded);
@@ -83,7 +84,13 @@ const commands = {
     return others;
   },
   waitAsync: ({ timeout }) => mutex.withLockAsync(() => memory[0], { timeout }),
-  promise: ({ ms }) => mutex.withLock(() => new Promise((resolve) => setTimeout(() => resolve("settled"), ms))),
+  /* A promise that is settled when the page says so. */
+  promise: () =>
+    mutex.withLock(async () => {
+      Atomics.store(memory, 8, 1);
+      while (!Atomics.load(memory, 9)) await new Promise((resolve) => setTimeout(resolve, 5));
+      return "settled";
+    }),
   raise: () => mutex.withLock(() => { throw new RangeError("of the section"); }),
   close: () => mutex.close(),
 };

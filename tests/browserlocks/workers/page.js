@@ -40,6 +40,8 @@ const table = {
     table.memory.fill(0);
     table.mutex = WorkerMutex.create(options);
   },
+  /* How many wait: the first word of each member's 64 bytes is its ticket, and 0 once it waits no longer. */
+  waiting: () => new Int32Array(table.mutex.shared).filter((word, at) => at >= 16 && at % 16 === 0 && word).length,
   /* The answers of all hands. */
   all: (command, rest) => Promise.all(table.hands.map((hand) => hand.ask(command, rest))),
 };

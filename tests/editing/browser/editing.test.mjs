@@ -412,6 +412,28 @@ test("a duplicated tab has an id of its own and does not take the leases of the 
   assert.equal(second.copied, true);
 });
 
+test("a browser that stands still while it asks for its own id does not count as a copy", async () => {
+  const clock = new Clock();
+  let grant;
+  const locks = {
+    request: (name, { signal }, callback) =>
+      new Promise((resolve, refuse) => {
+        signal.addEventListener("abort", () => refuse(new Error("abort")));
+        grant = () => resolve(callback());
+      }),
+  };
+  const shared = memory();
+  shared.setItem("distlock.tab", "mine");
+  const tab = new Tab({ storage: safely(() => shared), locks, wait: clock.wait });
+  await clock.pass(0);
+  clock.sleep(2); // now its timers are due, and come before the lock
+  await clock.pass(0);
+  grant();
+  await tab.ready;
+  assert.equal(tab.id, "mine");
+  assert.equal(tab.copied, false);
+});
+
 test("forbidden storage is no error", () => {
   const storage = safely(() => {
     throw new Error("SecurityError");

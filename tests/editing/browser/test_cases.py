@@ -11,6 +11,7 @@ from django.contrib.sessions.models import Session
 
 from django_distlock.models import EditLeaseRow
 from testproject.articles.people import person as user
+from tests.support.timing import within
 
 from .conftest import RESERVED, TIMES, person
 from .steps import BANNER, BODY, allowed, banner, busy, held, offered, read_only, save, type_and_hold
@@ -79,7 +80,7 @@ def test_leaving_without_a_save_frees_it_within_six_seconds(
     mine.open(f"{ada.url}/articles/")
     left = time.monotonic()
     banner(theirs, "You can edit this now")
-    assert time.monotonic() - left < 5 + TIMES["BEAT"] + 2
+    within(time.monotonic() - left, 5 + TIMES["BEAT"] + 2)
     assert not read_only(theirs)
 
 
@@ -186,8 +187,8 @@ def test_a_killed_browser_blocks_until_the_ttl(
         busy(theirs, "Ada")
         other.profile.kill()
         killed = time.monotonic()
-    banner(theirs, "You can edit this now")
-    assert time.monotonic() - killed < TIMES["TTL"] + TIMES["BEAT"] + 2
+        banner(theirs, "You can edit this now")
+        within(time.monotonic() - killed, TIMES["TTL"] + TIMES["BEAT"] + 2)
     type_and_hold(theirs)
 
 
@@ -201,10 +202,10 @@ def test_a_browser_that_slept_beyond_the_ttl(
     type_and_hold(mine, " After it.")
     time.sleep(TIMES["BEAT"] + 1)
     assert not read_only(mine)
+    theirs = bo.edit(article)
+    busy(theirs, "Ada")  # now, for a page that comes late would find no lock any more
     ada.profile.send_signal(signal.SIGSTOP)
     try:
-        theirs = bo.edit(article)
-        busy(theirs, "Ada")
         theirs.until(lambda: not read_only(theirs), "the lock did not end", TIMES["TTL"] + 10)
         theirs.type(BODY, " By Bo.")
         held(theirs)

@@ -30,9 +30,9 @@ def edit(link: Link, place: tuple[str, str], pks: list[int], person: str, second
     chance = random.Random(seed)
     articles = list(Article.objects.using(place[0]).filter(pk__in=pks))
     told: dict[str, Any] = {"saved": [], "written": [], "refused": 0, "busy": 0, "fences": [], "wrong": []}
-    until = time.monotonic() + seconds
     link.say("ready")
     link.hear()
+    until = time.monotonic() + seconds
     while time.monotonic() < until:
         _one(chance, chance.choice(articles), Desk(person), told)
     link.say(told)
@@ -125,7 +125,7 @@ def hold_and_hang(link: Link, alias: str, pk: int) -> None:
     article = Article.objects.using(alias).get(pk=pk)
     desk = Desk("ada")
     desk.open(article)
-    assert isinstance(store.claim(resource_of(article), desk.owner, new_id(), 1.0), EditLease)
+    assert isinstance(store.claim(resource_of(article), desk.owner, new_id(), 3.0), EditLease)
     link.say("held")
     if link.hear() == "save":
         with contextlib.suppress(EditConflict):

@@ -102,7 +102,7 @@ def test_an_override_of_a_free_object_is_none(alias: str, caplog: pytest.LogCapt
 def test_it_is_renewed_for_as_long_as_the_block_takes(alias: str) -> None:
     article, bob = make_article(alias), Desk("bob")
     resource = resource_of(article)
-    with edit_lock(article, by="nightly import", ttl=0.6):
+    with edit_lock(article, by="nightly import", ttl=2.0):
         first = store.read([resource])[resource.digest].seen
         eventually(lambda: store.read([resource])[resource.digest].seen > first, "it is not renewed")
         expire(resource)  # as after a pause of the process

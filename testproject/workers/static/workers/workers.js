@@ -68,15 +68,17 @@ const end = async () => {
 };
 
 const buttons = [...root.querySelectorAll("[data-run]")];
+const disable = (disabled) => buttons.forEach((button) => button.setAttribute("aria-disabled", String(disabled)));
 root.addEventListener("click", async ({ target }) => {
   const { run } = target.dataset;
   if (!run || target.getAttribute("aria-disabled") === "true") return;
-  for (const button of buttons) button.setAttribute("aria-disabled", "true");
+  disable(true);
   try {
     await checkWorkerScript(root.dataset.worker);
     await (run === "end" ? end() : count(run));
   } catch (error) {
     say(error.message, "bad");
   }
-  for (const button of buttons) button.setAttribute("aria-disabled", "false");
+  disable(false);
 });
+disable(false); // the module has come: a click before that would have done nothing
