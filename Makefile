@@ -23,7 +23,7 @@ PLOT ?=
 # MYSQL=1: Oracle's MySQL in MariaDB's place.
 MYSQL ?=
 export DISTLOCK_MYSQL = $(MYSQL)
-# Four test processes, each with servers of its own; they share what is left when one of them is through.
+# Four test processes (both tiers: three), each with servers of its own; they share what is left when one is through.
 PARALLEL ?= -p tests.support.workers -n auto --dist worksteal
 TIER := $(if $(FULL)$(LONG),,-m 'not chaos and not full')
 

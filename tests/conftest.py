@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 from asgiref.sync import SyncToAsync
 from django.conf import settings
@@ -26,6 +27,10 @@ os.environ["DISTLOCK_SITE_KEY"] = SITE_KEY
 settings.DISTLOCK_SITE_KEY = SITE_KEY
 
 PATIENCE = 10.0  # seconds
+
+# An example may take its time on a busy machine.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 # A shell starts what runs in its background with SIGINT ignored; these tests interrupt themselves and their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock.concurrency.parking import HOLDER, FairLock, Parker
+from tests.conftest import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,10 +64,17 @@ def test_r1_a_waiter_that_finds_itself_the_holder_at_its_deadline_is_the_only_on
     holder, waiter, wake = lock.turn(), lock.turn(), Parker.wake
     assert holder.try_acquire()
     got: list[bool] = []
+    over = threading.Event()
+
+    def until_told(parker: Parker, timeout: float) -> bool:
+        """The waiter's time ends when the test says so."""
+        assert over.wait(10)
+        return parker.leave()
+
+    monkeypatch.setattr(Parker, "park", until_told)
     thread = threading.Thread(target=lambda: got.append(waiter.acquire(0.2)))
     thread.start()
-    while not lock._queue:
-        pass
+    eventually(lambda: bool(lock._queue), "nobody waits")
 
     def interrupted(parker: Parker) -> bool:
         monkeypatch.setattr(Parker, "wake", wake)
@@ -75,6 +83,7 @@ def test_r1_a_waiter_that_finds_itself_the_holder_at_its_deadline_is_the_only_on
     monkeypatch.setattr(Parker, "wake", interrupted)
     with pytest.raises(KeyboardInterrupt):
         holder.release()
+    over.set()
     thread.join()
     assert got == [True]
     assert not lock.try_acquire()

@@ -12,7 +12,7 @@ from django_distlock.concurrency.tokens import BATCH, new_token
 
 
 def test_a_token_is_128_bits_in_hexadecimal() -> None:
-    drawn = [new_token() for _ in range(3 * BATCH)]
+    drawn = [new_token() for _ in range(16 * BATCH)]  # of fewer, one in some hundred runs lacks a digit somewhere
     assert all(re.fullmatch("[0-9a-f]{32}", token) for token in drawn)
     # random digits: each of the sixteen at each of the 32 places
     assert all(len({token[place] for token in drawn}) == 16 for place in range(32))

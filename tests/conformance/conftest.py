@@ -16,6 +16,7 @@ from tests.conformance.rivals import Neighbour, Rival, serve
 from tests.matrix import MATRIX, Entry
 from tests.support.processes import Child
 from tests.support.sizes import LONG
+from tests.support.unhurried import give_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,6 +50,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if alike:
         config.hook.pytest_deselected(items=list(alike))
         items[:] = [item for item in items if item not in alike]
+
+
+@pytest.fixture(autouse=True)
+def unhurried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the tests of times have servers that must connect and answer within half a second."""
+    if request.module.__name__ != "tests.conformance.test_timeouts":
+        give_time(monkeypatch.setattr)
 
 
 @pytest.fixture(params=["sync", "async"])

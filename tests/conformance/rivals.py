@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 
 from tests.conformance.actors import PATIENCE, ThreadActor
+from tests.support.unhurried import give_time
 
 if TYPE_CHECKING:
     from tests.support.processes import Child
@@ -96,6 +97,7 @@ class Office:
 
 def serve(link: Any) -> None:
     """Run in the child: do what is asked, each request in a thread of its own."""
+    give_time()
     office = Office()
     mouth = threading.Lock()
 

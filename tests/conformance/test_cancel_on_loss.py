@@ -48,7 +48,7 @@ def test_r17_a_loss_ends_the_block(using: str, name: str, take_away: Callable[[s
     async def hold() -> None:
         async with guarded(name, using) as lease, asyncio.timeout(PATIENCE):
             if lease.valid_until is not None:
-                await lease.aextend(0.3)  # the next renewal notices
+                await lease.aextend(0.9)  # the next renewal notices
             inside.set()
             await asyncio.Event().wait()
 

@@ -243,6 +243,7 @@ def test_r7_hold_of_an_async_generator_ends_with_the_event_loop_of_its_reader(
     task = stopped_inside(loop, block)
     loop.close()
     gets(lock())
+    eventually(lambda: len(cleaned) == 2, "not both clean up")
     # as where a task is cancelled: from the inside outwards, if that is where it waits
     assert cleaned == (["reader", "generator"] if waits else ["generator", "reader"])
     del task

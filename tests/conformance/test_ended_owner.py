@@ -13,7 +13,9 @@ from django_distlock.manager.lock_table import lock_table
 from tests.conformance.conftest import with_ttl
 
 pytestmark = with_ttl
-SHORT = 0.3
+SHORT = 1.2
+# A lease that nobody renews has ended by then. The first renewal is due after 0.4 s, and one at 1.2 s comes too late.
+OVER = 1.5 * SHORT
 
 
 async def acquired_by_a_task_of_its_own(lock: Any) -> Any:
@@ -24,7 +26,7 @@ async def acquired_by_a_task_of_its_own(lock: Any) -> Any:
 def test_r16_a_lease_outlives_the_task_that_acquired_it(using: str, name: str) -> None:
     async def main() -> None:
         lease = await acquired_by_a_task_of_its_own(advisory_lock(name, using=using, ttl=SHORT))
-        await asyncio.sleep(3 * SHORT)
+        await asyncio.sleep(OVER)
         lease.ensure_held()
         assert await advisory_lock(name, using=using).atry_acquire() is None, "another context"
         await lease.arelease()
@@ -35,7 +37,7 @@ def test_r16_a_lease_outlives_the_task_that_acquired_it(using: str, name: str) -
 def test_r16_a_set_of_leases_outlives_it_as_well(using: str, name: str) -> None:
     async def main() -> None:
         leases = await acquired_by_a_task_of_its_own(lock_all([name, f"{name}2"], using=using, ttl=SHORT))
-        await asyncio.sleep(3 * SHORT)
+        await asyncio.sleep(OVER)
         leases.ensure_held()
         await leases.arelease()
 
@@ -44,7 +46,7 @@ def test_r16_a_set_of_leases_outlives_it_as_well(using: str, name: str) -> None:
 
 def test_r16_a_lease_outlives_its_event_loop(using: str, name: str) -> None:
     lease = asyncio.run(advisory_lock(name, using=using, ttl=SHORT).aacquire())
-    asyncio.run(asyncio.sleep(3 * SHORT))
+    asyncio.run(asyncio.sleep(OVER))
     lease.ensure_held()
     lease.release()
 

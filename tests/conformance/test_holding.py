@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.conformance.actors import Actor
 
 # A session that was ended is noticed by the keepalive thread; a lease by its renewal, every third of the TTL.
-SHORT = 0.6
+SHORT = 1.2
 
 
 @pytest.fixture

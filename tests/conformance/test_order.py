@@ -83,7 +83,7 @@ def test_r4_one_that_gave_up_is_passed_over(me: Actor, face: Face, using: str, n
     lock = advisory_lock(name, using=using)
     held = me.acquire(lock)
     impatient, patient = face.actors(2)
-    first = impatient.start(lock, "acquire", timeout=0.05)
+    first = impatient.start(lock, "acquire", timeout=0.4)
     eventually(lambda: waiting_here(name) == 1, "the waiter did not arrive")
     second = patient.start(lock, "acquire", timeout=PATIENCE)
     with pytest.raises(LockTimeout):
@@ -155,7 +155,7 @@ def test_r4_the_lock_of_a_dead_process_is_free(me: Actor, using: str, name: str,
     with Child(serve) as child:
         dying = Rival(child)
         if backend.supports_ttl:
-            dying.call("acquire_for", using, name, 0.5)
+            dying.call("acquire_for", using, name, 1.5)
         else:
             dying.acquire(using, name)
         assert me.try_acquire(lock) is None

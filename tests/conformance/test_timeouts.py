@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -27,7 +28,7 @@ from tests.conformance.actors import PATIENCE, Face
 from tests.conformance.watching import asking_here, waiting_here
 from tests.conftest import eventually
 from tests.faults.server import noted
-from tests.support.timing import ready_since_start, within
+from tests.support.timing import off_processor, ready_since_start, within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,30 +40,37 @@ pytestmark = pytest.mark.alone
 AT_ONCE = 50
 
 
-def _timed(face: Face, lock: Any, rounds: int) -> Any:
-    """``rounds`` tries of 0.5 s: how long each took."""
+class Try(NamedTuple):
+    """Seconds: how long it took, and how long its thread was ready meanwhile without a processor."""
 
-    def threads() -> list[float]:
+    took: float
+    off: float
+
+
+def _timed(face: Face, lock: Any, rounds: int) -> Any:
+    """``rounds`` tries of 0.5 s."""
+
+    def threads() -> list[Try]:
         return [_measure(lock) for _ in range(rounds)]
 
-    async def tasks() -> list[float]:
+    async def tasks() -> list[Try]:
         return [await _ameasure(lock) for _ in range(rounds)]
 
     return threads if face.kind == "sync" else tasks
 
 
-def _measure(lock: Any) -> float:
-    began = time.monotonic()
+def _measure(lock: Any) -> Try:
+    off, began = off_processor(), time.monotonic()
     with too_slow_to_answer(), pytest.raises(LockTimeout, match=r"after 0\.5 s"):
         lock.acquire(timeout=0.5)
-    return time.monotonic() - began
+    return Try(time.monotonic() - began, off_processor() - off)
 
 
-async def _ameasure(lock: Any) -> float:
-    began = time.monotonic()
+async def _ameasure(lock: Any) -> Try:
+    off, began = off_processor(), time.monotonic()
     with too_slow_to_answer(), pytest.raises(LockTimeout, match=r"after 0\.5 s"):
         await lock.aacquire(timeout=0.5)
-    return time.monotonic() - began
+    return Try(time.monotonic() - began, off_processor() - off)
 
 
 @contextlib.contextmanager
@@ -83,12 +91,12 @@ def test_r5_half_a_second_is_half_a_second(
     held = [rival.acquire(using, f"{name}{number}") for number in range(names)]
     locks = [advisory_lock(f"{name}{number % names}", using=using) for number in range(AT_ONCE)]
     tries = [actor.submit(_timed(face, lock, rounds)) for actor, lock in zip(face.actors(AT_ONCE), locks, strict=True)]
-    times = sorted(seconds for future in tries for seconds in future.result(PATIENCE))
+    each = sorted((one for future in tries for one in future.result(PATIENCE)), key=lambda one: one.took - one.off)
     for number in held:
         rival.release(number)
-    p99 = times[max(0, int(len(times) * 0.99) - 1)]
-    assert times[0] >= 0.5, times[:5]
-    within(p99, 0.55, what=times[-5:])
+    p99 = each[max(0, int(len(each) * 0.99) - 1)]
+    assert min(one.took for one in each) >= 0.5
+    within(p99.took - p99.off, 0.55, what=each[-5:])
 
 
 def test_r5_zero_does_not_wait(me: Actor, rival: Any, using: str, name: str) -> None:
@@ -120,13 +128,13 @@ def test_r5_the_timeout_of_the_call_goes_before_the_lock_s(me: Actor, rival: Any
     patient = advisory_lock(name, using=using, timeout=60)
     assert me.try_acquire(patient) is None
     with pytest.raises(LockTimeout):
-        me.acquire(patient, timeout=0.1)
-    impatient = advisory_lock(name, using=using, timeout=0.1)
-    with pytest.raises(LockTimeout, match=r"after 0\.1 s"):
+        me.acquire(patient, timeout=0.3)
+    impatient = advisory_lock(name, using=using, timeout=0.3)
+    with pytest.raises(LockTimeout, match=r"after 0\.3 s"):
         me.acquire(impatient)
     with pytest.raises(LockTimeout):
         me.enter(impatient)
-    assert me.try_acquire(patient, timeout=0.1) is None
+    assert me.try_acquire(patient, timeout=0.3) is None
     rival.release(held)
 
 
@@ -154,7 +162,7 @@ def test_r5_the_deadline_holds_behind_waiters_of_this_process(
         second.acquire(lock, timeout=0.2)
     within(time.monotonic() - began, 0.25, least=0.2)
     # the head of the queue leaves half way: who follows has its own time left, no more
-    third = second.start(lock, "acquire", timeout=0.4)
+    third = second.start(lock, "acquire", timeout=PATIENCE)
     eventually(lambda: asking_here(name) + waiting_here(name) == 2, "the second does not wait")
     began = time.monotonic()
     rival.release(held)
@@ -169,6 +177,7 @@ def test_r5_the_deadline_goes_on_when_the_one_ahead_gives_up(face: Face, rival: 
     held = rival.acquire(using, name)
     lock = advisory_lock(name, using=using)
     first, second = face.actors(2)
+    assert first.try_acquire(lock) is None  # connects
     impatient = first.start(lock, "acquire", timeout=0.3)
     eventually(lambda: asking_here(name) + waiting_here(name) == 1, "nobody waits")
     began = time.monotonic()
@@ -182,31 +191,45 @@ def test_r5_the_deadline_goes_on_when_the_one_ahead_gives_up(face: Face, rival: 
 
 def test_r5_a_free_lock_is_taken_without_waiting(me: Actor, using: str, name: str) -> None:
     """Also by the first call, which connects."""
-    for timeout in (0, 0.05, None):
-        me.release(me.acquire(advisory_lock(name, using=using), timeout=timeout))
+    for timeout in (0, 0.5, None):
+        began = time.monotonic()
+        lease = me.acquire(advisory_lock(name, using=using), timeout=timeout)
+        if timeout:
+            within(time.monotonic() - began, 0.25)
+        me.release(lease)
 
 
 def test_r5_asyncio_goes_on_while_a_task_waits(rival: Any, using: str, name: str) -> None:
     """Waiting does not block the event loop."""
     held = rival.acquire(using, name)
+    alone: list[float] = []
     beats: list[float] = []
 
-    async def beat() -> None:
+    async def beat(times: list[float]) -> None:
         while True:
-            beats.append(time.monotonic())
+            times.append(time.monotonic())
             await asyncio.sleep(0.005)
 
     async def main() -> None:
         await advisory_lock(name, using=using).atry_acquire()  # connects
-        task = asyncio.create_task(beat())
+        task = asyncio.create_task(beat(alone))
+        await asyncio.sleep(0.4)
+        task.cancel()
+        task = asyncio.create_task(beat(beats))
         with pytest.raises(LockTimeout):
             await advisory_lock(name, using=using).aacquire(timeout=0.4)
         task.cancel()
 
-    asyncio.run(main())
+    for _ in range(3):  # the best of three: the machine may stand still for a part of one
+        alone.clear()
+        beats.clear()
+        asyncio.run(main())
+        longest = max((later - earlier for earlier, later in itertools.pairwise(beats)), default=math.inf)
+        if len(beats) > len(alone) / 3 and longest <= 0.1:  # 80 of each on a machine that does nothing else
+            break
     rival.release(held)
-    assert len(beats) > 20
-    within(max(later - earlier for earlier, later in itertools.pairwise(beats)), 0.1)
+    assert len(beats) > len(alone) / 3
+    within(longest, 0.1)
 
 
 def test_r6_busy_and_lost_and_down_are_no_relatives() -> None:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.alone, with_ttl]
 
+# Of a lease that has to be renewed, which has two thirds of this for it: a machine stands still for 0.2 s at times.
+RENEWED = 0.6
+
 
 def test_r19_validity_counts_from_before_the_request_less_drift(me: Actor, using: str, name: str) -> None:
     before = monotonic()
@@ -46,7 +49,7 @@ def test_r19_a_grant_that_comes_after_its_own_validity_is_given_back(
         monkeypatch.setattr(backend, method, answer(getattr(backend, method)))
     for method in ("release", "arelease"):
         monkeypatch.setattr(backend, method, _noting(released, getattr(backend, method)))
-    lease = me.acquire(advisory_lock(name, using=using, ttl=0.2), timeout=5)
+    lease = me.acquire(advisory_lock(name, using=using, ttl=0.6), timeout=5)
     assert len({id(grant) for grant in released}) == 1
     assert lease.held
     assert lease.valid_until > monotonic()
@@ -60,7 +63,7 @@ def _late(slow: list[bool]) -> Any:
             grant = original(*args, **kwargs)
             if grant is not None and slow:
                 slow.clear()
-                threading.Event().wait(0.25)
+                threading.Event().wait(0.65)
             return grant
 
         return call
@@ -74,7 +77,7 @@ def _alate(slow: list[bool]) -> Any:
             grant = await original(*args, **kwargs)
             if grant is not None and slow:
                 slow.clear()
-                threading.Event().wait(0.25)
+                threading.Event().wait(0.65)
             return grant
 
         return call
@@ -91,10 +94,10 @@ def _noting(calls: list[Any], original: Any) -> Any:
 
 
 def test_r20_it_is_renewed_while_it_is_held(me: Actor, rival: Any, using: str, name: str, backend: Any) -> None:
-    lease = me.acquire(advisory_lock(name, using=using, ttl=0.3))
+    lease = me.acquire(advisory_lock(name, using=using, ttl=RENEWED))
     fenced = backend.supports_fencing
     first, fence = lease.valid_until, fenced and lease.fence
-    eventually(lambda: lease.valid_until > first + 0.3, "it is not renewed", 3)
+    eventually(lambda: lease.valid_until > first + RENEWED, "it is not renewed", 3)
     assert monotonic() > first
     assert (lease.held, fenced and lease.fence) == (True, fence)
     with pytest.raises(RivalError, match="LockNotAcquired"):
@@ -106,7 +109,7 @@ def test_r20_it_is_renewed_while_it_is_held(me: Actor, rival: Any, using: str, n
 def test_r20_also_if_it_was_waited_for(me: Actor, rival: Any, using: str, name: str) -> None:
     """The keepalive thread found nothing to do while we waited; it is there when it is needed."""
     held = rival.acquire(using, name)
-    waiting = me.start(advisory_lock(name, using=using, ttl=0.3), "acquire", timeout=5)
+    waiting = me.start(advisory_lock(name, using=using, ttl=RENEWED), "acquire", timeout=5)
     with pytest.raises(TimeoutError):
         waiting.result(0.15)
     rival.release(held)
@@ -119,9 +122,9 @@ def test_r20_also_if_it_was_waited_for(me: Actor, rival: Any, using: str, name: 
 
 @pytest.mark.full
 def test_r20_many_leases_of_one_process(me: Actor, using: str, name: str) -> None:
-    leases = [me.acquire(advisory_lock(f"{name}{number}", using=using, ttl=0.6)) for number in range(20)]
+    leases = [me.acquire(advisory_lock(f"{name}{number}", using=using, ttl=3 * RENEWED)) for number in range(20)]
     ends = [lease.valid_until for lease in leases]
-    eventually(lambda: monotonic() > max(ends) + 0.05, "", 3)
+    eventually(lambda: monotonic() > max(ends) + 0.05, "", 5)
     assert all(lease.held for lease in leases)
     assert sum(thread.name == "distlock-keepalive" for thread in threading.enumerate()) == 1
     for lease in leases:
@@ -131,9 +134,9 @@ def test_r20_many_leases_of_one_process(me: Actor, using: str, name: str) -> Non
 @pytest.mark.full
 def test_r20_renewal_ends_with_max_hold(me: Actor, other: Actor, using: str, name: str) -> None:
     began = monotonic()
-    lease = me.acquire(advisory_lock(name, using=using, ttl=0.2, max_hold=0.35))
+    lease = me.acquire(advisory_lock(name, using=using, ttl=RENEWED, max_hold=1.5 * RENEWED))
     eventually(lambda: lease.lost, "it is held for ever", 3)
-    within(monotonic() - began, 0.45, least=0.3)
+    within(monotonic() - began, 1.5 * RENEWED + 0.1, least=1.5 * RENEWED - 0.05)
     other.release(other.acquire(advisory_lock(name, using=using), timeout=1))
     with pytest.raises(LockLost, match=r"\(expired\)"):
         me.release(lease)
@@ -180,7 +183,7 @@ def test_r20_unreachable_is_not_lost(
         return original(*args)
 
     monkeypatch.setattr(backend, "extend", extend)
-    lease = me.acquire(advisory_lock(name, using=using, ttl=0.5))
+    lease = me.acquire(advisory_lock(name, using=using, ttl=1.5 * RENEWED))
     first = lease.valid_until
     with caplog.at_level(logging.WARNING, "django_distlock"):
         eventually(lambda: lease.valid_until > first, "it was not renewed", 3)
@@ -238,7 +241,7 @@ def test_r20_what_has_expired_is_never_revived(me: Actor, rival: Any, using: str
     lease = me.acquire(advisory_lock(name, using=using, ttl=0.15, max_hold=0.15))
     grant = lease._grant
     eventually(lambda: lease.lost, "it is held for ever", 3)
-    threading.Event().wait(0.1)  # the engine counts from when it was asked, which is later
+    threading.Event().wait(0.2)  # the engine counts from when it was asked, which is later
     assert backend.extend(grant, 10) is None
     with pytest.raises(LockLost):
         me.extend(lease, 10)

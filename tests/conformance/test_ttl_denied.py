@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock import LockLost, advisory_lock
+from django_distlock import BackendUnavailable, LockLost, advisory_lock
 from django_distlock.concurrency.clock import monotonic
 from tests.conformance.conftest import with_ttl
 from tests.conftest import PATIENCE, eventually
@@ -25,7 +25,13 @@ def held_up(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def over(grant: Any) -> None:
         eventually(lambda: monotonic() > grant.valid_until, "it does not end")
-        eventually(lambda: not backend.verify(grant), "it does not end at the engine")
+        eventually(lambda: ended(grant), "it does not end at the engine")
+
+    def ended(grant: Any) -> bool:
+        try:
+            return not backend.verify(grant)
+        except BackendUnavailable:  # it has ended at some nodes of Redlock, and one of the others is late
+            return False
 
     def late(original: Any) -> Any:
         def call(grant: Any, *args: Any) -> Any:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WAYS = ("update", "save", "raw")
 STALE, FRESH = -1, 1
-TTL = 1.5  # seconds: a hundred threads must come as far as their statement within it
+TTL = 4.0  # seconds: a hundred threads must come as far as their statement within it
 
 
 class Gate:

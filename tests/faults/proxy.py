@@ -200,7 +200,9 @@ class Proxy:
         self._write(pair, pair.server, data)
 
     def _detain(self, pair: Pair) -> None:
-        data = pair.client.recv(65536)
+        data = b""
+        with contextlib.suppress(ConnectionResetError):
+            data = pair.client.recv(65536)
         if data:
             pair.detained = (pair.detained or b"") + data
         else:

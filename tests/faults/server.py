@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import OperationalError, connections
 
+from django_distlock.backends.sessions.session import locked
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
 
 if TYPE_CHECKING:
@@ -122,6 +125,12 @@ def session_exists(using: str, session: int) -> bool:
 def session_of(lease: Any) -> Any:
     """The dedicated session on which a lease lives."""
     return lease._hold.grant.session
+
+
+def asked(session: Any, sql: bytes) -> Any:
+    """The rows of a statement on a session of the library's. Its mutex keeps the keepalive thread away, which takes an
+    answer that it did not ask for as the end of the session."""
+    return run(locked(session.mutex, 2, session.query(sql, monotonic() + 2)))
 
 
 def lock_sessions(using: str) -> set[int]:

@@ -63,7 +63,8 @@ def test_r7_a_cancel_while_releasing_releases(using: str, name: str) -> None:
             await asyncio.gather(*tasks, return_exceptions=True)
             assert all(task.cancelled() for task in tasks)
             assert not list(lock_table.everything())
-            assert await sync_to_async(all_locks)(using) == []
+            # a session that was ended for want of an answer has its locks until the server hears of it
+            await sync_to_async(eventually)(lambda: not all_locks(using), "a cancelled task left a lock", patience=1)
 
     asyncio.run(work())
 
@@ -123,7 +124,7 @@ def test_r7_a_cancel_that_comes_before_the_wait_is_sent_again(
         assert child.hear() == "held"
         within(asyncio.run(work()), 0.5)
         assert not waiters(using, name)
-        assert len(cancels) == 2
+        assert 2 <= len(cancels) <= 5  # and again, where the answer to the second one is late
         child.say()
         assert child.hear() == "released"
 
@@ -133,6 +134,7 @@ def test_r7_a_wait_that_was_prepared_for_somebody_who_has_gone(name: str) -> Non
     lock = advisory_lock(name, using="postgres", timeout=0.1)
     with Child(hold, "postgres", name) as child:
         assert child.hear() == "held"
+        assert lock.try_acquire(timeout=1) is None  # opens the sessions
         for _ in range(2):
             with pytest.raises(LockTimeout):
                 lock.acquire()

@@ -20,6 +20,7 @@ from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, holders, session_of
 from tests.support.processes import Child
 from tests.support.timing import within
+from tests.support.unhurried import give_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +30,12 @@ each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
 each_backend = pytest.mark.parametrize(
     "using", ["memory", *SESSION_LOCKS, "leasetable", "leasetable_postgres", "leasetable_mariadb", "redis"]
 )
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process; the children do it themselves."""
+    give_time(monkeypatch.setattr)
 
 
 def forked(body: Callable[[], Any]) -> int:
@@ -52,6 +59,7 @@ def forked(body: Callable[[], Any]) -> int:
 
 def fork_while_holding(link: Any, using: str, name: str) -> None:
     """In a child of the test: a lock taken without waiting and one that was waited for; then forks."""
+    give_time()
     first = advisory_lock(name, using=using).acquire()
     link.say("waiting")
     second = advisory_lock(name + "-waited", using=using, timeout=20).acquire()
@@ -102,6 +110,7 @@ def test_r22_children_leave_the_locks_of_their_parent_alone(using: str, name: st
 
 def fork_with_copies(link: Any, using: str, name: str) -> None:
     """In a child of the test, for every backend: the child's copy is not held, the parent's lock is."""
+    give_time()
     lease = advisory_lock(name, using=using).acquire()
 
     def child() -> None:
@@ -128,6 +137,7 @@ def test_r22_the_copy_of_a_lease_is_not_held(using: str, name: str) -> None:
 
 def fork_inside_with(link: Any, using: str, name: str) -> None:
     """In a child of the test: fork in the middle of a with block, which the child then leaves."""
+    give_time()
     lock = advisory_lock(name, using=using)
     pid = 0
     with lock:

@@ -157,10 +157,15 @@ def work(kind: Callable[[Journal, str], None], path: Path, name: str, seconds: f
 
 
 def test_a_sound_lock_has_no_fault(name: str, tmp_path: Path) -> None:
-    history = work(sound, tmp_path / "journal", name, 0.5)
-    assert len(history.holds) > 100
-    assert history.check() == []
-    assert all(hold.why == "release" and hold.released is not None for hold in history.holds)
+    holds: list[Hold] = []
+    for number in range(20):  # a busy machine gets through few sections at a time
+        history = work(sound, tmp_path / f"journal{number}", name, 0.5)
+        assert history.check() == []
+        holds += history.holds
+        if len(holds) > 100:
+            break
+    assert len(holds) > 100
+    assert all(hold.why == "release" and hold.released is not None for hold in holds)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = pytest.mark.usefixtures("databases")
-TTL = 0.5
+TTL = 2.0
 
 
 @contextmanager

@@ -105,7 +105,7 @@ def test_a_stopped_waiter_keeps_its_place_and_a_stopped_holder_its_lock(using: s
     with Child(hold, using, name) as holder:
         assert holder.hear() == "held"
         holder.signal(signal.SIGSTOP)
-        assert advisory_lock(name, using=using).try_acquire(timeout=0.3) is None
+        assert advisory_lock(name, using=using).try_acquire(timeout=1) is None
         holder.signal(signal.SIGCONT)
         holder.say()
         assert holder.hear() == "released"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from tests.backends.statements import counted
 from tests.idempotency.conftest import LOCKS, MIDDLEWARE, Sender, every_database
+from tests.support.profiled import profiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,11 +88,8 @@ def calls(send: Callable[[], Any]) -> int:
         nonlocal found
         found += event in ("call", "c_call")
 
-    sys.setprofile(count)
-    try:
+    with profiled(count):
         send()
-    finally:
-        sys.setprofile(None)
     return found
 
 

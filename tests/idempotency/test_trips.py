@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.idempotency.conftest import MIDDLEWARE, Sender, every_database
-from tests.support.paths import PACKAGE
+from tests.support.profiled import files_entered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.idempotency.views import Stage
-
-
-def files_entered(call: Callable[[], object]) -> list[str]:
-    """The files of the package whose functions ``call`` enters in this thread."""
-    found: set[str] = set()
-
-    def note(frame: Any, event: str, argument: object) -> None:
-        if frame.f_code.co_filename.startswith(f"{PACKAGE}/"):
-            found.add(frame.f_code.co_filename.removeprefix(f"{PACKAGE}/"))
-
-    gc.collect()
-    gc.disable()  # what a test before has left is finalized at any time
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return sorted(found)
 
 
 @every_database
@@ -47,9 +24,9 @@ def test_files_that_a_first_post_enters(site: Stage, settings: Any, shape: str, 
     sender = Sender()
     for number in range(2):
         sender.post(shape, key=f"warm-{number}")
-    entered = files_entered(lambda: sender.post(shape, key="new"))
+    _, entered = files_entered(lambda: sender.post(shape, key="new"))
     assert site.effects == 3
-    assert len(entered) == most, entered
+    assert len(entered) == most, sorted(entered)
 
 
 @pytest.mark.parametrize(("alias", "most"), [("default", 10), ("postgres", 10)])
@@ -58,6 +35,6 @@ def test_files_that_a_first_post_enters_in_the_exactly_once_mode(site: Stage, mo
     sender = Sender()
     for number in range(2):
         sender.post("atomic", key=f"warm-{number}")
-    entered = files_entered(lambda: sender.post("atomic", key="new"))
+    _, entered = files_entered(lambda: sender.post("atomic", key="new"))
     assert site.effects == 3
-    assert len(entered) == most, entered
+    assert len(entered) == most, sorted(entered)

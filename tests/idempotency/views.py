@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # A lease that is over soon, and that a busy machine can renew in time; seconds.
-BRIEF = 0.4
+BRIEF = 1.2
 
 
 class Stage:

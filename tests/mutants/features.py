@@ -276,6 +276,22 @@ FEATURES = (
         ("tests/operations/admin/test_breaking.py",),
     ),
     Mutant(
+        "browser locks: a stream forgets a lease that was lost, and tells no further turn of it",
+        "browser locks",
+        "browser/http/watching.py",
+        "self._held.discard(lease)  # its tab may ask for it again, and then waits with the same id",
+        "del self.names[lease]",
+        ("tests/browserlocks/http/test_watching.py",),
+    ),
+    Mutant(
+        "browser locks: who finds the row busy at its turn asks again after the whole interval",
+        "browser locks",
+        "browser/http/actions.py",
+        "min(found.interval, HEAD) if found.crowded else found.interval",
+        "found.interval",
+        ("tests/browserlocks/http/test_watching.py",),
+    ),
+    Mutant(
         "migrate: the site key is replaced",
         "R3",
         "migrations/0001_initial.py",

@@ -57,23 +57,20 @@ def _noted(name: str) -> Iterator[None]:
         ask("postgres", "DELETE FROM django_distlock_name WHERE lock_key = %s", str(KEY))
 
 
-def _hold_shared(name: str, number: int, held: threading.Barrier, over: threading.Event) -> None:
-    time.sleep(number / 100)  # one after the other
+def _hold_shared(name: str, held: threading.Event, over: threading.Event) -> None:
     with advisory_lock(name, using="postgres", shared=True, timeout=5):
-        held.wait(10)
+        held.set()
         over.wait(10)
 
 
 def test_readers_of_one_process_are_one_lock_of_the_server(name: str) -> None:
-    held, over = threading.Barrier(4), threading.Event()
-    readers = [
-        threading.Thread(target=_hold_shared, args=(name, number, held, over), name=f"reader-{number}")
-        for number in range(3)
-    ]
-    for reader in readers:
-        reader.start()
+    over, readers = threading.Event(), []
     try:
-        held.wait(10)
+        for number in range(3):  # the first one is the one that is shown
+            held = threading.Event()
+            readers.append(threading.Thread(target=_hold_shared, args=(name, held, over), name=f"reader-{number}"))
+            readers[-1].start()
+            assert held.wait(10)
         (info,) = _found(text=name)
     finally:
         over.set()

@@ -173,7 +173,7 @@ def test_a_loss_waits_for_a_database_that_restarts(monkeypatch: pytest.MonkeyPat
 
     mine = Recorder(write, lambda: 1 / 0)
     mine._prune_at = 0.0
-    mine.put("acquired", rare=False)
+    mine._ordinary.append("acquired")  # put() would start the thread, which may write before "lost" is there
     mine.put("lost", rare=True)
     eventually(lambda: mine._thread is None, "it goes on for ever")
     assert batches == [["lost", "acquired"], ["lost"], ["lost"]]

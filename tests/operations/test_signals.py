@@ -26,6 +26,7 @@ from django_distlock import (
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.operations.listening import listening
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,13 +77,18 @@ def test_the_wait_is_no_part_of_the_hold(using: str, name: str) -> None:
     lock = advisory_lock(name, using=using)
     holder = hold_in_thread(lock)
     next(holder)
-    timer = threading.Timer(0.3, lambda: next(holder, None))
+    timer = threading.Timer(0.5, lambda: next(holder, None))
     timer.start()
-    with listening(name) as heard, lock:
-        assert heard.facts("acquired")["wait"] >= 0.25
-        assert heard.facts("acquired")["hold"] < 0.25
-    timer.join()
-    assert [facts["hold"] < 0.25 for kind, facts in heard if kind == "released"] == [False, True]
+    with listening(name) as heard:
+        asked = time.monotonic()
+        with lock:
+            took = time.monotonic() - asked  # it may begin later than the timer
+            within(took - heard.facts("acquired")["wait"], 0.25, least=0)
+            within(heard.facts("acquired")["hold"], 0.25)
+        timer.join()  # who lets go may tell it after us
+    ours, theirs = sorted(facts["hold"] for kind, facts in heard if kind == "released")
+    within(ours, 0.25)
+    assert theirs >= 0.5
 
 
 def test_a_renewed_lease_was_held_from_the_beginning(entry: Entry, name: str) -> None:
@@ -98,14 +104,18 @@ def test_busy_to_the_end_is_told_sync_and_async(using: str, name: str) -> None:
     holder = hold_in_thread(advisory_lock(name, using=using))
     next(holder)
     with listening(name) as heard:
+        asked = time.monotonic()
         assert advisory_lock(name, using=using).try_acquire() is None
+        took = time.monotonic() - asked
         with pytest.raises(LockTimeout):
             asyncio.run(advisory_lock(name, using=using).aacquire(timeout=0.1))
         with pytest.raises(LockTimeout):
             lock_all([name], using=using, timeout=0.1).acquire()
         assert heard.kinds() == ["timed_out"] * 3
         assert all(set(facts) == BASIC | {"wait"} for _, facts in heard)
-        assert [facts["wait"] >= 0.1 for _, facts in heard] == [False, True, True]
+        first, *others = (facts["wait"] for _, facts in heard)
+        assert first <= took  # it may have had to connect
+        assert min(others) >= 0.1
         next(holder, None)
 
 
@@ -213,7 +223,7 @@ def test_a_broken_lock_is_told_and_lost(using: str, name: str) -> None:
     backend = registry.entry(using).backend
     if not backend.supports_break:
         return
-    options: dict[str, Any] = {"ttl": 0.6} if backend.supports_ttl else {}
+    options: dict[str, Any] = {"ttl": 2.0} if backend.supports_ttl else {}
     with listening(name) as heard:
         lease = advisory_lock(name, using=using, **options).acquire()
         (report,) = held_locks(using)

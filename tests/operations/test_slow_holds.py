@@ -40,21 +40,21 @@ def warned(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], str]]:
     backend.warn_hold_seconds = None
 
 
-def stuck_in_this_function(gate: threading.Event) -> None:
+def stuck_in_this_function(gate: threading.Event, entered: threading.Event) -> None:
+    entered.set()
     gate.wait(30)
 
 
 def test_a_thread(warned: Callable[[], str], name: str) -> None:
-    gate, taken = threading.Event(), threading.Event()
+    gate, entered = threading.Event(), threading.Event()
 
     def hold() -> None:
         with advisory_lock(name, using="memory"):
-            taken.set()
-            stuck_in_this_function(gate)
+            stuck_in_this_function(gate, entered)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert taken.wait(10)
+    assert entered.wait(10)
     said = warned()
     gate.set()
     thread.join()
@@ -107,10 +107,10 @@ def test_a_task_that_runs_now_and_one_that_waits_for_a_thread(name: str) -> None
 
 def test_the_wait_for_the_lock_is_no_hold(name: str, caplog: pytest.LogCaptureFixture) -> None:
     backend: Any = registry.entry("memory").backend
-    backend.warn_hold_seconds = 0.25
+    backend.warn_hold_seconds = 1.0
     try:
         lease = advisory_lock(name, using="memory").acquire()
-        timer = threading.Timer(0.3, lease.release)
+        timer = threading.Timer(1.2, lease.release)
         timer.start()
         with advisory_lock(name, using="memory"):
             caplog.clear()

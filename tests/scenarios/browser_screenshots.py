@@ -41,9 +41,10 @@ def board(ada: Photographer, bo: Photographer) -> None:
 def workers(ada: Photographer) -> None:
     tab = ada.open("/workers/")
     for way in ("without", "with"):
+        tab.until(lambda: tab.run("return !document.querySelector('[aria-disabled=true]')"), "not ready")
         tab.click(f"[data-run={way}]")
         tab.until(lambda: "lost" in tab.text("#answer"), "not counted", 60)
-        tab.until(lambda: tab.run("return !document.querySelector('[aria-disabled=true]')"), "not through")
+    tab.until(lambda: tab.run("return !document.querySelector('[aria-disabled=true]')"), "not through")
     ada.both("workers", 800, 640, ".actions")
 
 

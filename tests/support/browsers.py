@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -28,11 +29,14 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.client_config import ClientConfig
 from selenium.webdriver.remote.remote_connection import RemoteConnection
 
+from tests.support.services.process import wait_stopped
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 BROWSERS = ("chromium", "firefox", "webkit")
 PATIENCE = 20.0  # seconds
+STARTING = 60.0  # until a browser that is started has answered
 # A name of this machine that is not "localhost": a page there is in no secure context. WebKit does not know it.
 OTHER_NAME = "edit.example"
 MINIBROWSER = "/usr/lib/*/webkit*gtk-[46].[01]/MiniBrowser"
@@ -104,9 +108,12 @@ class Profile:
 
     def send_signal(self, number: int) -> None:
         """To all processes of the browser. SIGSTOP and SIGCONT are the sleep of a laptop."""
-        for process in self.processes():
+        processes = self.processes()
+        for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
+        if number == signal.SIGSTOP:
+            wait_stopped([process.pid for process in processes])
 
 
 class Tab:
@@ -311,7 +318,14 @@ class FirefoxProfile(Profile):
         return self.client.find_element("css selector", selector)
 
     def back(self) -> None:
-        self.client.go_back()
+        """Marionette does nothing, without a word, as long as its process has not heard that there is a page before: on
+        a busy machine that comes after the page is complete."""
+        end = time.monotonic() + PATIENCE
+        mark = secrets.token_hex(4)
+        self.run("window.distlockBack = arguments[0]", mark)
+        while self.run("return window.distlockBack") == mark:
+            assert time.monotonic() < end, "there is no page before"
+            self.client.go_back()
 
     def close(self) -> None:
         self.client.close()
@@ -412,7 +426,7 @@ def _firefox() -> Iterator[Profile]:
             "900",
         ]
         with _started([*command, "--profile", directory], port) as process:
-            client = Marionette(host="127.0.0.1", port=port, startup_timeout=PATIENCE)
+            client = Marionette(host="127.0.0.1", port=port, startup_timeout=STARTING)
             client.start_session()
             client.timeout.script = PATIENCE
             yield FirefoxProfile(client, process)
@@ -448,7 +462,7 @@ def _started(command: list[str], port: int, **environment: str) -> Iterator[psut
         stack.callback(started.wait)
         stack.callback(os.killpg, started.pid, signal.SIGKILL)
         stack.enter_context(_ended(psutil.Process(started.pid)))
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + STARTING
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port), timeout=1).close()

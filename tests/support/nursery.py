@@ -14,6 +14,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import weakref
 from typing import IO, Any
 
 from tests.support.paths import ROOT
@@ -28,6 +30,9 @@ class Forked:
         self.pid = pid
         self.returncode: int | None = None
         self._end = end
+        # Threads of a test may ask at once: only one reads, and the descriptor stays open for the others.
+        self._guard = threading.Lock()
+        weakref.finalize(self, os.close, end)
         self.stdin: IO[str] = os.fdopen(stdin, "w")
         self.stdout: IO[str] = os.fdopen(stdout)
         self.stderr: IO[str] = os.fdopen(stderr)
@@ -43,9 +48,10 @@ class Forked:
 
     def _wait(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._end], [], [], timeout)[0]:
-            told = os.read(self._end, 16)
-            os.close(self._end)
-            self.returncode = int(told or -signal.SIGKILL)  # the nursery itself was killed
+            with self._guard:
+                if self.returncode is None:
+                    told = os.read(self._end, 16)
+                    self.returncode = int(told or -signal.SIGKILL)  # the nursery itself was killed
         return self.returncode
 
     def send_signal(self, number: int) -> None:

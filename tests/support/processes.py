@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from django.db import connections
 
 from tests.support.nursery import ROOT, Nursery, surroundings
+from tests.support.services.process import wait_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,6 +104,8 @@ class Child:
         self.killed = self.killed or number == signal.SIGKILL
         with contextlib.suppress(ProcessLookupError):  # it ended in this very moment
             self.process.send_signal(number)
+        if number == signal.SIGSTOP:
+            wait_stopped([self.process.pid])
 
     def kill(self) -> None:
         """SIGKILL, and wait until the process is gone."""

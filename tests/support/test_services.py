@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -17,11 +18,10 @@ from tests.support.services.compose import COMPOSE_FILE, PORTS
 from tests.support.services.databases import POSTGRES_SETTINGS
 from tests.support.services.engines import ENGINES
 from tests.support.services.files import ROOT, processes_path, read_json
-from tests.support.services.process import ServicesError, start_time
+from tests.support.services.process import ServicesError, free_port, signal_all, start_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -86,10 +86,59 @@ def test_a_recycled_process_id_is_not_ours(state: Path, tmp_path: Path) -> None:
         stranger.kill()
 
 
+def test_a_process_of_many_threads_has_stopped_when_it_was_told_to() -> None:
+    code = """
+import hashlib, sys, threading
+for _ in range(4):  # a digest of that many bytes does not need Python's lock
+    threading.Thread(target=lambda: [hashlib.sha256(bytes(100_000)) for _ in iter(int, 1)], daemon=True).start()
+print(flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        tasks = Path(f"/proc/{process.pid}/task")
+        try:
+            for _ in range(20):
+                signal_all([process.pid], signal.SIGSTOP)
+                states = [stat.read_text().rpartition(") ")[2][0] for stat in tasks.glob("*/stat")]
+                assert states == ["T"] * 5
+                signal_all([process.pid], signal.SIGCONT)
+        finally:
+            process.kill()
+
+
+def test_each_server_has_a_port_of_its_own_also_in_processes_that_start_them_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None of the ports is bound yet when the next one is drawn."""
+    monkeypatch.setattr("tests.support.services.process._drawn", set())
+    drawn = []
+    for worker in ("", "gw0", "gw1", "gw2", "gw3"):
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
+        drawn += [free_port() for _ in range(100)]
+    assert len(set(drawn)) == len(drawn) == 500
+
+
 def test_a_server_that_does_not_exist(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTLOCK_SERVERS", "redis1,oracle")
     with pytest.raises(ServicesError, match=r"^DISTLOCK_SERVERS names oracle; there are zookeeper, postgres"):
         services.up()
+
+
+@needs_private_servers
+def test_data_of_a_clone_that_was_removed_is_not_served(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTLOCK_SERVERS", "redis1")
+    services.up()
+    services.stop("redis1")
+    left = Path(read_json(processes_path())["home"]) / "redis1" / "left"
+    left.touch()
+    state.unlink()
+    processes_path().unlink()
+    services.up()
+    assert left.parent.exists()
+    assert not left.exists()
 
 
 @pytest.mark.full

@@ -76,11 +76,16 @@ def test_the_wait_of_a_child_and_ours_are_seen(one_processor: None) -> None:
 
 
 def test_a_sleep_is_no_wait_for_a_processor() -> None:
-    """What is slow because it sleeps is slow of its own: only ours is looked at, a server may have work to do."""
+    """What is slow because it sleeps is slow of its own: only ours is looked at, a server may have work to do. A busy
+    machine lets us wait beside a sleep; a sleep that is counted is counted each time."""
     ours = f"{os.getpid()}/{os.getpid()}"
-    before = timing.waits().get(ours, 0.0)
-    time.sleep(BURN)
-    assert timing.waits()[ours] - before < BURN / 2
+
+    def counted() -> float:
+        before = timing.waits().get(ours, 0.0)
+        time.sleep(BURN)
+        return timing.waits()[ours] - before
+
+    assert any(counted() < BURN / 2 for _ in range(5))
 
 
 class Measured:

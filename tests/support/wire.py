@@ -29,6 +29,7 @@ class Wire:
     head: str = ""  # markup that pages get at the end of their <head>
     seen: list[tuple[str, str]] = field(default_factory=list)  # the user's name and the path
     reports: list[Any] = field(default_factory=list)
+    held: int = 0  # requests that are held back now
     _rules: list[tuple[Callable[[HttpRequest], bool], threading.Event | None, bool]] = field(default_factory=list)
 
     def clear(self) -> None:
@@ -82,7 +83,9 @@ class Wire:
             if gate is None:
                 answer_is_lost = True
             else:
+                self.held += 1
                 gate.wait(PATIENCE)
+                self.held -= 1
         response = get_response(request)
         self.seen.append((getattr(getattr(request, "user", None), "username", ""), request.path))
         return HttpResponse(status=504) if answer_is_lost else self._dressed(response)

@@ -14,7 +14,7 @@ from django_distlock import advisory_lock
 from django_distlock.data import EnforceFence
 from tests.data.app.models import FencedLedger, Register
 from tests.data.fences import LEASES, rows
-from tests.data.paused import FRESH, STALE, WAYS, holder
+from tests.data.paused import FRESH, STALE, TTL, WAYS, holder
 from tests.faults.pausing import take_over, wake
 from tests.support.processes import Child
 
@@ -55,7 +55,7 @@ def play(child: Child, alias: str, name: str, number: int) -> Counter[tuple[str,
         work.append((f"{name}-{number}-{index}", pks, WAYS[index % len(WAYS)]))
     child.say(work)
     assert child.hear() == "ready"
-    leases = [take_over(child, advisory_lock(one, using=LEASES[alias])) for one, _, _ in work]
+    leases = [take_over(child, advisory_lock(one, using=LEASES[alias]), TTL + 1) for one, _, _ in work]
     for lease, (_, pks, _) in zip(leases, work, strict=True):
         ours = [pks["update"], pks["save"], pks["naive"]]
         assert rows(alias).fenced(lease).filter(pk__in=ours).update(balance=FRESH) == 3

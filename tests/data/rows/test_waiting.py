@@ -51,8 +51,9 @@ def test_no_addition_is_lost(rivals: tuple[Rival, Rival], using: str) -> None:
 
 @pytest.mark.parametrize("using", SERVERS)
 def test_without_the_lock_additions_are_lost(rivals: tuple[Rival, Rival], using: str) -> None:
-    """The fault is real. (These settings begin every transaction on SQLite with its write lock.)"""
-    assert race(rivals, using, 100, locked=False) < 200
+    """The fault is real. (These settings begin every transaction on SQLite with its write lock.) Nothing is lost if the
+    one is through before the other gets a processor, so they race again then."""
+    assert any(race(rivals, using, 100, locked=False) < 200 for _ in range(10))
 
 
 @pytest.mark.parametrize("using", ENGINES)
@@ -95,7 +96,7 @@ def test_a_limit_of_the_callers_own_on_statements_does_not_end_the_wait(rival: R
     pks = accounts("mariadb", 1)
     connections["mariadb"].close()
     ask("mariadb", "SET SESSION {} = {}".format(*statement_limit(0.1)))
-    assert rival.do("hold_for", "mariadb", pks, 0.4) == pks
+    assert rival.do("hold_for", "mariadb", pks, 1.5) == pks
     with took(0.2, 5), row_lock(rows_of("mariadb", pks), timeout=timeout):
         pass
     assert rival.hear() == "released"

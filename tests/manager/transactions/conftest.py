@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections
 
+from django_distlock.backends.postgres import statements
 from tests.manager.transactions import rows
 from tests.manager.transactions.rival import ProcessRival, Rival, ThreadRival
 from tests.manager.transactions.world import World
 from tests.matrix import MATRIX, Entry
 from tests.support.sizes import LONG
+from tests.support.unhurried import give_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +25,18 @@ WORLDS = tuple(entry for entry in MATRIX if entry.using not in ALIKE)
 # Backends whose locks other processes see; memory has a thread for a rival.
 SEEN = tuple(entry for entry in WORLDS if entry.processes)
 MEMORY = next(entry for entry in MATRIX if not entry.processes)
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_time(monkeypatch.setattr)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is silent behind the deadline for want of a processor does not cost the transaction: for tests of
+    something else than that."""
+    monkeypatch.setattr(statements, "SILENT", 2.0)
 
 
 @pytest.fixture(scope="session")

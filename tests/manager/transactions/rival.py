@@ -15,6 +15,7 @@ from django.db import connections
 from django_distlock import Lease, advisory_lock
 from tests.manager.transactions import rows
 from tests.support.processes import Child
+from tests.support.unhurried import give_time
 
 # How long a rival waits for the lock; seconds.
 PATIENCE = 10.0
@@ -40,6 +41,12 @@ def serve(link: Any) -> None:
             connections.close_all()  # other tests count the sessions of the database
 
 
+def serve_unhurried(link: Any) -> None:
+    """:func:`serve` in a process of its own, with time for the servers."""
+    give_time()
+    serve(link)
+
+
 def _answer(link: Any, question: list[str], leases: list[Lease]) -> None:
     match question:
         case ["try", using, name]:
@@ -61,7 +68,7 @@ class ProcessRival:
     kind = "process"
 
     def __init__(self) -> None:
-        self.child = Child(serve)
+        self.child = Child(serve_unhurried)
 
     def say(self, value: Any) -> None:
         self.child.say(value)

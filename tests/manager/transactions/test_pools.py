@@ -89,6 +89,7 @@ def test_r11_transaction_scope_works_behind_a_transaction_pooler(behind: World) 
         assert world.lock().try_acquire() is None
 
 
+@pytest.mark.usefixtures("patient")
 def test_r11_wait_behind_a_transaction_pooler(behind: World) -> None:
     """The savepoint, the setting and the lock are in one transaction, and so on one server session."""
     world = behind

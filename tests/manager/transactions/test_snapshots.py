@@ -95,7 +95,7 @@ def test_r13_warning_points_at_the_callers_line(make_world: Any, face: str) -> N
         elif face == "acquire":
             world.lock().acquire()
         elif face == "try_acquire":
-            world.lock().try_acquire(timeout=0.1)
+            world.lock().try_acquire(timeout=2)
         elif face == "wait":
             world.lock().acquire(timeout=None)
         else:

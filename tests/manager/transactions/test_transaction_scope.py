@@ -31,6 +31,7 @@ def lock_sessions(alias: str) -> int:
         return int(cursor.fetchone()[0])
 
 
+@pytest.mark.usefixtures("patient")
 def test_r11_no_session_is_opened(postgres: World) -> None:
     """Neither for a free lock nor for one that is waited for, nor for a set."""
     world = postgres

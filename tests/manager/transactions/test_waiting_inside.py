@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ def held_here() -> int:
     return int(ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"))
 
 
+@pytest.mark.usefixtures("patient")
 def test_r5_timeout_inside_atomic_returns_in_time_and_the_transaction_lives(postgres: World, busy: str) -> None:
     world = postgres
     took = []
@@ -60,6 +61,7 @@ def test_r5_timeout_inside_atomic_returns_in_time_and_the_transaction_lives(post
     assert rows.count("postgres", world.name) == 2
 
 
+@pytest.mark.usefixtures("patient")
 def test_r5_a_wait_that_begins_the_transaction_leaves_it_unbegun(postgres: World, busy: str) -> None:
     """Neither the timeout of one that begins with the wait nor its way back costs what is written after it."""
     world = postgres
@@ -85,6 +87,7 @@ def status(world: World) -> TransactionStatus:
     return TransactionStatus(world.connection.connection.pgconn.transaction_status)
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("outcome", ["granted", "timeout"])
 def test_r7_lock_timeout_is_as_it_was_if_the_wait_begins_the_transaction(
     postgres: World, busy: str, outcome: str
@@ -104,6 +107,7 @@ def test_r7_lock_timeout_is_as_it_was_if_the_wait_begins_the_transaction(
             cursor.execute("RESET lock_timeout")
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("value", ["0", "1d", "2500ms", "90min", "1s"])
 @pytest.mark.parametrize("how", ["local", "session"])
 @pytest.mark.parametrize("outcome", ["granted", "timeout"])
@@ -162,6 +166,7 @@ def waits(cursor: Any, pid: int) -> bool:
     return bool(cursor.fetchone()[0])
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("threshold", [None, 0, 1])
 @pytest.mark.parametrize("binding", [False, True])
 def test_r7_wait_with_prepared_statements_and_server_side_binding(
@@ -182,6 +187,7 @@ def test_r7_wait_with_prepared_statements_and_server_side_binding(
     assert rows.count("postgres", world.name) == 2
 
 
+@pytest.mark.usefixtures("patient")
 def test_r5_statement_timeout_of_the_user_does_not_end_a_longer_wait(postgres: World, busy: str) -> None:
     world = postgres
     with transaction.atomic("postgres"):
@@ -268,17 +274,18 @@ def test_r8_deadlock_between_two_processes_is_found_by_the_server(postgres: Worl
         other.close()
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("begun", [True, False])
 def test_r7_interrupted_wait_leaves_the_transaction_usable(postgres: World, busy: str, begun: bool) -> None:
     """Ctrl-C while waiting, caught inside the transaction: as after a timeout."""
     world = postgres
-    pid = ask("SELECT pg_backend_pid()")
+    pid, here = ask("SELECT pg_backend_pid()"), threading.get_ident()
 
     def interrupt() -> None:
         try:
             with connections["postgres"].cursor() as cursor:
                 eventually(lambda: waits(cursor, pid), "nobody waits")
-            _thread.interrupt_main()
+            signal.pthread_kill(here, signal.SIGINT)  # the system call returns, unlike with interrupt_main()
         finally:
             connections.close_all()
 
@@ -287,14 +294,17 @@ def test_r7_interrupted_wait_leaves_the_transaction_usable(postgres: World, busy
             world.write()
         thread = threading.Thread(target=interrupt)
         thread.start()
+        started = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             advisory_lock(busy, using="postgres").acquire(timeout=10)
+        within(time.monotonic() - started, 2, what="to notice it")
         thread.join()
         assert held_here() == 0
         world.write()
     assert rows.count("postgres", world.name) == 1 + begun
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("begun", [True, False])
 def test_r7_a_wait_that_is_interrupted_anywhere_leaves_nothing_held(postgres: World, busy: str, begun: bool) -> None:
     """Behind the transaction, which an interrupt of the way back may abort; and the connection is as it was."""

@@ -30,6 +30,7 @@ def two_aliases(databases: None) -> Iterator[None]:
 
 @pytest.fixture
 def people(databases: None) -> Iterator[dict[str, User]]:
+    remove_people()  # and the log of changes that those in browsers have made
     try:
         yield make_people()
     finally:

@@ -25,8 +25,8 @@ def text(html: str) -> str:
 
 
 def rows(html: str) -> list[dict[str, str]]:
-    """The rows of the list: column -> text."""
-    body = html.partition("<tbody>")[2].partition("</tbody>")[0]
+    """The rows of the list: column -> text. Below it are tables of what users have locked, of other tests perhaps."""
+    body = html.partition('id="result_list"')[2].partition("<tbody>")[2].partition("</tbody>")[0]
     return [{column: text(cell) for column, cell in _CELL.findall(row)} for row in _ROW.findall(body)]
 
 

@@ -20,6 +20,7 @@ from tests.conftest import eventually
 from tests.faults.server import ask
 from tests.operations.programs import manage
 from tests.support.processes import Child
+from tests.support.unhurried import give_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -155,8 +156,11 @@ def test_the_exit_status_is_that_of_migrate(monkeypatch: pytest.MonkeyPatch) -> 
     ("using", "database"),
     [(None, "postgres"), *product(["redis", "zookeeper", "leasetable_postgres"], ["postgres", "default"])],
 )
-def test_who_does_not_want_to_wait_is_told_for_whom_he_would(using: str | None, database: str) -> None:
+def test_who_does_not_want_to_wait_is_told_for_whom_he_would(
+    using: str | None, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also if that one migrates another database under the same lock."""
+    give_time(monkeypatch.setattr)
     lease = migration_lock(database, using).try_acquire()
     assert lease is not None
     try:

@@ -132,7 +132,8 @@ def test_shared_holders_run_together(name: str) -> None:
 @pytest.mark.parametrize("command", [WAITS, STUBBORN], ids=["willing", "stubborn"])
 def test_a_program_whose_lock_is_lost_is_ended(command: list[str], name: str) -> None:
     """TERM, and KILL for it and its descendants after the grace time."""
-    with run_program(name, "--using", "postgres", "--grace", "0.3", "--", *command) as child:
+    grace = "10" if command is WAITS else "0.3"  # who is willing may need time to die
+    with run_program(name, "--using", "postgres", "--grace", grace, "--", *command) as child:
         assert child.hear() == 1
         (session,) = holders("postgres", name)
         end_session("postgres", session)

@@ -86,8 +86,7 @@ def up(*, keep: bool = True) -> dict[str, Server]:
         if missing:
             names = ", ".join(f"{program} (Debian package {package})" for program, package in missing.items())
             raise ServicesError(f"not installed: {names}; run `make services`")
-        digest = hashlib.sha256(str(state_path()).encode()).hexdigest()[:12]
-        processes = read_json(processes_path()) or {"home": str(private_directory(f"distlock-{digest}")), "servers": {}}
+        processes = read_json(processes_path()) or {"home": str(_new_home()), "servers": {}}
         processes["keep"] = keep or processes.get("keep", False)
         write_json(processes_path(), processes)
         state = _addresses(read_json(state_path()))
@@ -169,6 +168,15 @@ def status() -> list[tuple[str, str, str]]:
                 condition = f"does not answer: {error}"
         rows.append((name, f"{server['host']}:{server['port']}", condition))
     return rows
+
+
+def _new_home() -> Path:
+    """An empty directory for the data of all servers. A clone that was removed while its servers were up leaves data
+    there, and nobody knows the passwords any more."""
+    home = private_directory(f"distlock-{hashlib.sha256(str(state_path()).encode()).hexdigest()[:12]}")
+    for left in home.iterdir():
+        shutil.rmtree(left, ignore_errors=True)
+    return home
 
 
 def _addresses(state: dict[str, Server]) -> dict[str, Server]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 POLL_SECONDS = 0.02
+SHARES = 16  # of the ports, one for each test process
+_drawn: set[int] = set()  # ports that this process was given
 
 
 class ServicesError(RuntimeError):
@@ -34,13 +36,20 @@ class ProcessRow(NamedTuple):
 
 
 def read_process(pid: int) -> ProcessRow | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+    fields = _fields(Path(f"/proc/{pid}/stat"))
+    if not fields:
         return None
-    # The command name stands in parentheses and may itself hold spaces and parentheses.
-    fields = text[text.rindex(")") + 2 :].split()
     return ProcessRow(parent=int(fields[1]), zombie=fields[0] in "ZX", started=int(fields[19]))
+
+
+def _fields(stat: Path) -> list[str]:
+    """From the state on; none if the process or the thread has ended."""
+    try:
+        text = stat.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    # The command name stands in parentheses and may itself hold spaces and parentheses.
+    return text[text.rindex(")") + 2 :].split()
 
 
 def start_time(pid: int) -> int | None:
@@ -67,6 +76,21 @@ def signal_all(pids: Sequence[int], number: int) -> None:
             os.kill(pid, number)
         except ProcessLookupError:
             continue
+    if number == signal.SIGSTOP:
+        wait_stopped(pids)
+
+
+def wait_stopped(pids: Sequence[int]) -> None:
+    """After SIGSTOP. One thread gets the signal, and the others go on until that one has had a processor: on a busy
+    machine, a server of many threads answers for a while after it was stopped."""
+    if not wait_until(lambda: all(map(_stopped, pids)), 10):
+        raise ServicesError(f"not each of the processes {pids} has stopped")
+
+
+def _stopped(pid: int) -> bool:
+    """Whether each of its threads has stopped or ended."""
+    states = (_fields(stat) for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
+    return all(fields[0] in "TtZX" for fields in states if fields)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
@@ -131,9 +155,18 @@ def server_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
 
 
 def free_port() -> int:
-    """A free loopback port below the range outgoing connections draw from: a restarted server finds it free again."""
-    for port in random.sample(range(20_000, 32_000), 200):
+    """A free loopback port below the range outgoing connections draw from: a restarted server finds it free again.
+
+    Test processes that start servers at the same time draw from different ones, and none draws one a second time: a
+    free port is not bound yet, and of two Redis servers on one port the second ends while the first answers for both.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")  # gw0, gw1, ...
+    share = 1 + int(worker.removeprefix("gw")) if worker else 0
+    ours = set(range(20_000 + share % SHARES, 32_000, SHARES))
+    ports = ours - _drawn or ours
+    for port in random.sample(sorted(ports), len(ports)):
         if port_is_free(port):
+            _drawn.add(port)
             return port
     raise ServicesError("no free port between 20000 and 32000 on 127.0.0.1")
 

@@ -1,0 +1,29 @@
+"""Engines that may take their time, for tests of something else than time.
+
+A caller that does not wait gives the server half a second to connect and to answer. A machine that runs a whole suite
+has no processor for that long now and then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django_distlock.backends.leasetable import backend as leasetable
+from django_distlock.backends.postgres import transaction
+from django_distlock.backends.redis import backend as redis
+from django_distlock.backends.redis import commands
+from django_distlock.backends.redlock import acquire as redlock
+from django_distlock.backends.sessions import backend as sessions
+from django_distlock.backends.sessions import exclusion
+from django_distlock.concurrency import deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SECONDS = 3.0
+
+
+def give_time(set_attribute: Callable[[object, str, object], object] = setattr) -> None:
+    """Let servers have SECONDS instead. With ``monkeypatch.setattr`` until the end of the test."""
+    for module in (deadline, leasetable, transaction, redis, commands, redlock, sessions, exclusion):
+        set_attribute(module, "LEAST_PATIENCE", SECONDS)
