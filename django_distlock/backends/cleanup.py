@@ -29,6 +29,7 @@ class UndoRequest(Generic[T]):
 
     what: T
     uncertain: bool
+    lane: int
     due: float
     forget_at: float
     done_at: float | None = None
@@ -36,7 +37,9 @@ class UndoRequest(Generic[T]):
 
 
 class PendingCleanup(Generic[T]):
-    """The requests to one server that have to be undone, by a thread that ends when none is due.
+    """The requests of one alias that have to be undone, by threads that end when nothing is due.
+
+    Each server has a lane, with a thread of its own: a server that hangs does not hold up the others.
 
     ``undo(what, until)`` is a flow that undoes one request by the monotonic time ``until``. It raises an exception if
     that failed. It is repeated until it succeeds and, for requests that may still be executed, for ``window`` seconds
@@ -58,14 +61,15 @@ class PendingCleanup(Generic[T]):
         # by token; empty: nothing is pending
         self.requests: dict[str, UndoRequest[T]] = {}
         self._guard = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._threads: dict[int, threading.Thread] = {}
 
-    def add(self, token: str, what: T, ttl: float, uncertain: bool) -> None:
-        """Undo ``what``, from now on. ``uncertain``: it may be executed later. Replaces what ``token`` stood for."""
+    def add(self, token: str, what: T, ttl: float, uncertain: bool, *, lane: int = 0) -> None:
+        """Undo ``what``, from now on, at the server of ``lane``. ``uncertain``: it may be executed later. Replaces what
+        ``token`` stood for."""
         now = monotonic()
         with self._guard:
-            self.requests[token] = UndoRequest(what, uncertain, now, now + ttl + self._window)
-            self._start()
+            self.requests[token] = UndoRequest(what, uncertain, lane, now, now + ttl + self._window)
+            self._start(lane)
 
     def discard(self, token: str) -> bool:
         """Do not undo the request: its caller repeats it. False if it is being undone at this moment."""
@@ -81,34 +85,33 @@ class PendingCleanup(Generic[T]):
         with self._guard:
             if not self.requests:
                 return None
-            due = min(request.due for request in self.requests.values())
-            if due <= now:
-                self._start()
-            return max(due, now + UNDO_PAUSE)
+            for lane in {request.lane for request in self.requests.values() if request.due <= now}:
+                self._start(lane)
+            return max(min(request.due for request in self.requests.values()), now + UNDO_PAUSE)
 
     def close(self) -> None:
         """Forget the requests: their leases end by themselves."""
         with self._guard:
             self.requests.clear()
-            thread = self._thread
-        if thread is not None:
+            threads = list(self._threads.values())
+        for thread in threads:
             thread.join(2 * self._patience)
 
-    def _start(self) -> None:
+    def _start(self, lane: int) -> None:
         # at the end of the interpreter a thread that is started waits for ever for its turn
-        if self._thread is None and not sys.is_finalizing():
-            thread = threading.Thread(target=self._work, name=self._thread_name, daemon=True)
+        if lane not in self._threads and not sys.is_finalizing():
+            thread = threading.Thread(target=self._work, args=(lane,), name=self._thread_name, daemon=True)
             with contextlib.suppress(RuntimeError):  # there is no thread: the next tick tries again
                 thread.start()
-                self._thread = thread
+                self._threads[lane] = thread
 
-    def _work(self) -> None:
+    def _work(self, lane: int) -> None:
         while True:
             now = monotonic()
             with self._guard:
-                due = [(token, request) for token, request in self.requests.items() if request.due <= now]
+                due = [each for each in self.requests.items() if each[1].lane == lane and each[1].due <= now]
                 if not due:
-                    self._thread = None
+                    del self._threads[lane]
                     return
             for token, request in due:
                 self._attempt(token, request)

@@ -31,14 +31,15 @@ class Server:
 
     def undo(self, what: str, until: float) -> Flow[None]:
         assert until == self.now + 1.0
-        self.answers.wait(10)
+        if what != "another server":
+            self.answers.wait(10)
         if self.down:
             raise OSError
         self.undone.append(what)
         yield from ()
 
     def settled(self) -> None:
-        eventually(lambda: self.pending._thread is None, "the thread does not end")
+        eventually(lambda: not any(each.name == NAME for each in threading.enumerate()), "a thread does not end")
 
     def later(self, seconds: float) -> float | None:
         """What the keepalive thread does after that time."""
@@ -107,6 +108,18 @@ def test_its_caller_may_repeat_it_but_not_at_the_same_moment(server: Server) -> 
     assert server.pending.discard("token")
     assert not server.pending.requests
     assert server.pending.discard("another")
+
+
+def test_a_server_that_hangs_does_not_hold_up_another_one(server: Server) -> None:
+    server.answers.clear()
+    for number in range(20):
+        server.pending.add(f"token {number}", "a", 3.0, False, lane=1)
+    server.pending.add("last", "another server", 3.0, False, lane=2)
+    eventually(lambda: server.undone == ["another server"], "it waits behind the server that hangs")
+    assert "last" not in server.pending.requests
+    server.answers.set()
+    server.settled()
+    assert not server.pending.requests
 
 
 def test_without_a_thread_the_next_tick_tries_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import time
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_distlock.backends.redis.commands import milliseconds
 from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Grant, drift
 
 from .nodes import ACQUIRE, JOIN, PLACES, RESPECT, NodeRequest, Undo, keys_of, undo_request, vote_request
-from .rounds import NodeAnswer, RedlockBackendUnavailable, Round, Verdict, decide
+from .rounds import NodeAnswer, RedlockBackendUnavailable, Round, Verdict, decide, majority
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,17 +119,21 @@ class RedlockAttempt:
             if verdict is Verdict.GRANTED:
                 others = vote_request(undo, holder)
                 ballot.requests = [first if index == lead else others for index in range(len(requests))]
-                verdict = yield from ballot.ask(_by_majority(ballot, lead, self.ttl), self.patience, until)
+                judge, least = _by_majority(ballot, lead, self.ttl), majority(len(requests))
+                verdict = yield from ballot.ask(judge, self.patience, until, least=least)
                 if mode == JOIN and verdict is Verdict.GRANTED:
                     yield from ballot.settle(min(until, monotonic() + LEAD), lead)
             if verdict is Verdict.UNAVAILABLE:
                 raise ballot.error()
             grant = self._grant(ballot, vote, holder) if verdict is Verdict.GRANTED else None
+        except BackendUnavailable:
+            finalizers.now_or_later(partial(self.end, known=True))
+            raise
         except BaseException:
             finalizers.now_or_later(self.end)
             raise
         if grant is None:
-            self.end(refused=True)
+            self.end(known=True)
         else:
             ballot.close()
         self.at_lead = ballot.sent[lead]
@@ -147,10 +153,11 @@ class RedlockAttempt:
         """The grant has an owner: it is not taken back any more."""
         self._round, self._vote = None, ""
 
-    def end(self, refused: bool = False) -> None:
+    def end(self, known: bool = False) -> None:
         """Take back the votes of an attempt, unless the grant was kept, and give its connections back. May be repeated.
 
-        ``refused``: the attempt came to its end, so its answers are known. Else an interrupt may have come anywhere.
+        ``known``: the attempt came to its end, and what it sent and heard is known: nothing is taken back from a node
+        that was not asked. Else an interrupt may have come anywhere.
         """
         ballot, vote = self._round, self._vote
         if ballot is None:
@@ -159,7 +166,7 @@ class RedlockAttempt:
         for index, sent in enumerate(ballot.sent):
             if ballot.requests[index] is None:
                 continue
-            if not refused or (sent is not None and not sent.lost and ballot.answers[index] is not NodeAnswer.REFUSED):
+            if not known or (sent is not None and not sent.lost and ballot.answers[index] is not NodeAnswer.REFUSED):
                 ballot.tell(index, request)
         ballot.close()
         self._round = None

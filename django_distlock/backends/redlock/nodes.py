@@ -396,7 +396,7 @@ class Nodes:
 
     def undo_later(self, index: int, undo: Undo, *, uncertain: bool = True) -> None:
         """Undo a request at a node behind the back of its caller. ``uncertain``: it may be executed later."""
-        self._cleanup.add(_token(index, undo.vote, undo.member), (index, undo), undo.ttl, uncertain)
+        self._cleanup.add(_token(index, undo.vote, undo.member), (index, undo), undo.ttl, uncertain, lane=index)
         self._wake_at(monotonic())
 
     def undoing(self, index: int, vote: str) -> bool:

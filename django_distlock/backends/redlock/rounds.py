@@ -145,13 +145,16 @@ class Round:
         if own is not None:
             self.pipelines[own.node.number - 1] = own
 
-    def ask(self, judge: Judge, patience: float, until: float, settle: float = 0.0) -> Flow[Verdict]:
+    def ask(self, judge: Judge, patience: float, until: float, settle: float = 0.0, least: int = 0) -> Flow[Verdict]:
         """Send the requests that have not been sent, and listen until ``judge`` has a verdict.
 
         Each node has ``patience`` seconds for its reply; all of it ends at the monotonic time ``until``. ``settle``:
-        after the verdict, listen to the others for that time.
+        after the verdict, listen to the others for that time. ``least``: send nothing if fewer nodes are connected;
+        what these could answer would decide nothing.
         """
         yield from self._connect(until)
+        if sum(self._connected(index) for index in range(len(self.pipelines))) < least:
+            return Verdict.UNAVAILABLE
         now = monotonic()
         end = min(until, now + patience)
         self.asked_at = self.asked_at or now
@@ -217,12 +220,15 @@ class Round:
             yield Step(PAUSE.sleep, PAUSE.asleep, (CONNECT_PAUSE,))
             missing = self._take()
 
+    def _connected(self, index: int) -> bool:
+        pipeline = self.pipelines[index]
+        return pipeline is not None and pipeline.link is not None
+
     def _take(self) -> list[int]:
         """Take the connections at hand. The nodes that have none."""
         missing = []
         for index, request in enumerate(self.requests):
-            pipeline = self.pipelines[index]
-            if request is not None and (pipeline is None or pipeline.link is None):
+            if request is not None and not self._connected(index):
                 prefer = self._prefer[index] if self._prefer else None
                 pipeline = self.pipelines[index] = self.nodes.all[index].take(prefer)
                 if pipeline is None:
@@ -330,7 +336,11 @@ class Round:
         for pipeline in self.pipelines:
             if pipeline is not None and pipeline.overdue(monotonic()):
                 pipeline.node.silence(pipeline)
-        asked = [request is not None for request in self.requests]
+        # a node that is connected and was not asked has nothing to answer
+        asked = [
+            request is not None and (self.sent[index] is not None or not self._connected(index))
+            for index, request in enumerate(self.requests)
+        ]
         errors = [
             TimeoutError("There was no connection in time.") if node.connecting and node.error is None else node.error
             for node in self.nodes.all

@@ -208,7 +208,7 @@ def test_what_a_failed_withdrawal_leaves_is_undone(
         broken.setattr(type(client.store), "run", failing)
         client.withdraw(waiting)
         client.withdraw(granted)
-        eventually(lambda: client._cleanup._thread is None, "it never ends")
+        eventually(lambda: not client._cleanup._threads, "it never ends")
         assert set(client._cleanup.requests) == {waiting.token, granted.token}, "tried, and to be tried again"
     assert stores.tickets("other") == 1
     assert other.try_acquire(stores.claim()) is None
@@ -227,7 +227,7 @@ def clean_up(client: Any) -> None:
     for request in client._cleanup.requests.values():
         request.due = 0.0
     assert client.tick(monotonic()) is not None
-    eventually(lambda: client._cleanup._thread is None, "it never ends")
+    eventually(lambda: not client._cleanup._threads, "it never ends")
 
 
 def failing(store: Any, *args: Any) -> Any:
