@@ -35,7 +35,7 @@ class IdempotencyRecordAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not
     actions = ("release_keys",)
     show_full_result_count = False
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyRecord]:
+    def get_queryset(self, request: HttpRequest, **kwargs: Any) -> QuerySet[IdempotencyRecord]:
         found = IdempotencyRecord.rows.using(config().database).defer("body", "facts", "phases")
         return found.order_by(*self.get_ordering(request))
 

@@ -125,21 +125,21 @@ class EditLockLists:
         """Who edits the object now, in the list."""
         return getattr(obj, "_distlock_editor", None)
 
-    def get_list_display(self, request: HttpRequest) -> Sequence[Any]:
-        shown: Sequence[Any] = super().get_list_display(request)  # type: ignore[misc]
+    def get_list_display(self, request: HttpRequest, **kwargs: Any) -> Sequence[Any]:
+        shown: Sequence[Any] = super().get_list_display(request, **kwargs)  # type: ignore[misc]
         return [*shown, COLUMN] if self._shows_column(request) and COLUMN not in shown else shown
 
-    def get_list_filter(self, request: HttpRequest) -> Sequence[Any]:
-        shown: Sequence[Any] = super().get_list_filter(request)  # type: ignore[misc]
+    def get_list_filter(self, request: HttpRequest, **kwargs: Any) -> Sequence[Any]:
+        shown: Sequence[Any] = super().get_list_filter(request, **kwargs)  # type: ignore[misc]
         return [*shown, EditedFilter] if self._shows_column(request) and EditedFilter not in shown else shown
 
     def _shows_column(self, request: HttpRequest) -> bool:
         settings = request._distlock_edit_config = self.get_edit_config(request)  # type: ignore[attr-defined]
         return self.edit_lock_column and settings.mode != "off"
 
-    def get_changelist_instance(self, request: HttpRequest) -> Any:
+    def get_changelist_instance(self, request: HttpRequest, **kwargs: Any) -> Any:
         """The list; each object knows who edits it, by one query for the page."""
-        found: Any = super().get_changelist_instance(request)  # type: ignore[misc]
+        found: Any = super().get_changelist_instance(request, **kwargs)  # type: ignore[misc]
         if COLUMN in found.list_display:
             objects = {resource_of(obj).digest: obj for obj in found.result_list}
             for digest, row in store.read([resource_of(obj) for obj in objects.values()]).items():
@@ -150,9 +150,11 @@ class EditLockLists:
     # editable lists
 
     @method_decorator(csrf_protect)
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None, **kwargs: Any
+    ) -> HttpResponse:
         """The list. The rows of an editable one carry a grant each, and are saved under their locks."""
-        page = functools.partial(super().changelist_view, request, extra_context)  # type: ignore[misc]
+        page = functools.partial(super().changelist_view, request, extra_context, **kwargs)  # type: ignore[misc]
         settings = self.get_edit_config(request)
         if settings.mode == "off":
             with transactions_of_request():
@@ -217,24 +219,26 @@ class EditLockLists:
             store.wrote(rows.written, save.owner.label)
         return response
 
-    def save_form(self, request: HttpRequest, form: Any, change: bool) -> Any:
+    def save_form(self, request: HttpRequest, form: Any, change: bool, **kwargs: Any) -> Any:
         if (rows := _rows(request)) is not None and (conflict := rows.judge(form)) is not None:
             if self.get_edit_config(request).mode == "enforce" or conflict.reason == "deleted":
                 raise conflict
             text = _("This was saved, although: %(why)s") % {"why": Refusal.of(conflict).text}
             self.message_user(request, text, messages.WARNING)  # type: ignore[attr-defined]
-        return super().save_form(request, form, change)  # type: ignore[misc]
+        return super().save_form(request, form, change, **kwargs)  # type: ignore[misc]
 
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool, **kwargs: Any) -> None:
         if not _is_untouched(request, obj):
-            super().save_model(request, obj, form, change)  # type: ignore[misc]
+            super().save_model(request, obj, form, change, **kwargs)  # type: ignore[misc]
 
-    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
+    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool, **kwargs: Any) -> None:
         if not _is_untouched(request, form.instance):
-            super().save_related(request, form, formsets, change)  # type: ignore[misc]
+            super().save_related(request, form, formsets, change, **kwargs)  # type: ignore[misc]
 
-    def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
-        return None if _is_untouched(request, obj) else super().log_change(request, obj, message)  # type: ignore[misc]
+    def log_change(self, request: HttpRequest, obj: Any, message: Any, **kwargs: Any) -> Any:
+        if _is_untouched(request, obj):
+            return None
+        return super().log_change(request, obj, message, **kwargs)  # type: ignore[misc]
 
     def _list_refused(self, request: HttpRequest, refusal: Refusal) -> HttpResponse:
         if refusal.resource is not None:
@@ -244,15 +248,14 @@ class EditLockLists:
 
     # actions
 
-    def response_action(self, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
+    def response_action(self, request: HttpRequest, queryset: QuerySet[Any], **kwargs: Any) -> Any:
         """Run the action, unless another user edits one of the chosen objects."""
         if self.get_edit_config(request).mode == "enforce":
-            self._refuse_action(request, queryset)
-        return super().response_action(request, queryset)  # type: ignore[misc]
+            self._refuse_action(request, queryset, _action(request, kwargs.get("action_location")))
+        return super().response_action(request, queryset, **kwargs)  # type: ignore[misc]
 
-    def _refuse_action(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        action = _action(request)
-        if action in self.edit_lock_harmless_actions or action not in self.get_actions(request):  # type: ignore[attr-defined]
+    def _refuse_action(self, request: HttpRequest, queryset: QuerySet[Any], action: str) -> None:
+        if not action or action in self.edit_lock_harmless_actions:
             return
         chosen = queryset
         if request.POST.get("select_across", "0") != "1":
@@ -271,9 +274,11 @@ class EditLockLists:
             raise SaveRefused(Refusal(reason="held", who=who, others=texts, deletes=True))
 
 
-def _action(request: HttpRequest) -> str:
-    """The name of the chosen action: a page may have the menu twice."""
-    chosen = request.POST.getlist("action")
+def _action(request: HttpRequest, location: Any) -> str:
+    """The name of the chosen action: a page may have the menu twice. ``location`` (Django 6.1): the change form has a
+    menu as well, whose field is called otherwise."""
+    field = f"{location.value}-action" if location is not None and location.value != "CHANGE_LIST" else "action"
+    chosen = request.POST.getlist(field)
     try:
         return chosen[int(request.POST.get("index", 0))]
     except (ValueError, IndexError):

@@ -99,10 +99,12 @@ class EditLockAdmin(EditLockLists):
 
     # the change form
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None, **kwargs: Any) -> Any:
         """The object, which is loaded once for a request that has locked it."""
         found = _loaded(request).get((id(self), object_id))
-        return found if found is not None else super().get_object(request, object_id, from_field)  # type: ignore[misc]
+        if found is not None:
+            return found
+        return super().get_object(request, object_id, from_field, **kwargs)  # type: ignore[misc]
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         form: Any = super().get_form(request, obj, change=change, **kwargs)  # type: ignore[misc]
@@ -117,9 +119,11 @@ class EditLockAdmin(EditLockLists):
         object_id: str | None = None,
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> HttpResponse:
         """The change form, whose POST is a save under the lock."""
-        page: Page = functools.partial(super().changeform_view, request, object_id, form_url, extra_context)  # type: ignore[misc]
+        view = super().changeform_view  # type: ignore[misc]
+        page: Page = functools.partial(view, request, object_id, form_url, extra_context, **kwargs)
         if object_id is None:
             return page()
         settings = self.get_edit_config(request)
@@ -205,10 +209,10 @@ class EditLockAdmin(EditLockLists):
             save.wrote()
         return response
 
-    def response_change(self, request: HttpRequest, obj: Any) -> HttpResponse:
+    def response_change(self, request: HttpRequest, obj: Any, **kwargs: Any) -> HttpResponse:
         """Called by Django once everything is saved; a popup answers without a redirect."""
         request._distlock_saved = True  # type: ignore[attr-defined]
-        return super().response_change(request, obj)  # type: ignore[misc,no-any-return]
+        return super().response_change(request, obj, **kwargs)  # type: ignore[misc,no-any-return]
 
     def _deleted(self, request: HttpRequest, object_id: str, settings: EditingConfig, page: Page) -> HttpResponse:
         """Django's answer for an object that is not there; a form that showed it gets its text back."""
@@ -253,10 +257,10 @@ class EditLockAdmin(EditLockLists):
 
     @method_decorator(csrf_protect)
     def delete_view(
-        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None, **kwargs: Any
     ) -> HttpResponse:
         """Ask, and delete under the lock, unless another user edits what would be deleted along."""
-        page: Page = functools.partial(super().delete_view, request, object_id, extra_context)  # type: ignore[misc]
+        page: Page = functools.partial(super().delete_view, request, object_id, extra_context, **kwargs)  # type: ignore[misc]
         settings = self.get_edit_config(request)
         obj = self.get_object(request, unquote(object_id)) if settings.mode != "off" else None
         if obj is None or not self.has_delete_permission(request, obj):  # type: ignore[attr-defined]

@@ -214,13 +214,15 @@ class HeldLockAdmin(Base):
 
     # the list
 
-    def get_queryset(self, request: HttpRequest) -> Any:
+    def get_queryset(self, request: HttpRequest, **kwargs: Any) -> Any:
         return LockRows()
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[changelist.HeldLockChangeList]:
         return changelist.HeldLockChangeList
 
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None, **kwargs: Any
+    ) -> HttpResponse:
         if request.method == "POST" and not self.has_break_permission(request):
             raise PermissionDenied
         context = dict(extra_context or {})
@@ -228,7 +230,7 @@ class HeldLockAdmin(Base):
             context["messages"] = ()
         if request.method == "GET" and self.has_view_permission(request):
             context["sections"] = [section.html(self, request) for section in self.sections]
-        return super().changelist_view(request, context)  # type: ignore[no-any-return,unused-ignore]
+        return super().changelist_view(request, context, **kwargs)  # type: ignore[no-any-return,unused-ignore]
 
     # one lock
 
