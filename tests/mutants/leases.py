@@ -210,7 +210,7 @@ LEASES = (
         "Redlock: the votes of a refused attempt stay",
         "R7",
         f"{REDLOCK}/acquire.py",
-        "            self.end(refused=True)\n",
+        "            self.end(known=True)\n",
         "            ballot.close()\n",
         ("tests/backends/redlock/test_ghosts.py", "tests/backends/redlock/test_faults.py"),
     ),

@@ -105,9 +105,8 @@ class RedlockAttempt:
         """
         vote = self._vote = f"{self.claim.token}-{next(numbers)} "
         holder = f'{{"since":{time.time_ns() // 1000},{self._told}'
-        channel = own.link.channel if own is not None and own.link is not None and own.link.subscribed else b""
         undo = Undo(self.keys, vote, "", self.ttl)
-        args = (vote, milliseconds(self.ttl), vote + holder, mode, member, since, channel)
+        args = (vote, milliseconds(self.ttl), vote + holder, mode, member, since, _channel(own))
         first = NodeRequest(ACQUIRE, self.keys, *args, undo=undo)
         requests: list[NodeRequest | None] = [None] * len(self.nodes.all)
         requests[lead] = first
@@ -170,6 +169,11 @@ class RedlockAttempt:
                 ballot.tell(index, request)
         ballot.close()
         self._round = None
+
+
+def _channel(own: Pipeline | None) -> bytes:
+    """The channel on which the node can call the caller, empty if there is none."""
+    return own.link.channel if own is not None and own.link is not None and own.link.subscribed else b""
 
 
 def _by_majority(ballot: Round, lead: int, ttl: float) -> Judge:
