@@ -46,7 +46,8 @@ demo: $(VENV)/group-demo-$(DB).stamp  ## replay and serve the demo: DB=sqlite|po
 	  $(BIN)/python testproject/manage.py demo $(if $(filter 0,$(SERVE)),--no-serve)
 
 test: $(VENV)/group-test.stamp  ## the first tier of the suite on private servers; FULL=1 both tiers, ARGS="-k name" goes to pytest, LONG=1 takes hours, MYSQL=1 replaces MariaDB, DJANGO=6.0 takes that one
-	@DISTLOCK_LONG=$(LONG) $(SERVICES) run $(BIN)/python -m pytest $(PARALLEL) $(TIER) $(ARGS)
+	@DISTLOCK_LONG=$(LONG) $(SERVICES) run $(BIN)/python -m tests.support.gate $(if $(FULL)$(LONG),--full) \
+	  $(if $(PARALLEL),,--one-process) $(ARGS)
 
 # The report comes also if a test has failed: what is measured is slower, and some tests have bounds of milliseconds.
 coverage: $(VENV)/group-test.stamp $(VENV)/group-coverage.stamp  ## which lines and branches of the package the first tier runs, in all processes that tests start; FULL=1 both tiers, build/coverage/html shows them
@@ -61,7 +62,7 @@ chaos: $(VENV)/group-test.stamp  ## faults at random on every engine, and a tabl
 mutants: $(VENV)/group-test.stamp  ## faults put into the library one at a time, which the tests must notice; ARGS="-k redis", ARGS="--record"
 	@$(SERVICES) run $(BIN)/python -m tests.mutants $(ARGS)
 
-debian13:  ## before a release, as root: the last commit's demo and suite on a newcomer's Debian 13, made by debootstrap
+debian13:  ## before a release, as root: the last commit's demo and both tiers on a newcomer's Debian 13, made by debootstrap; `.ci/run` runs the first tier there
 	@bash .ci/debian13 'make demo SERVE=0' 'make test FULL=1 ARGS="$(ARGS)"'
 
 bench: $(VENV)/group-bench.stamp  ## side by side with the peers and the bare drivers; QUICK=1 the ratios that matter, in two minutes; ARGS="--group postgres"
@@ -101,8 +102,8 @@ screenshots: $(VENV)/group-test.stamp  ## take the pictures in the documentation
 	@$(BIN)/python -m tests.scenarios.editing_screenshots
 	@$(BIN)/python -m tests.scenarios.browser_screenshots
 
-release-check: $(VENV)/group-release.stamp  ## before a release: sdist, wheel, metadata, links, workflows, and a smoke test of the wheel on each database
-	@$(SERVICES) run $(BIN)/python -m tests.support.release
+release-check: $(VENV)/group-release.stamp  ## before a release: sdist, wheel, metadata, links, workflows, and a smoke test of the wheel on each database; QUICK=1 only on SQLite
+	@$(if $(QUICK),,$(SERVICES) run) $(BIN)/python -m tests.support.release $(if $(QUICK),sqlite)
 
 wheel: $(VENV)/pip.stamp  ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -6,7 +6,6 @@ Loaded with ``-p tests.support.workers``, because the settings ask which servers
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 import signal
@@ -21,7 +20,7 @@ from tests.support import services
 from tests.support.services.files import state_path
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Sequence
 
 T = TypeVar("T")
 
@@ -43,7 +42,6 @@ if WORKER:
 
 # The first one takes the servers that are there.
 _own = WORKER not in ("", "gw0")
-_alone = state_path().with_suffix(".alone")
 
 if _own:
     os.environ["DISTLOCK_SERVICES"] = str(state_path().parent / WORKER / "state.json")
@@ -61,13 +59,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that must be alone come first: the first process gets them all, and the others have no part in them.
-
-    Those that take many seconds come in the middle of what the others get, so that none is left for the end, and those
-    that share something dear side by side: no process makes it again, or waits until another one has made it. Those in
-    browsers are the first that the last two processes get.
+    """Those that take many seconds come in the middle of what each process but the first gets, so that none is left for
+    the end, and those that share something dear side by side: no process makes it again, or waits until another one has
+    made it. Those in browsers are the first that the last two processes get.
     """
-    items.sort(key=lambda item: item.get_closest_marker("alone") is None)
     together: dict[str, list[pytest.Item]] = {}
     browsers: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -82,8 +77,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def group_of(item: pytest.Item) -> str | None:
     """What it shares: the replays of one engine, or what its module sets up."""
-    if item.get_closest_marker("alone") is not None:
-        return None
     if "replayed" in getattr(item, "fixturenames", ()):
         return str(parameters(item).get("engine", "sqlite"))
     return None if item.get_closest_marker("long") is None else str(item.path)
@@ -162,14 +155,3 @@ def pytest_keyboard_interrupt() -> None:
 def pytest_unconfigure() -> None:
     if _own:
         services.down()
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """A test marked ``alone`` has the machine to itself, as far as the other ones that are marked so go: those that
-    need all processors, and those that measure times of milliseconds."""
-    if item.get_closest_marker("alone") is None:
-        return (yield)
-    with _alone.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        return (yield)

@@ -1,0 +1,114 @@
+"""Runs the suite and judges it: ``make test``.
+
+Most tests share the machine, in several processes. Those marked ``alone`` follow in one process, with nothing beside
+them. What has failed runs once more by itself: a test that fails again is a failure, one that passes is reported as
+flaky, with its first traceback. With more than MOST_FAILURES nothing runs again.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.support import outcomes
+from tests.support.outcomes import Outcomes
+from tests.support.paths import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+MOST_FAILURES = 8
+FOLDER = ROOT / "build" / "gate"
+REPORT = FOLDER / "report.txt"
+PLUGINS = ("-p", "tests.support.workers", "-p", "tests.support.outcomes")
+# Exit codes of pytest.
+OK, TESTS_FAILED, NO_TESTS = 0, 1, 5
+
+
+@dataclass
+class Gate:
+    """``arguments`` go to each pytest; ``full``: both tiers; ``processes``: xdist's options, none for one process.
+
+    ``root`` is the folder of pytest's configuration: the names of tests are relative to it.
+    """
+
+    arguments: Sequence[str]
+    full: bool = False
+    processes: Sequence[str] = ("-n", "auto", "--dist", "worksteal")
+    root: Path = ROOT
+    first: Outcomes = field(default_factory=Outcomes)  # of the first run of each test
+    second: Outcomes = field(default_factory=Outcomes)  # of those that ran again
+    broken: list[str] = field(default_factory=list)  # runs of pytest that came to no verdict
+
+    def run(self) -> int:
+        """Run everything; print the report, which ends with the numbers. The exit status."""
+        tier = "not chaos" if self.full else "not chaos and not full"
+        self._pytest("together", [*self.processes, "-m", f"{tier} and not alone", *self.arguments], self.first)
+        self._pytest("alone", ["-m", f"{tier} and alone", *self.arguments], self.first)
+        if not self.broken and 0 < len(self.first.failed) <= MOST_FAILURES:
+            again = FOLDER / "again.txt"
+            again.write_text("".join(f"{test}\n" for test in sorted(self.first.failed)))
+            self._pytest("again", ["-p", "no:randomly", "-m", "not chaos", f"@{again}"], self.second)
+        text = self.report()
+        REPORT.write_text(text)
+        print(text, end="", flush=True)
+        return int(bool(self.broken or self.failed or not (self.first.passed or self.second.passed)))
+
+    def _pytest(self, step: str, arguments: Sequence[str], found: Outcomes) -> None:
+        print(f"\n=== {step}", flush=True)
+        file = FOLDER / f"{step}.json"
+        file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "pytest", *PLUGINS, *arguments]
+        code = subprocess.run(
+            command, cwd=self.root, env={**os.environ, outcomes.FILE: str(file)}, check=False
+        ).returncode
+        if code not in (OK, TESTS_FAILED, NO_TESTS) or not file.exists():
+            self.broken.append(f"{step}: pytest ended with exit status {code}")
+            return
+        seen = Outcomes.read(file)
+        if code == TESTS_FAILED and not seen.failed:
+            self.broken.append(f"{step}: pytest failed, and no test did")
+        for name, tests in vars(seen).items():
+            getattr(found, name).update(tests)
+
+    @property
+    def flaky(self) -> list[str]:
+        """Tests that failed, and passed when they ran once more by themselves."""
+        return sorted(self.first.failed.keys() & self.second.passed)
+
+    @property
+    def failed(self) -> list[str]:
+        return sorted(self.first.failed.keys() - set(self.flaky))
+
+    def report(self) -> str:
+        """What to read, and last of all the numbers."""
+        first, quarantined = self.first, {**self.first.quarantined, **self.second.quarantined}
+        named = [("FLAKY", test, first.failed[test]) for test in self.flaky]
+        named += [("QUARANTINED", test, text) for test, text in sorted(quarantined.items())]
+        lines = []
+        for title, test, text in named:
+            lines += ["", f"{title} {test}", *(f"    {line}" for line in text.splitlines())]
+        lines += ["", *(f"{title} {test}" for title, test, _ in named), *(f"FAILED {test}" for test in self.failed)]
+        if len(first.failed) > MOST_FAILURES:
+            lines.append(f"With more than {MOST_FAILURES} failures none runs again.")
+        lines += self.broken
+        failed, skipped = len(self.failed) + len(self.broken), len(first.skipped) + len(quarantined)
+        lines.append(f"{len(first.passed) + len(self.flaky)} passed, {failed} failed, {skipped} skipped")
+        return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = {"--full", "--one-process"}
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    gate = Gate([argument for argument in arguments if argument not in options], full="--full" in arguments)
+    if "--one-process" in arguments:
+        gate.processes = ()
+    return gate.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
