@@ -8,6 +8,7 @@ import pytest
 
 from django_distlock.manager.registry import registry
 from tests.backends.redis.server import BACKEND, Own
+from tests.conftest import connect
 from tests.faults.conftest import proxied
 
 if TYPE_CHECKING:
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["proxied"]
+
+
+@pytest.fixture(autouse=True)
+def connected(request: pytest.FixtureRequest, nothing_left: None) -> None:
+    """As in the conformance tests: see there."""
+    if {"using", "databases"} <= set(request.fixturenames) and not request.node.get_closest_marker("cold"):
+        request.getfixturevalue("databases")
+        connect(request.getfixturevalue("using"))
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from django_distlock.manager.registry import registry
 from tests.conformance import watching
 from tests.conformance.actors import Actor, Face
 from tests.conformance.rivals import Neighbour, Rival, serve
+from tests.conftest import connect
 from tests.matrix import MATRIX, Entry
 from tests.support.processes import Child
 from tests.support.sizes import LONG
@@ -57,6 +58,17 @@ def unhurried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Only the tests of times have servers that must connect and answer within half a second."""
     if request.module.__name__ != "tests.conformance.test_timeouts":
         give_time(monkeypatch.setattr)
+
+
+@pytest.fixture(autouse=True)
+def connected(request: pytest.FixtureRequest, nothing_left: None, unhurried: None) -> None:
+    """Each test begins with closed backends. A short timeout must not have to open a connection as well."""
+    if "using" not in request.fixturenames or request.node.get_closest_marker("cold"):
+        return
+    using: str = request.getfixturevalue("using")
+    connect(using)
+    for rival in {"rival", "second_rival"} & set(request.fixturenames):
+        request.getfixturevalue(rival).call("connect", using)
 
 
 @pytest.fixture(params=["sync", "async"])

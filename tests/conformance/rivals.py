@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 
 from tests.conformance.actors import PATIENCE, ThreadActor
+from tests.conftest import connect
 from tests.support.unhurried import give_time
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ class Office:
     def __init__(self) -> None:
         self.leases: dict[int, tuple[ThreadActor, Any]] = {}
         self._numbers = itertools.count(1)
+
+    def connect(self, using: str) -> None:
+        connect(using)
 
     def acquire(self, using: str, name: str, timeout: float | None, shared: bool) -> int:
         from django_distlock import advisory_lock

@@ -81,6 +81,7 @@ def test_r23_many_times_leave_nothing(me: Actor, entry: Entry, using: str, name:
     assert [info for info in backend.inspect() if info.name and info.name.startswith(name)] == []
 
 
+@pytest.mark.cold
 def test_r23_idle_sessions_close_after_5_seconds(me: Actor, entry: Entry, using: str, name: str, backend: Any) -> None:
     """The clock of the keepalive thread is told, not waited for."""
     assert IDLE == 5

@@ -239,6 +239,7 @@ def test_r6_busy_and_lost_and_down_are_no_relatives() -> None:
         assert [other for other in kinds if issubclass(kind, other)] == [kind]
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize(
     ("using", "database"),
     [
@@ -314,6 +315,7 @@ class SlowToMake(MemoryBackend):
         super().__init__(*args)
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize("using", ["slow"])
 def test_r5_making_the_backend_takes_none_of_the_callers_time(face: Face, settings: Any, using: str, name: str) -> None:
     """The first of a process would be told that somebody else had the lock, though nobody was asked."""

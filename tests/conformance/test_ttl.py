@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.alone, with_ttl]
 
 # Of a lease that has to be renewed, which has two thirds of this for it: a machine stands still for 0.2 s at times.
-RENEWED = 0.6
+RENEWED = 0.9
 
 
 def test_r19_validity_counts_from_before_the_request_less_drift(me: Actor, using: str, name: str) -> None:
@@ -97,7 +97,7 @@ def test_r20_it_is_renewed_while_it_is_held(me: Actor, rival: Any, using: str, n
     lease = me.acquire(advisory_lock(name, using=using, ttl=RENEWED))
     fenced = backend.supports_fencing
     first, fence = lease.valid_until, fenced and lease.fence
-    eventually(lambda: lease.valid_until > first + RENEWED, "it is not renewed", 3)
+    eventually(lambda: lease.valid_until > first + RENEWED, "it is not renewed")
     assert monotonic() > first
     assert (lease.held, fenced and lease.fence) == (True, fence)
     with pytest.raises(RivalError, match="LockNotAcquired"):
@@ -115,7 +115,7 @@ def test_r20_also_if_it_was_waited_for(me: Actor, rival: Any, using: str, name: 
     rival.release(held)
     lease = waiting.result(5)
     first = lease.valid_until
-    eventually(lambda: lease.valid_until > first + 0.2, "it is not renewed", 3)
+    eventually(lambda: lease.valid_until > first + 0.2, "it is not renewed")
     assert lease.held
     me.release(lease)
 
@@ -124,7 +124,7 @@ def test_r20_also_if_it_was_waited_for(me: Actor, rival: Any, using: str, name: 
 def test_r20_many_leases_of_one_process(me: Actor, using: str, name: str) -> None:
     leases = [me.acquire(advisory_lock(f"{name}{number}", using=using, ttl=3 * RENEWED)) for number in range(20)]
     ends = [lease.valid_until for lease in leases]
-    eventually(lambda: monotonic() > max(ends) + 0.05, "", 5)
+    eventually(lambda: monotonic() > max(ends) + 0.05, "")
     assert all(lease.held for lease in leases)
     assert sum(thread.name == "distlock-keepalive" for thread in threading.enumerate()) == 1
     for lease in leases:
@@ -135,7 +135,7 @@ def test_r20_many_leases_of_one_process(me: Actor, using: str, name: str) -> Non
 def test_r20_renewal_ends_with_max_hold(me: Actor, other: Actor, using: str, name: str) -> None:
     began = monotonic()
     lease = me.acquire(advisory_lock(name, using=using, ttl=RENEWED, max_hold=1.5 * RENEWED))
-    eventually(lambda: lease.lost, "it is held for ever", 3)
+    eventually(lambda: lease.lost, "it is held for ever")
     within(monotonic() - began, 1.5 * RENEWED + 0.1, least=1.5 * RENEWED - 0.05)
     other.release(other.acquire(advisory_lock(name, using=using), timeout=1))
     with pytest.raises(LockLost, match=r"\(expired\)"):
@@ -156,7 +156,7 @@ def test_r20_max_hold_below_the_ttl_shortens_it(me: Actor, using: str, name: str
     lease = me.acquire(advisory_lock(name, using=using, ttl=30, max_hold=0.15))
     assert lease.valid_until <= monotonic() + 0.15
     within(lease.valid_until - began, 0.2)
-    eventually(lambda: lease.lost, "it is held for ever", 3)
+    eventually(lambda: lease.lost, "it is held for ever")
     with pytest.raises(LockLost):
         me.release(lease)
 
@@ -165,7 +165,7 @@ def test_r20_renewal_ends_when_the_owner_thread_is_dead(other: Actor, using: str
     dying = ThreadActor()
     lease = dying.acquire(advisory_lock(name, using=using, ttl=0.3))
     dying.close()
-    eventually(lambda: lease.lost, "a dead thread holds it for ever", 3)
+    eventually(lambda: lease.lost, "a dead thread holds it for ever")
     other.release(other.acquire(advisory_lock(name, using=using), timeout=1))
 
 
@@ -183,10 +183,10 @@ def test_r20_unreachable_is_not_lost(
         return original(*args)
 
     monkeypatch.setattr(backend, "extend", extend)
-    lease = me.acquire(advisory_lock(name, using=using, ttl=1.5 * RENEWED))
+    lease = me.acquire(advisory_lock(name, using=using, ttl=4 * RENEWED))
     first = lease.valid_until
     with caplog.at_level(logging.WARNING, "django_distlock"):
-        eventually(lambda: lease.valid_until > first, "it was not renewed", 3)
+        eventually(lambda: lease.valid_until > first, "it was not renewed")
     assert lease.held
     assert caplog.text.count("could not be renewed: no route to the server") == 2
     me.release(lease)
@@ -231,7 +231,7 @@ def test_r18_lease_that_ends_in_the_midst_of_a_look_says_why(
     lease = me.acquire(advisory_lock(name, using=using, ttl=0.3))
     end = lease.valid_until
     monkeypatch.setattr(backend, "look", late)
-    eventually(lambda: lease.lost, "it is held for ever", 3)
+    eventually(lambda: lease.lost, "it is held for ever")
     with pytest.raises(LockLost, match=r"\(expired\)"):
         me.release(lease)
 
@@ -240,7 +240,7 @@ def test_r20_what_has_expired_is_never_revived(me: Actor, rival: Any, using: str
     """Neither by extend nor by a renewal that comes too late, and if nobody else has it in between."""
     lease = me.acquire(advisory_lock(name, using=using, ttl=0.15, max_hold=0.15))
     grant = lease._grant
-    eventually(lambda: lease.lost, "it is held for ever", 3)
+    eventually(lambda: lease.lost, "it is held for ever")
     threading.Event().wait(0.2)  # the engine counts from when it was asked, which is later
     assert backend.extend(grant, 10) is None
     with pytest.raises(LockLost):
@@ -268,7 +268,7 @@ def test_r20_a_renewal_that_comes_too_late_prolongs_nothing(
     monkeypatch.setattr(backend, "extend", extend)
     lease = me.acquire(advisory_lock(name, using=using, ttl=0.9))
     end = lease.valid_until
-    eventually(lambda: lease.lost, "a late renewal revived it", 3)
+    eventually(lambda: lease.lost, "a late renewal revived it")
     rival.release(rival.acquire(using, name, timeout=5))
     within(monotonic() - end, 0.35, what="that it was given back")
     with pytest.raises(LockLost, match=r"\(expired\)"):

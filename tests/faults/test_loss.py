@@ -82,7 +82,7 @@ def test_r17_a_lease_that_is_asked_looks_at_its_session(using: str, name: str, m
     end_session(using, ended)
     eventually(lambda: not session_exists(using, ended), "the session goes on")
     # the server has sent its farewell, which may be on its way for a moment
-    eventually(lambda: lease.lost, "the lease does not look", patience=2.0)
+    eventually(lambda: lease.lost, "the lease does not look")
     with pytest.raises(LockLost):
         lease.release()
 

@@ -201,7 +201,7 @@ def test_r7_a_grant_that_comes_late_is_given_back(using: str, name: str, proxied
     proxy.delay(0.8 * TIMEOUT)  # on the way there, and on the way back
     with pytest.raises((BackendUnavailable, LockNotAcquired)):
         advisory_lock(name, using=using).acquire(timeout=TIMEOUT)
-    eventually(lambda: holders(using, name), "it was not granted", patience=2.0, pause=0.001)
+    eventually(lambda: holders(using, name), "it was not granted", pause=0.001)
     proxy.delay(0)
     # sooner than the session is closed because it is idle, which would free the lock as well
     eventually(lambda: not holders(using, name), "held by a session that nobody asks", patience=IDLE - 1)

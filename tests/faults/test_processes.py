@@ -94,7 +94,7 @@ def test_a_dead_waiter_leaves_the_queue_while_the_lock_is_held(using: str, name:
             assert doomed.hear() == "asking"
             eventually(lambda: waiters(using, name), "the waiter does not wait")
             doomed.kill()
-        eventually(lambda: not waiters(using, name), "the dead one is still in the queue", patience=5)
+        eventually(lambda: not waiters(using, name), "the dead one is still in the queue")
         holder.say()
         assert holder.hear() == "released"
 

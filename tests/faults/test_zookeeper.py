@@ -364,7 +364,7 @@ def test_r7_a_waiter_whose_session_ends_while_it_asks_queues_again(
         waiter = threading.Thread(target=acquire)
         waiter.start()
         eventually(ended.is_set, "the watch was not asked for")
-        eventually(lambda: len(nodes(server, name)) == 2, "it does not wait again", patience=5)
+        eventually(lambda: len(nodes(server, name)) == 2, "it does not wait again")
         holder.say()
         assert holder.hear() == "released"
         waiter.join()

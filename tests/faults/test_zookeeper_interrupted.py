@@ -9,6 +9,7 @@ import kazoo.handlers.utils
 import pytest
 
 from django_distlock.backends.zookeeper import backend, handler, queue, session
+from django_distlock.backends.zookeeper.backend import IDLE_TIMEOUT
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
@@ -45,7 +46,7 @@ def test_r7_an_interrupt_leaves_no_node(name: str, settings: Any) -> None:
         began = monotonic()
         engine.release(engine.try_acquire(other, 5))
         within(monotonic() - began, 1)
-        eventually(lambda: nodes(server, name) == [], "a node stays behind", patience=1)
+        eventually(lambda: nodes(server, name) == [], "a node stays behind", patience=IDLE_TIMEOUT - 1)
         assert not used.held
 
     with clerk() as server:
@@ -65,7 +66,7 @@ def test_r7_an_interrupt_of_one_who_finds_it_busy_leaves_no_node(name: str, sett
 
     def clean() -> None:
         engine.release(engine.try_acquire(other, 5))
-        eventually(lambda: len(nodes(server, name)) == 1, "a node stays behind", patience=1)
+        eventually(lambda: len(nodes(server, name)) == 1, "a node stays behind", patience=IDLE_TIMEOUT - 1)
 
     with clerk() as server:
         stand_in(server, name)

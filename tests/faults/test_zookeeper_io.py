@@ -13,6 +13,7 @@ from kazoo.exceptions import NotEmptyError
 
 from django_distlock import BackendUnavailable, DistlockError, LockTimeout, advisory_lock
 from django_distlock.backends.zookeeper import handler, queue
+from django_distlock.backends.zookeeper.backend import IDLE_TIMEOUT
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
@@ -59,7 +60,7 @@ def test_many_who_leave_while_there_is_no_connection(name: str, settings: Any, s
         asyncio.run(main())
         proxy.heal()
         proxy.cut()
-        eventually(lambda: len(nodes(server, name)) == 1, "they stay in the queue", patience=5)
+        eventually(lambda: len(nodes(server, name)) == 1, "they stay in the queue")
         lease.release()
         registry.close()
 
@@ -154,7 +155,7 @@ def test_r7_an_interrupt_when_the_creation_was_just_sent(name: str, server: Any)
     with pytest.raises(KeyboardInterrupt):
         lock.acquire()
     del session.create_contender
-    eventually(lambda: nodes(server, name) == [], "a node stays behind", patience=1)
+    eventually(lambda: nodes(server, name) == [], "a node stays behind", patience=IDLE_TIMEOUT - 1)
 
 
 def test_r6_a_turn_that_comes_at_the_deadline_is_no_failure(name: str, settings: Any, server: Any) -> None:
@@ -300,5 +301,5 @@ def test_r7_no_second_node_while_the_first_one_may_be_there(name: str, settings:
             with pytest.raises(BackendUnavailable):
                 lock.acquire(timeout=0.3)
             proxy.heal()
-            eventually(lambda: nodes(server, name) == [], "a node stays behind", patience=2)
+            eventually(lambda: nodes(server, name) == [], "a node stays behind", patience=IDLE_TIMEOUT - 1)
         registry.close()

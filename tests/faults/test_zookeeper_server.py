@@ -89,7 +89,7 @@ def test_a_lock_outlives_a_restart_of_the_server(name: str, settings: Any) -> No
     lease = advisory_lock(name, using=USING).acquire()
     fences.append(lease.fence)
     services.restart(USING)
-    eventually(lambda: lease.held, "it is not held again", patience=15)
+    eventually(lambda: lease.held, "it is not held again")
     with Child(get_not, name) as rival:
         assert rival.hear() is False
     lease.release()

@@ -37,7 +37,7 @@ def group(on_mysql: None) -> Iterator[tuple[str, str]]:
         seats = [f"127.0.0.1:{free_port()}" for _ in range(2)]
         for alias, seat in zip((primary, secondary), seats, strict=True):
             join(alias, seat, seats)
-        eventually(lambda: online(primary) == online(secondary) == 2, "they are no group", 30, pause=0.1)
+        eventually(lambda: online(primary) == online(secondary) == 2, "they are no group", pause=0.1)
         yield primary, secondary
         registry.close()
         for alias in (secondary, primary):

@@ -183,7 +183,7 @@ def test_a_loss_waits_for_a_database_that_restarts(monkeypatch: pytest.MonkeyPat
     eventually(lambda: mine._thread is None, "it goes on for ever")
     assert batches == [["lost"]]
     mine.put("poison", rare=True)
-    eventually(lambda: mine._thread is None, "it goes on for ever", patience=10)
+    eventually(lambda: mine._thread is None, "it goes on for ever")
     assert batches[1:] == [["poison"]] * TRIES
 
 

@@ -81,7 +81,7 @@ def test_a_name_that_only_another_process_has_used_is_shown_with_its_holder(usin
     with Child(hold, using, spelling) as child:
         assert child.hear() == "held"
         held = datetime.now(UTC)
-        eventually(lambda: _named(using, spelling), "the name is not shown", patience=5)
+        eventually(lambda: _named(using, spelling), "the name is not shown")
         (info,) = _named(using, spelling)
         assert (info.holder or "").split(",")[0].endswith(f":{child.pid}:MainThread")
         assert info.acquired_at is not None

@@ -37,7 +37,7 @@ def written_soon(looks: Looks, using: str, name: str) -> None:
         looks.look(using)
         return noted(using, name)
 
-    eventually(found, "the name is not written", SOON, pause=0.1)
+    eventually(found, "the name is not written", pause=0.1)
 
 
 @each_engine

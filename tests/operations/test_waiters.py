@@ -87,7 +87,7 @@ def test_another_process_counts_once_at_least(held: None, using: str, name: str,
         assert child.hear() == "waiting"
         eventually(lambda: listed(using, name).waiters == COUNT + 1, "it is not counted")
         child.kill()
-    eventually(lambda: listed(using, name).waiters == COUNT, "the dead one is counted", patience=15)
+    eventually(lambda: listed(using, name).waiters == COUNT, "the dead one is counted")
 
 
 @pytest.mark.parametrize("using", ["memory"])

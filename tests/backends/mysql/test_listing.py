@@ -40,8 +40,8 @@ def test_the_locks_of_another_user_are_listed(plain_user: str, name: str) -> Non
     with Child(hold, "mysql", name) as child:
         assert child.hear() == "held"
         if not is_mariadb():
-            eventually(lambda: noted("mysql", name), "it is not noted", patience=5)
-        eventually(lambda: shown(key), "the lock of another user is not listed", patience=1)
+            eventually(lambda: noted("mysql", name), "it is not noted")
+        eventually(lambda: shown(key), "the lock of another user is not listed")
         (info,) = shown(key)
         assert info.details["connection"] == str(holders("mysql", name)[0])
         assert str(info.holder).endswith(f"connection {info.details['connection']}")
@@ -117,7 +117,7 @@ def test_a_server_that_lists_no_locks_is_asked_for_the_names_that_were_noted(
     key = key_of("mysql", name).text
     with Child(hold, "mysql", name) as child:
         assert child.hear() == "held"
-        eventually(lambda: noted("mysql", name), "it is not noted", patience=5)
+        eventually(lambda: noted("mysql", name), "it is not noted")
         monkeypatch.setattr(backend, "known_names", dict)
         (info,) = shown(key)
         assert (info.name, info.waiters) == (name, None), "who waits cannot be told"

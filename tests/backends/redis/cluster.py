@@ -68,7 +68,7 @@ class Cluster:
         for client in self.clients[1:]:
             bus = self.clients[0].config_get("cluster-port")["cluster-port"]
             client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.ports[0], bus)
-        eventually(self._whole, "the cluster does not form", patience=20)
+        eventually(self._whole, "the cluster does not form")
 
     def _whole(self) -> bool:
         """Does each know all, and that every slot has a master?"""

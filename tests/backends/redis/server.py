@@ -132,9 +132,9 @@ class Own:
         """Become a replica of ``primary``, in step with it."""
         primary.client.config_set("repl-diskless-sync-delay", 0)
         self.client.replicaof("127.0.0.1", primary.port)
-        eventually(lambda: primary.client.wait(1, 100) == 1, "no replica", patience=10)
+        eventually(lambda: primary.client.wait(1, 100) == 1, "no replica")
         # Redis does not end while it writes its first file
-        eventually(lambda: not self.client.info("persistence")["aof_rewrite_in_progress"], "it writes on", patience=10)
+        eventually(lambda: not self.client.info("persistence")["aof_rewrite_in_progress"], "it writes on")
 
     def hold(self, name: str) -> Grant:
         site_key.load()

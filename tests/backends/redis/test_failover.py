@@ -79,7 +79,7 @@ def test_an_old_primary_that_wakes_grants_nothing_without_replicas(own: Own, rep
             return "NOREPLICAS" in str(error)
         return False
 
-    eventually(refused, "it goes on granting locks", patience=5)
+    eventually(refused, "it goes on granting locks")
     within(time.monotonic() - woken, 1.5)
     assert replica.holder.release(grant)
     old.close()

@@ -128,7 +128,7 @@ def test_a_queue_that_somebody_deleted(own: Own, name: str) -> None:
         keys = keys_of(registry.entry(USING).key(name))
         own.client.delete(keys[1])
         own.client.client_kill_filter(_type="pubsub")
-        eventually(lambda: own.client.zcard(keys[1]) == 1, "it is not in the queue", patience=3)
+        eventually(lambda: own.client.zcard(keys[1]) == 1, "it is not in the queue")
         own.let_go()
         thread.join(5)
     found[0].release()
@@ -186,7 +186,7 @@ def test_connections_of_a_process_that_only_lists_are_closed(own: Own, monkeypat
     monkeypatch.setattr(connection, "IDLE", 0.2)
     backend = registry.entry(USING).backend
     assert list(backend.inspect()) == []
-    eventually(lambda: not backend.pool.is_open, "the connection stays open", patience=4)  # type: ignore[attr-defined]
+    eventually(lambda: not backend.pool.is_open, "the connection stays open")  # type: ignore[attr-defined]
 
 
 def test_many_held_locks_are_listed(own: Own) -> None:

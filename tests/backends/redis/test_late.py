@@ -64,7 +64,7 @@ def test_r7_an_acquire_that_arrives_after_the_release(own: Own, name: str, short
         assert (short_cut and backend.release_fast(grant)) or backend.release(grant)
         proxy.deliver()
         eventually(lambda: own.client.info("commandstats")["cmdstat_evalsha"]["calls"] >= 5, "it does not arrive")
-        eventually(lambda: swept(backend, own, held), "it is not released", patience=3)
+        eventually(lambda: swept(backend, own, held), "it is not released")
 
 
 def test_r7_an_acquire_that_arrives_after_a_refusal(own: Own, name: str) -> None:
@@ -76,7 +76,7 @@ def test_r7_an_acquire_that_arrives_after_a_refusal(own: Own, name: str) -> None
         calls = own.client.info("commandstats")["cmdstat_evalsha"]["calls"]
         proxy.deliver()
         eventually(lambda: own.client.info("commandstats")["cmdstat_evalsha"]["calls"] > calls, "it does not arrive")
-        eventually(lambda: swept(backend, own, held), "it is not released", patience=2)
+        eventually(lambda: swept(backend, own, held), "it is not released")
 
 
 def test_r19_a_request_that_arrives_late_does_not_shorten_the_lease(own: Own, name: str, monkeypatch: Any) -> None:
@@ -128,7 +128,7 @@ def test_r7_what_is_left_behind_without_a_thread_is_swept_up_later(own: Own, nam
             with pytest.raises(BackendUnavailable):
                 backend.release(grant)
         proxy.heal()
-        eventually(lambda: swept(backend, own, keys_of(grant.claim.key)[0]), "still held", patience=3)
+        eventually(lambda: swept(backend, own, keys_of(grant.claim.key)[0]), "still held")
         backend.close()
 
 
@@ -198,7 +198,7 @@ def test_r7_a_task_cancelled_twice_leaves_nothing(own: Own, name: str) -> None:
             with suppress(asyncio.CancelledError):
                 asyncio.run(main(proxy))
             proxy.delay(0)
-            eventually(lambda: not own.client.zcard(key), "it waits on", patience=2)
+            eventually(lambda: not own.client.zcard(key), "it waits on")
             pool: Any = backend.pool  # type: ignore[attr-defined]
             eventually(lambda: pool._connections == set(pool._idle), "a connection is lost")
         registry.close()
@@ -218,4 +218,4 @@ def test_r7_a_withdrawal_that_is_cancelled_is_done_later(own: Own, name: str) ->
             await task
 
     asyncio.run(main())
-    eventually(lambda: own.keys() == ["fence"], "still held", patience=3)
+    eventually(lambda: own.keys() == ["fence"], "still held")

@@ -78,7 +78,7 @@ def test_r22a_a_waiter_at_the_old_primary_is_handed_nothing(own: Own, name: str,
             newcomer = new.holder.try_acquire(claim_of(name, 30))
             assert newcomer is not None
             # it asks again at the end of the lease that it knows, and is connected to the right one then
-            eventually(lambda: found or queued(new.client, held.claim.key) == 1, "it does not ask", patience=5)
+            eventually(lambda: found or queued(new.client, held.claim.key) == 1, "it does not ask")
             assert found == [], "it believes that it was handed the lock, which another holds"
             assert new.holder.release(newcomer)
         (grant,) = found
@@ -92,8 +92,8 @@ def test_r22a_a_waiter_at_the_old_primary_is_handed_nothing(own: Own, name: str,
 def fail_over(old: Any, new: Any) -> None:
     eventually(lambda: old.info("replication")["connected_slaves"] == 1, "no replica")
     old.execute_command("FAILOVER", "TIMEOUT", 5000)
-    eventually(lambda: new.info("replication")["role"] == "master", "no fail-over", patience=10)
-    eventually(lambda: old.info("replication").get("master_link_status") == "up", "it does not follow", patience=10)
+    eventually(lambda: new.info("replication")["role"] == "master", "no fail-over")
+    eventually(lambda: old.info("replication").get("master_link_status") == "up", "it does not follow")
 
 
 @pytest.mark.full
@@ -117,7 +117,7 @@ def test_r22a_a_message_on_the_bus_of_a_cluster_is_no_grant(cluster: Cluster, na
                 assert newcomer is None
             else:
                 assert newcomer is not None
-                eventually(lambda: found or queued(owner, held.claim.key) == 1, "it does not ask", patience=5)
+                eventually(lambda: found or queued(owner, held.claim.key) == 1, "it does not ask")
                 assert found == [], "it believes that it was handed the lock, which another holds"
                 assert backend.release(newcomer)
         (grant,) = found

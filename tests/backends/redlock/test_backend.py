@@ -87,7 +87,7 @@ def test_no_fence(nodes: Nodes, name: str) -> None:
 def test_a_passed_ttl_leaves_no_key(nodes: Nodes, name: str) -> None:
     """Nor a queue: whoever waited is gone as well."""
     lease = nodes.lock(name, ttl=0.3, max_hold=0.3).acquire()
-    eventually(lambda: nodes.keys() == [0] * 5, "the TTL did not end it", 3)
+    eventually(lambda: nodes.keys() == [0] * 5, "the TTL did not end it")
     with pytest.raises(LockLost):
         lease.release()
 

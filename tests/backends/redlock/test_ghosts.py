@@ -260,7 +260,7 @@ def test_another_grant_is_not_taken_back_with_the_first(nodes: Nodes, key: LockK
         proxy.swallow(2, cut=True)
     backend.release(backend.try_acquire(claim, 5))
     grant = backend.try_acquire(claim, 5)
-    eventually(lambda: sum(nodes.keys()) >= 3, "it was not granted", 1)
+    eventually(lambda: sum(nodes.keys()) >= 3, "it was not granted")
     until = monotonic() + UNDO_WINDOW
     while monotonic() < until:
         backend.tick(monotonic())

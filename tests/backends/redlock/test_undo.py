@@ -46,12 +46,12 @@ def engine(nodes: Nodes, name: str) -> Any:
 
 
 def gone(nodes: Nodes) -> None:
-    eventually(lambda: nodes.keys() == [0] * 5, "a key is left", SOON)
+    eventually(lambda: nodes.keys() == [0] * 5, "a key is left")
 
 
 def free(engine: Any) -> None:
     """The background takes one for a moment, too."""
-    eventually(lambda: not engine._nodes.places._taken, "a place is taken", SOON)
+    eventually(lambda: not engine._nodes.places._taken, "a place is taken")
 
 
 def held(nodes: Nodes, name: str) -> Any:
@@ -68,7 +68,7 @@ def test_r7_a_node_that_refuses_to_write_is_asked_again(nodes: Nodes, name: str,
     nodes.clients[0].config_set("min-replicas-to-write", 1)
     try:
         lease.release()
-        eventually(lambda: nodes.keys() == [1, 0, 0, 0, 0], "it is not released", SOON)
+        eventually(lambda: nodes.keys() == [1, 0, 0, 0, 0], "it is not released")
     finally:
         nodes.clients[0].config_set("min-replicas-to-write", 0)
     gone(nodes)
@@ -82,7 +82,7 @@ def test_r7_a_release_that_could_not_be_sent_is_sent_later(nodes: Nodes, name: s
     try:
         proxy.cut(reset=True)
         lease.release()
-        eventually(lambda: nodes.keys() == [1, 0, 0, 0, 0], "it is not released", SOON)
+        eventually(lambda: nodes.keys() == [1, 0, 0, 0, 0], "it is not released")
     finally:
         proxy.target = target
     gone(nodes)

@@ -80,7 +80,7 @@ def test_an_extension_gives_the_vote_again_where_it_was_forgotten(nodes: Nodes, 
         eventually(lambda: sum(nodes.keys()) == 5, "somebody has not granted it")
         for client in nodes.clients[:3]:
             client.flushall()
-            eventually(lambda: extended(lease) and sum(nodes.keys()) == 5, "a vote is missing", 2)
+            eventually(lambda: extended(lease) and sum(nodes.keys()) == 5, "a vote is missing")
         assert majority_for_a_rival(nodes, key) == 0
         lease.ensure_held()
     eventually(lambda: nodes.keys() == [0] * 5, f"keys are left: {nodes.keys()}")

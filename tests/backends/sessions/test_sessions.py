@@ -186,7 +186,7 @@ def test_r23_the_keepalive_thread_ends_with_the_last_session(using: str, name: s
     with advisory_lock(name, using=using):
         assert keepalive.running
     registry.close()
-    eventually(lambda: not keepalive.running, "the keepalive thread goes on with nothing to look after", patience=2)
+    eventually(lambda: not keepalive.running, "the keepalive thread goes on with nothing to look after")
     assert "distlock-keepalive" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -195,7 +195,7 @@ def test_a_process_that_locks_now_and_then_starts_no_thread_each_time(
 ) -> None:
     """Also where no session stays open that the thread must look after."""
     registry.close()
-    eventually(lambda: not keepalive.running, "the keepalive thread goes on with nothing to look after", patience=2)
+    eventually(lambda: not keepalive.running, "the keepalive thread goes on with nothing to look after")
     monkeypatch.setattr("django_distlock.manager.keepalive.TICK", 0.01)
     started: list[str] = []
     start = threading.Thread.start
@@ -214,14 +214,14 @@ def test_a_process_that_locks_now_and_then_starts_no_thread_each_time(
     with advisory_lock(name, using="memory"):
         pass
     registry.close()
-    eventually(lambda: not keepalive.running, "the keepalive thread goes on with nothing to look after", patience=2)
+    eventually(lambda: not keepalive.running, "the keepalive thread goes on with nothing to look after")
 
 
 @each_engine
 def test_r23_the_session_of_a_listing_is_looked_after(using: str, name: str) -> None:
     """held_locks() opens a session as well, in a process that may never lock anything."""
     no_sessions(using)
-    eventually(lambda: not keepalive.running, "the keepalive thread goes on with nothing to look after", patience=2)
+    eventually(lambda: not keepalive.running, "the keepalive thread goes on with nothing to look after")
     held_locks(using)
     assert lock_sessions(using)
     assert keepalive.running

@@ -202,7 +202,7 @@ def test_the_server_deletes_the_nodes_above_if_we_do_not(name: str, server: Any)
         assert server.exists(path_of(name))
         server.ensure_path(f"{path_of(name)}-naive")
         server.delete(server.create(f"{path_of(name)}-naive/a", ephemeral=True))
-    eventually(lambda: server.exists(path_of(name)) is None, "it is no container", patience=4, pause=0.05)
+    eventually(lambda: server.exists(path_of(name)) is None, "it is no container", pause=0.05)
     assert server.exists(f"{path_of(name)}-naive")
     server.delete(f"{path_of(name)}-naive")
 

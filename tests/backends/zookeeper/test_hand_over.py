@@ -202,7 +202,7 @@ def test_r17_a_waiter_without_a_node_that_comes_in_is_told(name: str, server: An
     holder.release()
     thread.join()
     (lease,) = leases
-    eventually(lambda: lease.lost, "it is not told", patience=2)
+    eventually(lambda: lease.lost, "it is not told")
     with pytest.raises(LockLost):
         lease.release()
 

@@ -166,7 +166,7 @@ def test_news_that_comes_during_a_question_is_not_lost(
     def asked_twice() -> bool:
         return [user for user, path in wire.seen if path.endswith("/leases/")][-2:] == ["ada"] * 2
 
-    eventually(asked_twice, "it sleeps", 20)  # the page is not touched meanwhile: focus is news, too
+    eventually(asked_twice, "it sleeps")  # the page is not touched meanwhile: focus is news, too
 
 
 @pytest.mark.parametrize("leave", ["close", "navigate", "reload"])

@@ -104,7 +104,7 @@ class Scene:
         is: within two seconds, while the browser starts."""
         who = f":{self.holder.pid}:MainThread"
         for using, name, count in (*SCENE, (SCENE[0][0], BESIDE, 0)):
-            eventually(lambda u=using, n=name, c=count: seen_so(u, n, who, c), f"{name} is not seen", PATIENCE)
+            eventually(lambda u=using, n=name, c=count: seen_so(u, n, who, c), f"{name} is not seen")
             assert name not in registry.entry(using).known_names().values()
 
     def end(self) -> None:
