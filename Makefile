@@ -49,7 +49,8 @@ test: $(VENV)/group-test.stamp  ## the first tier of the suite on private server
 	@DISTLOCK_LONG=$(LONG) $(SERVICES) run $(BIN)/python -m tests.support.gate $(if $(FULL)$(LONG),--full) \
 	  $(if $(PARALLEL),,--one-process) $(ARGS)
 
-# The report comes also if a test has failed: what is measured is slower, and some tests have bounds of milliseconds.
+# The report comes also if a test has failed: what is measured is slower, some tests have bounds of milliseconds, and those
+# marked `alone` run among the others.
 coverage: $(VENV)/group-test.stamp $(VENV)/group-coverage.stamp  ## which lines and branches of the package the first tier runs, in all processes that tests start; FULL=1 both tiers, build/coverage/html shows them
 	@rm -rf build/coverage && mkdir -p build/coverage
 	@DISTLOCK_LONG=$(LONG) $(SERVICES) run $(BIN)/python -m coverage run -m pytest $(PARALLEL) $(TIER) $(ARGS); code=$$?; \

@@ -94,8 +94,9 @@ class PendingCleanup(Generic[T]):
         with self._guard:
             self.requests.clear()
             threads = list(self._threads.values())
+        until = monotonic() + 2 * self._patience
         for thread in threads:
-            thread.join(2 * self._patience)
+            thread.join(max(0.0, until - monotonic()))
 
     def _start(self, lane: int) -> None:
         # at the end of the interpreter a thread that is started waits for ever for its turn
@@ -111,7 +112,9 @@ class PendingCleanup(Generic[T]):
             with self._guard:
                 due = [each for each in self.requests.items() if each[1].lane == lane and each[1].due <= now]
                 if not due:
-                    del self._threads[lane]
+                    # its start may have been interrupted, and the lane have another thread
+                    if self._threads.get(lane) is threading.current_thread():
+                        del self._threads[lane]
                     return
             for token, request in due:
                 self._attempt(token, request)

@@ -7,7 +7,9 @@ flaky, with its first traceback. With more than MOST_FAILURES nothing runs again
 
 from __future__ import annotations
 
+import argparse
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -25,35 +27,47 @@ MOST_FAILURES = 8
 FOLDER = ROOT / "build" / "gate"
 REPORT = FOLDER / "report.txt"
 PLUGINS = ("-p", "tests.support.workers", "-p", "tests.support.outcomes")
+FIRST_TIER, BOTH_TIERS = "not chaos and not full", "not chaos"
+PROCESSES = ("-n", "auto", "--dist", "worksteal")
 # Exit codes of pytest.
 OK, TESTS_FAILED, NO_TESTS = 0, 1, 5
 
 
 @dataclass
 class Gate:
-    """``arguments`` go to each pytest; ``full``: both tiers; ``processes``: xdist's options, none for one process.
+    """``arguments`` go to each pytest; ``marks`` chooses the tests, as pytest's ``-m`` does; ``processes``: xdist's
+    options, none for one process.
 
     ``root`` is the folder of pytest's configuration: the names of tests are relative to it.
     """
 
     arguments: Sequence[str]
-    full: bool = False
-    processes: Sequence[str] = ("-n", "auto", "--dist", "worksteal")
+    marks: str
+    processes: Sequence[str]
     root: Path = ROOT
     first: Outcomes = field(default_factory=Outcomes)  # of the first run of each test
     second: Outcomes = field(default_factory=Outcomes)  # of those that ran again
     broken: list[str] = field(default_factory=list)  # runs of pytest that came to no verdict
+    child: subprocess.Popen[bytes] | None = None
+
+    def signalled(self, number: int, _frame: object) -> None:
+        """Have pytest end, whose processes stop their servers: for that it wants Ctrl-C, which the terminal sends to it
+        as well."""
+        self.broken.append(f"ended by signal {number}")
+        if number != signal.SIGINT and self.child is not None:
+            self.child.send_signal(signal.SIGINT)
 
     def run(self) -> int:
         """Run everything; print the report, which ends with the numbers. The exit status."""
-        tier = "not chaos" if self.full else "not chaos and not full"
-        self._pytest("together", [*self.processes, "-m", f"{tier} and not alone", *self.arguments], self.first)
-        self._pytest("alone", ["-m", f"{tier} and alone", *self.arguments], self.first)
+        together = [*self.processes, *self.arguments, "-m", f"({self.marks}) and not alone"]
+        self._pytest("together", together, self.first)
+        if not self.broken:
+            self._pytest("alone", [*self.arguments, "-m", f"({self.marks}) and alone"], self.first)
         if not self.broken and 0 < len(self.first.failed) <= MOST_FAILURES:
             again = FOLDER / "again.txt"
             again.write_text("".join(f"{test}\n" for test in sorted(self.first.failed)))
-            self._pytest("again", ["-p", "no:randomly", "-m", "not chaos", f"@{again}"], self.second)
-        text = self.report()
+            self._pytest("again", ["-p", "no:randomly", "-m", self.marks, f"@{again}"], self.second)
+        text = self.report().encode(errors="backslashreplace").decode()
         REPORT.write_text(text)
         print(text, end="", flush=True)
         return int(bool(self.broken or self.failed or not (self.first.passed or self.second.passed)))
@@ -68,12 +82,15 @@ class Gate:
         ).returncode
         if code not in (OK, TESTS_FAILED, NO_TESTS) or not file.exists():
             self.broken.append(f"{step}: pytest ended with exit status {code}")
+        if not file.exists():
             return
         seen = Outcomes.read(file)
         if code == TESTS_FAILED and not seen.failed:
             self.broken.append(f"{step}: pytest failed, and no test did")
-        for name, tests in vars(seen).items():
-            getattr(found, name).update(tests)
+        if not self.broken and (seen.missing or (seen.broken and not seen.collected)):
+            self.broken.append(f"{step}: {seen.missing} tests have no outcome. {'; '.join(seen.broken)}")
+        for name in ("passed", "skipped", "failed", "quarantined"):
+            getattr(found, name).update(getattr(seen, name))
 
     @property
     def flaky(self) -> list[str]:
@@ -101,14 +118,20 @@ class Gate:
         return "\n".join(lines) + "\n"
 
 
-def main(arguments: Sequence[str]) -> int:
-    options = {"--full", "--one-process"}
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        usage="python -m tests.support.gate [options] [options of pytest]", allow_abbrev=False
+    )
+    parser.add_argument("-m", dest="marks", default=FIRST_TIER, help="as pytest has it; the first tier by default")
+    parser.add_argument("--full", dest="marks", action="store_const", const=BOTH_TIERS, help="both tiers")
+    parser.add_argument("--one-process", action="store_true", help="without xdist")
+    options, arguments = parser.parse_known_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    gate = Gate([argument for argument in arguments if argument not in options], full="--full" in arguments)
-    if "--one-process" in arguments:
-        gate.processes = ()
+    gate = Gate(arguments, options.marks, () if options.one_process else PROCESSES)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, gate.signalled)
     return gate.run()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

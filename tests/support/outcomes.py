@@ -32,6 +32,8 @@ class Outcomes:
     skipped: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
     quarantined: dict[str, str] = field(default_factory=dict)
+    collected: int = 0
+    broken: list[str] = field(default_factory=list)  # processes of xdist that died
 
     def note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         """A test has three reports, and may fail in each."""
@@ -43,6 +45,11 @@ class Outcomes:
             self.skipped.add(report.nodeid)
         elif isinstance(report, pytest.TestReport) and report.when == "call":
             self.passed.add(report.nodeid)
+
+    @property
+    def missing(self) -> int:
+        """How many tests were collected and have no outcome."""
+        return self.collected - len(self.passed | self.skipped | self.failed.keys() | self.quarantined.keys())
 
     def write(self, path: Path) -> None:
         self.passed -= self.failed.keys() | self.quarantined.keys()
@@ -100,8 +107,20 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
         _outcomes.note(report)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    if error:
+        _outcomes.broken.append(f"the process {node.gateway.id} died: {error}")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
+    _outcomes.collected = max(_outcomes.collected, len(ids))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     path = os.environ.get(FILE)
     if path and not hasattr(session.config, "workerinput"):  # the processes of xdist report to the first one
+        _outcomes.collected = max(_outcomes.collected, session.testscollected)
         _outcomes.write(Path(path))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import gate
-from tests.support.gate import MOST_FAILURES, Gate
+from tests.support.gate import FIRST_TIER, MOST_FAILURES, Gate
 from tests.support.outcomes import QUARANTINE, quarantine
 from tests.support.paths import ROOT
 
@@ -38,7 +38,7 @@ def test_teardown(broken): pass
 """
 
 
-def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tests: str) -> tuple[int, list[str]]:
+def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tests: str, *arguments: str) -> tuple[int, list[str]]:
     """Exit status and report of the gate for a file of tests."""
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_ADDOPTS", "DJANGO_SETTINGS_MODULE"):
         monkeypatch.delenv(name, raising=False)
@@ -47,7 +47,7 @@ def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tests: str) -> tuple
     monkeypatch.setattr(gate, "REPORT", tmp_path / "report.txt")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n alone\n full\n chaos\n")
     (tmp_path / "test_some.py").write_text(tests)
-    status = Gate([], processes=(), root=tmp_path).run()
+    status = Gate(arguments, FIRST_TIER, (), tmp_path).run()
     return status, (tmp_path / "report.txt").read_text().splitlines()
 
 
@@ -82,6 +82,15 @@ def test_a_file_that_cannot_be_read_fails(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_no_test_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert judged(tmp_path, monkeypatch, "") == (1, ["", "0 passed, 0 failed, 0 skipped"])
+
+
+def test_processes_that_cannot_start_are_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """xdist starts others, gives up, runs nothing and says so with exit status 0."""
+    dies = "import os\nif os.environ.get('PYTEST_XDIST_WORKER', 'gw0') != 'gw0': os._exit(3)"
+    (tmp_path / "dying.py").write_text(dies)
+    status, report = judged(tmp_path, monkeypatch, TESTS, "-n", "2", "-p", "dying")
+    assert status == 1
+    assert " 0 failed" not in report[-1]
 
 
 def test_quarantine() -> None:

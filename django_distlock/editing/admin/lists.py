@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.utils.decorators import method_decorator
+from django.utils.inspect import func_supports_parameter
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.csrf import csrf_protect
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from django_distlock.editing.saving import Save
 
 COLUMN = "being_edited_by"
+# The change form has a menu of actions since Django 6.1, with a field of its own.
+FORM: Any = getattr(getattr(admin, "ActionLocation", None), "CHANGE_FORM", "no such place")
+FORM_ACTION = "CHANGE_FORM-action"
 # Leases of one model that the filter and the actions look through.
 MOST_HELD = 5_000
 # Objects of an action that are named in a refusal.
@@ -251,11 +255,30 @@ class EditLockLists:
     def response_action(self, request: HttpRequest, queryset: QuerySet[Any], **kwargs: Any) -> Any:
         """Run the action, unless another user edits one of the chosen objects."""
         if self.get_edit_config(request).mode == "enforce":
-            self._refuse_action(request, queryset, _action(request, kwargs.get("action_location")))
+            self._refuse_action(request, queryset, kwargs.get("action_location"))
         return super().response_action(request, queryset, **kwargs)  # type: ignore[misc]
 
-    def _refuse_action(self, request: HttpRequest, queryset: QuerySet[Any], action: str) -> None:
-        if not action or action in self.edit_lock_harmless_actions:
+    def _form_action(self, request: HttpRequest, page: Callable[[], HttpResponse]) -> HttpResponse | None:
+        """The answer to an action of the change form. None if this POST runs none, and so is a save."""
+        sent = request.POST.keys()
+        if FORM_ACTION not in sent or sent & {"_save", "_continue", "_addanother"} or not self._actions(request, FORM):
+            return None
+        try:
+            with transactions_of_request():
+                return page()
+        except SaveRefused as refused:
+            return refusals.page(request, refused.refusal, [], template=self.edit_conflict_template)
+
+    def _actions(self, request: HttpRequest, location: Any) -> Any:
+        """The actions of a place, by name, as Django asks for them. ``location`` is None before Django 6.1."""
+        get_actions = self.get_actions  # type: ignore[attr-defined]
+        if location is not None and func_supports_parameter(get_actions, "action_location"):
+            return get_actions(request, action_location=location)
+        return {} if location is FORM else get_actions(request)
+
+    def _refuse_action(self, request: HttpRequest, queryset: QuerySet[Any], location: Any) -> None:
+        action = _action(request, location)
+        if action in self.edit_lock_harmless_actions or action not in self._actions(request, location):
             return
         chosen = queryset
         if request.POST.get("select_across", "0") != "1":
@@ -275,14 +298,16 @@ class EditLockLists:
 
 
 def _action(request: HttpRequest, location: Any) -> str:
-    """The name of the chosen action: a page may have the menu twice. ``location`` (Django 6.1): the change form has a
-    menu as well, whose field is called otherwise."""
-    field = f"{location.value}-action" if location is not None and location.value != "CHANGE_LIST" else "action"
-    chosen = request.POST.getlist(field)
+    """The name of the action that Django will run: a page may have the menu twice."""
+    if location is FORM:
+        return request.POST.get(FORM_ACTION, "")
+    chosen = request.POST.getlist("action") or [""]
     try:
         return chosen[int(request.POST.get("index", 0))]
-    except (ValueError, IndexError):
-        return chosen[0] if chosen else ""
+    except ValueError:
+        return chosen[0]
+    except IndexError:
+        return chosen[-1]
 
 
 def _rows(request: HttpRequest) -> _Rows | None:

@@ -137,7 +137,7 @@ class EditLockAdmin(EditLockLists):
         if getattr(self, "save_as", False) and "_saveasnew" in request.POST:
             with transactions_of_request():
                 return page()
-        return self._guarded_change(request, object_id, settings, page)
+        return self._form_action(request, page) or self._guarded_change(request, object_id, settings, page)
 
     def _object(self, request: HttpRequest, object_id: str) -> Any:
         """The object, if the user may change it; else None, and Django's own page says so."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["key"]
 pytestmark = pytest.mark.alone
-# So long may a vote stay at a node that answers; seconds. What is taken back lives for thirty.
-SOON = 3.0
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import django
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -145,7 +146,9 @@ class TestActions:
         bo.user.user_permissions.remove(*bo.user.user_permissions.filter(codename="delete_article"))
         ada.claim(ada.open(address(article))["distlock_edit"])
         chosen = {"action": "delete_selected", "_selected_action": [article.pk], "post": "yes"}
-        assert "Nothing was done" not in bo.client.post(LIST, chosen, follow=True).content.decode()
+        answer = bo.client.post(LIST, chosen, follow=True)
+        assert answer.status_code == 200
+        assert "Nothing was done" not in answer.content.decode()
         assert Article.objects.exists()
 
     def test_ones_own_lock_is_no_hindrance(self, ada: Person, article: Article) -> None:
@@ -153,6 +156,42 @@ class TestActions:
         chosen = {"action": "delete_selected", "_selected_action": [article.pk], "post": "yes"}
         assert ada.client.post(LIST, chosen).status_code == 302
         assert not Article.objects.exists()
+
+    @pytest.mark.skipif(django.VERSION < (6, 1), reason="Actions of the change form came with Django 6.1")
+    def test_one_of_the_change_form(
+        self, ada: Person, bo: Person, article: Article, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from django.contrib import admin
+        from django.contrib.admin import ActionLocation
+
+        def publish(model_admin: Any, request: Any, queryset: Any) -> None:
+            queryset.update(published=True)
+
+        publish.locations = [ActionLocation.CHANGE_FORM]  # type: ignore[attr-defined]
+        monkeypatch.setattr(type(admin.site._registry[Article]), "actions", (publish,))
+        chosen = {"CHANGE_FORM-action": ["", "publish"], "_selected_action": [article.pk], "index": "0"}
+        fields = bo.open(address(article))
+        mine = ada.open(address(article))
+        ada.claim(mine["distlock_edit"])
+        assert bo.client.post(address(article), {**chosen, **fields}).status_code == 409
+        assert bo.user is not None
+        bo.user.user_permissions.remove(*bo.user.user_permissions.filter(codename="change_article"))
+        refused = bo.client.post(address(article), chosen)
+        assert refused.status_code == 409
+        assert "<button" not in refused.content.decode(), "nothing to send again"
+        article.refresh_from_db()
+        assert not article.published
+        assert ada.client.post(address(article), {**chosen, **mine}).status_code == 302
+        article.refresh_from_db()
+        assert article.published
+
+    def test_one_that_django_takes_from_the_end_of_a_crafted_post(
+        self, ada: Person, bo: Person, article: Article
+    ) -> None:
+        ada.claim(ada.open(address(article))["distlock_edit"])
+        chosen = {"action": ["", "delete_selected"], "_selected_action": [article.pk], "post": "yes", "index": "5"}
+        assert bo.client.post(LIST, chosen).status_code == 409
+        assert Article.objects.exists()
 
 
 class TestColumnAndFilter:
