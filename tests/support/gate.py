@@ -77,9 +77,10 @@ class Gate:
         file = FOLDER / f"{step}.json"
         file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "pytest", *PLUGINS, *arguments]
-        code = subprocess.run(
-            command, cwd=self.root, env={**os.environ, outcomes.FILE: str(file)}, check=False
-        ).returncode
+        environment = {**os.environ, outcomes.FILE: str(file)}
+        with subprocess.Popen(command, cwd=self.root, env=environment) as self.child:
+            code = self.child.wait()
+        self.child = None
         if code not in (OK, TESTS_FAILED, NO_TESTS) or not file.exists():
             self.broken.append(f"{step}: pytest ended with exit status {code}")
         if not file.exists():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -91,6 +94,34 @@ def test_processes_that_cannot_start_are_no_success(tmp_path: Path, monkeypatch:
     status, report = judged(tmp_path, monkeypatch, TESTS, "-n", "2", "-p", "dying")
     assert status == 1
     assert " 0 failed" not in report[-1]
+
+
+def test_a_signal_ends_pytest_in_order(tmp_path: Path) -> None:
+    """Its processes stop their servers only then."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n alone\n full\n chaos\n")
+    (tmp_path / "test_some.py").write_text(
+        "import pathlib, time, pytest\n"
+        "@pytest.fixture\n"
+        "def server():\n    yield\n    pathlib.Path(__file__).with_name('stopped').touch()\n"
+        "def test_long(server):\n    print('begun', flush=True)\n    time.sleep(60)\n"
+    )
+    code = (
+        "import pathlib, sys; from tests.support import gate; gate.FOLDER = pathlib.Path(sys.argv.pop(1)); "
+        "gate.REPORT = gate.FOLDER / 'report.txt'; sys.exit(gate.main())"
+    )
+    options = ("--one-process", "-s", "-c", tmp_path / "pytest.ini", tmp_path / "test_some.py")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "DJANGO_"))}
+    with subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path, *options], cwd=ROOT, env=kept, stdout=subprocess.PIPE, text=True
+    ) as gated:
+        assert gated.stdout is not None
+        while "begun" not in gated.stdout.readline():
+            pass
+        gated.terminate()
+        gated.stdout.read()
+        assert gated.wait(30) == 1
+    assert (tmp_path / "stopped").exists()
+    assert "ended by signal 15" in (tmp_path / "report.txt").read_text()
 
 
 def test_quarantine() -> None:
