@@ -215,6 +215,23 @@ LEASES = (
         ("tests/backends/redlock/test_ghosts.py", "tests/backends/redlock/test_faults.py"),
     ),
     Mutant(
+        "Redlock: votes go out that cannot make a majority, too late to hear the answers",
+        "R7",
+        f"{REDLOCK}/acquire.py",
+        "self.patience, until, least=least)",
+        "self.patience, until)",
+        ("tests/backends/redlock/test_faults.py",),
+        "no_vote_stays",
+    ),
+    Mutant(
+        "clean-up: a server that hangs holds up the others",
+        "R7",
+        "backends/cleanup.py",
+        "each[1].lane == lane and ",
+        "",
+        ("tests/backends/test_cleanup.py",),
+    ),
+    Mutant(
         "Redlock: the release compares nothing and deletes the key of the next holder",
         "R17",
         f"{REDLOCK}/scripts/release.lua",
