@@ -221,7 +221,10 @@ class RedlockBackend(Backend):
             return confirm(counted, elapsed=elapsed, patience=patience)
 
         try:
-            verdict = yield from ballot.ask(judge, self._patience(ttl), monotonic() + longest, settle=SETTLE)
+            patience, until = self._patience(ttl), monotonic() + longest
+            verdict = yield from ballot.ask(judge, patience, until, settle=SETTLE)
+            if verdict is Verdict.UNAVAILABLE and not ballot.complete:
+                verdict = yield from ballot.ask(judge, patience, until, rest=True)
             if revote and verdict is Verdict.GRANTED:
                 self._vote_again(ballot, grant, ttl)
             ballot.close()

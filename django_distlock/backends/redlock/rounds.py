@@ -145,14 +145,24 @@ class Round:
         if own is not None:
             self.pipelines[own.node.number - 1] = own
 
-    def ask(self, judge: Judge, patience: float, until: float, settle: float = 0.0, least: int = 0) -> Flow[Verdict]:
+    def ask(
+        self,
+        judge: Judge,
+        patience: float,
+        until: float,
+        settle: float = 0.0,
+        *,
+        least: int = 0,
+        rest: bool = False,
+    ) -> Flow[Verdict]:
         """Send the requests that have not been sent, and listen until ``judge`` has a verdict.
 
         Each node has ``patience`` seconds for its reply; all of it ends at the monotonic time ``until``. ``settle``:
         after the verdict, listen to the others for that time. ``least``: send nothing if fewer nodes are connected;
-        what these could answer would decide nothing.
+        what these could answer would decide nothing. ``rest``: the answers of an earlier call were not enough, so wait
+        ``patience`` seconds for the connections to the other nodes.
         """
-        yield from self._connect(until)
+        yield from self._connect(until, patience if rest else HELD_UP, rest)
         if sum(self._connected(index) for index in range(len(self.pipelines))) < least:
             return Verdict.UNAVAILABLE
         now = monotonic()
@@ -197,9 +207,9 @@ class Round:
 
     # connections
 
-    def _connect(self, until: float, longer: float = HELD_UP) -> Flow[None]:
+    def _connect(self, until: float, longer: float, also_troubled: bool = False) -> Flow[None]:
         """Take a connection to each node that has none. If the others are enough, wait ``longer`` seconds for the rest,
-        and not for nodes in trouble.
+        and not for nodes in trouble, unless ``also_troubled``.
 
         Crowded if other callers use all connections.
         """
@@ -211,7 +221,7 @@ class Round:
             return
         wanted = sum(request is not None for request in self.requests)
         nodes, now = self.nodes.all, monotonic()
-        fresh = any(not nodes[index].trouble for index in missing)
+        fresh = also_troubled or any(not nodes[index].trouble for index in missing)
         until, soon = min(until, now + CONNECT_TIMEOUT), now + longer if fresh else now
         while missing and self.nodes.connect([nodes[index] for index in missing]):
             enough = wanted - len(missing) >= min(wanted, majority(len(self.requests)))
@@ -310,6 +320,11 @@ class Round:
         if request.undo is not None:
             self.nodes.undo_later(index, request.undo)
         return None
+
+    @property
+    def complete(self) -> bool:
+        """Was every request sent?"""
+        return all(request is None or sent for request, sent in zip(self.requests, self.sent, strict=True))
 
     def repeated_in_vain(self) -> bool:
         """Has a node refused a request that it may have executed before?"""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock import BackendUnavailable
+from django_distlock import BackendUnavailable, LockLost
 from django_distlock.backends.redlock import acquire, backend, rounds, waiter
+from django_distlock.backends.redlock.nodes import Node
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.manager.registry import registry
@@ -84,6 +86,32 @@ def test_r7_a_release_that_could_not_be_sent_is_sent_later(nodes: Nodes, name: s
     finally:
         proxy.target = target
     gone(nodes)
+
+
+def test_r6_a_release_waits_for_the_connections_that_it_needs(
+    nodes: Nodes, name: str, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One node has forgotten the lock, and of those that are connected two are no majority."""
+    lease = held(nodes, name)
+    nodes.clients[0].flushall()
+    connect, opened = Node.open, threading.Event()
+
+    def later(node: Node) -> None:
+        assert opened.wait(10)
+        connect(node)
+
+    monkeypatch.setattr(Node, "open", later)
+    for node in engine._nodes.all[3:]:
+        node.close()
+    engine._timeout = 10.0
+    with ThreadPoolExecutor() as pool:
+        releasing = pool.submit(engine.release, lease._grant)
+        eventually(lambda: nodes.keys() == [0, 0, 0, 1, 1], "it does not begin")
+        opened.set()
+        assert releasing.result(10)
+    gone(nodes)
+    with pytest.raises(LockLost):
+        lease.release()
 
 
 def test_r7_a_renewal_gives_no_vote_after_the_release(
