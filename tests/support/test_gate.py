@@ -41,10 +41,13 @@ def test_teardown(broken): pass
 """
 
 
-def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tests: str, *arguments: str) -> tuple[int, list[str]]:
-    """Exit status and report of the gate for a file of tests."""
-    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_ADDOPTS", "DJANGO_SETTINGS_MODULE"):
+def judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tests: str, *arguments: str, first: str = ""
+) -> tuple[int, list[str]]:
+    """Exit status and report of the gate for a file of tests. ``first``: options before those of the gate."""
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "DJANGO_SETTINGS_MODULE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTEST_ADDOPTS", first)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(gate, "FOLDER", tmp_path)
     monkeypatch.setattr(gate, "REPORT", tmp_path / "report.txt")
@@ -91,7 +94,8 @@ def test_processes_that_cannot_start_are_no_success(tmp_path: Path, monkeypatch:
     """xdist starts others, gives up, runs nothing and says so with exit status 0."""
     dies = "import os\nif os.environ.get('PYTEST_XDIST_WORKER', 'gw0') != 'gw0': os._exit(3)"
     (tmp_path / "dying.py").write_text(dies)
-    status, report = judged(tmp_path, monkeypatch, TESTS, "-n", "2", "-p", "dying")
+    # before the plugin that starts servers for each process, which would stay
+    status, report = judged(tmp_path, monkeypatch, TESTS, "-n", "2", first="-p dying")
     assert status == 1
     assert " 0 failed" not in report[-1]
 
