@@ -140,6 +140,8 @@ class Lease(BaseLease):
     _released: bool = False
     # True if its release is the one that the engine executes
     _last: bool = False
+    # True if it was released before other leases of its context, whose loss is not its own
+    _outlived: bool = False
 
     def __repr__(self) -> str:
         state = "lost" if self.lost else "held" if self.held else "released"
@@ -195,7 +197,7 @@ class Lease(BaseLease):
     @property
     def lost(self) -> bool:
         """Was the lock lost, as far as this process can know without asking the engine?"""
-        if self._released and self._hold.lost is None:
+        if self._released and (self._hold.lost is None or self._outlived):
             return False
         return notice_loss(self._hold)
 
@@ -243,6 +245,7 @@ class Lease(BaseLease):
     def extend(self, ttl: float) -> None:
         """Set the rest of the lease to ``ttl`` seconds from now, and use this TTL for its renewals.
 
+        It ends with ``max_hold`` all the same.
         Raises LockLost if the lock was lost, UnsupportedOperation if the engine has no TTL.
         """
         owner.refuse_event_loop("await lease.aextend()")
@@ -257,6 +260,7 @@ class Lease(BaseLease):
         hold = self._hold
         if not hold.backend.supports_ttl:
             raise hold.backend.unsupported("extend a lease: its locks have no TTL")
+        ttl = hold.bounded(ttl)
         self.ensure_held()
         lock_table.shorten(hold, ttl)
         asked = self._grant
@@ -328,6 +332,7 @@ class Lease(BaseLease):
             self._report(LockLost(self._lost_message()), raising)
             return False
         if not lock_table.leave(hold, self):
+            self._outlived = bool(hold.leases)
             return False
         self._last = True
         if defer(hold, begun):

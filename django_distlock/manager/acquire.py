@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from django_distlock import signals
+from django_distlock.backends.side_connection import PATIENCE
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import Deadline
 from django_distlock.concurrency.flow import Flow, Step, run
@@ -94,7 +95,7 @@ def acquire(lock: LockOptions, timeout: float | None, start: float, lease_of: Ca
     known = entry.names.get(lock.name) or entry.learn(lock.name)
     if known is None or not entry.fast:
         return run(acquire_flow(LockRequest.of(lock, timeout, start), lease_of))
-    hold = Hold(entry.backend, known.key, current(), lock.shared, 0, start)
+    hold = Hold(entry.backend, known.key, current(), lock.shared)
     hold.template = lock.template
     lease = lease_of(hold)
     try:
@@ -131,7 +132,8 @@ def acquire_flow(
     try:
         _refuse_unsupported(request, entry)
         if not entry.ready:
-            yield Step(site_key.load, site_key.aload)
+            patience = Deadline(request.timeout, monotonic, request.start).answer_by - monotonic()
+            yield Step(site_key.load, site_key.aload, (min(patience, PATIENCE),))
         key, owner = entry.key(*request.parts), current()
         while True:
             if arrival is None:
@@ -321,7 +323,7 @@ def ask_engine(hold: Hold, claim: Claim, deadline: Deadline, clock: Callable[[],
     A grant that arrives after its own validity is given back. Unless it was granted, the engine learns that this waiter
     has left its queue.
     """
-    if deadline.over():
+    if deadline.over() and hold.parker is not None:  # it has waited for another caller: nobody else needs to be asked
         return
     backend, attempt = hold.backend, 0
     try:

@@ -1,7 +1,8 @@
 """One thread per process that renews leases, keeps lock sessions open and notices losses.
 
 It starts with the first lock and ends when no lock and no session is left and IDLE seconds have passed without a lock,
-so that a process that locks now and then does not start a thread each time.
+so that a process that locks now and then does not start a thread each time. The leases of an alias are renewed in a
+thread of its own, one after the other: a server that is silent costs the leases of other aliases nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 from django_distlock.backends.base import IDLE
@@ -17,7 +19,7 @@ from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 
 from . import interrupted, owner
-from .lock_table import interrupted_calls, lock_table
+from .lock_table import HELD, interrupted_calls, lock_table
 from .name_log import namebook
 from .release import lose, lose_dead
 
@@ -51,6 +53,8 @@ class Keepalive:
         self.used = False
         self._stays_until = -math.inf
         self._warned: set[Hold] = set()
+        # the backends whose leases are being renewed
+        self._renewing: set[Backend] = set()
         self.backends: Iterable[Backend] = ()
 
     @property
@@ -121,16 +125,19 @@ class Keepalive:
         held = lock_table.held()
         interrupted.look()
         self._warned.intersection_update(held)
+        renewals: dict[Backend, list[Hold]] = {}
         for hold in held:
-            due.append(self._look_after(hold, now))
+            due.append(self._look_after(hold, now, renewals))
+        for backend, holds in renewals.items():
+            self._start_renewals(backend, holds)
         namebook.look(now, held)
         if self.used:
             self.used, self._stays_until = False, now + IDLE
         needed = due or not lock_table.empty or interrupted_calls or now < self._stays_until
         return min([*due, now + TICK]) if needed else None
 
-    def _look_after(self, hold: Hold, now: float) -> float:
-        """Renew the lease if that is due, and notice its loss. Returns the time of the next check."""
+    def _look_after(self, hold: Hold, now: float, renewals: dict[Backend, list[Hold]]) -> float:
+        """Notice the loss of the lease, or add it to ``renewals`` if one is due. Returns the time of the next check."""
         grant = hold.grant
         if grant is None:
             return now + TICK
@@ -147,25 +154,43 @@ class Keepalive:
         renewal = grant.valid_until - hold.ttl + hold.ttl / RENEWALS_PER_TTL
         if now < renewal:
             return min(renewal, grant.valid_until)
-        if self._may_renew(hold, now):
-            self._renew(hold, grant, hold.ttl)
+        if hold.backend not in self._renewing and self._may_renew(hold, now):
+            renewals.setdefault(hold.backend, []).append(hold)
         return min(now + max(hold.ttl / 20, 0.01), grant.valid_until)
 
     @staticmethod
     def _may_renew(hold: Hold, now: float) -> bool:
-        if hold.max_hold is not None and now >= hold.claimed_at + hold.max_hold:
+        if hold.bounded(1) <= 0:
             return False
         hold.owner = owner.unless_ended(hold.owner)
         if isinstance(hold.owner, owner.Ended):
             return hold.in_use()
         return owner.alive(hold.owner)
 
+    def _start_renewals(self, backend: Backend, holds: list[Hold]) -> None:
+        renew = partial(self._renew_all, backend, holds)
+        self._renewing.add(backend)
+        try:
+            threading.Thread(target=renew, name=f"distlock-{backend.alias}-renew", daemon=True).start()
+        except RuntimeError:  # no thread to be had
+            renew()
+
+    def _renew_all(self, backend: Backend, holds: list[Hold]) -> None:
+        try:
+            for hold in holds:
+                grant = hold.grant
+                if hold.state in HELD and grant is not None and hold.ttl is not None:
+                    self._renew(hold, grant, hold.ttl)
+        except Exception:
+            logger.exception("The renewals of alias %r met an error and go on.", backend.alias)
+        finally:
+            self._renewing.discard(backend)
+
     @staticmethod
     def _renew(hold: Hold, grant: Grant, ttl: float) -> None:
-        if hold.max_hold is not None:
-            ttl = min(ttl, hold.claimed_at + hold.max_hold - monotonic())
-            if ttl <= 0:
-                return
+        ttl = hold.bounded(ttl)
+        if ttl <= 0:
+            return
         lock_table.shorten(hold, ttl)
         try:
             renewed = hold.backend.extend(grant, ttl)
@@ -183,7 +208,7 @@ class Keepalive:
 
     def _warn_of_long_hold(self, hold: Hold, now: float) -> None:
         limit = hold.backend.warn_hold_seconds
-        held = now - (hold.held_at or hold.claimed_at)
+        held = now - hold.held_at
         if limit is None or held < limit or hold in self._warned:
             return
         self._warned.add(hold)

@@ -62,7 +62,6 @@ class Hold:
         "backend",
         "callbacks",
         "claim",
-        "claimed_at",
         "given",
         "giving",
         "grant",
@@ -92,7 +91,6 @@ class Hold:
         owner: object,
         shared: bool,
         semaphore: int = 0,
-        claimed_at: float | None = None,
     ) -> None:
         self.backend = backend
         self.key = key
@@ -103,7 +101,6 @@ class Hold:
         # how many callers may hold the key at once; 0: it is a lock
         self.semaphore = semaphore
         self.state = _CLAIMING
-        self.claimed_at = monotonic() if claimed_at is None else claimed_at
         # the start of the hold; the grant counts from the request to the engine
         self.held_at = 0.0
         # the name as written in a decorator
@@ -138,6 +135,10 @@ class Hold:
         unreferenced = {object()}
         references = [sys.getrefcount(lease) for lease in [*unreferenced, *self.leases]]
         return max(references) > references[0]
+
+    def bounded(self, ttl: float) -> float:
+        """``ttl``, but not beyond the end of ``max_hold``, which counts from the grant. It may be negative."""
+        return ttl if self.max_hold is None else min(ttl, self.held_at + self.max_hold - monotonic())
 
     @property
     def scope(self) -> Scope:
@@ -232,6 +233,19 @@ HELD = (State.HELD, State.DEFERRED)  # no set: to hash a State is a call of Pyth
 UNFINISHED = frozenset({State.WAITING, State.CLAIMING, State.RELEASING})
 
 
+def _upgrade(mine: Hold) -> str:
+    """Why ``mine``, which is shared, is in the way of its own context, which asks for the lock exclusively."""
+    if mine.state is State.DEFERRED:
+        return (
+            f"{mine.key.name!r} was taken shared in a transaction of this context, which keeps it until that ends: an "
+            "exclusive lock would wait for itself. Take it exclusively at once, or after the transaction."
+        )
+    return (
+        f"{mine.key.name!r} is held shared by this context, which now asks for it exclusively; it would wait for "
+        "itself. Release the shared lock first, or take it exclusively at once."
+    )
+
+
 class LockTable:
     """All holds of this process.
 
@@ -266,10 +280,7 @@ class LockTable:
                     if not reenter:
                         return None
                     if mine.shared and not hold.shared:
-                        raise DeadlockDetected(
-                            f"{key.name!r} is held shared by this context, which now asks for it exclusively; "
-                            "it would wait for itself. Release the shared lock first, or take it exclusively at once."
-                        )
+                        raise DeadlockDetected(_upgrade(mine))
                     return mine
             if self._total >= limit and self._count(backend) >= limit:
                 raise DistlockError(

@@ -7,13 +7,13 @@ run, they would silently no longer exclude each other.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import sync_to_async
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, router
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 
-from django_distlock.backends.side_connection import ask
+from django_distlock.backends.side_connection import PATIENCE, ask
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.conf import site_key_setting
 from django_distlock.exceptions import BackendUnavailable
@@ -39,21 +39,34 @@ class SiteKeyHolder:
         self._found: str | None = None
         self.pinned: str | None = None
 
-    def load(self) -> str:
-        """Return the key. Without setting and row BackendUnavailable is raised; its message names the two remedies."""
+    def load(self, patience: float = PATIENCE) -> str:
+        """Return the key, which is read within ``patience`` seconds.
+
+        Without setting and row BackendUnavailable is raised; its message names the two remedies.
+        """
         if self.pinned is None:
-            self.pinned = self._find()
+            self.pinned = self._find(patience)
         return self.pinned
 
-    async def aload(self) -> str:
-        """:meth:`load` for a task; the row is read in Django's thread for the ORM."""
+    async def aload(self, patience: float = PATIENCE) -> str:
+        """:meth:`load` for a task; not in Django's thread for the ORM, which may be busy for long."""
         if self.pinned is None:
-            # pinned here and not in that thread: tasks that begin during the read would overtake those that wait for it
-            self.pinned = await sync_to_async(self._find)()
+            try:
+                async with asyncio.timeout(patience):
+                    # pinned here and not in the thread: tasks that begin during the read would overtake those that wait
+                    self.pinned = await asyncio.to_thread(self._find_in_thread, patience)
+            except TimeoutError:
+                raise BackendUnavailable(f"The site key of django-distlock was not read in time. {CURES}") from None
         return self.pinned
 
-    def _find(self) -> str:
-        key = self._found or site_key_setting() or read_row()
+    def _find_in_thread(self, patience: float) -> str:
+        try:
+            return self._find(patience)
+        finally:
+            connections[DEFAULT_DB_ALIAS].close()  # that of this thread, which nobody else closes
+
+    def _find(self, patience: float) -> str:
+        key = self._found or site_key_setting() or read_row(patience)
         with self._guard:
             self._found = self.pinned or self._found or key
             return self._found
@@ -68,14 +81,14 @@ def migrated() -> bool:
     return router.allow_migrate(DEFAULT_DB_ALIAS, "django_distlock", model_name="sitekey")
 
 
-def read_row() -> str:
-    """Read the row on a separate connection; raise BackendUnavailable if there is none.
+def read_row(patience: float = PATIENCE) -> str:
+    """Read the row on a separate connection; raise BackendUnavailable if there is none within ``patience`` seconds.
 
     The caller's connection may be in a transaction that does not see the row, and has no time limit.
     """
     cures = f"{'' if migrated() else KEPT_OUT}{CURES}"
     try:
-        row = ask(DEFAULT_DB_ALIAS, _row)
+        row = ask(DEFAULT_DB_ALIAS, _row, patience)
     except DatabaseError as error:
         raise BackendUnavailable(f"The site key of django-distlock could not be read. {cures}") from error
     if row is None:

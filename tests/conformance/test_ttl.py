@@ -227,7 +227,7 @@ def test_r18_lease_that_ends_in_the_midst_of_a_look_says_why(
         return bool(look(grant))
 
     monkeypatch.setattr(backend, "extend", extend)
-    monkeypatch.setattr("django_distlock.manager.keepalive.keepalive._look_after", lambda hold, now: now + 1)
+    monkeypatch.setattr("django_distlock.manager.keepalive.keepalive._look_after", lambda hold, now, renewals: now + 1)
     lease = me.acquire(advisory_lock(name, using=using, ttl=0.3))
     end = lease.valid_until
     monkeypatch.setattr(backend, "look", late)

@@ -56,7 +56,11 @@ def held_up(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The keepalive thread leaves leases alone."""
-    monkeypatch.setattr("django_distlock.manager.keepalive.keepalive._look_after", lambda hold, now: now + 1)
+    monkeypatch.setattr("django_distlock.manager.keepalive.keepalive._look_after", lambda hold, now, renewals: now + 1)
+
+
+def _renewals() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.endswith("-renew")]
 
 
 def test_r18_a_renewal_that_is_denied_after_the_end(me: Actor, using: str, name: str, held_up: None) -> None:
@@ -65,6 +69,7 @@ def test_r18_a_renewal_that_is_denied_after_the_end(me: Actor, using: str, name:
     lease = me.acquire(advisory_lock(name, using=using, ttl=0.3))
     lease.on_lost(lambda lease: lost.set())
     assert lost.wait(PATIENCE)  # and not lease.lost, which looks at the clock itself
+    eventually(lambda: not _renewals(), "the renewal does not end")
     with pytest.raises(LockLost, match=r"\(expired\)"):
         me.release(lease)
 

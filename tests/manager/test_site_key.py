@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.core.management import call_command
 from django.db import connections
 from django.db.models.signals import post_migrate
@@ -259,3 +261,25 @@ def test_r4_nobody_overtakes_tasks_that_wait_for_the_key(name: str) -> None:
 
         asyncio.run(main(advisory_lock(f"{name}{number}", using="leasetable", timeout=60)))
         assert served == list(range(600))
+
+
+def test_r5_the_first_lock_of_a_task_does_not_wait_for_the_thread_of_the_orm(
+    own_row: Callable[[str | None], None], name: str
+) -> None:
+    """Which other tasks may keep busy for as long as they like: nobody holds the lock."""
+    own_row("r" * 43)
+    begun, acquired = threading.Event(), threading.Event()
+
+    def keep_busy() -> bool:
+        begun.set()
+        return acquired.wait(10)
+
+    async def work() -> bool:
+        busy = asyncio.ensure_future(sync_to_async(keep_busy)())
+        assert await asyncio.to_thread(begun.wait, 10)
+        async with advisory_lock(name, using="leasetable", timeout=5):
+            acquired.set()
+        return await busy
+
+    assert asyncio.run(work()), "the lock was free and was not got"
+    assert site_key.load() == "r" * 43

@@ -98,8 +98,8 @@ MANAGER = (
         "a process reads the site key again at each use",
         "R3",
         "manager/site_key.py",
-        "        if self.pinned is None:\n            self.pinned = self._find()\n",
-        "        self.pinned = self._found = None\n        self.pinned = self._find()\n",
+        "        if self.pinned is None:\n            self.pinned = self._find(patience)\n",
+        "        self.pinned = self._found = None\n        self.pinned = self._find(patience)\n",
         ("tests/manager/test_site_key.py",),
     ),
     Mutant(
@@ -445,9 +445,8 @@ MANAGER = (
         "max_hold does not bound the renewals",
         "R20",
         "manager/keepalive.py",
-        "            ttl = min(ttl, hold.claimed_at + hold.max_hold - monotonic())\n"
-        "            if ttl <= 0:\n                return\n",
-        "            pass\n",
+        "        ttl = hold.bounded(ttl)\n        if ttl <= 0:\n            return\n",
+        "        pass\n",
         (TTL,),
         "max_hold",
         timed=True,

@@ -279,9 +279,7 @@ class LeaseTableBackend(Backend):
         return bool((yield from self.store.run(monotonic() + PATIENCE, self._sql.holds, grant.claim)))
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
-        # The keepalive thread calls this, which otherwise watches the statements.
-        result: Grant | None = self.store.run_watched(self._extend(grant, ttl))
-        return result
+        return run(self._extend(grant, ttl))
 
     async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
         return await arun(self._extend(grant, ttl))

@@ -7,17 +7,16 @@ on a new session while there is time.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, InterfaceError, InternalError, OperationalError, connections
 
 from django_distlock.backends.side_connection import SideConnection
 from django_distlock.concurrency import sockets
-from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.abandoned_calls import Background, CallTimeout
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import PAUSE
-from django_distlock.concurrency.flow import Flow, Step, run
+from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import FairLock
 
 from .records import StoreError, StoreOverloaded
@@ -122,7 +121,6 @@ class ServerStore(Store):
         self._alias = alias
         self._database = database
         self._opening = Background(f"distlock-{alias}-open")
-        self._renewals = Background(f"distlock-{alias}-renew")
         self._turn = FairLock()
         # the deadline of the statement that runs now
         self._limit: float | None = None
@@ -222,15 +220,6 @@ class ServerStore(Store):
     def _failed(self, error: BaseException | None) -> str:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return f"The lease table of alias {self._alias!r} failed: {lines[0]}"
-
-    def run_watched(self, flow: Flow[Any]) -> Any:
-        try:
-            call = self._renewals.start(run, flow)
-        except NotStarted as error:
-            raise StoreError(self._failed(error)) from error
-        while not call.join(max(0.001, (self._limit or monotonic() + 0.02) - monotonic())):
-            self.watch(monotonic())
-        return run(call.result(math.inf))
 
     def watch(self, now: float) -> float | None:
         limit, session = self._limit, self.session

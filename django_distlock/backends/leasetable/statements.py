@@ -20,7 +20,6 @@ from django.db.models.functions import Now
 from django.db.models.sql import Query
 
 from django_distlock.backends.text import printable, short
-from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.origin import describe_caller
 
 from .records import DEAD, GRACE, KEPT, NOWHERE, LiveLease, Look, Ticket, rows_of
@@ -400,10 +399,6 @@ class Store(ABC):
     def watch(self, now: float) -> float | None:
         """End a statement that has no time left; the deadline of the present one."""
         return None
-
-    def run_watched(self, flow: Flow[Any]) -> Any:
-        """Run ``flow`` for the thread that otherwise calls :meth:`watch`."""
-        return run(flow)
 
     def close_idle(self) -> None:
         """Close the session unless it is in use."""

@@ -13,13 +13,12 @@ import pytest
 from django.db import OperationalError, connections
 from django.db.utils import ProgrammingError
 
-from django_distlock import BackendUnavailable, LockTimeout, advisory_lock, held_locks
+from django_distlock import BackendUnavailable, LockLost, LockTimeout, advisory_lock, held_locks
 from django_distlock.backends.leasetable import backend as engine
-from django_distlock.backends.leasetable.backend import LeaseTableBackend
 from django_distlock.manager.registry import registry
-from tests.backends.leasetable.stores import SERVERS, STORES, Stores
+from tests.backends.leasetable.stores import STORES, Stores
 from tests.backends.leasetable.test_processes import hold, waiters
-from tests.conftest import eventually
+from tests.conftest import PATIENCE, eventually
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask
 from tests.support.processes import Child
@@ -166,22 +165,20 @@ def test_a_missing_table_names_the_command(using: str, name: str) -> None:
     lock.acquire().release()
 
 
-@pytest.mark.parametrize("store", SERVERS)
-def test_r20_a_renewal_does_not_hold_up_the_watch(
-    store: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, proxied: Proxied
-) -> None:
-    """Without a keepalive thread to cut the statement off: it is that thread which renews."""
-    using = f"leasetable_{store}"
+@pytest.mark.parametrize("using", USING)
+def test_r20_a_renewal_that_hangs_does_not_hold_up_the_watch(using: str, name: str, proxied: Proxied) -> None:
+    """The keepalive thread tells the loss at the end of the lease, and cuts the statement off."""
     proxy = proxied(using)
-    client = LeaseTableBackend("direct", {"database": f"{store}_proxied"})
-    stores = Stores(store, monkeypatch, tmp_path)
-    grant = client.try_acquire(stores.claim())
+    lease = advisory_lock(name, using=using, ttl=2).acquire()
+    told = threading.Event()
+    lease.on_lost(lambda _: told.set())
     proxy.blackhole()
-    within(timed(lambda: client.extend(grant, 30), BackendUnavailable), 1 + SLACK)
+    assert told.wait(PATIENCE), "nobody looks at the lease"
     proxy.heal()
-    assert client.extend(grant, 30) is not None
-    assert client.release(grant)
-    client.close()
+    with pytest.raises(LockLost):
+        lease.release()
+    with advisory_lock(name, using=using, timeout=PATIENCE):
+        pass
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
