@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -11,6 +12,12 @@ if TYPE_CHECKING:
 
 # The longest time that is accepted, in seconds: 10 years. A larger number is milliseconds or a timestamp.
 LONGEST = 10 * 366 * 86400.0
+# Methods of objects that have registered a function with a worker: Celery, django.tasks, RQ, Huey, dramatiq,
+# procrastinate, taskiq, FastStream. And what django-ninja sets on a function that it has registered with a router.
+REGISTERED = ("delay", "apply_async", "enqueue", "call_local", "send_with_options", "defer", "kiq", "call_wrapped")
+ROUTED = "_ninja_operation"
+# The same for an object that holds a function; the methods of others have such names, too.
+REGISTERED_IF_HOLDING = ("send", "schedule", "submit", "now")
 
 
 class Unset(Enum):
@@ -77,3 +84,32 @@ def choice(argument: str, value: Any, known: Collection[Any]) -> Any:
     if value not in known:
         raise ValueError(f"{argument} must be one of {', '.join(map(str, known))}, not {value!r}.")
     return value
+
+
+def refuse_registered(function: Any, decorator: str = "the lock") -> None:
+    """Raise TypeError if ``function`` is registered with a worker, a scheduler or a router.
+
+    These call the function inside, so a decorator above it has no effect. An object is recognized by what it can do.
+    """
+    made = inspect.unwrap(function, stop=lambda inner: _registered_by(inner) is not None)
+    if (found := _registered_by(made)) is not None:
+        name = getattr(function, "__qualname__", repr(function))
+        raise TypeError(
+            f"{name} is registered already (it has {found!r}): a worker or router calls the function inside, without "
+            f"{decorator}. Put {decorator} below @shared_task, or below whichever decorator has registered the "
+            "function."
+        )
+
+
+def _registered_by(function: Any) -> str | None:
+    """The attribute that shows that ``function`` is registered; None if it is not.
+
+    Looked up in the class and the ``__dict__``, because a mock has each attribute that it is asked for. A proxy, such
+    as Celery's, has the class of its object.
+    """
+    kind, own = function.__class__, getattr(function, "__dict__", {})
+    names: tuple[str, ...] = REGISTERED
+    if "__wrapped__" in own or any(inspect.isroutine(value) for value in own.values()):
+        names += REGISTERED_IF_HOLDING
+    methods = (name for name in names if callable(own.get(name, getattr(kind, name, None))))
+    return ROUTED if ROUTED in own else next(methods, None)

@@ -16,6 +16,7 @@ from django.utils.translation import gettext as _
 
 from django_distlock.http.transactions import outside_transactions, transactions_of_request
 from django_distlock.http.visitors import user_of
+from django_distlock.validation import refuse_registered
 
 from .conf import EditingConfig, config
 from .http import refusals
@@ -288,6 +289,7 @@ def edit_locked(
     settings_of = functools.partial(config, **options)
 
     def decorate(view: F) -> F:
+        refuse_registered(view)
         locked = _LockedView(view, model, pk, settings_of, on_conflict)
         chosen = _async_wrapper(locked, view) if iscoroutinefunction(view) else _sync_wrapper(locked, view)
         setattr(chosen, ATTRIBUTE, FunctionPage(model, permission, takeover))

@@ -14,6 +14,7 @@ from django.db import connections, transaction
 from django.http import HttpRequest
 
 from django_distlock.concurrency.flow import Flow, Step, arun, run
+from django_distlock.validation import refuse_registered
 
 from .atomic import exactly_once, in_transaction
 from .conf import atomic_requests, config
@@ -102,6 +103,7 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
 def _decorate(options: Options, view: Any) -> Any:
     if isinstance(view, type):
         raise TypeError("Decorate dispatch or a handler of the class: @method_decorator(idempotent, name='dispatch').")
+    refuse_registered(view, "@idempotent")
     if not callable(view):
         raise TypeError(f"@idempotent decorates a view, not {type(view).__name__}.")
     is_async = iscoroutinefunction(view)

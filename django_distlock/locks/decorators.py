@@ -19,6 +19,7 @@ from django.views import View
 from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.origin import request_of_rest, serving
 from django_distlock.manager import owner
+from django_distlock.validation import refuse_registered
 
 from .lazy_results import finished, makes_manager, refuse_unfinished
 from .name_templates import Template
@@ -344,6 +345,7 @@ def refuse(function: object, lock: str = "advisory_lock") -> None:
         )
     if isinstance(function, (classmethod, staticmethod, property)):
         raise TypeError(f"Put @{type(function).__name__} above the lock, not below it.")
+    refuse_registered(function)
     if not callable(function):
         raise TypeError(f"A lock decorates a callable, not {type(function).__name__}; did you mean `with`?")
     called = (function, type(function).__call__)

@@ -304,6 +304,14 @@ MANAGER = (
         ("tests/locks/test_functions.py",),
     ),
     Mutant(
+        "a lock above @shared_task is accepted and locks nothing",
+        "decorators",
+        "validation.py",
+        "    names: tuple[str, ...] = REGISTERED\n",
+        "    names: tuple[str, ...] = ()\n",
+        ("tests/locks/test_registered.py",),
+    ),
+    Mutant(
         "a streamed response or a generator is let through",
         "decorators",
         "locks/lazy_results.py",
