@@ -188,9 +188,10 @@ class LockGate:
     def _enter(self) -> HttpResponse | None:
         """Begin the transaction and lock the rows; else return the refusal, with no transaction."""
         request, settings = self._request, config()
-        names, sent = self._names(), sent_leases(request.headers.get(HEADER, ""))
+        sent = sent_leases(request.headers.get(HEADER, ""))
         if not sent:
             return refused(request, "missing")
+        names = self._names()
         principal = visitor_of(request, settings.label_of).holder
         attempts = 1 if in_transaction(settings.database) else ATTEMPTS
         for attempt in range(attempts):

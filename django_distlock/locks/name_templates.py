@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
+from collections.abc import Mapping, Set
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
+from django.db.models import Model, QuerySet
+from django.db.models.manager import BaseManager
+from django.utils.functional import Promise
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+# In the text of functions, methods, and objects without a text of their own.
+_ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]+")
+# Their text depends on the order of the elements, on the language, or on the first rows of a table; that of a manager
+# is the same for all objects.
+_WITHOUT_TEXT = (Set, Mapping, Promise, QuerySet, BaseManager)
 
 
 class Template:
     """The names of one decorated function.
 
     A field is the name of an argument, optionally with a dotted path into it: ``{pk}``, ``{request.user.pk}``. Each
-    step of the path is an attribute or, failing that, a key. ``{{`` and ``}}`` are literal braces. Raises ValueError
-    for anything else, and for a field that is not in the signature.
+    step of the path is a key of a mapping, else an attribute, else a key. ``{{`` and ``}}`` are literal braces. Raises
+    ValueError for anything else, and for a field that is not in the signature.
     """
 
     def __init__(self, names: Sequence[str], function: Callable[..., Any]) -> None:
@@ -55,14 +66,17 @@ class Template:
                     yield name, path[0]
 
     def fill(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, str]:
-        """Map each template to its name in one call; empty if no name has fields. TypeError for a missing field."""
+        """Map each template to its name in one call; empty if no name has fields.
+
+        TypeError for a field that is missing, and for a value whose text would not name it, such as None.
+        """
         if not self._parsed:
             return {}
         assert self._signature is not None  # noqa: S101 - set together with _parsed
         values = values_of(self._signature.bind(*args, **kwargs))
         return {
             name: "".join(
-                text + (str(follow(f"The lock name {name!r}", path, values)) if path else "") for text, path in parts
+                text + (_text(f"The lock name {name!r}", path, values) if path else "") for text, path in parts
             )
             for name, parts in self._parsed.items()
         }
@@ -124,6 +138,9 @@ def follow(what: str, path: tuple[str, ...], values: Mapping[str, Any]) -> Any:
     try:
         value = values[path[0]]
         for step in path[1:]:
+            if isinstance(value, Mapping) and step in value:  # its methods have names as well: {payload.items}
+                value = value[step]
+                continue
             try:
                 value = getattr(value, step)
             except AttributeError:
@@ -131,3 +148,31 @@ def follow(what: str, path: tuple[str, ...], values: Mapping[str, Any]) -> Any:
     except (KeyError, TypeError, IndexError) as error:
         raise TypeError(f"{what} needs {{{'.'.join(path)}}}, which this call does not have.") from error
     return value
+
+
+def _text(what: str, path: tuple[str, ...], values: Mapping[str, Any]) -> str:
+    """The text of the value at the end of ``path``.
+
+    TypeError if the text may differ between callers who mean one thing, or be the same for callers who do not.
+    """
+    value = follow(what, path, values)
+    if isinstance(value, (str, int)):
+        return str(value)
+    if value is None:
+        why = "it is None, so that all callers without a value would share one lock. Pass a value"
+    elif _has_no_identity(value):
+        why = f"it is {str(value)!r}, so that all callers without a key or login would share one lock. Pass a value"
+    elif isinstance(value, _WITHOUT_TEXT):
+        why = f"the text of {type(value).__name__} does not say which one it is. Name what identifies it"
+    elif _ADDRESS.search(text := str(value)):
+        why = f"its text is {text!r}, which differs between callers. Name what identifies it, such as its primary key"
+    else:
+        return text
+    raise TypeError(f"{what} cannot be made from {{{'.'.join(path)}}}: {why}, or make the name in a `with` block.")
+
+
+def _has_no_identity(value: Any) -> bool:
+    """Is this a model instance without a primary key and without a text of its class, or the anonymous user?"""
+    if isinstance(value, Model):
+        return value.pk is None and value.__class__.__str__ is Model.__str__
+    return getattr(value, "is_anonymous", False) is True and getattr(value, "pk", None) is None

@@ -127,8 +127,9 @@ def decorators(names: Names) -> None:
     assert names["settle"](7) == 7
     assert names["ship"](SimpleNamespace(customer=SimpleNamespace(id=1), number=2)) == 2
     request = post()
-    request.user = SimpleNamespace(pk=5)
+    request.user = SimpleNamespace(pk=5, is_authenticated=True)
     assert names["edit_profile"](request) == 5
+    assert names["add_to_basket"](request) == 5
     assert names["BasketView"].as_view()(request).content == b"saved"
     assert names["refund"](request).content == b"refunded"
     assert names["refund"](RequestFactory().get("/")).status_code == 405

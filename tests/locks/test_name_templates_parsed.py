@@ -36,7 +36,7 @@ def filled(name: str, function: Any, *args: Any, **kwargs: Any) -> str:
         ("{{{pk}}}", (7,), {}, "{7}"),
         ("{{pk}}", (7,), {}, "{pk}"),
         ("{pk}", ("{other}",), {}, "{other}"),
-        ("{pk}", (None,), {}, "None"),
+        ("{pk}", ("None",), {}, "None"),
         ("{pk.user.pk}", (SimpleNamespace(user={"pk": 3}),), {}, "3"),
         ("{pk.real}", (5,), {}, "5"),
         ("{pk}", ("\ud800\x00",), {}, "\ud800\x00"),

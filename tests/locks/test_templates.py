@@ -96,7 +96,7 @@ def test_every_recipe_is_checked_at_decoration(recipe: Callable[[str], Any]) -> 
         ("{pk}", ("{note}",), {}, "{note}"),
         ("{pk}", ("}{",), {}, "}{"),
         ("n\u00e4me \U0001f512:{pk}", ("\u00fc",), {}, "n\u00e4me \U0001f512:\u00fc"),
-        ("{pk}", (None,), {}, "None"),
+        ("{pk}", ("None",), {}, "None"),
         ("{pk}", (0,), {}, "0"),
     ],
 )
@@ -104,11 +104,15 @@ def test_fields_are_filled(template: str, args: tuple[Any, ...], kwargs: dict[st
     check(at(template)(settle), name, *args, **kwargs)
 
 
-def test_attribute_comes_before_key() -> None:
-    class Both(dict):  # type: ignore[type-arg]
-        items_left = "attribute"
+def test_attribute_comes_before_key_unless_it_is_a_mapping() -> None:
+    class Both:
+        left = "attribute"
 
-    check(at("{pk.items_left}")(settle), "attribute", Both(items_left="key"))
+        def __getitem__(self, key: str) -> str:
+            return f"key {key}"
+
+    check(at("{pk.left}")(settle), "attribute", Both())
+    check(at("{pk.right}")(settle), "key right", Both())
 
 
 @pytest.mark.parametrize("value", [SimpleNamespace(), {}, None, 7, "text", []])

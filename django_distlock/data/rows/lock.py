@@ -53,6 +53,7 @@ class RowLock(DataLock[R]):
             if path is None:
                 return self.hold()
             pk = follow("row_lock's pk", path, values_of(signature.bind(*args, **kwargs)))
+            _check_one(self.target, pk, self.options)
             return replace(self, pk=pk).hold()
 
         locked = wrap(function, self.name, hold, self.into)
@@ -135,7 +136,7 @@ def row_lock(
     return RowLock(target=target, pk=pk, using=using, into=into, options=options)
 
 
-def _check_one(model: type[Model], pk: object, options: RowLockOptions) -> None:
+def _check_one(model: Any, pk: object, options: RowLockOptions) -> None:
     if pk is UNSET:
         raise ValueError(f"row_lock of a model needs pk=; for all its rows lock {model.__name__}.objects.all().")
     if pk is None:
