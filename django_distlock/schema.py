@@ -1,4 +1,4 @@
-"""Tables that ``flush`` leaves alone, and the migration operation that creates them.
+"""Tables that ``flush`` leaves alone, the migration operation that creates them, and the clock of their times.
 
 ``manage.py flush`` and every ``TransactionTestCase`` empty the tables of managed models. With a new site key, or
 without the leases that are held, running processes would no longer exclude each other. So these models are unmanaged,
@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.backends.base.schema import BaseDatabaseSchemaEditor
     from django.db.migrations.state import ProjectState
+
+# The present time in microseconds since 1970. ``now()`` stands still in a transaction, and local time does not tell the
+# two hours apart that are one on the clock when daylight saving ends.
+NOW = {
+    "postgresql": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
+    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)",
+}
 
 
 class Pruner(NamedTuple):

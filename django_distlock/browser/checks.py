@@ -12,7 +12,7 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.urls import get_resolver
 
 from django_distlock.models import BrowserLockRow, BrowserTicket
-from django_distlock.storage.dialect import NOW
+from django_distlock.schema import NOW
 
 from . import conf
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from django.db import connections, router
 
 from django_distlock.concurrency.text import one_line
-from django_distlock.schema import Pruner
-from django_distlock.storage.dialect import NOW
+from django_distlock.schema import NOW, Pruner
 
 from . import store
 from .conf import config

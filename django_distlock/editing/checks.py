@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 from django.urls import get_resolver
 
-from django_distlock.storage.dialect import NOW
+from django_distlock.schema import NOW
 
 from . import conf
 from .listing import written_databases

@@ -9,8 +9,7 @@ from django.apps import apps
 from django.db import connections, models, router
 from django.db.models import QuerySet
 
-from django_distlock.schema import Pruner
-from django_distlock.storage.dialect import NOW
+from django_distlock.schema import NOW, Pruner
 
 from . import store
 from .conf import config

@@ -1,7 +1,4 @@
-"""Where the SQL of PostgreSQL, MySQL, MariaDB and SQLite differs.
-
-All times are microseconds since 1970 by the *present* time of the database: ``now()`` stands still in a transaction.
-"""
+"""Where the SQL of PostgreSQL, MySQL, MariaDB and SQLite differs."""
 
 from __future__ import annotations
 
@@ -10,14 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from django.db import Error, OperationalError
 
+from django_distlock.schema import NOW
+
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-NOW = {
-    "postgresql": "(extract(epoch from clock_timestamp()) * 1000000)::bigint",
-    "mysql": "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)",
-    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)",
-}
 # What a statement waits for the lock of a row that another transaction inserts, in milliseconds.
 PATIENCE = 100
 # Prefix of MariaDB, and of none else: a statement that meets a locked row fails at once.

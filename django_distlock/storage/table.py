@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from django.db import Error, transaction
 
 from django_distlock import BackendUnavailable, UnsupportedOperation
+from django_distlock.schema import NOW
 
-from .dialect import NOW, contended, filled
+from .dialect import contended, filled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -23,6 +23,7 @@ from tests.operations.test_canary import alias_for
 from tests.operations.test_doctor import CANARY, REDIS, said
 from tests.support import services
 from tests.support.timing import within
+from tests.support.zones import autumn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,14 +114,21 @@ def test_a_table_that_is_not_there(settings: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_clocks_that_differ(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    behind = "SELECT extract(epoch FROM clock_timestamp()) - 60"
-    monkeypatch.setitem(doctor.CLOCKS, "postgresql", behind)
+    monkeypatch.setitem(doctor.NOW, "postgresql", f"{doctor.NOW['postgresql']} - 60000000")
     (warning,) = said(settings, LEASES, database="postgres")["warning"]
     assert "s behind this host's" in warning
     (finding,) = (f for f in redis_doctor.of_server(redis_doctor.RedisFacts(_WELL, 60.0)) if f.level == "warning")
     assert "60.0 s ahead of this host's" in finding.text
     (finding,) = (f for f in redis_doctor.of_server(redis_doctor.RedisFacts(_WELL, -3600.0)) if f.level == "warning")
     assert "one that is set back ends those of dead holders as much too late" in finding.text
+
+
+def test_daylight_saving_is_no_difference_of_clocks(settings: Any) -> None:
+    with autumn("mariadb") as clocks:
+        clocks.after()
+        found = said(settings, LEASES, database="mariadb")
+    assert not found["error"]
+    assert not found["warning"]
 
 
 # Redis and Redlock

@@ -12,6 +12,7 @@ from django.db import DatabaseError, connections
 
 from django_distlock.backends.side_connection import Silent, ask
 from django_distlock.records import Finding
+from django_distlock.schema import NOW
 
 from .sqlite import SqliteStore, database_path
 
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-CLOCKS = {
-    "postgresql": "SELECT extract(epoch FROM clock_timestamp())",
-    "mysql": "SELECT UNIX_TIMESTAMP(NOW(6))",
-}
 # Seconds by which the clocks may differ without a warning.
 SKEW = 2.0
 # One line for each mount that this process sees; the fifth field is where it is.
@@ -55,11 +52,11 @@ def findings(store: object, database: str) -> Iterator[Finding]:
 def _server(connection: BaseDatabaseWrapper) -> list[Finding]:
     version = ".".join(map(str, connection.get_database_version()))
     found = [Finding("info", f"{connection.display_name} {version}.")]
-    if connection.vendor in CLOCKS:
+    if connection.vendor in NOW:
         with connection.cursor() as cursor:
             began = time.time()
-            cursor.execute(CLOCKS[connection.vendor])
-            skew = float(cursor.fetchone()[0]) - (began + time.time()) / 2
+            cursor.execute(f"SELECT {NOW[connection.vendor]}")
+            skew = cursor.fetchone()[0] / 1e6 - (began + time.time()) / 2
         if abs(skew) > SKEW:
             found.append(skewed(skew))
     return found

@@ -21,6 +21,7 @@ from django.db.models.sql import Query
 
 from django_distlock.backends.text import printable, short
 from django_distlock.concurrency.origin import describe_caller
+from django_distlock.schema import NOW
 
 from .records import DEAD, GRACE, KEPT, NOWHERE, LiveLease, Look, Ticket, rows_of
 
@@ -309,9 +310,9 @@ class Statements:
 
 
 class PostgresStatements(Statements):
-    """One statement takes a lease. ``clock_timestamp()``, since ``now()`` is when the transaction began."""
+    """One statement takes a lease."""
 
-    clock = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+    clock = NOW["postgresql"]
     TAKE = """
     INSERT INTO {lease} AS held {columns}
     SELECT :digest, :alias, :name, :token, {now}, {now}, {now} + :ttl, :holder
@@ -338,7 +339,7 @@ class MySQLStatements(Statements):
     SIMULTANEOUS_ASSIGNMENT).
     """
 
-    clock = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+    clock = NOW["mysql"]
     TAKE = """
     INSERT INTO {lease} {columns}
     SELECT :digest, :alias, :name, :token, LAST_INSERT_ID({now}), {now}, {now} + :ttl, :holder FROM DUAL

@@ -12,6 +12,7 @@ from django_distlock.backends.sessions.names import BATCH, TABLE, NotesSQL
 from django_distlock.backends.text import SessionContents, readable
 from django_distlock.exceptions import UnsupportedOperation
 from django_distlock.records import MOST_WAITING, LockInfo
+from django_distlock.schema import NOW
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -222,7 +223,7 @@ def blocking(alias: str, rows: Iterable[Sequence[str]]) -> list[LockInfo]:
 
 
 class MySQLNotes(NotesSQL):
-    clock = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+    clock = NOW["mysql"]
     passing = frozenset({1205, 1213, 1020, 1317})
     deleted = (b"SELECT ROW_COUNT()",)
 

@@ -18,6 +18,7 @@ from django_distlock.backends.text import MOST_NAMED, others_of, printable, read
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.keys import MAX_NAME_LENGTH
 from django_distlock.records import MOST_WAITING, LockInfo
+from django_distlock.schema import NOW
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from django_distlock.keys import LockKey
 
 NUMBER = "((classid::bigint << 32) | objid::bigint)"
-CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+CLOCK = NOW["postgresql"]
 # The holder of a lock that no session holds: https://www.postgresql.org/docs/current/sql-prepare-transaction.html
 PREPARED = "a prepared transaction"
 # The server must stop soon after the operator has given up, even in an expensive search.

@@ -10,10 +10,10 @@ from django.db import connections, router
 
 from django_distlock.idempotency.conf import config
 from django_distlock.idempotency.http.requests import user_label
-from django_distlock.schema import Pruner
+from django_distlock.schema import NOW, Pruner
 
 from .base import Storage, TooManyKeys
-from .database import NOW, TABLE, DatabaseStorage
+from .database import TABLE, DatabaseStorage
 from .encoding import require_cryptography
 
 if TYPE_CHECKING:

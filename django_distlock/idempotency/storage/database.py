@@ -13,6 +13,7 @@ from django.db.models.expressions import RawSQL
 from django_distlock import BackendUnavailable, Lock, LockNotAcquired, advisory_lock
 from django_distlock.idempotency.conf import config
 from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, UNKNOWN, KeyClaim, Record, StoredResponse
+from django_distlock.schema import NOW
 
 from .base import Storage, TooManyKeys
 from .encoding import decode_record, encode_answer, encode_phases
@@ -24,12 +25,6 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
 TABLE = "django_distlock_idempotency"
-# Microseconds since 1970, which have no time zone. In a long transaction it is the present time, not that of its start.
-NOW = {
-    "postgresql": "(extract(epoch from clock_timestamp()) * 1000000)::bigint",
-    "mysql": "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)",
-    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)",
-}
 COLUMNS = "scope, state, owner, fingerprint, principal, method, route, phases, claimed_at, expires_at, lives_until"
 VALUES = "%s, 'claimed', %s, %s, %s, %s, %s, '{{}}', {now}, {now} + %s, {now} + %s"
 # The verb, the table of a SELECT that reads none, and the end of an INSERT that lets an existing row be.
