@@ -328,7 +328,7 @@ def advisory_lock(
     :param using: the alias in ``DISTLOCK``.
     :param timeout: seconds to wait; 0 does not wait, None waits for ever; unset: the alias's TIMEOUT (10 s).
     :param ttl: seconds that the lease lives without renewal, if the engine has a TTL; it is renewed while held.
-    :param max_hold: seconds after which the lease is no longer renewed.
+    :param max_hold: seconds after the grant at which the lease ends, even if it is renewed or extended.
     :param shared: many readers may hold the lock together; a writer holds it alone.
     :param on_busy: for decorators: "raise", "skip" (return None without calling), or a callable that is called with
         the same arguments and whose result is returned.
