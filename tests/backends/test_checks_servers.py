@@ -19,6 +19,7 @@ from django_distlock import advisory_lock, lock_all
 from django_distlock.apps import DOCS
 from django_distlock.checks.servers import check_sessions
 from django_distlock.manager.registry import registry
+from tests.faults.conftest import database_alias
 from tests.support.findings import findings
 from tests.support.paths import ROOT
 
@@ -94,16 +95,16 @@ def test_lock_sessions_through_what_looks_like_a_pooler(
     settings: Any, monkeypatch: pytest.MonkeyPatch, alias: Any, changes: dict[str, Any], why: str
 ) -> None:
     database = alias["OPTIONS"]["database"]
-    monkeypatch.setitem(connections.settings, "direct", {**connections.settings[database]})
-    for key, value in changes.items():
-        monkeypatch.setitem(connections.settings[database], key, value)
-    settings.DISTLOCK = {"default": alias}
-    ((identity, text),) = found()
-    assert identity == "distlock.W005"
-    assert why in text
-    options = {"database": database, "session_database": "direct"}
-    settings.DISTLOCK = {"default": {**alias, "OPTIONS": options}}
-    assert found() == []
+    with database_alias("direct", database) as direct:
+        for key, value in changes.items():
+            monkeypatch.setitem(connections.settings[database], key, value)
+        settings.DISTLOCK = {"default": alias}
+        ((identity, text),) = found()
+        assert identity == "distlock.W005"
+        assert why in text
+        options = {"database": database, "session_database": direct}
+        settings.DISTLOCK = {"default": {**alias, "OPTIONS": options}}
+        assert found() == []
 
 
 @pytest.mark.parametrize(
