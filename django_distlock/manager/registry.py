@@ -85,6 +85,11 @@ class Entry:
         known = self.names[name] = KnownName(self.key(name))
         return known
 
+    def forget_keys(self) -> None:
+        """Forget the keys, which another site key has made."""
+        self._keys.clear()
+        self.names.clear()
+
     def known_names(self) -> dict[str, str]:
         """The names that this process used lately, by the keys that the engine lists."""
         return {self.backend.listed_as(key): key.name for key in list(self._keys.values())}
@@ -158,10 +163,11 @@ class Registry:
                 logger.exception("The backend of alias %r could not be closed.", entry.config.alias)
 
     def after_fork(self) -> None:
-        """In the child: the sessions are the parent's."""
+        """In the child: the sessions are the parent's, and so is the site key."""
         self._guard = threading.Lock()
-        for backend in self.backends():
-            backend.after_fork()
+        for entry in list(self._entries.values()):
+            entry.forget_keys()
+            entry.backend.after_fork()
 
 
 class _Backends:

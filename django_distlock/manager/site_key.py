@@ -3,6 +3,9 @@
 Lock names are global to a server (MySQL's GET_LOCK even across databases). The key keeps the locks of two sites apart,
 and keeps other users of the server from guessing a name. Each process reads it once: if it changed while processes
 run, they would silently no longer exclude each other.
+
+A copy of the database, such as staging or the databases of parallel tests, has the same row. So the database itself is
+part of a key that comes from the row.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ CURES = (
     f"Run `python manage.py migrate`, which makes it in the table {TABLE} of the {DEFAULT_DB_ALIAS!r} database, or set "
     "DISTLOCK_SITE_KEY."
 )
+# What the server calls the database. A setting may differ between processes that use one, behind a pooler for example.
+# A file of SQLite has no name that is the same for all processes: containers mount it at different paths.
+NAMED = {"postgresql": "current_database()", "mysql": "LOWER(DATABASE())"}
 KEPT_OUT = (
     f"A router in DATABASE_ROUTERS keeps the app django_distlock out of the {DEFAULT_DB_ALIAS!r} database: let it in. "
 )
@@ -93,17 +99,25 @@ def read_row(patience: float = PATIENCE) -> str:
         raise BackendUnavailable(f"The site key of django-distlock could not be read. {cures}") from error
     if row is None:
         raise BackendUnavailable(f"There is no site key for django-distlock. {cures}")
-    return str(row[0])
+    key, database = row
+    return f"{key}@{database}" if database else str(key)
 
 
 def _row(connection: BaseDatabaseWrapper) -> Any:
+    """The key and the database that it is in."""
     with connection.cursor() as cursor:
-        cursor.execute(f"SELECT site_key FROM {TABLE} WHERE id = 1")  # noqa: S608 - a constant
-        return cursor.fetchone()
+        named = NAMED.get(connection.vendor, "''")
+        cursor.execute(f"SELECT site_key, {named} FROM {TABLE} WHERE id = 1")  # noqa: S608 - constants
+        row = cursor.fetchone()
+    if row is not None and connection.vendor == "sqlite" and connection.is_in_memory_db():  # type: ignore[attr-defined]
+        return row[0], connection.settings_dict["NAME"]
+    return row
 
 
 def _after_fork() -> None:
+    """The child may use another database: Django's test runner gives each of its processes a copy."""
     site_key._guard = threading.Lock()
+    site_key.forget()
 
 
 site_key = SiteKeyHolder()

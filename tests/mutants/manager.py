@@ -103,6 +103,22 @@ MANAGER = (
         ("tests/manager/test_site_key.py",),
     ),
     Mutant(
+        "a copy of the database takes the locks of the original",
+        "R3",
+        "manager/site_key.py",
+        '    return f"{key}@{database}" if database else str(key)\n',
+        "    return str(key)\n",
+        ("tests/manager/test_copied_database.py",),
+    ),
+    Mutant(
+        "a forked process keeps the site key of the database that its parent uses",
+        "R3",
+        "manager/registry.py",
+        "            entry.forget_keys()\n",
+        "",
+        ("tests/manager/test_copied_database.py",),
+    ),
+    Mutant(
         "the last waiter of a process is served first",
         "R4",
         TABLE,
