@@ -102,7 +102,11 @@ class EditLockViewSetMixin:
         obj = super().get_object()  # type: ignore[misc]
         if self.get_edit_config().mode != "off":
             resource = resource_of(obj)
-            self._edit_object, self._edit_row = obj, store.read([resource]).get(resource.digest)
+            row = store.read([resource]).get(resource.digest)
+            if row is not None and row.changed_at is not None:
+                # the first copy, with what it has prefetched, may be older than the last save that the row counts
+                obj = super().get_object()  # type: ignore[misc]
+            self._edit_object, self._edit_row = obj, row
         return obj
 
     def _saved(self, handler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:

@@ -84,15 +84,16 @@ def open_grant(
     inlines: Sequence[Inline] = (),
     permission: str = "",
     options: EditingConfig | None = None,
+    leases: dict[str, EditLease] | None = None,
 ) -> Opened | None:
     """Read an object and make the grant of its form; None if the object does not exist.
 
     The counters are read *before* the object and its many-to-many rows: a save in between then refuses this form,
-    where the other order would lose it. So build the form from ``obj``, and load nothing of it earlier. Two SELECTs,
-    and one for each inline.
+    where the other order would lose it. So build the form from ``obj``, and load nothing of it earlier; or read the
+    rows of the counters first, and give them as ``leases``. Two SELECTs, and one for each inline.
     """
     options = options or config()
-    leases = store.read(resources)
+    leases = store.read(resources) if leases is None else leases
     obj = objects_of(resources[:1]).get(resources[0])
     if obj is None:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -18,9 +19,10 @@ from django_distlock.http.transactions import outside_transactions, transactions
 from django_distlock.http.visitors import user_of
 from django_distlock.validation import refuse_registered
 
+from . import store
 from .conf import EditingConfig, config
 from .http import refusals
-from .http.forms import ReadyForm, bring_up_to_date, editable_fields, open_form, ready_forms
+from .http.forms import ReadyForm, bring_up_to_date, editable_fields, leases_before, open_form, ready_forms
 from .http.guard import SaveGuard, SaveRefused
 from .http.permissions import ATTRIBUTE, GONE, NONE, Access, FunctionPage, has_takeover, may_take_over
 from .http.refusals import Group, Refusal
@@ -303,6 +305,7 @@ def _sync_wrapper(locked: _LockedView, view: Any) -> Any:
     def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         if locked.is_unguarded(request, kwargs):
             with transactions_of_request():
+                locked.before(request, kwargs)
                 return view(request, *args, **kwargs)
         return locked.save(request, view, args, kwargs)
 
@@ -313,6 +316,7 @@ def _async_wrapper(locked: _LockedView, view: Any) -> Any:
     @functools.wraps(view)
     async def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         if locked.is_unguarded(request, kwargs):
+            await sync_to_async(locked.before)(request, kwargs)
             return await view(request, *args, **kwargs)
         # what the view asks of the database runs in the thread that has the transaction
         return await sync_to_async(locked.save)(request, async_to_sync(view), args, kwargs)
@@ -365,6 +369,14 @@ class _LockedView:
             return False
         request.edit_lock = _NoSave(self._model, kwargs.get(self._pk))  # type: ignore[attr-defined]
         return True
+
+    def before(self, request: HttpRequest, kwargs: Mapping[str, Any]) -> None:
+        """Read the counter of writes before the view reads the object and its many-to-many rows."""
+        if request.method not in SAFE_METHODS or self._settings_of().mode == "off":
+            return
+        with suppress(KeyError, ValueError):  # the view answers 404
+            resource = resource_of(self._model, kwargs[self._pk])
+            leases_before(request)[resource] = store.read([resource])
 
     def save(self, request: HttpRequest, view: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call the view in a save, or answer the refusal."""

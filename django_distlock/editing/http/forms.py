@@ -94,8 +94,12 @@ def open_form(
     fields: Sequence[str] | None = None,
     inlines: Sequence[Inline] = (),
     visitor: Visitor | None = None,
+    leases: dict[str, EditLease] | None = None,
 ) -> Opened | None:
-    """Read the first of ``objects`` as its form is to show it, and make the grant; None if it is deleted."""
+    """Read the first of ``objects`` as its form is to show it, and make the grant; None if it is deleted.
+
+    ``leases`` are the rows of the objects, if they were read before.
+    """
     visitor = visitor or visitor_of(request, config.label_of)
     return open_grant(
         list(dict.fromkeys(resource_of(obj) for obj in objects)),  # a child may be in two inlines
@@ -104,6 +108,7 @@ def open_form(
         inlines=inlines,
         permission=permission_of(request),
         options=config,
+        leases=leases,
     )
 
 
@@ -131,7 +136,11 @@ def open_rows(
 
 
 def bring_up_to_date(obj: Model, current: Model) -> None:
-    """Give ``obj`` the values of the row as it is now; it keeps annotations and what else its queryset has added."""
+    """Give ``obj`` the values of the row as it is now; it keeps the annotations that its queryset has added.
+
+    What ``prefetch_related()`` has loaded is older than the row: it is dropped, and read again when it is used.
+    """
+    obj.__dict__.pop("_prefetched_objects_cache", None)
     if obj is current or type(obj)._meta.concrete_model is not type(current)._meta.concrete_model:
         return
     deferred = obj.get_deferred_fields()
@@ -257,6 +266,14 @@ def with_mode(grant: EditGrant, mode: str) -> EditGrant:
 def same_object(grant: EditGrant, resources: Sequence[Resource]) -> bool:
     """Is the grant one for the form of these objects? That they are edited along with another one is not enough."""
     return grant.resources[: len(resources)] == tuple(resources)
+
+
+def leases_before(request: HttpRequest) -> dict[Resource, dict[str, EditLease]]:
+    """The rows that were read before a function view has read its object, by this object."""
+    found: dict[Resource, dict[str, EditLease]] | None = getattr(request, "_distlock_edit_leases", None)
+    if found is None:
+        found = request._distlock_edit_leases = {}  # type: ignore[attr-defined]
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

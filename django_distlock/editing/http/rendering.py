@@ -11,7 +11,7 @@ from django_distlock.editing.conf import config
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.versions import version_of
 
-from .forms import ReadyForm, editable_fields, field_again, field_of, html_of, open_form, ready_forms
+from .forms import ReadyForm, editable_fields, field_again, field_of, html_of, leases_before, open_form, ready_forms
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -49,7 +49,7 @@ def _ready(request: HttpRequest, obj: Any, form: Any, options: dict[str, Any]) -
     if settings.mode == "off":
         return None
     fields = editable_fields(form) if getattr(form, "instance", None) is obj else None
-    opened = open_form(request, [obj], settings, fields=fields)
+    opened = open_form(request, [obj], settings, fields=fields, leases=leases_before(request).get(resource_of(obj)))
     if opened is None:
         return None
     grant = opened.grant
