@@ -31,7 +31,6 @@ from .resources import resource_of, rows_of
 if TYPE_CHECKING:
     from django.db.models import Model
     from django.forms import BaseForm
-    from django.urls import ResolverMatch
     from django.views.generic.base import View
 
     from .records import EditLease, Resource
@@ -136,7 +135,7 @@ class EditLockMixin:
                 return self._reviewed(guard)
             return guard.save(
                 lambda save: self._saved(save, guard, obj, handler),
-                may_overwrite=lambda holder: may_take_over(self.request, settings, obj, holder, ViewPage.of(self)),
+                may_overwrite=lambda holder: may_take_over(self.request, settings, obj, holder, self),
             )
         except SaveRefused as refused:
             return self.edit_refused(guard, refused.refusal, obj)
@@ -201,7 +200,7 @@ class EditLockMixin:
         opened = guard.prepare(refusal, [obj], fields=self.get_edit_fields())
         refusal.can_review = hasattr(self, "get_form")
         refusal.can_overwrite = opened is not None and may_take_over(
-            self.request, guard.config, opened.obj, guard.other_holder(opened.leases), ViewPage.of(self)
+            self.request, guard.config, opened.obj, guard.other_holder(opened.leases), self
         )
         self.object = copy(opened.obj) if opened is not None else obj
         groups = self.edit_comparison(opened.obj if opened is not None else None)
@@ -236,13 +235,8 @@ class ViewPage:
         self._kind = kind
         self._initkwargs = initkwargs
 
-    @classmethod
-    def of(cls, view: Any) -> ViewPage:
-        """The page of a view that answers this request."""
-        return cls(lambda: view, {})
-
-    def access(self, request: HttpRequest, match: ResolverMatch, resource: Resource) -> Access:
-        view = self._view(request, match)
+    def access(self, request: HttpRequest, resource: Resource) -> Access:
+        view = self._view(request)
         if isinstance(view, LoginRequiredMixin) and not _is_logged_in(request):
             return NONE
         for test in (getattr(view, "has_permission", None), getattr(view, "test_func", None)):
@@ -254,10 +248,11 @@ class ViewPage:
         return Access(bool(view.may_edit(request, obj)), obj=obj)
 
     def may_take_over(self, request: HttpRequest, obj: Any) -> bool:
-        return bool(self._kind(**self._initkwargs).may_take_over(request, obj))
+        return bool(self._view(request).may_take_over(request, obj))
 
-    def _view(self, request: HttpRequest, match: ResolverMatch) -> Any:
+    def _view(self, request: HttpRequest) -> Any:
         view: View = self._kind(**self._initkwargs)
+        match: Any = request.resolver_match
         view.setup(request, *match.args, **match.kwargs)
         return view
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from django.db.models import Model
     from django.http import HttpRequest, HttpResponse
-    from django.urls import ResolverMatch
 
     from django_distlock.editing.records import EditLease, Resource
 
@@ -34,7 +33,7 @@ class AdminPage:
     def __init__(self, admin: Any) -> None:
         self._admin = admin
 
-    def access(self, request: HttpRequest, match: ResolverMatch, resource: Resource) -> Access:
+    def access(self, request: HttpRequest, resource: Resource) -> Access:
         admin = self._admin
         if not admin.admin_site.has_permission(request) or not admin.has_change_permission(request):
             return NONE

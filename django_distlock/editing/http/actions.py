@@ -108,6 +108,8 @@ class Beat:
         access = self._access(grant)
         if access.edit:
             return None
+        if access.unknown:
+            return {"state": "error", "reason": access.unknown}
         if item.lease:
             for resource in grant.resources:
                 store.release(resource, item.lease, principal=self._owner.principal)

@@ -6,16 +6,21 @@ answers there: the same class or admin, with the same queryset and the same perm
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import unquote
 
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
-from django.http import Http404
-from django.urls import Resolver404, resolve
+from django.db import InterfaceError, OperationalError
+from django.http import Http404, QueryDict
+from django.urls import get_script_prefix, resolve
 from django.utils import translation
 
+from django_distlock import BackendUnavailable
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.editing.resources import pk_of
+from django_distlock.http.transactions import transactions_of_request
 from django_distlock.http.visitors import user_of
 
 if TYPE_CHECKING:
@@ -28,37 +33,51 @@ if TYPE_CHECKING:
     from django_distlock.editing.conf import EditingConfig
     from django_distlock.editing.records import EditLease, Resource
 
+T = TypeVar("T")
+logger = logging.getLogger("django_distlock.editing")
 # What a view that knows edit locks has, so that a beat can ask it.
 ATTRIBUTE = "distlock_editing"
 TAKEOVER = "django_distlock.takeover_editlease"
 MOST_REMEMBERED = 10_000
+# Characters. A page with a longer query cannot be asked again, so it has no lock.
+LONGEST_QUERY = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a visitor may do with an object. ``gone``: it does not exist for this visitor, deleted or out of sight."""
+    """What a visitor may do with an object. ``gone``: it does not exist for this visitor, deleted or out of sight.
+
+    ``unknown``: why nobody could be asked, "view" or "database"; then nothing is granted, and nothing taken away.
+    """
 
     edit: bool
     gone: bool = False
     obj: Any = None
+    unknown: str = ""
 
 
 NONE, GONE = Access(False), Access(False, gone=True)
 
 
-class Page(Protocol):
-    """A view that can be asked about permissions without being called."""
-
-    def access(self, request: HttpRequest, match: ResolverMatch, resource: Resource) -> Access:
-        """What the sender of ``request`` may do with the object."""
+class Judge(Protocol):
+    """A view that knows who may take over."""
 
     def may_take_over(self, request: HttpRequest, obj: Any) -> bool:
         """May the sender take the object over from another user?"""
 
 
+class Page(Judge, Protocol):
+    """A view that can be asked about permissions without being called. The request has the address of the page."""
+
+    def access(self, request: HttpRequest, resource: Resource) -> Access:
+        """What the sender of ``request`` may do with the object."""
+
+
 def permission_of(request: HttpRequest) -> str:
-    """The text of a grant that says where the permission is asked again."""
-    return f"page:{request.path_info}"
+    """The text of a grant that says where the permission is asked again; "" for a query that is too long."""
+    if len(request.META.get("QUERY_STRING", "")) > LONGEST_QUERY:
+        return ""
+    return f"page:{request.get_full_path_info()}"
 
 
 class Gate:
@@ -66,6 +85,8 @@ class Gate:
 
     _remembered: dict[tuple[str, str, str], float] = {}  # noqa: RUF012 - of the process
     _takeovers: dict[tuple[str, str, str, str], tuple[float, bool]] = {}  # noqa: RUF012
+    # The views whose errors were logged, with the kind of the error.
+    _logged: set[tuple[str, str]] = set()  # noqa: RUF012
 
     def __init__(self, request: HttpRequest, signer: str, config: EditingConfig) -> None:
         self._request = request
@@ -77,13 +98,14 @@ class Gate:
         """Ask everything again; for tests."""
         cls._remembered.clear()
         cls._takeovers.clear()
+        cls._logged.clear()
 
     def access(self, permission: str, resource: Resource, *, again: bool = False) -> Access:
         """What the visitor may do with the object; ``again``: ask even if the answer is remembered."""
         key = (self._signer, permission, resource.digest)
         if not again and self._remembered.get(key, 0) > monotonic():
             return Access(True)
-        found = self._asked(permission, resource)
+        found = self._ask(permission, lambda page, request: page.access(request, resource))
         if found.edit:
             if len(self._remembered) >= MOST_REMEMBERED:
                 self._remembered.clear()
@@ -92,24 +114,53 @@ class Gate:
             self._remembered.pop(key, None)
         return found
 
-    def _asked(self, permission: str, resource: Resource) -> Access:
-        match = self._match(permission)
-        if match is None:
-            return GONE
+    def _ask(self, permission: str, question: Callable[[Page, HttpRequest], T]) -> T | Access:
+        """Ask the view of a grant as its own request would, in the transactions of ATOMIC_REQUESTS.
+
+        It is called without its ``dispatch()`` and its middlewares, so it may fail in any way: see ``Access.unknown``.
+        """
+        match = None
         try:
-            return page_of(match).access(self._request, match, resource)
+            request, match = self._request_of(permission)
+            with transactions_of_request():
+                return question(page_of(match), request)
         except PermissionDenied:
             return NONE
-        except (Http404, ObjectDoesNotExist, ValueError, LookupError):
+        except Http404 as error:
+            return GONE if match is not None else self._unknown(error, "view", "No view answers at the page of a form")
+        except ObjectDoesNotExist:
             return GONE
+        except (OperationalError, InterfaceError, BackendUnavailable) as error:
+            return self._unknown(error, "database", name_of(match))
+        except Exception as error:
+            return self._unknown(error, "view", name_of(match))
 
-    def _match(self, permission: str) -> ResolverMatch | None:
-        path = permission.removeprefix("page:")
-        try:
-            with translation.override(translation.get_language_from_path(path) or translation.get_language()):
-                return resolve(path, getattr(self._request, "urlconf", None))
-        except Resolver404:
-            return None
+    def _request_of(self, permission: str) -> tuple[HttpRequest, ResolverMatch]:
+        """The request as the view of a grant would get it, with the address of its page. Http404 if it has no view."""
+        address, _, query = permission.removeprefix("page:").partition("?")
+        path = unquote(address)
+        with translation.override(translation.get_language_from_path(path) or translation.get_language()):
+            match = resolve(path, getattr(self._request, "urlconf", None))
+        request: Any = object.__new__(type(self._request))
+        request.__dict__.update(self._request.__dict__)
+        request.META = {**self._request.META, "PATH_INFO": path, "QUERY_STRING": query}
+        request.path_info, request.path = path, f"{get_script_prefix().rstrip('/')}{path}"
+        request.GET = QueryDict(query, encoding=self._request.encoding)
+        request.resolver_match = match
+        return request, match
+
+    def _unknown(self, error: Exception, reason: str, name: str) -> Access:
+        """Log the error, once for each view."""
+        key = (name, type(error).__name__)
+        if key not in self._logged:
+            self._logged.add(key)
+            logger.error(
+                "A form has no edit lock, as its view cannot be asked outside of its request: %s. A beat calls setup() "
+                "and get_object(), and not dispatch().",
+                name,
+                exc_info=error,
+            )
+        return Access(False, unknown=reason)
 
     def offers_takeover(self, permission: str, resource: Resource, holder: EditLease | None) -> bool:
         """Should the page offer a takeover? The answer is remembered for one beat."""
@@ -125,14 +176,17 @@ class Gate:
     def may_take_over(self, permission: str, resource: Resource, holder: EditLease | None) -> bool:
         """May the visitor take this lease over? ``TAKEOVER`` of the settings may refuse what the permission allows."""
         access = self.access(permission, resource, again=True)
-        match = self._match(permission)
-        if not access.edit or match is None:
+        if not access.edit:
             return False
-        return may_take_over(self._request, self._config, access.obj, holder, page_of(match))
+
+        def question(page: Page, request: HttpRequest) -> bool:
+            return may_take_over(request, self._config, access.obj, holder, page)
+
+        return self._ask(permission, question) is True
 
 
 def may_take_over(
-    request: HttpRequest, config: EditingConfig, obj: Any, holder: EditLease | None, page: Page | None = None
+    request: HttpRequest, config: EditingConfig, obj: Any, holder: EditLease | None, page: Judge | None = None
 ) -> bool:
     """May the sender take ``obj`` over, by the page, and by the callable of the settings?"""
     user = user_of(request)
@@ -146,6 +200,14 @@ def has_takeover(user: Any) -> bool:
     return user is not None and user.is_authenticated and user.has_perm(TAKEOVER)
 
 
+def name_of(match: ResolverMatch | None) -> str:
+    """The view of an address, for the log."""
+    view = getattr(match, "func", None)
+    admin = getattr(view, "model_admin", None)
+    found: Any = type(admin) if admin is not None else getattr(view, "view_class", view)
+    return f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', repr(found))}"
+
+
 def page_of(match: ResolverMatch) -> Page:
     """The view of an address, as one that can be asked."""
     found: Any = getattr(match.func, ATTRIBUTE, None)
@@ -157,7 +219,7 @@ def page_of(match: ResolverMatch) -> Page:
 class PlainPage:
     """A view that has nothing but the template tag. Whether the user may see the page is known to the view alone."""
 
-    def access(self, request: HttpRequest, match: ResolverMatch, resource: Resource) -> Access:
+    def access(self, request: HttpRequest, resource: Resource) -> Access:
         return Access(True)
 
     def may_take_over(self, request: HttpRequest, obj: Any) -> bool:
@@ -174,7 +236,7 @@ class FunctionPage:
         self._permission = permission
         self._takeover = takeover
 
-    def access(self, request: HttpRequest, match: ResolverMatch, resource: Resource) -> Access:
+    def access(self, request: HttpRequest, resource: Resource) -> Access:
         if isinstance(self._permission, str) and not _has(request, self._permission):
             return NONE
         obj = self._model._base_manager.using(resource.database).filter(pk=pk_of(resource)).first()

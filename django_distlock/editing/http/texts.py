@@ -26,6 +26,10 @@ def _states() -> dict[str, str]:
         "idle": _("This was given back to others, because nothing was typed for a while. Go on typing to edit again."),
         "offline": _("No connection. Go on typing; the save will check whether somebody else has edited this."),
         "error": _("The edit lock does not answer. The save will check whether somebody else has edited this."),
+        "unasked": _(
+            "The edit lock does not work on this page: others are not told that you edit. The save will check whether "
+            "somebody else has edited this."
+        ),
         "kept": _("You had typed something here that was not saved."),
         "kept_older": _("You had typed something here that was not saved, against an older version."),
     }

@@ -28,6 +28,7 @@ export const TEXTS = {
   idle: "This was given back to others, because nothing was typed for a while. Go on typing to edit again.",
   offline: "No connection. Go on typing; the save will check whether somebody else has edited this.",
   error: "The edit lock does not answer. The save will check whether somebody else has edited this.",
+  unasked: "The edit lock does not work on this page: others are not told that you edit. The save will check whether somebody else has edited this.",
   kept: "You had typed something here that was not saved.",
   kept_older: "You had typed something here that was not saved, against an older version.",
   put_back: "Put my text back",
@@ -219,6 +220,8 @@ export class Editor {
 
   open(changed) {
     const before = this.state;
+    if (this.cut) this.view.clear();
+    this.cut = false;
     if (before === "given" || before === "claiming" || before === "failed" || (before === "free" && !changed)) return false;
     if (before === "lost" && this.reason !== "expired" && (changed || this.reason !== "taken_over")) return false;
     if (changed) {
@@ -267,6 +270,8 @@ export class Editor {
   }
 
   fail(reply) {
+    if (reply.reason === "view") return this.unreachable("unasked");
+    if (reply.reason === "database") return this.unreachable();
     this.asked = null;
     this.forget();
     this.to("failed", reply);
@@ -343,10 +348,13 @@ export class Editor {
     this.view.banner("lost", "logged_out", {}, []);
   }
 
-  /* No reply: nothing is known, so nothing is taken away. The save decides. */
-  unreachable() {
-    this.cut = this.state === "claiming" || (this.state === "held" && this.now() > this.expires);
-    if (this.cut) this.view.banner("error", "offline", {}, []);
+  /* No reply: nothing is known, so nothing is taken away. The save decides. "unasked": the view cannot be asked by beats,
+     and perhaps never can; that is said at once. */
+  unreachable(kind = "offline") {
+    const open = this.state === "unknown" || this.state === "free";
+    this.cut =
+      this.state === "claiming" || (this.state === "held" && this.now() > this.expires) || (kind === "unasked" && open);
+    if (this.cut) this.view.banner("error", kind, {}, []);
   }
 
   to(state, detail = {}) {

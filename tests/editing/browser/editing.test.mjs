@@ -376,6 +376,39 @@ test("a refused grant asks no more claims", async () => {
   assert.equal(verbs().filter((verb) => verb === "claim").length, 1);
 });
 
+test("a view that cannot be asked: the page says so, and shuts nothing", async () => {
+  const { editor, client, clock, view, script } = await page(() => ({ state: "error", reason: "view" }));
+  assert.deepEqual([view.last.kind, view.shut], ["unasked", false]);
+  editor.input();
+  client.send();
+  await clock.pass(60);
+  assert.deepEqual([view.last.kind, view.shut, editor.lease], ["unasked", false, null]);
+  assert.ok(view.banners.every((each) => each === null || each.kind === "unasked"));
+  script.answer = free;
+  await clock.pass(21);
+  assert.deepEqual([editor.state, view.last], ["held", null]);
+});
+
+test("a view that fails once takes no lock away, and its banner goes", async () => {
+  const { editor, client, clock, view, script } = await page(() => ({ state: "error", reason: "view" }));
+  script.answer = free;
+  await clock.pass(21);
+  assert.deepEqual([editor.state, view.last], ["free", null]);
+  editor.input();
+  client.send();
+  await clock.pass(1);
+  for (const reason of ["view", "database"]) {
+    script.answer = () => ({ state: "error", reason });
+    await clock.pass(21);
+    assert.deepEqual([editor.state, view.last], ["held", null]);
+    script.answer = free;
+    await clock.pass(21);
+  }
+  script.answer = () => ({ state: "error", reason: "view" });
+  await clock.pass(90);
+  assert.deepEqual([editor.state, view.last.kind, view.shut], ["held", "unasked", false]);
+});
+
 test("requests of one document do not overlap", async () => {
   let open = 0;
   let most = 0;
