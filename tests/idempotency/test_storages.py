@@ -65,6 +65,14 @@ def read(storage: Storage, claim: KeyClaim) -> Record:
     return found
 
 
+def let_expire(storage: Storage, claim: KeyClaim) -> None:
+    """The claim has just expired: in a table after its ``claim_ttl``, in a cache with the entry of its owner."""
+    if isinstance(storage, CacheStorage):
+        caches[storage.alias].delete(f"django_distlock:idempotency:alive:{claim.owner}")
+    else:
+        time.sleep(2 * claim.claim_ttl)
+
+
 def test_the_first_claim_wins(storage: Storage, key: str) -> None:
     assert storage.claim(claim_of(key)) is None
     found = storage.claim(claim_of(key, "other"))
@@ -101,7 +109,7 @@ def test_a_tombstone_may_get_its_body(storage: Storage, key: str) -> None:
 def test_who_has_lost_the_claim_writes_nothing(storage: Storage, key: str) -> None:
     mine, other = claim_of(key, claim_ttl=0.01), claim_of(key, "other")
     storage.claim(mine)
-    time.sleep(0.02)  # the lease is over
+    let_expire(storage, mine)
     found = read(storage, mine)
     assert found.expired
     assert storage.take_over(found, other)
@@ -115,7 +123,7 @@ def test_who_has_lost_the_claim_writes_nothing(storage: Storage, key: str) -> No
 
 def test_one_of_many_takes_over(storage: Storage, key: str) -> None:
     storage.claim(claim_of(key, claim_ttl=0.01))
-    time.sleep(0.02)
+    let_expire(storage, claim_of(key, claim_ttl=0.01))
     found = read(storage, claim_of(key))
     owners = iter([f"owner{number}" for number in range(8)])
     assert at_once(lambda: storage.take_over(found, claim_of(key, next(owners)))).count(True) == 1
@@ -145,13 +153,39 @@ def test_release_frees_and_failure_keeps_the_phases(storage: Storage, key: str) 
 def test_what_ran_out_can_be_held(storage: Storage, key: str) -> None:
     claim = claim_of(key, claim_ttl=0.01)
     storage.claim(claim)
-    time.sleep(0.02)
+    let_expire(storage, claim)
     assert storage.hold(read(storage, claim), 60)
     found = read(storage, claim)
     assert (found.state, found.expired) == ("unknown", False)
     # its process was only slow
     assert storage.complete(claim, ANSWER)
     assert read(storage, claim).state == "completed"
+
+
+def test_what_has_been_renewed_is_not_taken_over(storage: Storage, key: str) -> None:
+    claim = claim_of(key, claim_ttl=0.01)
+    storage.claim(claim)
+    let_expire(storage, claim)
+    found = read(storage, claim)
+    assert found.expired
+    assert storage.renew(claim_of(key))
+    assert not storage.take_over(found, claim_of(key, "other"))
+    assert not storage.hold(found, 60)
+    assert storage.complete(claim_of(key), ANSWER)
+    assert not storage.take_over(found, claim_of(key, "other"))
+    assert not storage.hold(found, 60)
+    assert read(storage, claim).answer == ANSWER
+
+
+def test_phases_that_were_saved_last_are_taken_over(storage: Storage, key: str) -> None:
+    claim, other = claim_of(key, claim_ttl=0.01), claim_of(key, "other")
+    storage.claim(claim)
+    let_expire(storage, claim)
+    found = read(storage, claim)
+    assert storage.save_phases(claim, '{"charge": 7}')
+    let_expire(storage, claim)
+    assert storage.take_over(found, other)
+    assert read(storage, other).phases == {"charge": 7}
 
 
 @pytest.mark.parametrize("text", ["", "no json", "[]", '{"scope": 1}', "\x80\x04K\x01.", "null"])
@@ -255,7 +289,7 @@ def test_who_comes_late_takes_over_nothing(storage: Storage, key: str) -> None:
     """It has read a claim that ran out, and slept. Another one has taken over and answered since, and the cache has
     forgotten who won."""
     storage.claim(claim_of(key, claim_ttl=0.01))
-    time.sleep(0.02)
+    let_expire(storage, claim_of(key, claim_ttl=0.01))
     found = read(storage, claim_of(key))
     other = claim_of(key, "other", claim_ttl=0.01)
     assert storage.take_over(found, other)

@@ -179,6 +179,25 @@ FEATURES = (
         ("tests/idempotency/test_storages.py",),
     ),
     Mutant(
+        "idempotency: a renewal in a cache writes the record that it has read",
+        "idempotency",
+        "idempotency/storage/cache.py",
+        "        if self._mine(claim, {CLAIMED}) is None:\n            return False\n"
+        "        self._call(lambda: self._cache.touch(_key(claim.scope), _whole(claim.ttl)))\n",
+        "        if (found := self._mine(claim, {CLAIMED})) is None:\n            return False\n"
+        "        self._write(found, claim.ttl)\n",
+        ("tests/idempotency/test_caches.py",),
+        "late_renewal",
+    ),
+    Mutant(
+        "idempotency: a claim in a cache that its owner has renewed is taken over",
+        "idempotency",
+        "idempotency/storage/cache.py",
+        '        if not self._call(lambda: self._cache.add(key, "", TAKING_OVER)):\n            return False\n',
+        "",
+        ("tests/idempotency/test_caches.py", "tests/idempotency/test_storages.py"),
+    ),
+    Mutant(
         "idempotency: a credential that only the view checks gets the stored answer",
         "idempotency",
         "idempotency/execution.py",

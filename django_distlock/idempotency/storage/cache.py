@@ -1,17 +1,21 @@
 """Claims and answers in a Django cache, as JSON.
 
-``add()`` is the one atomic operation that is needed: Redis performs it as ``SET NX PX``, memcached as ``add``. The
-entry of a claim outlives the claim, so that an expired claim can still be read; to take it over, a request must win an
-``add()`` for the token of that claim. "Write if it is still my claim" is a read and a write, and not atomic: between
-them the claim may expire and be taken over, and then the answer of the first run is stored. A cache may also evict
-entries; the database does not.
+Each key of a request has one entry, its record. A second entry, named by the owner of the claim, exists for as long as
+the claim lasts: a renewal extends it, and writes nothing else. The claim has expired once that entry is gone, and a
+request takes it over only if its own ``add()`` of the same entry succeeds. So a renewal never changes a record, and of
+a late renewal and a take-over only one succeeds. ``add()`` is the one atomic operation that is needed: Redis performs
+it as ``SET NX PX``, memcached as ``add``.
+
+To write its record, an owner renews its claim first, and then reads and writes. Only a process that is suspended for
+the whole of ``claim_ttl`` between the two can overwrite the claim of another one. A cache may also evict entries; the
+database does not.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import time
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,64 +33,69 @@ if TYPE_CHECKING:
 PREFIX = "django_distlock:idempotency:"
 # Attempts to add or to read: a cache that hides its errors never succeeds in either.
 ATTEMPTS = 20
+# Seconds that a request has to take over an expired claim, which is three operations.
+TAKING_OVER = 30
 UNANSWERED = frozenset({CLAIMED, FAILED, UNKNOWN})
 T = TypeVar("T")
 
 
 class CacheStorage(Storage):
-    """One entry for each key. Times are by the clock of this machine."""
+    """Two entries for each key. Claims expire by the clock of the cache."""
 
     def claim(self, claim: KeyClaim) -> Record | None:
         fresh = Record(scope=claim.scope, state=CLAIMED, owner=claim.owner, fingerprint=claim.fingerprint)
+        self._begin(claim)
         for _ in range(ATTEMPTS):
-            text = to_text(fresh, time.time() + claim.claim_ttl)
-            if self._call(lambda text=text: self._cache.add(_key(claim.scope), text, claim.ttl)):  # type: ignore[misc]
+            if self._call(lambda: self._cache.add(_key(claim.scope), to_text(fresh), _whole(claim.ttl))):
                 return None
             if (found := self.read(claim.scope)) is not None:
                 return found
         raise BackendUnavailable("The cache of idempotency keys stores nothing.")
 
     def read(self, scope: str) -> Record | None:
-        text = self._call(lambda: self._cache.get(_key(scope)))
-        if text is None:
-            return None
-        # an entry that cannot be read may belong to a request that was carried out
-        return of_text(text, time.time()) or Record(scope=scope, state=UNKNOWN, owner="", fingerprint="")
+        found = self._record(scope)
+        if found is None or found.state != CLAIMED or self._get(_alive(found.owner)) is not None:
+            return found
+        now = self._record(scope)  # the request may have ended since the first look
+        return replace(found, expired=True) if now == found else now
 
     def take_over(self, record: Record, claim: KeyClaim) -> bool:
-        # only the first request to ask for this claim wins
-        if not self._call(lambda: self._cache.add(f"{_key(record.scope)}:{record.owner}", "", claim.claim_ttl)):
-            return False
-        # that entry expires, and this process may have been suspended until then: compare with the record
-        if self._mine(record, {record.state}) is None:
-            return False
-        phases = record.phases if record.state != COMPLETED and record.fingerprint == claim.fingerprint else {}
-        mine = replace(
-            record, state=CLAIMED, owner=claim.owner, fingerprint=claim.fingerprint, answer=None, phases=phases
+        kept = record.state != COMPLETED and record.fingerprint == claim.fingerprint
+        forgotten: dict[str, Any] = {} if kept else {"phases": {}}
+        self._begin(claim)
+        return self._replace(
+            record,
+            claim.ttl,
+            state=CLAIMED,
+            owner=claim.owner,
+            fingerprint=claim.fingerprint,
+            answer=None,
+            **forgotten,
         )
-        return self._write(mine, claim.claim_ttl, claim.ttl)
 
     def hold(self, record: Record, ttl: float) -> bool:
-        return self._change(record, {CLAIMED}, ttl, ttl, state=UNKNOWN)
+        return record.state == CLAIMED and self._replace(record, ttl, state=UNKNOWN)
 
     def complete(self, claim: KeyClaim, answer: StoredResponse) -> bool:
-        return self._change(claim, UNANSWERED, claim.ttl, claim.ttl, state=COMPLETED, answer=answer)
+        return self._change(claim, UNANSWERED, state=COMPLETED, answer=answer)
 
     def add_body(self, claim: KeyClaim, answer: StoredResponse) -> bool:
-        return self._change(claim, {COMPLETED}, claim.ttl, claim.ttl, answer=answer)
+        return self._change(claim, {COMPLETED}, answer=answer)
 
     def release(self, claim: KeyClaim, *, failed: bool = False) -> bool:
-        if failed:
-            return self._change(claim, UNANSWERED, claim.claim_ttl, claim.ttl, state=FAILED)
-        if self._mine(claim, UNANSWERED) is None:
-            return False
-        return bool(self._call(lambda: self._cache.delete(_key(claim.scope))))
+        freed = self._change(claim, UNANSWERED, state=FAILED) if failed else self._delete(claim)
+        if freed:  # the claim ends last: a request that finds it ended finds the new state too
+            self._call(lambda: self._cache.delete(_alive(claim.owner)))
+        return freed
 
     def renew(self, claim: KeyClaim) -> bool:
-        return self._change(claim, {CLAIMED}, claim.claim_ttl, claim.ttl)
+        if self._mine(claim, {CLAIMED}) is None:
+            return False
+        self._call(lambda: self._cache.touch(_key(claim.scope), _whole(claim.ttl)))
+        return self._extend(claim)
 
     def save_phases(self, claim: KeyClaim, phases: str) -> bool:
-        return self._change(claim, UNANSWERED, claim.claim_ttl, claim.ttl, phases=json.loads(phases))
+        return self._change(claim, UNANSWERED, phases=json.loads(phases))
 
     def close(self) -> None:
         self._call(lambda: self._cache.close())
@@ -95,20 +104,55 @@ class CacheStorage(Storage):
     def _cache(self) -> Any:
         return caches[self.alias]
 
+    def _get(self, key: str) -> Any:
+        return self._call(lambda: self._cache.get(key))
+
+    def _record(self, scope: str) -> Record | None:
+        text = self._get(_key(scope))
+        if text is None:
+            return None
+        # an entry that cannot be read may belong to a request that was carried out
+        return of_text(text) or Record(scope=scope, state=UNKNOWN, owner="", fingerprint="")
+
     def _mine(self, claim: KeyClaim | Record, states: Collection[str]) -> Record | None:
         """The record of ``claim``, unless it has another owner by now or is in none of ``states``."""
-        found = self.read(claim.scope)
+        found = self._record(claim.scope)
         return found if found is not None and found.owner == claim.owner and found.state in states else None
 
-    def _change(
-        self, claim: KeyClaim | Record, states: Collection[str], seconds: float, ttl: float, **changes: Any
-    ) -> bool:
-        found = self._mine(claim, states)
-        return found is not None and self._write(replace(found, **changes), seconds, ttl)
+    def _begin(self, claim: KeyClaim) -> None:
+        self._call(lambda: self._cache.set(_alive(claim.owner), claim.owner, _whole(claim.claim_ttl)))
 
-    def _write(self, record: Record, seconds: float, ttl: float) -> bool:
-        text = to_text(record, time.time() + seconds)
-        self._call(lambda: self._cache.set(_key(record.scope), text, ttl))
+    def _extend(self, claim: KeyClaim) -> bool:
+        """Let the claim last for ``claim_ttl`` seconds from now. False: another request is taking it over."""
+        key, seconds = _alive(claim.owner), _whole(claim.claim_ttl)
+        if self._call(lambda: self._cache.touch(key, seconds)):
+            return bool(self._get(key) == claim.owner)
+        return bool(self._call(lambda: self._cache.add(key, claim.owner, seconds)))
+
+    def _change(self, claim: KeyClaim, states: Collection[str], **changes: Any) -> bool:
+        """Change the record of a claim, which nobody can take over meanwhile."""
+        if not self._extend(claim) or (found := self._mine(claim, states)) is None:
+            return False
+        return self._write(replace(found, **changes), claim.ttl)
+
+    def _delete(self, claim: KeyClaim) -> bool:
+        if not self._extend(claim) or self._mine(claim, UNANSWERED) is None:
+            return False
+        return bool(self._call(lambda: self._cache.delete(_key(claim.scope))))
+
+    def _replace(self, record: Record, ttl: float, **changes: Any) -> bool:
+        """Change a record whose claim has ended, unless its owner renews it or another request is first."""
+        key = _alive(record.owner)
+        if not self._call(lambda: self._cache.add(key, "", TAKING_OVER)):
+            return False
+        try:
+            found = self._mine(record, {record.state})
+            return found is not None and self._write(replace(found, **changes), ttl)
+        finally:
+            self._call(lambda: self._cache.delete(key))
+
+    def _write(self, record: Record, ttl: float) -> bool:
+        self._call(lambda: self._cache.set(_key(record.scope), to_text(record), _whole(ttl)))
         return True
 
     def _call(self, call: Callable[[], T]) -> T:
@@ -123,7 +167,17 @@ def _key(scope: str) -> str:
     return PREFIX + scope
 
 
-def to_text(record: Record, expires: float) -> str:
+def _alive(owner: str) -> str:
+    """The entry that exists while the claim of ``owner`` lasts."""
+    return f"{PREFIX}alive:{owner}"
+
+
+def _whole(seconds: float) -> int:
+    """Whole seconds, and one more: some caches ignore fractions, and end an entry up to a second early."""
+    return math.ceil(seconds) + 1
+
+
+def to_text(record: Record) -> str:
     """A record as JSON, and never as pickle."""
     facts, body = (None, None) if record.answer is None else encode_answer(record.scope, record.answer)
     return json.dumps(
@@ -135,18 +189,16 @@ def to_text(record: Record, expires: float) -> str:
             "answer": facts,
             "body": None if body is None else base64.b64encode(body).decode("ascii"),
             "phases": encode_phases(record.scope, json.dumps(record.phases)) if record.phases else "{}",
-            "expires": expires,
         }
     )
 
 
-def of_text(text: object, now: float) -> Record | None:
+def of_text(text: object) -> Record | None:
     """The record that :func:`to_text` wrote; None for any other text."""
     try:
         found: Any = json.loads(text) if isinstance(text, str) else None
-        expired = float(found["expires"]) <= now
         body = None if found["body"] is None else base64.b64decode(found["body"])
         texts = [str(found[name]) for name in ("scope", "state", "owner", "fingerprint")]
-        return decode_record([*texts, expired, found["answer"], body, found["phases"]])
+        return decode_record([*texts, False, found["answer"], body, found["phases"]])
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
