@@ -155,6 +155,7 @@ class EditLockViewSetMixin:
             self._edit_object = None
         else:
             save.wrote()
+            save.keep()  # a client of an API stays where it is
             # what was saved and what the database has may be spelled differently
             self._edit_object = rows_of(save.grant.resource).first()
             self._edit_row = store.read([save.grant.resource]).get(row.resource.digest)

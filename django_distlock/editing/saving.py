@@ -88,6 +88,12 @@ class Save:
         """Count the deletion of the object; who else has it open learns of it."""
         self.wrote(deleted=True)
 
+    def keep(self) -> None:
+        """Give the lease of this tab its whole TTL again after :meth:`wrote`: its page stays."""
+        for resource in sorted(self.grant.resources, key=lambda resource: resource.digest):
+            if self.lease and self.rows[resource.digest].is_of(self.owner.principal, self.lease):
+                store.renew(resource, self.lease, self.ttl, principal=self.owner.principal)
+
     def _keeps(self, resource: Resource) -> bool:
         """Is the lease of this tab the present one, or may it be again?"""
         row = self.rows[resource.digest]

@@ -110,7 +110,10 @@ class SaveGuard:
             for conflict in save.warnings:
                 text = _("This was saved, although: %(why)s") % {"why": Refusal.of(conflict).text}
                 messages.warning(self.request, text, fail_silently=True)
-            return work(save)
+            response = work(save)
+            if save.written and not _leaves_page(self.request, response):
+                save.keep()
+            return response
 
         return repeatable
 
@@ -159,3 +162,17 @@ class SaveGuard:
             if resources == set(opened.grant.resources):
                 refusal.grant = sign(replace(opened.grant, mode=self.config.mode))
         return opened
+
+
+def _leaves_page(request: HttpRequest, response: Any) -> bool:
+    """Does the browser leave the page of the form with this answer?
+
+    A script stays. Where browsers do not say who asks (``Sec-Fetch-Mode`` needs HTTPS), the answer tells: they leave
+    for another page, and not for JSON, a download or nothing.
+    """
+    if request.headers.get("Sec-Fetch-Mode", "navigate") != "navigate" or response.status_code in (204, 205):
+        return False
+    is_page = response.get("Content-Type", "").startswith("text/html")
+    return 300 <= response.status_code < 400 or (
+        is_page and "attachment" not in response.get("Content-Disposition", "")
+    )

@@ -26,6 +26,8 @@ from tests.support.places import REPEATABLE_READ, Place, at_the_side
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from django_distlock.editing.saving import Save
+
 every_server = pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
 SOURCES = Inline(model="articles.source", fk="article", fields=("name",))
 
@@ -64,6 +66,23 @@ def test_an_expired_lease_that_nobody_wanted_is_taken_again(alias: str) -> None:
     ada.save("mine", reserve=None)
     row = store.read([resource])[resource.digest]
     assert (row.held, row.lease, row.changed_by) == (True, ada.lease, "Ada")
+
+
+def test_a_page_that_stays_keeps_its_lease(alias: str) -> None:
+    article, ada = make_article(alias), Desk("ada")
+    resource = resource_of(article)
+    ada.open(article)
+    ada.claim(resource)
+
+    def work(save: Save) -> None:
+        save.wrote()
+        save.keep()
+
+    assert ada.grant is not None
+    run_save(ada.grant, ada.owner, ada.lease, work)
+    row = store.read([resource])[resource.digest]
+    assert (row.held, row.lease, row.reserved) == (True, ada.lease, False)
+    assert row.expires_in > 5
 
 
 def test_after_a_save_the_lease_waits_some_seconds_for_the_next_page(alias: str) -> None:
