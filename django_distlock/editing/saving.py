@@ -105,8 +105,9 @@ def saving(grant: EditGrant, owner: Owner, lease: str = "", *, ttl: float | None
     """Run the block in a transaction that has locked the objects of ``grant``; call ``wrote()`` in it.
 
     ``lease`` is the id that the form had, "" without one: then the version decides. EditConflict if another user holds
-    the lock, or has written since the form was rendered; with the mode "warn" only if the object is deleted. Must not
-    be inside another transaction, which may have read or locked something before.
+    the lock, or has written since the form was rendered; with the modes "warn" and "off" only if the object is deleted.
+    "off" only locks: the caller judges. Must not be inside another transaction, which may have read or locked something
+    before.
     """
     _require_no_transaction(grant)
     stack, save = _begin(grant, owner, lease, config().ttl if ttl is None else ttl)
@@ -179,7 +180,7 @@ def _locked(grant: EditGrant, owner: Owner, lease: str, ttl: float) -> Save:
         raise _refusal(grant, owner, "deleted", changed_by=rows[grant.resource.digest].changed_by)
     for inline in grant.inlines:
         save.inlines[inline] = list(inline.rows(save.object, grant.database).select_for_update())
-    if (conflict := _held(save) or _changed(save)) is not None:
+    if grant.mode != "off" and (conflict := _held(save) or _changed(save)) is not None:
         if grant.mode != "warn":
             edit_refused.send_robust(sender=EditLease, resource=conflict.resource, conflict=conflict, owner=owner)
             raise conflict

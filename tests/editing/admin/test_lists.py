@@ -104,13 +104,27 @@ class TestEditableRows:
         assert ada.ask("watch", form)["changed"] is None
         assert ada.ask("watch", form, fresh=True)["changed"] is None
 
+    def test_the_mode_warn_speaks_of_the_rows_that_are_saved(
+        self, ada: Person, bo: Person, article: Article, other: Article, settings: Any
+    ) -> None:
+        settings.DISTLOCK_EDITING = {"MODE": "warn"}
+        ada.claim(ada.open(address(article))["distlock_edit"])
+        mine = rows(bo)
+        saved = bo.client.post(LIST, set_section(mine, other, "sport"), follow=True).content.decode()
+        assert "although" not in saved
+        mine = rows(bo)
+        saved = bo.client.post(LIST, set_section(mine, article, "sport"), follow=True).content.decode()
+        assert saved.count("This was saved, although: Ada is editing this now.") == 1
+
     def test_a_row_that_another_user_edits_is_refused(
         self, ada: Person, bo: Person, article: Article, other: Article
     ) -> None:
         ada.claim(ada.open(address(article))["distlock_edit"])
         mine = rows(bo)
         assert bo.client.post(LIST, set_section(mine, article, "sport")).status_code == 409
-        assert bo.client.post(LIST, set_section(mine, other, "sport")).status_code == 302
+        done = bo.client.post(LIST, set_section(mine, other, "sport"), follow=True)
+        assert done.redirect_chain
+        assert "although" not in done.content.decode()  # the row that Ada edits was not saved
         sections = dict(Article.objects.values_list("pk", "section"))
         assert sections == {article.pk: "news", other.pk: "sport"}
 
