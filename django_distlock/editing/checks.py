@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
@@ -22,14 +23,30 @@ if TYPE_CHECKING:
 
 
 def check_editing(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """``DISTLOCK_EDITING``, and the databases that hold the rows."""
+    """``DISTLOCK_EDITING``, the options of admins, and the databases that hold the rows."""
     try:
         config = conf.config()
     except ImproperlyConfigured as error:
         return [Error(str(error), id="distlock.E070")]
+    found = _check_admins()
     if config.database is not None:
-        return _check_database(config.database)
-    return [message for alias in written_databases() for message in _check_table(alias)] if _is_used() else []
+        return [*found, *_check_database(config.database)]
+    return [*found, *(message for alias in written_databases() for message in _check_table(alias) if _is_used())]
+
+
+def _check_admins() -> list[CheckMessage]:
+    """The options of each admin; those of views are refused when the addresses are loaded."""
+    if not apps.is_installed("django.contrib.admin"):
+        return []
+    from django.contrib.admin.sites import all_sites
+
+    found: list[CheckMessage] = []
+    for admin in (admin for site in all_sites for admin in site._registry.values()):
+        try:
+            conf.require_own(getattr(admin, "edit_lock", {}))
+        except ImproperlyConfigured as error:
+            found.append(Error(f"edit_lock: {error}", obj=type(admin), id="distlock.E072"))
+    return found
 
 
 def _is_used() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -41,16 +41,30 @@ class EditingConfig:
 
 KEYS = tuple(field.name.upper() for field in fields(EditingConfig))
 CHOICES = {"mode": ("enforce", "warn", "off"), "when": ("change", "open")}
+# Those that one admin, view or tag may set otherwise. Beats, and forms of another page of the same object, need the
+# others to be the same on the whole site.
+OWN = ("MODE", "WHEN", "IDLE", "TTL_WITHOUT_SCRIPT", "TAKEOVER")
 TIMES = ("ttl", "beat", "idle", "ttl_without_script", "form_ttl")
 
 
 def config(**overrides: Any) -> EditingConfig:
     """The setting, with the values that an admin, a view or a tag sets otherwise (None: as in the setting).
 
-    ImproperlyConfigured for an unknown key or a wrong value.
+    ImproperlyConfigured for an unknown key, one that counts for the whole site, or a wrong value.
     """
+    require_own(overrides)
     given = {name: value for name, value in overrides.items() if value is not None}
     return _merged(_config(), given, "The options of an edit lock") if given else _config()
+
+
+def require_own(names: Iterable[str]) -> None:
+    """ImproperlyConfigured if one of the options can be set for the whole site only."""
+    for name in names:
+        if name.upper() not in OWN:
+            raise ImproperlyConfigured(
+                f"{name.upper()} is no option of a single edit lock. These are: {', '.join(OWN)}; the others of "
+                "DISTLOCK_EDITING count for the whole site."
+            )
 
 
 def is_set() -> bool:

@@ -20,7 +20,7 @@ from django_distlock.http.visitors import user_of
 from django_distlock.validation import refuse_registered
 
 from . import store
-from .conf import EditingConfig, config
+from .conf import EditingConfig, config, require_own
 from .http import refusals
 from .http.forms import ReadyForm, bring_up_to_date, editable_fields, leases_before, open_form, ready_forms
 from .http.guard import SaveGuard, SaveRefused
@@ -45,8 +45,8 @@ class EditLockMixin:
     """Above ``UpdateView``, ``DeleteView``, or a ``FormView`` with ``get_object()``.
 
     A save is refused if another user edits the object or has saved it since the form was rendered; the answer is a page
-    with both versions. Put ``{% edit_lock form.instance %}`` inside the form. ``edit_lock`` has options of
-    ``DISTLOCK_EDITING`` for this view, such as ``{"WHEN": "open"}``.
+    with both versions. Put ``{% edit_lock form.instance %}`` inside the form. ``edit_lock`` has ``MODE``, ``WHEN``,
+    ``IDLE``, ``TTL_WITHOUT_SCRIPT`` or ``TAKEOVER`` of ``DISTLOCK_EDITING`` for this view: ``{"WHEN": "open"}``.
     """
 
     edit_lock: ClassVar[Mapping[str, Any]] = {}
@@ -60,6 +60,7 @@ class EditLockMixin:
 
     @classmethod
     def as_view(cls, **initkwargs: Any) -> Any:
+        require_own(initkwargs.get("edit_lock", cls.edit_lock))
         view = super().as_view(**initkwargs)  # type: ignore[misc]
         setattr(view, ATTRIBUTE, ViewPage(cls, initkwargs))
         return outside_transactions(view)
@@ -235,6 +236,10 @@ class ViewPage:
         self._kind = kind
         self._initkwargs = initkwargs
 
+    def config(self, request: HttpRequest) -> EditingConfig:
+        options: EditingConfig = self._view(request).get_edit_config()
+        return options
+
     def access(self, request: HttpRequest, resource: Resource) -> Access:
         view = self._view(request)
         if isinstance(view, LoginRequiredMixin) and not _is_logged_in(request):
@@ -281,15 +286,16 @@ def edit_locked(
     :param takeover: the same for taking the object over; ``django_distlock.takeover_editlease`` by default.
     :param on_conflict: makes the answer to a refused save; called with the request, the refusal and the arguments of
         the route. By default a page with what was typed, or problem+json with status 423 for programs.
-    :param options: options of ``DISTLOCK_EDITING`` in lower case.
+    :param options: ``mode``, ``when``, ``idle`` or ``ttl_without_script`` of ``DISTLOCK_EDITING``.
     """
+    require_own(options)
     settings_of = functools.partial(config, **options)
 
     def decorate(view: F) -> F:
         refuse_registered(view)
         locked = _LockedView(view, model, pk, settings_of, on_conflict)
         chosen = _async_wrapper(locked, view) if iscoroutinefunction(view) else _sync_wrapper(locked, view)
-        setattr(chosen, ATTRIBUTE, FunctionPage(model, permission, takeover))
+        setattr(chosen, ATTRIBUTE, FunctionPage(model, permission, takeover, settings_of))
         return outside_transactions(chosen)  # type: ignore[no-any-return]
 
     return decorate

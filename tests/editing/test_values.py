@@ -247,7 +247,7 @@ def test_the_defaults() -> None:
 
 def test_a_view_overrides_the_setting(settings: Any) -> None:
     settings.DISTLOCK_EDITING = {"TTL": 90, "MODE": "warn"}
-    assert (config().ttl, config(ttl=120).ttl, config(ttl=None).ttl) == (90, 120, 90)
+    assert (config().ttl, config(idle=120).ttl, config(idle=120).idle, config(idle=None).idle) == (90, 90, 120, 900)
     assert (config(mode="off").mode, config().mode) == ("off", "warn")
 
 

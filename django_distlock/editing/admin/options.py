@@ -46,7 +46,8 @@ MOST_CHILDREN = 50
 class EditLockAdmin(EditLockLists):
     """Before ``ModelAdmin`` among the bases: ``class InvoiceAdmin(EditLockAdmin, admin.ModelAdmin)``.
 
-    ``edit_lock`` has options of ``DISTLOCK_EDITING`` for this admin, such as ``{"WHEN": "open"}``.
+    ``edit_lock`` has ``MODE``, ``WHEN``, ``IDLE``, ``TTL_WITHOUT_SCRIPT`` or ``TAKEOVER`` of ``DISTLOCK_EDITING`` for
+    this admin, such as ``{"WHEN": "open"}``.
     """
 
     edit_lock: ClassVar[Mapping[str, Any]] = {}

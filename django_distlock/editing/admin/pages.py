@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from django.db.models import Model
     from django.http import HttpRequest, HttpResponse
 
+    from django_distlock.editing.conf import EditingConfig
     from django_distlock.editing.records import EditLease, Resource
 
 # Of a deletion that takes more objects along, only the leases of the first ones are read.
@@ -32,6 +33,10 @@ class AdminPage:
 
     def __init__(self, admin: Any) -> None:
         self._admin = admin
+
+    def config(self, request: HttpRequest) -> EditingConfig:
+        options: EditingConfig = self._admin.get_edit_config(request)
+        return options
 
     def access(self, request: HttpRequest, resource: Resource) -> Access:
         admin = self._admin

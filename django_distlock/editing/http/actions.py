@@ -74,7 +74,7 @@ class Beat:
         self._visitor = visitor
         self._config = config
         self._owner = owner_of(visitor, tab)
-        self._gate = Gate(request, visitor.signer, config)
+        self._gate = Gate(request, visitor.signer, config.beat)
         self.foreign = False  # a grant that was made out to another principal
 
     def answers(self, items: list[Item]) -> list[Answer]:

@@ -19,6 +19,7 @@ from django.utils import translation
 
 from django_distlock import BackendUnavailable
 from django_distlock.concurrency.clock import monotonic
+from django_distlock.editing.conf import config
 from django_distlock.editing.resources import pk_of
 from django_distlock.http.transactions import transactions_of_request
 from django_distlock.http.visitors import user_of
@@ -69,6 +70,9 @@ class Judge(Protocol):
 class Page(Judge, Protocol):
     """A view that can be asked about permissions without being called. The request has the address of the page."""
 
+    def config(self, request: HttpRequest) -> EditingConfig:
+        """The options of the view."""
+
     def access(self, request: HttpRequest, resource: Resource) -> Access:
         """What the sender of ``request`` may do with the object."""
 
@@ -88,10 +92,10 @@ class Gate:
     # The views whose errors were logged, with the kind of the error.
     _logged: set[tuple[str, str]] = set()  # noqa: RUF012
 
-    def __init__(self, request: HttpRequest, signer: str, config: EditingConfig) -> None:
+    def __init__(self, request: HttpRequest, signer: str, beat: float) -> None:
         self._request = request
         self._signer = signer
-        self._config = config
+        self._beat = beat
 
     @classmethod
     def forget(cls) -> None:
@@ -109,7 +113,7 @@ class Gate:
         if found.edit:
             if len(self._remembered) >= MOST_REMEMBERED:
                 self._remembered.clear()
-            self._remembered[key] = monotonic() + self._config.beat
+            self._remembered[key] = monotonic() + self._beat
         else:
             self._remembered.pop(key, None)
         return found
@@ -170,30 +174,30 @@ class Gate:
             answer = self.may_take_over(permission, resource, holder)
             if len(self._takeovers) >= MOST_REMEMBERED:
                 self._takeovers.clear()
-            self._takeovers[key] = (monotonic() + self._config.beat, answer)
+            self._takeovers[key] = (monotonic() + self._beat, answer)
         return answer
 
     def may_take_over(self, permission: str, resource: Resource, holder: EditLease | None) -> bool:
-        """May the visitor take this lease over? ``TAKEOVER`` of the settings may refuse what the permission allows."""
+        """May the visitor take this lease over? ``TAKEOVER`` may refuse what the permission allows."""
         access = self.access(permission, resource, again=True)
         if not access.edit:
             return False
 
         def question(page: Page, request: HttpRequest) -> bool:
-            return may_take_over(request, self._config, access.obj, holder, page)
+            return may_take_over(request, page.config(request), access.obj, holder, page)
 
         return self._ask(permission, question) is True
 
 
 def may_take_over(
-    request: HttpRequest, config: EditingConfig, obj: Any, holder: EditLease | None, page: Judge | None = None
+    request: HttpRequest, options: EditingConfig, obj: Any, holder: EditLease | None, page: Judge | None = None
 ) -> bool:
-    """May the sender take ``obj`` over, by the page, and by the callable of the settings?"""
+    """May the sender take ``obj`` over, by the page, and by ``TAKEOVER``?"""
     user = user_of(request)
     allowed = page.may_take_over(request, obj) if page is not None else has_takeover(user)
-    if not allowed or config.takeover is None:
+    if not allowed or options.takeover is None:
         return bool(allowed)
-    return bool(config.takeover(user, obj, holder.owner.principal if holder and holder.owner else None))
+    return bool(options.takeover(user, obj, holder.owner.principal if holder and holder.owner else None))
 
 
 def has_takeover(user: Any) -> bool:
@@ -219,6 +223,9 @@ def page_of(match: ResolverMatch) -> Page:
 class PlainPage:
     """A view that has nothing but the template tag. Whether the user may see the page is known to the view alone."""
 
+    def config(self, request: HttpRequest) -> EditingConfig:
+        return config()
+
     def access(self, request: HttpRequest, resource: Resource) -> Access:
         return Access(True)
 
@@ -230,11 +237,19 @@ class FunctionPage:
     """A function view with ``@edit_locked``. ``permission`` is the name of one, or a callable ``(request, obj)``."""
 
     def __init__(
-        self, model: type[Model], permission: str | Callable[[HttpRequest, Any], bool] | None, takeover: Any
+        self,
+        model: type[Model],
+        permission: str | Callable[[HttpRequest, Any], bool] | None,
+        takeover: Any,
+        settings_of: Callable[[], EditingConfig],
     ) -> None:
         self._model = model
         self._permission = permission
         self._takeover = takeover
+        self._settings_of = settings_of
+
+    def config(self, request: HttpRequest) -> EditingConfig:
+        return self._settings_of()
 
     def access(self, request: HttpRequest, resource: Resource) -> Access:
         if isinstance(self._permission, str) and not _has(request, self._permission):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.utils.safestring import SafeString
 
 from django_distlock.editing.conf import config
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 def tag(request: HttpRequest, obj: Any, form: Any, options: dict[str, Any]) -> SafeString:
     """The markup for ``obj``; none for an object that is not saved yet, and none in the mode "off"."""
+    if "takeover" in options:
+        raise ImproperlyConfigured(
+            "TAKEOVER is no option of a tag: a save and a beat do not see it. Set it in the view."
+        )
     if obj is None or not hasattr(obj, "_state") or obj._state.adding:
         return SafeString()
     ready = ready_forms(request).get(resource_of(obj))

@@ -1,0 +1,134 @@
+"""Options of one admin, view or tag count at beats and saves too; the others are refused there."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.contrib import admin
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django.template import Context, Template
+from django.urls import clear_url_caches, include, path
+
+from django_distlock.editing import EditLockAdmin, edit_locked
+from testproject.articles.models import Article
+from tests.editing import site as views
+from tests.editing.people import Person, is_held
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest, HttpResponse
+
+SITE_WIDE = {
+    "TTL": 120,
+    "BEAT": 5,
+    "FORM_TTL": 3600,
+    "LABEL": str,
+    "DATABASE": "default",
+    "MAX_HELD": 1,
+}
+asked: list[tuple[Any, Any, Any]] = []
+
+
+def never(user: Any, obj: Any, holder: Any) -> bool:
+    asked.append((user.username, obj, holder))
+    return False
+
+
+class Strict(EditLockAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
+    edit_lock = {"TAKEOVER": never}  # noqa: RUF012
+
+
+class StrictEdit(views.Edit):
+    edit_lock = {"TAKEOVER": never}  # noqa: RUF012
+
+
+@edit_locked(Article, takeover=lambda request, obj: never(request.user, obj, None))
+def strict_function(request: HttpRequest, pk: int) -> HttpResponse:
+    return views.act(request, pk)
+
+
+strict = admin.AdminSite("strict")
+strict.register(Article, Strict)
+urlpatterns = [
+    path("distlock/editing/", include("django_distlock.editing.urls")),
+    path("admin/", strict.urls),
+    path("view/<int:pk>/change/", StrictEdit.as_view()),
+    path("function/<int:pk>/change/", strict_function),
+    path("edit/<int:pk>/change/", views.Edit.as_view()),
+]
+PAGES = ["/admin/articles/article/{pk}/change/", "/view/{pk}/change/", "/function/{pk}/change/"]
+
+
+@pytest.fixture
+def _site(site: None, settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    clear_url_caches()
+    asked.clear()
+
+
+@pytest.mark.usefixtures("_site")
+@pytest.mark.parametrize("address", PAGES)
+def test_takeover_of_one_page(ada: Person, boss: Person, article: Article, address: str) -> None:
+    address = address.format(pk=article.pk)
+    grant, theirs = ada.open(address)["distlock_edit"], boss.open(address)
+    lease = ada.claim(grant)
+    answer = boss.ask("claim", theirs["distlock_edit"], lease=secrets.token_hex(16))
+    assert (answer["state"], answer["can_take_over"]) == ("busy", False)
+    assert boss.ask("takeover", theirs["distlock_edit"], lease=secrets.token_hex(16))["state"] == "error"
+    assert asked[-1][:2] == ("boss", article)
+    posted = {"title": "By the boss", "body": "x", "section": "news", **theirs, "distlock_edit_choice": "overwrite"}
+    posted |= {"sources-TOTAL_FORMS": "0", "sources-INITIAL_FORMS": "0"}
+    assert boss.client.post(address, posted).status_code == 409
+    assert ada.ask("renew", grant, lease=lease)["state"] == "held"
+
+
+@pytest.mark.usefixtures("_site")
+def test_it_is_that_of_the_page_and_not_of_the_setting(
+    ada: Person, boss: Person, article: Article, settings: Any
+) -> None:
+    settings.DISTLOCK_EDITING = {"TAKEOVER": lambda user, obj, holder: True}
+    address = PAGES[0].format(pk=article.pk)
+    ada.claim(ada.open(address)["distlock_edit"])
+    theirs = boss.open(address)["distlock_edit"]
+    assert boss.ask("takeover", theirs, lease=secrets.token_hex(16))["state"] == "error"
+    theirs = boss.open(f"/edit/{article.pk}/change/")["distlock_edit"]
+    assert boss.ask("takeover", theirs, lease=secrets.token_hex(16))["state"] == "held"
+
+
+@pytest.mark.parametrize("name", SITE_WIDE)
+def test_an_option_of_the_whole_site_is_refused_in_one_view(name: str) -> None:
+    view = type("View", (views.Edit,), {"edit_lock": {name: SITE_WIDE[name]}})
+    with pytest.raises(ImproperlyConfigured, match=name):
+        view.as_view()
+    with pytest.raises(ImproperlyConfigured, match=name):
+        edit_locked(Article, **{name.lower(): SITE_WIDE[name]})
+
+
+@pytest.mark.parametrize("name", [*SITE_WIDE, "IDEL"])
+def test_an_option_of_the_whole_site_is_an_error_of_the_check_in_one_admin(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not [message for message in run_checks() if message.id == "distlock.E072"]
+    monkeypatch.setattr(Strict, "edit_lock", {name: SITE_WIDE.get(name, 5)})
+    found = [message for message in run_checks() if message.id == "distlock.E072"]
+    assert [message.obj for message in found] == [Strict]
+    assert name in found[0].msg
+
+
+@pytest.mark.usefixtures("_site")
+@pytest.mark.parametrize("option", ["ttl=120", "beat=5", "max_held=1", "takeover=5", "idel=5"])
+def test_an_option_of_the_whole_site_is_refused_in_one_tag(ada: Person, article: Article, option: str, rf: Any) -> None:
+    request = rf.get("/")
+    request.user, request.session = ada.user, ada.client.session
+    template = Template(f"{{% load editing %}}{{% edit_lock article {option} %}}")
+    with pytest.raises(ImproperlyConfigured, match=option.split("=")[0].upper()):
+        template.render(Context({"article": article, "request": request}))
+    assert not is_held(article)
+
+
+@pytest.mark.parametrize("name", ["MODE", "WHEN", "IDLE", "TTL_WITHOUT_SCRIPT", "TAKEOVER"])
+def test_the_others_can_be_set(name: str) -> None:
+    values = {"MODE": "warn", "WHEN": "open", "IDLE": 5, "TTL_WITHOUT_SCRIPT": 5, "TAKEOVER": never}
+    type("View", (views.Edit,), {"edit_lock": {name: values[name]}}).as_view()
