@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.safestring import SafeString
 
-from django_distlock.editing.conf import config
+from django_distlock.editing.conf import EditingConfig, config
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.versions import version_of
 
 from .forms import ReadyForm, editable_fields, field_again, field_of, html_of, leases_before, open_form, ready_forms
+from .permissions import ATTRIBUTE, FunctionPage
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -48,9 +49,15 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
     return {name: getattr(checked, name) for name in options}
 
 
+def _options_of(request: HttpRequest) -> EditingConfig:
+    """The options of a page without the mixin: those of ``@edit_locked``, else those of the setting."""
+    page = getattr(request.resolver_match and request.resolver_match.func, ATTRIBUTE, None)
+    return page.config(request) if isinstance(page, FunctionPage) else config()
+
+
 def _ready(request: HttpRequest, obj: Any, form: Any, options: dict[str, Any]) -> ReadyForm | None:
     """The grant of a form in a view without the mixin."""
-    settings = config(**options)
+    settings = replace(_options_of(request), **_checked(options))
     if settings.mode == "off":
         return None
     fields = editable_fields(form) if getattr(form, "instance", None) is obj else None

@@ -49,6 +49,21 @@ def strict_function(request: HttpRequest, pk: int) -> HttpResponse:
     return views.act(request, pk)
 
 
+@edit_locked(Article, when="open", idle=333)
+def eager_function(request: HttpRequest, pk: int) -> HttpResponse:
+    return views.act(request, pk)
+
+
+class Eager(views.Edit):
+    edit_lock = {"WHEN": "open", "IDLE": 333}  # noqa: RUF012
+
+
+class EagerAdmin(EditLockAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
+    edit_lock = {"WHEN": "open", "IDLE": 333}  # noqa: RUF012
+
+
+eager = admin.AdminSite("eager")
+eager.register(Article, EagerAdmin)
 strict = admin.AdminSite("strict")
 strict.register(Article, Strict)
 urlpatterns = [
@@ -56,6 +71,9 @@ urlpatterns = [
     path("admin/", strict.urls),
     path("view/<int:pk>/change/", StrictEdit.as_view()),
     path("function/<int:pk>/change/", strict_function),
+    path("eager/<int:pk>/", Eager.as_view()),
+    path("eager-function/<int:pk>/", eager_function),
+    path("eager-admin/", eager.urls),
     path("edit/<int:pk>/change/", views.Edit.as_view()),
 ]
 PAGES = ["/admin/articles/article/{pk}/change/", "/view/{pk}/change/", "/function/{pk}/change/"]
@@ -95,6 +113,16 @@ def test_it_is_that_of_the_page_and_not_of_the_setting(
     assert boss.ask("takeover", theirs, lease=secrets.token_hex(16))["state"] == "error"
     theirs = boss.open(f"/edit/{article.pk}/change/")["distlock_edit"]
     assert boss.ask("takeover", theirs, lease=secrets.token_hex(16))["state"] == "held"
+
+
+@pytest.mark.usefixtures("_site")
+@pytest.mark.parametrize(
+    "address", ["/eager/{pk}/", "/eager-function/{pk}/", "/eager-admin/articles/article/{pk}/change/"]
+)
+def test_options_of_one_page_are_in_its_form(ada: Person, article: Article, address: str) -> None:
+    page = ada.client.get(address.format(pk=article.pk)).content.decode()
+    assert 'data-idle="333"' in page
+    assert is_held(article)
 
 
 @pytest.mark.parametrize("name", SITE_WIDE)
