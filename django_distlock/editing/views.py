@@ -9,8 +9,8 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
-from django.contrib.auth.mixins import LoginRequiredMixin
-from django.core.exceptions import ObjectDoesNotExist
+from django.contrib.auth.mixins import AccessMixin, LoginRequiredMixin
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.utils.translation import gettext as _
@@ -24,7 +24,7 @@ from .conf import EditingConfig, config, require_own
 from .http import refusals
 from .http.forms import ReadyForm, bring_up_to_date, editable_fields, leases_before, open_form, ready_forms
 from .http.guard import SaveGuard, SaveRefused
-from .http.permissions import ATTRIBUTE, GONE, NONE, Access, FunctionPage, has_takeover, may_take_over
+from .http.permissions import ATTRIBUTE, GONE, NONE, Access, FunctionPage, has_permission, has_takeover, may_take_over
 from .http.refusals import Group, Refusal
 from .resources import resource_of, rows_of
 
@@ -282,7 +282,8 @@ def edit_locked(
     ``request.edit_lock`` is the save; a redirect counts as a write, and so does ``request.edit_lock.wrote()``.
 
     :param pk: the argument of the route that has the primary key.
-    :param permission: the name of a permission, or a callable ``(request, obj)``, asked again while the form is open.
+    :param permission: the name of a permission, or a callable ``(request, obj)``: asked at each request before anything
+        is locked, and again while the form is open. Else an anonymous visitor is sent to the log-in, others get 403.
     :param takeover: the same for taking the object over; ``django_distlock.takeover_editlease`` by default.
     :param on_conflict: makes the answer to a refused save; called with the request, the refusal and the arguments of
         the route. By default a page with what was typed, or problem+json with status 423 for programs.
@@ -293,7 +294,7 @@ def edit_locked(
 
     def decorate(view: F) -> F:
         refuse_registered(view)
-        locked = _LockedView(view, model, pk, settings_of, on_conflict)
+        locked = _LockedView(view, model, pk, settings_of, on_conflict, permission)
         chosen = _async_wrapper(locked, view) if iscoroutinefunction(view) else _sync_wrapper(locked, view)
         setattr(chosen, ATTRIBUTE, FunctionPage(model, permission, takeover, settings_of))
         return outside_transactions(chosen)  # type: ignore[no-any-return]
@@ -304,6 +305,8 @@ def edit_locked(
 def _sync_wrapper(locked: _LockedView, view: Any) -> Any:
     @functools.wraps(view)
     def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if (refused := locked.refused(request, kwargs)) is not None:
+            return refused
         if locked.is_unguarded(request, kwargs):
             with transactions_of_request():
                 locked.before(request, kwargs)
@@ -316,6 +319,8 @@ def _sync_wrapper(locked: _LockedView, view: Any) -> Any:
 def _async_wrapper(locked: _LockedView, view: Any) -> Any:
     @functools.wraps(view)
     async def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if (refused := await sync_to_async(locked.refused)(request, kwargs)) is not None:
+            return refused
         if locked.is_unguarded(request, kwargs):
             await sync_to_async(locked.before)(request, kwargs)
             return await view(request, *args, **kwargs)
@@ -355,12 +360,43 @@ class _LockedView:
         pk: str,
         settings_of: Callable[[], EditingConfig],
         on_conflict: Callable[..., HttpResponseBase] | None,
+        permission: str | Callable[[HttpRequest, Any], bool] | None,
     ) -> None:
         self._name = getattr(view, "__qualname__", repr(view))
         self._model = model
         self._pk = pk
         self._settings_of = settings_of
         self._on_conflict = on_conflict
+        self._permission = permission
+
+    def refused(self, request: HttpRequest, kwargs: Mapping[str, Any]) -> HttpResponseBase | None:
+        """The answer to a visitor without the permission, before anything is locked or told: Django's own.
+
+        An anonymous visitor is sent to the log-in; PermissionDenied for one that is logged in.
+        """
+        if self._permission is None:
+            return None
+        with transactions_of_request():
+            if isinstance(self._permission, str):
+                allowed = has_permission(request, self._permission)
+            else:
+                obj = rows_of(self._resource(kwargs)).first()
+                allowed = obj is None or self._permission(request, obj)
+        if allowed:
+            return None
+        if user_of(request) is None:
+            raise PermissionDenied
+        gate: Any = AccessMixin()
+        gate.request = request
+        return gate.handle_no_permission()  # type: ignore[no-any-return]
+
+    def _resource(self, kwargs: Mapping[str, Any]) -> Resource:
+        if self._pk not in kwargs:
+            raise TypeError(f"@edit_locked: the route of {self._name} gives no argument {self._pk!r}.")
+        try:
+            return resource_of(self._model, kwargs[self._pk])
+        except (ValueError, ObjectDoesNotExist) as error:
+            raise Http404 from error
 
     def is_unguarded(self, request: HttpRequest, kwargs: Mapping[str, Any]) -> bool:
         """Is this a request that saves nothing, or is the lock switched off?"""
@@ -381,12 +417,7 @@ class _LockedView:
 
     def save(self, request: HttpRequest, view: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call the view in a save, or answer the refusal."""
-        if self._pk not in kwargs:
-            raise TypeError(f"@edit_locked: the route of {self._name} gives no argument {self._pk!r}.")
-        try:
-            resource = resource_of(self._model, kwargs[self._pk])
-        except (ValueError, ObjectDoesNotExist) as error:
-            raise Http404 from error
+        resource = self._resource(kwargs)
         guard = SaveGuard(request, self._settings_of(), [resource])
 
         def work(save: Save) -> Any:

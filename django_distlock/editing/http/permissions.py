@@ -252,7 +252,7 @@ class FunctionPage:
         return self._settings_of()
 
     def access(self, request: HttpRequest, resource: Resource) -> Access:
-        if isinstance(self._permission, str) and not _has(request, self._permission):
+        if isinstance(self._permission, str) and not has_permission(request, self._permission):
             return NONE
         obj = self._model._base_manager.using(resource.database).filter(pk=pk_of(resource)).first()
         if obj is None:
@@ -264,9 +264,9 @@ class FunctionPage:
     def may_take_over(self, request: HttpRequest, obj: Any) -> bool:
         if callable(self._takeover):
             return bool(self._takeover(request, obj))
-        return _has(request, self._takeover or TAKEOVER)
+        return has_permission(request, self._takeover or TAKEOVER)
 
 
-def _has(request: HttpRequest, permission: str) -> bool:
+def has_permission(request: HttpRequest, permission: str) -> bool:
     user = user_of(request)
     return user is not None and user.is_authenticated and user.has_perm(permission)

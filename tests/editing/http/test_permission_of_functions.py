@@ -1,0 +1,157 @@
+"""``@edit_locked(permission=)`` refuses every request, before anything is locked or told."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.models import User
+from django.urls import clear_url_caches, include, path
+
+from django_distlock.editing import edit_locked
+from django_distlock.models import EditLeaseRow
+from testproject.articles.models import Article
+from tests.editing import site as views
+from tests.editing.people import Person, is_held
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django.http import HttpRequest, HttpResponse
+
+CHANGE = "articles.change_article"
+
+
+def owns(request: HttpRequest, obj: Any) -> bool:
+    assert isinstance(obj, Article)
+    return bool(request.user.has_perm(CHANGE))
+
+
+@edit_locked(Article, pk="pk", permission=CHANGE)
+def by_name(request: HttpRequest, pk: int) -> HttpResponse:
+    return views.act(request, pk)
+
+
+@edit_locked(Article, pk="pk", permission=CHANGE, when="open")
+def opened(request: HttpRequest, pk: int) -> HttpResponse:
+    return views.act(request, pk)
+
+
+@edit_locked(Article, pk="pk", permission=owns)
+def by_call(request: HttpRequest, pk: int) -> HttpResponse:
+    return views.act(request, pk)
+
+
+@edit_locked(Article, pk="pk", permission=CHANGE, mode="off")
+def switched_off(request: HttpRequest, pk: int) -> HttpResponse:
+    return views.act(request, pk)
+
+
+@edit_locked(Article, pk="pk", permission=CHANGE)
+async def coroutine(request: HttpRequest, pk: int) -> HttpResponse:
+    return await sync_to_async(views.act)(request, pk)
+
+
+@login_required
+@edit_locked(Article, pk="pk", when="open")
+def below(request: HttpRequest, pk: int) -> HttpResponse:
+    return views.act(request, pk)
+
+
+urlpatterns = [
+    path("below/<int:pk>/", below),
+    path("distlock/editing/", include("django_distlock.editing.urls")),
+    path("by_name/<int:pk>/", by_name),
+    path("opened/<int:pk>/", opened),
+    path("by_call/<int:pk>/", by_call),
+    path("switched_off/<int:pk>/", switched_off),
+    path("coroutine/<int:pk>/", coroutine),
+]
+KINDS = ["by_name", "opened", "by_call", "switched_off", "coroutine"]
+METHODS = ["get", "head", "post", "put", "patch", "delete"]
+POSTED = {"title": "A bridge opens", "body": "By a stranger."}
+
+
+@pytest.fixture(autouse=True)
+def _site(site: None, atomic_requests: bool, settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    clear_url_caches()
+
+
+@pytest.fixture
+def stranger(crew: None) -> Iterator[Person]:
+    """Logged in, without any permission."""
+    user = User.objects.create(username="stranger", password="!")
+    yield Person(user)
+    user.delete()
+
+
+def requests(person: Person, address: str) -> dict[str, Any]:
+    return {
+        method: getattr(person.client, method)(address, **({"data": POSTED} if method in ("get", "post") else {}))
+        for method in METHODS
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("held", [False, True])
+def test_strangers(ada: Person, stranger: Person, article: Article, kind: str, held: bool) -> None:
+    if held and kind != "switched_off":
+        ada.claim(ada.open(f"/by_name/{article.pk}/")["distlock_edit"])
+    before = list(EditLeaseRow.rows.values())
+    address = f"/{kind}/{article.pk}/"
+    for method, reply in requests(Person(None), address).items():
+        assert (method, reply.status_code) == (method, 302)
+        assert "/login/" in reply["Location"]
+        assert f"{kind}" in reply["Location"]
+    for method, reply in requests(stranger, address).items():
+        assert (method, reply.status_code) == (method, 403)
+        assert b"Ada" not in reply.content
+    assert Article.objects.get().body == "On Saturday."
+    assert list(EditLeaseRow.rows.values()) == before
+
+
+def test_below_a_decorator_of_django(ada: Person, article: Article) -> None:
+    """The order that the docs say."""
+    address, nobody = f"/below/{article.pk}/", Person(None)
+    assert nobody.client.get(address).status_code == 302
+    assert not is_held(article)
+    ada.open(address)
+    assert is_held(article)
+    reply = nobody.client.post(address, POSTED)
+    assert reply.status_code == 302
+    assert "/login/" in reply["Location"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_those_with_the_permission(ada: Person, article: Article, kind: str) -> None:
+    address = f"/{kind}/{article.pk}/"
+    fields = ada.open(address)
+    assert ada.client.get(address).status_code == 200
+    assert ada.client.post(address, {**POSTED, **fields, "body": "By Ada."}).status_code == 302
+    assert Article.objects.get().body == "By Ada."
+
+
+@pytest.mark.parametrize("kind", ["by_name", "by_call"])
+def test_an_object_that_does_not_exist(ada: Person, stranger: Person, article: Article, kind: str) -> None:
+    assert ada.client.get(f"/{kind}/{article.pk + 1}/").status_code == 404
+    assert ada.client.post(f"/{kind}/{article.pk + 1}/", POSTED).status_code == 404
+    fields = ada.open(f"/{kind}/{article.pk}/")
+    address = f"/{kind}/{article.pk}/"
+    article.delete()
+    assert ada.client.post(address, {**POSTED, **fields}).status_code == 409  # her text, kept
+
+
+@pytest.mark.parametrize("kind", ["by_name", "by_call"])
+def test_a_permission_that_is_taken_away(ada: Person, article: Article, kind: str) -> None:
+    address = f"/{kind}/{article.pk}/"
+    fields = ada.open(address)
+    assert ada.user is not None
+    ada.user.user_permissions.clear()
+    answer = ada.ask("claim", fields["distlock_edit"], lease=secrets.token_hex(16))
+    assert (answer["state"], answer["reason"]) == ("lost", "permission")
+    assert ada.client.post(address, {**POSTED, **fields}).status_code == 403
+    assert not is_held(article)
