@@ -49,12 +49,12 @@ class IdempotencyRecordAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not
 
     @admin.action(description=_("Release the selected keys: their requests may run again"), permissions=["release"])
     def release_keys(self, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> None:
-        """Release the selected keys, except those with an answer, which are not stuck."""
-        stuck = list(queryset.exclude(state=COMPLETED))
-        for record in stuck:
+        """Release the selected keys, except those with an answer and those of running requests, which are not stuck."""
+        table = table_in(config().database)
+        freed = [record for record in queryset.exclude(state=COMPLETED) if table.free([record.scope])]
+        for record in freed:
             self.log_change(request, record, f"Released, was {record.state}.")
-        freed = table_in(config().database).free([record.scope for record in stuck]) if stuck else 0
-        text = ngettext("%d key was released.", "%d keys were released.", freed) % freed
+        text = ngettext("%d key was released.", "%d keys were released.", len(freed)) % len(freed)
         self.message_user(request, text, messages.SUCCESS if freed else messages.WARNING)
 
     def has_release_permission(self, request: HttpRequest) -> bool:

@@ -13,6 +13,7 @@ from django.test import Client
 
 from django_distlock.idempotency import conf
 from tests.idempotency.conftest import MIDDLEWARE, Sender, states
+from tests.idempotency.test_races import Running
 from tests.support.findings import findings
 
 if TYPE_CHECKING:
@@ -109,7 +110,10 @@ def stuck(site: Stage, key: str, staff: User, settings: Any) -> list[str]:
     Sender(key).post(data={"secret": "canary-body"})
     Sender("other").post("decorated")
     with connections["default"].cursor() as cursor:
-        cursor.execute("UPDATE django_distlock_idempotency SET state = 'claimed', status = NULL WHERE route = 'plain/'")
+        cursor.execute(
+            "UPDATE django_distlock_idempotency SET state = 'claimed', status = NULL, expires_at = 1 "
+            "WHERE route = 'plain/'"
+        )
         cursor.execute("SELECT scope FROM django_distlock_idempotency ORDER BY state")
         scopes = [scope for (scope,) in cursor.fetchall()]
     settings.ROOT_URLCONF = "testproject.urls"
@@ -144,3 +148,23 @@ def test_a_stuck_key_is_released_by_who_may(stuck: list[str], staff: User) -> No
     assert "1 key was released" in release(client, stuck).content.decode()
     assert states("default") == ["completed"]
     assert LogEntry.objects.filter(user=staff).count() == 1
+
+
+def test_the_key_of_a_running_request_is_left_alone(site: Stage, key: str, staff: User, settings: Any) -> None:
+    """An operator selects the whole list while a request runs. If its key were released, a copy would run beside it."""
+    staff.user_permissions.add(Permission.objects.get(codename="release_idempotencyrecord"))
+    client = Client()
+    client.force_login(staff)
+    settings.ROOT_URLCONF = "tests.idempotency.views"
+    with Running(site, key, "plain"):
+        settings.ROOT_URLCONF = "testproject.urls"
+        with connections["default"].cursor() as cursor:
+            cursor.execute("SELECT scope FROM django_distlock_idempotency")
+            scopes = [scope for (scope,) in cursor.fetchall()]
+        assert "0 keys were released" in release(client, scopes).content.decode()
+        settings.ROOT_URLCONF = "tests.idempotency.views"
+        site.during = lambda request: None
+        assert Sender(key).post().json()["code"] == "in_flight"
+    assert Sender(key).post()["Idempotency-Replayed"] == "true"
+    assert site.effects == 1
+    assert not LogEntry.objects.filter(user=staff).exists(), "the log tells of a release that did not happen"

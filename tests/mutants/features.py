@@ -198,6 +198,15 @@ FEATURES = (
         ("tests/idempotency/test_caches.py", "tests/idempotency/test_storages.py"),
     ),
     Mutant(
+        "idempotency: the admin releases the keys of running requests",
+        "idempotency",
+        "idempotency/storage/database.py",
+        "self._rows.filter(_runs_no_more(now), scope__in=scopes).exclude",
+        "self._rows.filter(scope__in=scopes).exclude",
+        ("tests/idempotency/test_checks.py",),
+        "running_request",
+    ),
+    Mutant(
         "idempotency: a credential that only the view checks gets the stored answer",
         "idempotency",
         "idempotency/execution.py",

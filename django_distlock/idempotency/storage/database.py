@@ -235,9 +235,9 @@ class DatabaseStorage(Storage):
         self.connection.close()
 
     def free(self, scopes: Sequence[str]) -> int:
-        """Delete keys without an answer whose requests, as an operator knows, do not run. Returns their number."""
-        with self._queries():
-            return self._rows.filter(scope__in=scopes).exclude(state=COMPLETED).delete()[0]
+        """Delete keys without an answer, except those of running requests. Returns their number."""
+        with self._queries() as now:
+            return self._rows.filter(_runs_no_more(now), scope__in=scopes).exclude(state=COMPLETED).delete()[0]
 
     def forget(self, principal: str) -> int:
         """Delete the keys of a principal, except those of running requests. Returns their number."""
