@@ -13,6 +13,9 @@ from .clock import monotonic
 
 # poll() counts milliseconds in 31 bits (24 days): a longer timeout is treated as none.
 LONGEST_POLL = 2_147_483.0
+# After two seconds of silence the kernel asks each second, three times, whether the other end is there (macOS: after
+# two hours). What was sent must be acknowledged within five; this one is in milliseconds.
+KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
 
 
 def readable(fd: int, timeout: float, events: int = select.POLLIN) -> bool:
@@ -171,6 +174,24 @@ def shut(fd: int) -> None:
     """
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as duplicate:  # OSError: it is closed already
         duplicate.shutdown(socket.SHUT_RDWR)
+
+
+def keep_alive(fd: int) -> None:
+    """Have the kernel end the connection on ``fd`` within about five seconds if nothing at the other end answers. By
+    default that takes hours, and a wait without a timeout would hang for as long."""
+    if fd < 0:
+        return
+    blocking = os.get_blocking(fd)
+    try:
+        with socket.socket(fileno=os.dup(fd)) as duplicate:
+            duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in KEEPALIVE.items():
+                if hasattr(socket, name):
+                    duplicate.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    except OSError:  # it is no socket of TCP
+        pass
+    finally:
+        os.set_blocking(fd, blocking)  # socket.setdefaulttimeout() and gevent have changed it for both descriptors
 
 
 def silence(fd: int) -> None:

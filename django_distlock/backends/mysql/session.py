@@ -28,7 +28,7 @@ from django_distlock.backends.sessions.session import (
 from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, Step, run
-from django_distlock.concurrency.sockets import Replies, readable
+from django_distlock.concurrency.sockets import Replies, keep_alive, readable
 from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class MySQLSession(Session):
         self._server_id = int(conn.thread_id())
         # a program started without close_fds would keep the session and its locks alive after our death
         os.set_inheritable(self._fd, False)
+        keep_alive(self._fd)
 
     @property
     def fd(self) -> int:
@@ -233,6 +234,7 @@ class MySQLSession(Session):
     def wait(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
         name = key.text_bytes
         got = None
+        until = min(until, monotonic() + LONGEST_WAIT)
         try:
             got = yield from self.execute(
                 self._waiting(name, until), until + GRACE, b"SELECT RELEASE_LOCK('%s')" % name
@@ -248,6 +250,7 @@ class MySQLSession(Session):
 
     def wait_fast(self, key: LockKey, shared: bool, until: float) -> bool:
         conn = self.conn
+        until = min(until, monotonic() + LONGEST_WAIT)
         try:
             conn.send_query(self._waiting(key.text_bytes, until))
             self.orphaned_at = monotonic()  # until the reply is here, an exception leaves the statement behind
@@ -272,7 +275,7 @@ class MySQLSession(Session):
     def _waiting(self, name: bytes, until: float) -> bytes:
         """The statement that waits. MySQL rounds to whole seconds, but counts the time of a statement in milliseconds:
         that limit ends the wait there. If it has no effect, the session is dropped at the deadline."""
-        seconds = max(0.0, min(until - monotonic(), LONGEST_WAIT))
+        seconds = max(0.0, until - monotonic())
         if self.mariadb:
             return b"SELECT GET_LOCK('%s', %.4f)" % (name, seconds)
         limit = math.ceil(seconds * 1000)

@@ -60,6 +60,8 @@ SILENCE = 0.25
 CANCEL_AGAIN = 0.1
 # Pause between attempts when every wait session is taken.
 PAUSE = 0.01
+# A session that is not open after this time has met a server that hangs, or a dead network; seconds.
+CONNECT_LIMIT = 10.0
 # The watchdog alone ends a blocking call, which would be too late for a caller that waits no longer than this; seconds.
 FAST_WAIT = STATEMENT_LIMIT + 2 * TICK
 # The default ports of poolers: pgbouncer, Odyssey and PgCat, Supabase in transaction mode; ProxySQL.
@@ -125,6 +127,7 @@ class SessionLockBackend(Backend, Generic[S]):
     def _connect(self, waits: bool, until: float) -> Flow[S]:
         """:meth:`_open`; the first session of a process proves that the server excludes (R22b):
         UnsupportedOperation."""
+        until = min(until, monotonic() + CONNECT_LIMIT)
         session = yield from self._open(waits, until)
         if not self._proven_at:
             try:
