@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +13,15 @@ import pytest
 from django.conf import settings
 from redis.exceptions import OutOfMemoryError
 
-from django_distlock import BackendUnavailable, advisory_lock, held_locks
+from django_distlock import BackendUnavailable, advisory_lock, held_locks, lock_all, semaphore
 from django_distlock.manager.registry import registry
-from tests.backends.redis.server import BACKEND, free, waiters
+from tests.backends.redis.server import BACKEND, Own, free, waiters
 from tests.conftest import eventually
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from tests.backends.redis.server import Own
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("databases")
 
@@ -52,6 +52,64 @@ def test_r18_redis_without_memory_renews_what_is_held(own: Own, name: str) -> No
         assert (lease.valid_until or 0) > before + 10
         lease.release()
         assert free("redis", name)
+
+
+KINDS: dict[str, Any] = {
+    "exclusive": advisory_lock,
+    "shared": partial(advisory_lock, shared=True),
+    "semaphore": partial(semaphore, limit=2),
+    "both": lambda name, **options: lock_all([name, f"{name} too"], **options),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_r20_redis_without_memory_renews_by_itself_and_releases(own: Own, name: str, kind: Any) -> None:
+    """For longer than a TTL; redis-py's own lock is renewed there, too."""
+    lease = kind(name, using="redis", ttl=1.5).acquire()
+    with no_memory(own):
+        time.sleep(2.5)  # without a renewal the lease would have ended
+        lease.ensure_held()
+        lease.release()
+        eventually(lambda: not held_names("redis"), "still held")
+    kind(name, using="redis").acquire().release()
+
+
+@pytest.fixture
+def three(databases: None, settings: Any, tmp_path: Path) -> Iterator[list[Own]]:
+    """The three nodes of the alias "redlock"."""
+    with contextlib.ExitStack() as stack:
+        nodes = []
+        for number in range(3):
+            (tmp_path / str(number)).mkdir()
+            nodes.append(stack.enter_context(Own(tmp_path / str(number))))
+        backend = {
+            "BACKEND": "django_distlock.backends.redlock.RedlockBackend",
+            "OPTIONS": {"nodes": [node.url for node in nodes]},
+        }
+        settings.DISTLOCK = {**settings.DISTLOCK, "redlock": backend}
+        yield nodes
+        registry.close()
+
+
+@pytest.mark.parametrize("kind", [KINDS["exclusive"], KINDS["both"]], ids=["exclusive", "both"])
+def test_r20_redlock_without_memory_renews_releases_and_refuses(three: list[Own], name: str, kind: Any) -> None:
+    lease = kind(name, using="redlock", ttl=3).acquire()
+    with contextlib.ExitStack() as stack:
+        for node in three:
+            stack.enter_context(no_memory(node))
+        time.sleep(4)
+        lease.ensure_held()
+        with pytest.raises(BackendUnavailable, match="OutOfMemoryError"):
+            advisory_lock(f"{name} another", using="redlock", timeout=1).acquire()
+        lease.release()
+        eventually(lambda: not held_names("redlock"), "still held")
+    kind(name, using="redlock").acquire().release()
+
+
+def held_names(using: str) -> list[str]:
+    (report,) = held_locks(using)
+    assert not report.error
+    return [info.name or info.key for info in report.locks]
 
 
 def ask_at(link: Any, url: str, name: str) -> None:
