@@ -411,7 +411,7 @@ class _LockedView:
         """Read the counter of writes before the view reads the object and its many-to-many rows."""
         if request.method not in SAFE_METHODS or self._settings_of().mode == "off":
             return
-        with suppress(KeyError, ValueError):  # the view answers 404
+        with suppress(KeyError, ValueError, ObjectDoesNotExist):  # the view answers 404
             resource = resource_of(self._model, kwargs[self._pk])
             leases_before(request)[resource] = store.read([resource])
 
