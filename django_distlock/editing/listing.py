@@ -14,7 +14,7 @@ from django_distlock.schema import NOW, Pruner
 from . import store
 from .conf import config
 from .records import EditLease, Resource
-from .resources import label_of, pk_of, resource_of
+from .resources import database_of, label_of, pk_of, resource_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,7 +46,7 @@ def editors(objects: Iterable[models.Model], *, besides: str | None = None) -> d
 def _of_queryset(objects: QuerySet[Any], besides: str | None) -> dict[Any, Editor]:
     if not isinstance(objects.model._meta.pk, models.IntegerField):  # keys that a collation may mix up, or no columns
         return editors(list(objects), besides=besides)
-    alias = config().database or router.db_for_write(objects.model)
+    alias = config().database or database_of(objects)
     held = [row for row in store.held(alias, label_of(objects.model)) if _editor(row, besides) is not None]
     keys = {pk_of(row.resource): row for row in held}
     if keys:

@@ -35,8 +35,13 @@ def resource_of(obj: models.Model | type[models.Model], pk: Any = None, database
 
 
 def database_of(queryset: Any) -> str:
-    """The database that the objects of a queryset are written to: the one of ``using()``, else that of the router."""
-    return str(queryset._db or router.db_for_write(queryset.model))
+    """The database that the objects of a queryset are written to: the one that the router names for each of them."""
+    hints = queryset._hints
+    if queryset._db:
+        example = queryset.model()
+        example._state.db = queryset._db
+        hints = {"instance": example}
+    return router.db_for_write(queryset.model, **hints)
 
 
 def label_of(model: type[models.Model]) -> str:
