@@ -135,9 +135,9 @@ class edit_lock:
     takes. EditConflict if another user is editing; with ``override`` the lock is taken from them, which is logged and
     sent as the signal ``edit_overridden``. LockLost at the end if it was taken over in turn.
 
-    Forms that were rendered before are refused afterwards, because the block counts as a write; ``write=False`` is for
-    code that only keeps others away. ``obj`` is a saved instance or a Resource. Must not be inside ``atomic()``: others
-    would not see the lease before its end. Begin transactions within.
+    Forms that were rendered before are refused afterwards, because the block counts as a write, unless it raised;
+    ``write=False`` is for code that only keeps others away. ``obj`` is a saved instance or a Resource. Must not be
+    inside ``atomic()``: others would not see the lease before its end. Begin transactions within.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class edit_lock:
     ) -> None:
         assert self._hold is not None  # noqa: S101 - for the type checker
         try:
-            self._hold.end(write=self._write and self._options.mode != "off")
+            self._hold.end(write=self._write and error is None and self._options.mode != "off")
         except (LockLost, BackendUnavailable):
             if error is None:
                 raise
@@ -193,13 +193,13 @@ class edit_lock:
         entering = asyncio.ensure_future(sync_to_async(self.__enter__)())
         try:
             return await asyncio.shield(entering)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
             try:
                 await uninterrupted(entering)
             except Exception:  # it was not taken
                 logger.debug("The edit lock was not taken.", exc_info=True)
             else:
-                await uninterrupted(sync_to_async(self.__exit__)(None, None, None))
+                await uninterrupted(sync_to_async(self.__exit__)(type(cancelled), cancelled, None))
             raise
 
     async def __aexit__(

@@ -55,6 +55,28 @@ def test_a_block_that_writes_nothing_refuses_no_form(alias: str) -> None:
     bob.save("bob")
 
 
+def test_a_block_that_fails_refuses_no_form(alias: str) -> None:
+    article, bob = make_article(alias), Desk("bob")
+    bob.open(article)
+    with pytest.raises(ZeroDivisionError), edit_lock(article, by="nightly import"):
+        1 / 0  # noqa: B018
+    assert held_by(article) is None
+    bob.save("bob")
+
+
+async def _fail(article: Article) -> None:
+    async with edit_lock(article, by="nightly import"):
+        1 / 0  # noqa: B018
+
+
+def test_an_async_block_that_fails_refuses_no_form(alias: str) -> None:
+    article, bob = make_article(alias), Desk("bob")
+    bob.open(article)
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(_fail(article))
+    bob.save("bob")
+
+
 def test_refused_while_a_person_edits(alias: str) -> None:
     article = make_article(alias)
     Desk("bob").claim(resource_of(article))
@@ -217,9 +239,11 @@ async def cancelled_inside(article: Article) -> None:
 
 @pytest.mark.parametrize("program", [cancelled_at_the_door, cancelled_inside])
 def test_a_cancelled_task_leaves_nothing_held(databases: None, program: Any) -> None:
-    article = make_article("default")
+    article, bob = make_article("default"), Desk("bob")
+    bob.open(article)
     try:
         asyncio.run(program(article))
         assert held_by(article) is None
+        bob.save("bob")  # nothing was written
     finally:
         article.delete()
