@@ -6,21 +6,31 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from django.contrib import messages
 from django.contrib.admin.options import TO_FIELD_VAR
 from django.contrib.admin.utils import unquote
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.utils.functional import cached_property
+from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_protect
 
 from django_distlock.editing.conf import EditingConfig, config
 from django_distlock.editing.http import refusals
 from django_distlock.editing.http.endpoints import beat_view, release_view
-from django_distlock.editing.http.forms import ReadyForm, bring_up_to_date, editable_fields, open_form, ready_forms
+from django_distlock.editing.http.forms import (
+    Posted,
+    ReadyForm,
+    bring_up_to_date,
+    editable_fields,
+    open_form,
+    ready_forms,
+)
 from django_distlock.editing.http.guard import SaveGuard, SaveRefused
 from django_distlock.editing.http.permissions import has_takeover, may_take_over
 from django_distlock.editing.http.refusals import Refusal
 from django_distlock.editing.http.rendering import rendered
+from django_distlock.editing.http.rows import keep_rows
 from django_distlock.editing.resources import resource_of, rows_of
 from django_distlock.editing.views import SAFE_METHODS, review_text
 from django_distlock.http.transactions import outside_transactions, transactions_of_request
@@ -112,6 +122,17 @@ class EditLockAdmin(EditLockLists):
         if getattr(request, "_distlock_review", False):
             return type(form)(form.__name__, (_ReviewedForm, form), {})
         return form
+
+    def get_formset_kwargs(self, request: HttpRequest, obj: Any, inline: Any, prefix: str) -> dict[str, Any]:
+        """What an inline is made of; after a refused save with rows that fit the database as it is now."""
+        params: dict[str, Any] = super().get_formset_kwargs(request, obj, inline, prefix)  # type: ignore[misc]
+        choice = Posted.of(request).choice if "data" in params else ""
+        if choice not in ("review", "overwrite") or not inline.has_change_permission(request, obj):
+            return params
+        if keep_rows(inline.get_formset(request, obj), params) and choice == "review":
+            may_add = inline.has_add_permission(request, obj)
+            messages.warning(request, new_rows_text() if may_add else gone_rows_text(), fail_silently=True)
+        return params
 
     @method_decorator(csrf_protect)
     def changeform_view(
@@ -316,6 +337,17 @@ class _ReviewedForm:
         super().full_clean()  # type: ignore[misc]
         if self.is_bound:
             self.add_error(None, review_text())  # type: ignore[attr-defined]
+
+
+def new_rows_text() -> str:
+    return _(
+        "What was deleted meanwhile is at the end of its list, as a new row. Remove the row if you do not want to save "
+        "it again."
+    )
+
+
+def gone_rows_text() -> str:
+    return _("What was deleted meanwhile is at the end of its list. It cannot be saved again: copy what you need.")
 
 
 def _loaded(request: HttpRequest) -> dict[tuple[int, str], Any]:
