@@ -22,12 +22,15 @@ from .decisions import SAFE_METHODS
 from .execution import blocking, claim, end, enter, finish, free, state_of
 from .handle import Idempotency, KeyedRequest
 from .http.disconnect import finish_despite_disconnect
+from .http.requests import has_no_key
 from .http.waiting_page import is_outcome_request, outcome
 from .options import ATTRIBUTE, EXEMPT, NAMES, PLAIN, OnCrash, OnStoreError, Options
 
 F = TypeVar("F", bound=Callable[..., Any])
 # The aliases of exactly-once views, for the system check.
 atomic_aliases: set[str | bool] = set()
+# The callables that find the keys of some views, where the middleware does not expect a key.
+key_callables: set[Callable[[Any], str | None]] = set()
 
 
 def idempotency_exempt(view: F) -> F:
@@ -111,6 +114,8 @@ def _decorate(options: Options, view: Any) -> Any:
         if is_async:
             raise TypeError("atomic=True needs a sync view: Django's transactions are not for async code.")
         atomic_aliases.add(options.atomic)
+    if options.key is not None:
+        key_callables.add(options.key)
 
     @functools.wraps(view)
     def idempotent_view(*args: Any, **kwargs: Any) -> Any:
@@ -118,13 +123,13 @@ def _decorate(options: Options, view: Any) -> Any:
         flow = _flow(request, options, view, call)
         if flow is None:
             return _without_half_commit(request, call())
-        return _arun(request, flow) if _is_awaited(view, args) else run(flow)
+        return _arun(request, options, flow) if _is_awaited(view, args) else run(flow)
 
     @functools.wraps(view)
     async def async_idempotent_view(*args: Any, **kwargs: Any) -> Any:
         request, call = request_of(args), functools.partial(view, *args, **kwargs)
         flow = _flow(request, options, view, call)
-        return await (call() if flow is None else _arun(request, flow))
+        return await (call() if flow is None else _arun(request, options, flow))
 
     wrapper: Any = async_idempotent_view if is_async else idempotent_view
     setattr(wrapper, ATTRIBUTE, options)
@@ -164,9 +169,10 @@ def _is_awaited(view: Any, args: tuple[Any, ...]) -> bool:
     return bool(getattr(getattr(view, "__self__", args[0]), "view_is_async", False))
 
 
-async def _arun(request: HttpRequest, flow: Flow[Any]) -> Any:
+async def _arun(request: HttpRequest, options: Options, flow: Flow[Any]) -> Any:
     state = state_of(request)
-    if state.options is not None:  # the middleware finishes the request
+    # the middleware finishes the request, or there is nothing to finish
+    if state.options is not None or request.method in SAFE_METHODS or has_no_key(request, options):
         return await arun(flow)
     return await finish_despite_disconnect(arun(flow), lambda: state.begun)
 

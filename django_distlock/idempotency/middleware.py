@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.signals import got_request_exception
+from django.urls import Resolver404, get_resolver, resolve
 
 from django_distlock.concurrency.flow import Flow, Step, arun, run
 
 from . import decisions
+from .decorator import key_callables
 from .execution import blocking, claim, end, enter, finish, state_of
 from .handle import Idempotency, KeyedRequest
 from .http import responses
 from .http.disconnect import finish_despite_disconnect
-from .http.requests import has_no_key
+from .http.requests import has_no_key, may_have_key
 from .http.waiting_page import is_answered_by_view, is_outcome_request, outcome
 from .options import PLAIN, Options, is_exempt, options_of, view_class
 
@@ -49,7 +51,11 @@ class IdempotencyMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         state = request.idempotency = Idempotency()  # type: ignore[attr-defined]
         flow = _answer(request, state, Step(self.get_response, self.get_response, (request,)))
-        return finish_despite_disconnect(arun(flow), lambda: state.begun) if self.is_async else run(flow)
+        if not self.is_async:
+            return run(flow)
+        if not _may_claim(request):  # a task of its own costs time, and most requests need none
+            return arun(flow)
+        return finish_despite_disconnect(arun(flow), lambda: state.begun)
 
     def process_template_response(self, request: HttpRequest, response: Any) -> Any:
         """Store the answer before it is rendered: the view has acted, and rendering may fail."""
@@ -75,6 +81,27 @@ class IdempotencyMiddleware:
     async def aprocess_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
         """:meth:`process_view` for a task."""
         return None if _has_nothing_to_do(request, view) else await arun(_before(request, view))
+
+
+def _may_claim(request: HttpRequest) -> bool:
+    """Can a key be claimed for this request, whose view is not known yet?"""
+    if request.method in decisions.SAFE_METHODS:
+        return False
+    return may_have_key(request) or _has_key_callable(request)
+
+
+def _has_key_callable(request: HttpRequest) -> bool:
+    """Does the view find the key by a callable? Django will resolve the path again, maybe by another URLconf."""
+    urlconf = getattr(request, "urlconf", None)
+    _ = get_resolver(urlconf).url_patterns  # imports the views, whose decorators register their callables
+    if not key_callables:
+        return False
+    try:
+        view = resolve(request.path_info, urlconf).func
+    except Resolver404:
+        return False
+    options = _acting(view, request.method or "")
+    return options is not None and options.key is not None
 
 
 def _has_nothing_to_do(request: HttpRequest, view: Any) -> bool:

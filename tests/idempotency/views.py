@@ -173,6 +173,7 @@ SHAPES: dict[str, Any] = {
     "excluding": idempotent(fingerprint_exclude=["at"])(copy_of(act)),
     "anonymous": idempotent(anonymous=True)(copy_of(act)),
     "webhook": csrf_exempt(idempotent(key=from_body)(copy_of(act))),
+    "async_webhook": csrf_exempt(idempotent(key=from_body)(aact)),
     "exempt_of_csrf": csrf_exempt(copy_of(act)),
     "hidden": hidden(idempotent(atomic=True)(copy_of(act))),
     "hidden_plain": hidden(idempotent(required=True)(copy_of(act))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,9 +20,10 @@ _orphans: set[asyncio.Task[Any]] = set()
 
 async def finish_despite_disconnect(answering: Coroutine[Any, Any, T], begun: Callable[[], bool]) -> T:
     """Await ``answering``. If Django cancels this task after ``begun``, because the client has disconnected, the work
-    still ends in a task that nothing awaits, so that what the view did and what is stored agree."""
-    task = asyncio.current_task()
-    work: asyncio.Task[T] = asyncio.create_task(answering)
+    still ends in a task that nothing awaits, so that what the view did and what is stored agree. The caller sees the
+    ContextVars that the work has set, as if it had awaited it directly."""
+    task, context = asyncio.current_task(), contextvars.copy_context()
+    work: asyncio.Task[T] = asyncio.create_task(answering, context=context)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -33,6 +35,17 @@ async def finish_despite_disconnect(answering: Coroutine[Any, Any, T], begun: Ca
             else:
                 work.cancel()
         raise
+    finally:
+        if work.done():
+            _set_variables(context)
+
+
+def _set_variables(context: contextvars.Context) -> None:
+    """Give the ContextVars of this task the values that they have in ``context``."""
+    missing = object()
+    for variable, value in context.items():
+        if variable.get(missing) is not value:
+            variable.set(value)
 
 
 async def _finish(work: asyncio.Task[Any]) -> None:

@@ -71,12 +71,12 @@ def find_key(request: HttpRequest, options: Options, view: Any = None) -> tuple[
 
 def has_no_key(request: HttpRequest, options: Options) -> bool:
     """Is it certain without reading the body that the request has no key and needs none?"""
-    return (
-        options.key is None
-        and not options.required
-        and HEADER not in request.META
-        and request.content_type not in FORM_TYPES
-    )
+    return options.key is None and not options.required and not may_have_key(request)
+
+
+def may_have_key(request: HttpRequest) -> bool:
+    """Has the request the header, or is it a form, which may have the field?"""
+    return HEADER in request.META or request.content_type in FORM_TYPES
 
 
 def _form_field(request: HttpRequest, view: Any) -> str | None:
