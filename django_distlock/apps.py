@@ -17,7 +17,7 @@ from django.utils.module_loading import import_string
 from django.utils.translation import gettext_lazy as _
 
 from .backends import opened  # noqa: F401 - notes the connections that are opened before the first lock
-from .conf import history_days
+from .conf import has_failure_view, history_days
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,6 +81,9 @@ def _check(path: str, **kwargs: Any) -> list[CheckMessage]:
 
 
 def _logged_in(**kwargs: Any) -> None:
+    """Note what the page of a refused form needs; Django's own page needs nothing."""
+    if not has_failure_view():
+        return
     from .idempotency import csrf
 
     csrf.remember(**kwargs)

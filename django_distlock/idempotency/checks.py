@@ -9,11 +9,10 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.urls import get_resolver
-from django.utils.module_loading import import_string
 
 from . import conf
 from .decorator import atomic_aliases
-from .middleware import IdempotencyMiddleware
+from .middleware import position_of_middleware
 from .storage import is_allowed
 from .storage.encoding import require_cryptography
 
@@ -41,22 +40,11 @@ def check_idempotency(app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
         config = conf.config()
     except ImproperlyConfigured as error:
         return [Error(str(error), id="distlock.E031")]
-    position = _position()
+    position = position_of_middleware()
     if position is None and not atomic_aliases:
         return []
     below = [] if position is None else conf.middleware()[position + 1 :]
     return [*_check_order(below), *_check_cache(config), *_check_encryption(), *_check_aliases(config)]
-
-
-def _position() -> int | None:
-    for position, path in enumerate(conf.middleware()):
-        try:
-            factory = import_string(path)
-        except ImportError:  # Django reports it
-            continue
-        if isinstance(factory, type) and issubclass(factory, IdempotencyMiddleware):
-            return position
-    return None
 
 
 def _check_order(below: list[str]) -> list[CheckMessage]:

@@ -22,9 +22,11 @@ from django_distlock.manager.site_key import site_key
 from . import decisions
 from .conf import csrf_cookie
 from .decisions import BadKey
+from .decorator import imported
 from .execution import alias_of
 from .http import forms, responses
 from .http.requests import FIELD, browser_text, fingerprint_of, form_fields, principal_of, route_of, tenant_of
+from .middleware import position_of_middleware
 from .options import PLAIN, options_of
 from .storage import storage_of
 
@@ -92,8 +94,11 @@ def _sent_before(request: HttpRequest, key: str, text: str) -> HttpResponse | No
 def remember(request: Any, **kwargs: Any) -> None:
     """Note the CSRF cookie, which identified the browser so far, in the new session: a log-in replaces it.
 
-    A receiver of ``user_logged_in``; apps.py connects it, because a process may see log-ins before it imports this.
+    A receiver of ``user_logged_in``; apps.py connects it, because a process may see log-ins before it imports this. A
+    site without views that take keys is left alone.
     """
+    if not imported.views and position_of_middleware() is None:
+        return
     session = getattr(request, "session", None)
     if session is None:
         return

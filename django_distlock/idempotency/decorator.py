@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
@@ -29,8 +30,17 @@ from .options import ATTRIBUTE, EXEMPT, NAMES, PLAIN, OnCrash, OnStoreError, Opt
 F = TypeVar("F", bound=Callable[..., Any])
 # The aliases of exactly-once views, for the system check.
 atomic_aliases: set[str | bool] = set()
-# The callables that find the keys of some views, where the middleware does not expect a key.
-key_callables: set[Callable[[Any], str | None]] = set()
+
+
+@dataclass(slots=True)
+class Imported:
+    """Which decorated views this process has imported so far: any, and any with the option ``key``."""
+
+    views: bool = False
+    key_callables: bool = False
+
+
+imported = Imported()
 
 
 def idempotency_exempt(view: F) -> F:
@@ -114,8 +124,8 @@ def _decorate(options: Options, view: Any) -> Any:
         if is_async:
             raise TypeError("atomic=True needs a sync view: Django's transactions are not for async code.")
         atomic_aliases.add(options.atomic)
-    if options.key is not None:
-        key_callables.add(options.key)
+    imported.views = True
+    imported.key_callables |= options.key is not None
 
     @functools.wraps(view)
     def idempotent_view(*args: Any, **kwargs: Any) -> Any:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.signals import got_request_exception
 from django.urls import Resolver404, get_resolver, resolve
+from django.utils.module_loading import import_string
 
 from django_distlock.concurrency.flow import Flow, Step, arun, run
 
 from . import decisions
-from .decorator import key_callables
+from .conf import middleware
+from .decorator import imported
 from .execution import blocking, claim, end, enter, finish, state_of
 from .handle import Idempotency, KeyedRequest
 from .http import responses
@@ -83,6 +85,18 @@ class IdempotencyMiddleware:
         return None if _has_nothing_to_do(request, view) else await arun(_before(request, view))
 
 
+def position_of_middleware() -> int | None:
+    """The index of the middleware, or of a class derived from it, in MIDDLEWARE."""
+    for position, path in enumerate(middleware()):
+        try:
+            factory = import_string(path)
+        except ImportError:  # Django reports it
+            continue
+        if isinstance(factory, type) and issubclass(factory, IdempotencyMiddleware):
+            return position
+    return None
+
+
 def _may_claim(request: HttpRequest) -> bool:
     """Can a key be claimed for this request, whose view is not known yet?"""
     if request.method in decisions.SAFE_METHODS:
@@ -94,7 +108,7 @@ def _has_key_callable(request: HttpRequest) -> bool:
     """Does the view find the key by a callable? Django will resolve the path again, maybe by another URLconf."""
     urlconf = getattr(request, "urlconf", None)
     _ = get_resolver(urlconf).url_patterns  # imports the views, whose decorators register their callables
-    if not key_callables:
+    if not imported.key_callables:
         return False
     try:
         view = resolve(request.path_info, urlconf).func

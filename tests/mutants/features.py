@@ -234,6 +234,15 @@ FEATURES = (
         "client_that_goes",
     ),
     Mutant(
+        "idempotency: the log-ins of a site without keys are noted",
+        "idempotency",
+        "apps.py",
+        "    if not has_failure_view():\n        return\n",
+        "",
+        ("tests/idempotency/test_log_ins.py",),
+        "left_alone",
+    ),
+    Mutant(
         "idempotency: a credential that only the view checks gets the stored answer",
         "idempotency",
         "idempotency/execution.py",
