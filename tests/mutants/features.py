@@ -271,8 +271,8 @@ FEATURES = (
         "edit locks: a save does not look who holds the lock",
         "edit locks",
         "editing/saving.py",
-        "    if (conflict := _held(save) or _changed(save)) is not None:",
-        "    if (conflict := _changed(save)) is not None:",
+        "(conflict := _held(save) or _changed(save))",
+        "(conflict := _changed(save))",
         (SAVING,),
     ),
     Mutant(
