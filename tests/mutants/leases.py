@@ -387,6 +387,15 @@ LEASES = (
         "leasetable",
     ),
     Mutant(
+        "ZooKeeper: a list of hosts is checked as one name",
+        "ZooKeeper",
+        f"{ZOOKEEPER}/options.py",
+        'host.encode("idna")',
+        'hosts.encode("idna")',
+        ("tests/backends/zookeeper/test_backend.py",),
+        "hosts",
+    ),
+    Mutant(
         "ZooKeeper: a waiter watches the wrong predecessor",
         "R4",
         f"{ZOOKEEPER}/nodes.py",

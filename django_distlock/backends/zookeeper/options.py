@@ -57,10 +57,11 @@ class Settings:
         if not isinstance(hosts, str) or not hosts.strip(" ,"):
             raise self._wrong("hosts", HOSTS)
         try:
-            _, chroot = collect_hosts(hosts)
+            each, chroot = collect_hosts(hosts)
+            for host, _port in each:
+                host.encode("idna")  # as getaddrinfo() does, in kazoo's thread
             if chroot is not None:
-                normpath(chroot)
-            hosts.encode("idna")
+                normpath(chroot).encode()
         except ValueError:
             raise self._wrong("hosts", HOSTS) from None
         return hosts

@@ -285,7 +285,7 @@ def test_a_semaphore_without_the_right_to_write(name: str, settings: Any, server
             "hosts",
             [None, "", " ,", 5, [1], "zk:port", "zk:99999", "zk:1,,zk:2", "/app", ":2181", "[::1:2", "zk:1/a/../b"],
         ),
-        ("hosts", ["zk\ud800", ["zk:1", "/app"], f"{'z' * 64}:2181"]),
+        ("hosts", ["zk\ud800", "zk/\ud800", ["zk:1", "/app"], f"{'z' * 64}:2181", f"zk,{'z' * 64}"]),
         ("path", ["", "/", "distlock", "/a/../b", "/a//b", "/\ud800", "/a\0", 5]),
         ("session_timeout", [0, -1, True, "5", float("nan")]),
         ("auth_data", ["app:secret", [("digest",)], [("digest", 5)], 5]),
@@ -297,6 +297,28 @@ def test_wrong_options_are_named_without_their_value(option: str, values: list[A
         with pytest.raises(ImproperlyConfigured, match=option) as error:
             ZooKeeperBackend("zk", {"hosts": "localhost", option: value})
         assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize("together", [",".join, list], ids=["str", "list"])
+def test_a_long_list_of_hosts_without_dots(name: str, settings: Any, together: Any) -> None:
+    """Each host is a name of its own. Naive code takes the list as one name, whose label is too long."""
+    use(settings, hosts=together([f"localhost:{address()[1]}"] * 8))
+    with advisory_lock(name, using=USING) as lease:
+        assert lease.held
+    registry.close()
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        "[2001:db8:85a3:8d3:1319:8a2e:370:7348]:2181,[2001:db8:85a3:8d3:1319:8a2e:370:7349]:2181",
+        "zoö-eins:2181,zoö-zwei:2181,zoö-drei:2181,zoö-vier:2181,zoö-fünf:2181",
+        f"zk1,zk2/{'a' * 70}",
+        [f"{'z' * 63}.{'z' * 63}.example:2181", f"{'y' * 63}:2181/app"],
+    ],
+)
+def test_hosts_that_are_allowed(hosts: Any) -> None:
+    ZooKeeperBackend("zk", {"hosts": hosts})
 
 
 def test_tls_options_reach_kazoo(name: str, settings: Any) -> None:
