@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django.db import Error
+from django.db import Error, connections
 from django.db.transaction import TransactionManagementError
 
 from django_distlock.storage.dialect import contended
@@ -106,10 +106,8 @@ def saving(grant: EditGrant, owner: Owner, lease: str = "", *, ttl: float | None
 
     ``lease`` is the id that the form had, "" without one: then the version decides. EditConflict if another user holds
     the lock, or has written since the form was rendered; with the modes "warn" and "off" only if the object is deleted.
-    "off" only locks: the caller judges. Must not be inside another transaction, which may have read or locked something
-    before.
+    "off" only locks: the caller judges. Inside another transaction the block is a savepoint of it.
     """
-    _require_no_transaction(grant)
     stack, save = _begin(grant, owner, lease, config().ttl if ttl is None else ttl)
     with stack:
         yield save
@@ -126,8 +124,10 @@ def run_save(
 ) -> T:
     """Call ``work`` in :func:`saving` and return its result; once more if the database gave up for other transactions.
 
-    EditConflict("saving") if it gave up again.
+    EditConflict("saving") if it gave up again. Inside another transaction, which would have to begin again as a whole,
+    there is one attempt.
     """
+    attempts = 1 if _inside_transaction(grant) else attempts
     for attempt in range(attempts):
         try:
             with saving(grant, owner, lease, ttl=ttl) as save:
@@ -140,14 +140,22 @@ def run_save(
     raise ValueError("attempts must be above zero.")
 
 
-def _require_no_transaction(grant: EditGrant) -> None:
-    for alias in databases_of(grant):
-        if in_transaction(alias):
+def _inside_transaction(grant: EditGrant) -> bool:
+    """Is a transaction open that other code has begun?
+
+    The rows that a save locks are the present ones also there: PostgreSQL and SQLite refuse to lock what has changed
+    since the snapshot of the transaction. MySQL locks it, and goes on reading the snapshot: TransactionManagementError.
+    """
+    inside = [alias for alias in databases_of(grant) if in_transaction(alias)]
+    for alias in inside:
+        connection: Any = connections[alias]
+        if connection.vendor == "mysql" and connection.isolation_level != "read committed":
             raise TransactionManagementError(
-                f"A save under an edit lock begins its own transaction on {alias!r}: what was read or locked in one "
-                "that is open may be out of date or cause deadlocks. Leave atomic(); with ATOMIC_REQUESTS decorate the "
-                "view with @transaction.non_atomic_requests."
+                f"This save under an edit lock is inside a transaction on {alias!r} that other code has begun, by "
+                "atomic() or ATOMIC_REQUESTS, and at this isolation level what is read in it may be out of date. Begin "
+                'the transaction inside the save, or set OPTIONS["isolation_level"] to "read committed".'
             )
+    return bool(inside)
 
 
 def databases_of(grant: EditGrant) -> list[str]:
@@ -157,6 +165,7 @@ def databases_of(grant: EditGrant) -> list[str]:
 
 def _begin(grant: EditGrant, owner: Owner, lease: str, ttl: float) -> tuple[ExitStack, Save]:
     """The open transaction and the save in it."""
+    inside = _inside_transaction(grant)
     for attempt in range(ATTEMPTS):
         try:
             with ExitStack() as stack:
@@ -167,7 +176,7 @@ def _begin(grant: EditGrant, owner: Owner, lease: str, ttl: float) -> tuple[Exit
         except Error as error:
             if not contended(error):
                 raise
-            if attempt + 1 == (ATTEMPTS if contended(error) == "refused" else WAITS):
+            if inside or attempt + 1 == (ATTEMPTS if contended(error) == "refused" else WAITS):
                 raise _refusal(grant, owner, "saving") from error
     raise AssertionError("unreachable")
 

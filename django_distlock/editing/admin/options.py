@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import messages
-from django.contrib.admin.options import TO_FIELD_VAR
+from django.contrib.admin.options import TO_FIELD_VAR, ModelAdmin
 from django.contrib.admin.utils import unquote
 from django.urls import path
 from django.utils.decorators import method_decorator
@@ -69,6 +70,14 @@ class EditLockAdmin(EditLockLists):
     edit_lock_harmless_actions: Collection[str] = ()
     edit_conflict_template = refusals.PAGE
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse bases in an order in which Django's views come first and nothing is locked."""
+        super().__init_subclass__(**kwargs)
+        order = cls.__mro__
+        if ModelAdmin in order and order.index(ModelAdmin) < order.index(EditLockAdmin):
+            first = next(base for base in cls.__bases__ if issubclass(base, ModelAdmin))
+            raise TypeError(f"Put EditLockAdmin before {first.__name__} among the bases of {cls.__name__}.")
+
     # hooks
 
     def may_take_over(self, request: HttpRequest, obj: Any) -> bool:
@@ -93,7 +102,7 @@ class EditLockAdmin(EditLockLists):
         urls = super().get_urls()  # type: ignore[misc]
         for url in urls:
             if url.name in {
-                f"{opts.app_label}_{opts.model_name}_{page}" for page in ("change", "delete", "changelist")
+                f"{opts.app_label}_{opts.model_name}_{page}" for page in ("change", "delete", "changelist", "revision")
             }:
                 outside_transactions(url.callback)
         name = f"{opts.app_label}_{opts.model_name}_edit"
@@ -146,8 +155,32 @@ class EditLockAdmin(EditLockLists):
         """The change form, whose POST is a save under the lock."""
         view = super().changeform_view  # type: ignore[misc]
         page: Page = functools.partial(view, request, object_id, form_url, extra_context, **kwargs)
-        if object_id is None:
+        return page() if object_id is None else self._under_lock(request, object_id, page)
+
+    @method_decorator(csrf_protect)
+    def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
+        """As Django's. The lock is around what another admin class adds here, such as the transaction of a revision."""
+        page: Page = functools.partial(super().change_view, request, object_id, *args, **kwargs)  # type: ignore[misc]
+        return self._under_lock(request, object_id, page)
+
+    @method_decorator(csrf_protect)
+    def revision_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
+        """The page of django-reversion that goes back to a version: it writes, and rolls back if it only shows."""
+        page: Page = functools.partial(super().revision_view, request, object_id, *args, **kwargs)  # type: ignore[misc]
+        request._distlock_reverts = True  # type: ignore[attr-defined]
+        return self._under_lock(request, object_id, page)
+
+    def _under_lock(self, request: HttpRequest, object_id: str, page: Page) -> HttpResponse:
+        """The answer of the outermost of these views; those inside it call Django's."""
+        if getattr(request, "_distlock_under_lock", False):
             return page()
+        request._distlock_under_lock = True  # type: ignore[attr-defined]
+        try:
+            return self._change(request, object_id, page)
+        finally:
+            request._distlock_under_lock = False  # type: ignore[attr-defined]
+
+    def _change(self, request: HttpRequest, object_id: str, page: Page) -> HttpResponse:
         settings = self.get_edit_config(request)
         if settings.mode == "off":
             with transactions_of_request():
@@ -179,8 +212,11 @@ class EditLockAdmin(EditLockLists):
         opened = open_form(request, objects, settings, fields=self.get_edit_fields(request, obj), inlines=inlines)
         if opened is None:
             return
-        bring_up_to_date(obj, opened.obj)
-        _loaded(request)[id(self), unquote(object_id)] = obj
+        if _reverts(request):  # the form shows another version, and what a page claims that is rolled back is lost
+            settings = replace(settings, when="change")
+        else:
+            bring_up_to_date(obj, opened.obj)
+            _loaded(request)[id(self), unquote(object_id)] = obj
         ready_forms(request)[opened.grant.resource] = ReadyForm(grant=opened.grant, config=settings)
 
     def _children(self, inlines: Sequence[Any], obj: Any) -> list[Model]:
@@ -220,8 +256,9 @@ class EditLockAdmin(EditLockLists):
         self, request: HttpRequest, object_id: str, save: Save, guard: SaveGuard, obj: Any, page: Page
     ) -> HttpResponse:
         """Django's own page, with the object as it was locked."""
-        bring_up_to_date(obj, save.object)
-        _loaded(request)[id(self), unquote(object_id)] = obj
+        if not _reverts(request):
+            bring_up_to_date(obj, save.object)
+            _loaded(request)[id(self), unquote(object_id)] = obj
         request._distlock_saved = False  # type: ignore[attr-defined]
         if guard.posted.text:
             ready = ReadyForm(grant=save.grant, config=guard.config, posted=guard.posted)
@@ -348,6 +385,11 @@ def new_rows_text() -> str:
 
 def gone_rows_text() -> str:
     return _("What was deleted meanwhile is at the end of its list. It cannot be saved again: copy what you need.")
+
+
+def _reverts(request: HttpRequest) -> bool:
+    """Does the page write another version of the object before it loads it?"""
+    return getattr(request, "_distlock_reverts", False)
 
 
 def _loaded(request: HttpRequest) -> dict[tuple[int, str], Any]:

@@ -289,11 +289,52 @@ def test_several_objects_of_one_grant(alias: str) -> None:
 # transactions
 
 
-def test_a_save_inside_a_transaction_is_refused(alias: str) -> None:
-    article, ada = make_article(alias), Desk("ada")
+def test_a_save_inside_a_transaction_ends_with_it(alias: str) -> None:
+    article, ada, bob = make_article(alias), Desk("ada"), Desk("bob")
     ada.open(article)
-    with pytest.raises(TransactionManagementError, match="non_atomic_requests"), transaction.atomic(using=alias):
+    bob.open(article)
+    with transaction.atomic(using=alias):
+        ada.save("never")
+        transaction.set_rollback(True, using=alias)
+    with transaction.atomic(using=alias):
         ada.save("mine")
+    assert text_of(article) == "0;mine"
+    with transaction.atomic(using=alias):
+        assert refused(bob).reason == "changed"
+        ada.claim(resource_of(article))
+        assert refused(bob).reason == "held"
+    assert text_of(article) == "0;mine"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [Place("postgres", "READ COMMITTED"), Place("postgres", REPEATABLE_READ), Place("mariadb", "READ COMMITTED")],
+    ids=str,
+    indirect=True,
+)
+def test_a_save_inside_a_transaction_that_has_read_before_loses_nothing(place: Place) -> None:
+    article, ada, bob = make_article(place.alias), Desk("ada"), Desk("bob")
+    ada.open(article)
+    bob.open(article)
+    with transaction.atomic(using=place.alias):
+        assert text_of(article) == "0"
+        at_the_side(place, lambda: ada.save("mine"))
+        assert refused(bob).reason == ("saving" if place.level == REPEATABLE_READ else "changed")
+    assert text_of(article) == "0;mine"
+
+
+def test_mysql_with_another_isolation_reads_what_is_out_of_date(
+    monkeypatch: pytest.MonkeyPatch, databases: None
+) -> None:
+    article, ada = make_article("mariadb"), Desk("ada")
+    ada.open(article)
+    monkeypatch.setattr(connections["mariadb"], "isolation_level", "repeatable read")
+    try:
+        with pytest.raises(TransactionManagementError, match="other code has begun"), transaction.atomic("mariadb"):
+            ada.save("mine")
+        ada.save("mine")
+    finally:
+        article.delete()
 
 
 def test_an_error_rolls_everything_back(alias: str) -> None:

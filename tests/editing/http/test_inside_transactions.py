@@ -1,0 +1,271 @@
+"""Saves inside transactions that other code has begun: as django-reversion does, and views in atomic()."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.contrib import admin, messages
+from django.contrib.admin.utils import quote, unquote
+from django.db import transaction
+from django.shortcuts import redirect
+from django.test import Client
+from django.urls import clear_url_caches, path, re_path
+from django.utils.decorators import method_decorator
+
+from django_distlock.editing import EditLockAdmin, edit_locked
+from testproject.articles.models import Article
+from tests.editing import site as views
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest, HttpResponse
+
+    from tests.editing.people import Person
+
+OLD = {"body": "An old text.", "section": "culture"}
+LIST = "articles_article_changelist"
+
+
+class RollBack(Exception):
+    def __init__(self, response: HttpResponse) -> None:
+        self.response = response
+
+
+class Revisions:
+    """Does what django-reversion's VersionAdmin does: https://github.com/etianen/django-reversion"""
+
+    fields = ("title", "body")
+    list_display = ("title", "section")
+    list_editable = ("section",)
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.revision_view)
+        recover = self.admin_site.admin_view(self.recover_view)
+        name = "articles_article_revision"
+        return [
+            re_path(r"^([^/]+)/history/(\d+)/$", view, name=name),
+            re_path(r"^recover/(\d+)/$", recover),
+            *super().get_urls(),
+        ]
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        with transaction.atomic():
+            return super().change_view(request, object_id, form_url, extra_context)
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:  # type: ignore[override]
+        with transaction.atomic():
+            return super().changelist_view(request, extra_context)
+
+    def revision_view(
+        self, request: HttpRequest, object_id: str, version_id: str, extra_context: Any = None
+    ) -> HttpResponse:
+        return self._form_of_revision(
+            request, unquote(object_id), lambda pk: Article.objects.filter(pk=pk).update(**OLD)
+        )
+
+    def recover_view(self, request: HttpRequest, version_id: str) -> HttpResponse:
+        return self._form_of_revision(request, version_id, lambda pk: Article(pk=pk, title="Back", **OLD).save())
+
+    def _form_of_revision(self, request: HttpRequest, pk: str, revert: Any) -> HttpResponse:
+        try:
+            with transaction.atomic():
+                revert(pk)
+                with transaction.atomic():
+                    response: Any = self.changeform_view(request, quote(pk), request.path, None)
+                    if request.method != "POST" or response.status_code != 302:
+                        if response.status_code != 200:
+                            raise LookupError("Could not load the version - not found")
+                        response.render()
+                        raise RollBack(response)
+        except LookupError as error:
+            messages.error(request, str(error))
+            return redirect("versioned:articles_article_changelist")
+        except RollBack as rolled_back:
+            return rolled_back.response
+        return response  # type: ignore[no-any-return]
+
+
+class Versioned(EditLockAdmin, Revisions, admin.ModelAdmin):  # type: ignore[type-arg]
+    pass
+
+
+class Outside(Revisions, EditLockAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
+    """Its transactions begin before the edit lock is asked."""
+
+
+class Open(Versioned):
+    edit_lock = {"WHEN": "open"}  # noqa: RUF012
+
+
+versioned, outside, opening = admin.AdminSite("versioned"), admin.AdminSite("outside"), admin.AdminSite("opening")
+versioned.register(Article, Versioned)
+outside.register(Article, Outside)
+opening.register(Article, Open)
+
+
+@method_decorator(transaction.atomic, name="dispatch")
+class Edit(views.Edit):
+    pass
+
+
+@transaction.atomic
+@edit_locked(Article)
+def function(request: HttpRequest, pk: int) -> HttpResponse:
+    return views.act(request, pk)
+
+
+@method_decorator(transaction.atomic, name="dispatch")
+class Api(views.ArticleViewSet):
+    pass
+
+
+urlpatterns = [
+    *views.urlpatterns,
+    path("versioned/", versioned.urls),
+    path("outside/", outside.urls),
+    path("opening/", opening.urls),
+    path("inside/<int:pk>/", Edit.as_view()),
+    path("decorated/<int:pk>/", function),
+    path("atomic-api/<int:pk>/", Api.as_view(views.one)),
+]
+PAGES = [
+    "/versioned/articles/article/{}/change/",
+    "/outside/articles/article/{}/change/",
+    "/inside/{}/",
+    "/decorated/{}/",
+]
+REVERTS = ["/versioned/articles/article/{}/history/1/", "/outside/articles/article/{}/history/1/"]
+pytestmark = pytest.mark.usefixtures("atomic_requests")
+every_page = pytest.mark.parametrize("page", [*PAGES, *REVERTS])
+
+
+@pytest.fixture(autouse=True)
+def addresses(site: None, settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    clear_url_caches()
+
+
+def post(person: Person, address: str, fields: dict[str, str], body: str) -> Any:
+    return person.client.post(address, {"title": "A bridge opens", "body": body, **fields})
+
+
+def body() -> str:
+    return Article.objects.get().body
+
+
+@every_page
+def test_a_save_and_a_second_one(ada: Person, bo: Person, article: Article, page: str) -> None:
+    address = page.format(article.pk)
+    first, second = ada.open(address), bo.open(address)
+    assert body() == "On Saturday."
+    assert post(ada, address, first, "By Ada.").status_code == 302
+    assert body() == "By Ada."
+    post(bo, address, second, "By Bo.")
+    assert body() == "By Ada."
+    third = bo.open(address)
+    assert post(bo, address, third, "By Bo.").status_code == 302
+    assert body() == "By Bo."
+
+
+@every_page
+def test_refused_while_another_user_edits(ada: Person, bo: Person, article: Article, page: str) -> None:
+    address = page.format(article.pk)
+    ada.claim(ada.open(f"/edit/{article.pk}/")["distlock_edit"])
+    post(bo, address, bo.open(address), "By Bo.")
+    assert Article.objects.get().section == "news"
+    assert body() == "On Saturday."
+
+
+@pytest.mark.parametrize("page", [*PAGES, REVERTS[0]])
+def test_a_refusal_says_why(ada: Person, bo: Person, article: Article, page: str) -> None:
+    address = page.format(article.pk)
+    fields = bo.open(address)
+    lease = ada.claim(grant := ada.open(f"/edit/{article.pk}/")["distlock_edit"])
+    refused = post(bo, address, fields, "By Bo.")
+    assert refused.status_code == 409
+    assert "Ada is editing this now." in refused.content.decode()
+    assert "By Bo." in refused.content.decode()
+    ada.release([grant], [lease])
+    Article.objects.update(body="By a command.")
+    refused = post(bo, address, fields, "By Bo.")
+    assert refused.status_code == 409
+    assert body() == "By a command."
+
+
+def test_a_revert_restores_what_is_not_in_the_form(ada: Person, article: Article) -> None:
+    address = REVERTS[0].format(article.pk)
+    page = ada.client.get(address).content.decode()
+    assert "An old text." in page
+    assert post(ada, address, ada.open(address), "An old text.").status_code == 302
+    assert Article.objects.get().section == "culture"
+
+
+def test_a_form_that_was_open_sees_the_revert(ada: Person, bo: Person, article: Article) -> None:
+    fields = bo.open(f"/edit/{article.pk}/")
+    address = REVERTS[0].format(article.pk)
+    assert post(ada, address, ada.open(address), "On Saturday.").status_code == 302
+    assert post(bo, f"/edit/{article.pk}/", fields, "By Bo.").status_code == 409
+
+
+def test_the_lease_of_a_page_that_is_rolled_back(ada: Person, article: Article) -> None:
+    """With WHEN "open" the page of a version has either a lease that is there, or none."""
+    address = f"/opening/articles/article/{article.pk}/history/1/"
+    fields = ada.open(address)
+    if lease := fields["distlock_edit_lease"]:
+        assert ada.ask("renew", fields["distlock_edit"], lease=lease)["state"] == "held"
+    assert post(ada, address, fields, "An old text.").status_code == 302
+
+
+def test_a_deleted_object_is_recovered(ada: Person, article: Article) -> None:
+    address = f"/versioned/articles/article/recover/{article.pk}/"
+    Article.objects.all().delete()
+    assert post(ada, address, ada.open(address), "Back again.").status_code == 302
+    assert body() == "Back again."
+
+
+@pytest.mark.parametrize("site_name", ["versioned", "outside"])
+def test_an_editable_list(ada: Person, article: Article, site_name: str) -> None:
+    address = f"/{site_name}/articles/article/"
+    fields = ada.open(address)
+    form = {"form-TOTAL_FORMS": 1, "form-INITIAL_FORMS": 1, "form-0-id": article.pk, "form-0-section": "sport"}
+    assert ada.client.post(address, {**form, **fields, "_save": "Save"}).status_code == 302
+    assert Article.objects.get().section == "sport"
+
+
+@pytest.mark.parametrize("site_name", ["versioned", "outside"])
+def test_a_deletion(ada: Person, article: Article, site_name: str) -> None:
+    address = f"/{site_name}/articles/article/{article.pk}/delete/"
+    assert ada.client.post(address, {**ada.open(address), "post": "yes"}).status_code == 302
+    assert not Article.objects.exists()
+
+
+def test_the_api(ada: Person, bo: Person, article: Article) -> None:
+    ada.claim(ada.open(f"/edit/{article.pk}/")["distlock_edit"])
+    for person, status in ((bo, 423), (ada, 200)):
+        data = {"body": "By the API."}
+        done = person.client.patch(f"/atomic-api/{article.pk}/", data, content_type="application/json")
+        assert done.status_code == status
+
+
+def test_a_revert_needs_the_token_of_the_form(ada: Person, article: Article) -> None:
+    client = Client(enforce_csrf_checks=True)
+    assert ada.user is not None
+    client.force_login(ada.user)
+    for page in (PAGES[0], REVERTS[0]):
+        assert client.post(page.format(article.pk), {"title": "x", "body": "y"}).status_code == 403
+    assert body() == "On Saturday."
+
+
+def test_bases_in_an_order_that_locks_nothing() -> None:
+    with pytest.raises(TypeError, match="Put EditLockAdmin before ModelAdmin"):
+
+        class Wrong(admin.ModelAdmin, EditLockAdmin):  # type: ignore[type-arg,misc]
+            pass
+
+    class VersionAdmin(Revisions, admin.ModelAdmin):  # type: ignore[type-arg]
+        pass
+
+    with pytest.raises(TypeError, match="Put EditLockAdmin before VersionAdmin"):
+        type("Wrong", (VersionAdmin, EditLockAdmin), {})
