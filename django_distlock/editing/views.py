@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.contrib.auth.mixins import AccessMixin, LoginRequiredMixin
-from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
+from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist, PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.utils.translation import gettext as _
@@ -26,7 +26,9 @@ from .http.forms import ReadyForm, bring_up_to_date, editable_fields, leases_bef
 from .http.guard import SaveGuard, SaveRefused
 from .http.permissions import ATTRIBUTE, GONE, NONE, Access, FunctionPage, has_permission, has_takeover, may_take_over
 from .http.refusals import Group, Refusal
+from .http.rows import keep_rows
 from .resources import resource_of, rows_of
+from .versions import Inline
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -52,6 +54,8 @@ class EditLockMixin:
     edit_lock: ClassVar[Mapping[str, Any]] = {}
     # The names of the fields that make the version; None: those of the form.
     edit_lock_fields: Sequence[str] | None = None
+    # The classes of inlineformset_factory() that the view saves as well: their rows belong to the version.
+    edit_lock_inlines: Sequence[Any] = ()
     edit_conflict_template = refusals.PAGE
     request: HttpRequest
     object: Any
@@ -61,6 +65,8 @@ class EditLockMixin:
     @classmethod
     def as_view(cls, **initkwargs: Any) -> Any:
         require_own(initkwargs.get("edit_lock", cls.edit_lock))
+        if not all(hasattr(kind, "fk") for kind in initkwargs.get("edit_lock_inlines", cls.edit_lock_inlines)):
+            raise ImproperlyConfigured("edit_lock_inlines has the classes that inlineformset_factory() returns.")
         view = super().as_view(**initkwargs)  # type: ignore[misc]
         setattr(view, ATTRIBUTE, ViewPage(cls, initkwargs))
         return outside_transactions(view)
@@ -89,6 +95,12 @@ class EditLockMixin:
         kind = getattr(self, "get_form_class", None)
         return None if kind is None else editable_fields(kind())
 
+    def _inlines(self) -> list[Inline]:
+        return [
+            Inline(model=kind.model._meta.label_lower, fk=kind.fk.name, fields=editable_fields(kind.form))
+            for kind in self.edit_lock_inlines
+        ]
+
     # requests
 
     def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -97,7 +109,9 @@ class EditLockMixin:
             settings = self.get_edit_config()
             obj = self._loaded()  # also in the mode "off": a FormView with an object relies on it
             if settings.mode != "off":
-                opened = open_form(request, [obj], settings, fields=self.get_edit_fields()) if _is_saved(obj) else None
+                opened = None
+                if _is_saved(obj):
+                    opened = open_form(request, [obj], settings, fields=self.get_edit_fields(), inlines=self._inlines())
                 if opened is not None:
                     bring_up_to_date(obj, opened.obj)
                     ready_forms(request)[opened.grant.resource] = ReadyForm(grant=opened.grant, config=settings)
@@ -131,6 +145,8 @@ class EditLockMixin:
             with transactions_of_request():
                 return handler()
         guard = SaveGuard(self.request, settings, [resource_of(obj)])
+        if guard.posted.choice in ("review", "overwrite"):
+            self._keep_rows(obj)
         try:
             if guard.posted.choice == "review" and hasattr(self, "get_form"):
                 return self._reviewed(guard)
@@ -140,6 +156,13 @@ class EditLockMixin:
             )
         except SaveRefused as refused:
             return self.edit_refused(guard, refused.refusal, obj)
+
+    def _keep_rows(self, obj: Any) -> None:
+        """What was typed into rows that are gone becomes new rows."""
+        for kind in self.edit_lock_inlines:
+            params = {"instance": obj, "prefix": kind.get_default_prefix(), "data": self.request.POST.copy()}
+            keep_rows(kind, params)
+            self.request.POST = params["data"]
 
     def form_valid(self, form: Any) -> HttpResponseBase:
         """As Django's. What it saves counts, whatever the view answers then."""
@@ -198,7 +221,7 @@ class EditLockMixin:
 
     def edit_refused(self, guard: SaveGuard, refusal: Refusal, obj: Any) -> HttpResponseBase:
         """The answer to a refused save."""
-        opened = guard.prepare(refusal, [obj], fields=self.get_edit_fields())
+        opened = guard.prepare(refusal, [obj], fields=self.get_edit_fields(), inlines=self._inlines())
         refusal.can_review = hasattr(self, "get_form")
         refusal.can_overwrite = opened is not None and may_take_over(
             self.request, guard.config, opened.obj, guard.other_holder(opened.leases), self
@@ -218,7 +241,15 @@ class EditLockMixin:
         if "instance" in unbound:
             unbound["instance"] = current
         theirs = kind(**unbound) if current is not None else None
-        return [Group(title="", rows=refusals.compare(mine, theirs))]
+        return [Group(title="", rows=refusals.compare(mine, theirs)), *self._rows(current)]
+
+    def _rows(self, current: Any) -> Iterator[Group]:
+        """The rows of the inline formsets that differ."""
+        parent = copy(self.object if current is None else current)
+        for kind in self.edit_lock_inlines:
+            formset = kind(self.request.POST, self.request.FILES, instance=parent)
+            if formset.management_form.is_valid():
+                yield from filter(None, (refusals.group_of_row(kind, form) for form in formset.forms))
 
 
 def review_text() -> str:

@@ -37,7 +37,7 @@ from django_distlock.editing import EditLockMixin
 from django_distlock.editing.conf import EditingConfig
 from django_distlock.editing.versions import version_field_of
 from django_distlock.http.visitors import visitor_of
-from testproject.articles.models import Article
+from testproject.articles.models import Article, Source
 from tests.data.app import models
 from tests.docs.tasks import delivered_twice, function_of, task_modules
 
@@ -308,7 +308,13 @@ def with_invoice() -> Iterator[Names]:
     """An object that people edit."""
     invoice = Article.objects.create(title="Invoice 5", body="")
     try:
-        yield {"invoice": invoice, "Invoice": Article, "InvoiceForm": object, "models": django_models}
+        yield {
+            "invoice": invoice,
+            "Invoice": Article,
+            "Line": Source,
+            "InvoiceForm": object,
+            "models": django_models,
+        }
     finally:
         invoice.delete()
 

@@ -6,8 +6,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from django_distlock.editing.http.forms import editable_fields
-from django_distlock.editing.http.refusals import Group, compare
-from django_distlock.editing.resources import resource_of, rows_of
+from django_distlock.editing.http.refusals import Group, compare, group_of_row
 from django_distlock.editing.versions import Inline
 
 if TYPE_CHECKING:
@@ -50,16 +49,5 @@ def _inline_groups(admin: Any, request: HttpRequest, obj: Any, current: Any) -> 
         if not mine.management_form.is_valid():
             continue
         for form in mine.forms:
-            if (group := _inline_group(kind, inline, form)) is not None:
+            if (group := group_of_row(kind, form)) is not None:
                 yield group
-
-
-def _inline_group(kind: Any, inline: Any, form: Any) -> Group | None:
-    """One row of an inline, if what was typed differs from what the database has."""
-    child = form.instance
-    if child.pk is None and not form.has_changed():
-        return None
-    theirs = kind.form(instance=rows_of(resource_of(child)).first()) if child.pk else None
-    rows = [row for row in compare(form, theirs) if row.differs]
-    title = f"{inline.opts.verbose_name}: {child}" if child.pk else str(inline.opts.verbose_name)
-    return Group(title=title, rows=rows) if rows else None

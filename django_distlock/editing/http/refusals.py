@@ -21,6 +21,7 @@ from django.utils.formats import localize
 from django.utils.translation import gettext as _
 
 from django_distlock.concurrency.text import is_secret
+from django_distlock.editing.resources import resource_of, rows_of
 from django_distlock.middleware import language_of_texts, text_language
 
 from .forms import CHOICE_FIELD, FIELD, FIELDS, LEASE_FIELD, TAB_FIELD, Posted
@@ -193,6 +194,17 @@ def _text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(_text(one) for one in value)
     return str(localize(value))
+
+
+def group_of_row(kind: Any, form: Any) -> Group | None:
+    """One row of an inline formset, if what was typed differs from what the database has."""
+    child = form.instance
+    if child.pk is None and not form.has_changed():
+        return None
+    theirs = kind.form(instance=rows_of(resource_of(child)).first()) if child.pk else None
+    rows = [row for row in compare(form, theirs) if row.differs]
+    name = str(child._meta.verbose_name)
+    return Group(title=f"{name}: {child}" if child.pk else name, rows=rows) if rows else None
 
 
 def typed(request: HttpRequest) -> list[FieldRow]:
