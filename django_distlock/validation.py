@@ -86,6 +86,15 @@ def choice(argument: str, value: Any, known: Collection[Any]) -> Any:
     return value
 
 
+def refuse_order(kind: type, mixin: type, base: type) -> None:
+    """Raise TypeError if ``base`` comes before ``mixin`` among the bases of ``kind``: its methods would hide those of
+    the mixin, which then does nothing."""
+    order = kind.__mro__
+    if base in order and order.index(base) < order.index(mixin):
+        first = next(each for each in kind.__bases__ if issubclass(each, base))
+        raise TypeError(f"Put {mixin.__name__} before {first.__name__} among the bases of {kind.__name__}.")
+
+
 def refuse_registered(function: Any, decorator: str = "the lock") -> None:
     """Raise TypeError if ``function`` is registered with a worker, a scheduler or a router.
 

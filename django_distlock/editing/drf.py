@@ -7,11 +7,13 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import Error
+from django.views.generic.base import View
 from rest_framework.response import Response
 
 from django_distlock.http.transactions import outside_transactions, transactions_of_request
 from django_distlock.http.visitors import visitor_of
 from django_distlock.storage.values import ID
+from django_distlock.validation import refuse_order
 
 from . import store
 from .conf import EditingConfig, config
@@ -54,6 +56,10 @@ class EditLockViewSetMixin:
     _edit_save: Save | None = None
     _edit_object: Any = None
     _edit_row: EditLease | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        refuse_order(cls, EditLockViewSetMixin, View)
 
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:

@@ -14,10 +14,11 @@ from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist, Per
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.utils.translation import gettext as _
+from django.views.generic.base import View
 
 from django_distlock.http.transactions import outside_transactions, transactions_of_request
 from django_distlock.http.visitors import user_of
-from django_distlock.validation import refuse_registered
+from django_distlock.validation import refuse_order, refuse_registered
 
 from . import store
 from .conf import EditingConfig, config, require_own
@@ -33,7 +34,6 @@ from .versions import Inline
 if TYPE_CHECKING:
     from django.db.models import Model
     from django.forms import BaseForm
-    from django.views.generic.base import View
 
     from .records import EditLease, Resource
     from .saving import Save
@@ -61,6 +61,10 @@ class EditLockMixin:
     object: Any
     _is_saving = False
     _is_valid = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        refuse_order(cls, EditLockMixin, View)
 
     @classmethod
     def as_view(cls, **initkwargs: Any) -> Any:

@@ -7,8 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import transaction
+from django.views.generic.base import View
 
 from django_distlock.concurrency.flow import run
+from django_distlock.validation import refuse_order
 
 from .atomic import in_transaction
 from .conf import config
@@ -38,6 +40,7 @@ class IdempotentMixin:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        refuse_order(cls, IdempotentMixin, View)
         options = Options(**cls.idempotency_options)
         if options.atomic:
             atomic_aliases.add(options.atomic)

@@ -36,6 +36,7 @@ from django_distlock.editing.resources import resource_of, rows_of
 from django_distlock.editing.views import SAFE_METHODS, review_text
 from django_distlock.http.transactions import outside_transactions, transactions_of_request
 from django_distlock.http.visitors import user_of
+from django_distlock.validation import refuse_order
 
 from . import pages
 from .comparison import groups_of, inlines_of
@@ -73,10 +74,7 @@ class EditLockAdmin(EditLockLists):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse bases in an order in which Django's views come first and nothing is locked."""
         super().__init_subclass__(**kwargs)
-        order = cls.__mro__
-        if ModelAdmin in order and order.index(ModelAdmin) < order.index(EditLockAdmin):
-            first = next(base for base in cls.__bases__ if issubclass(base, ModelAdmin))
-            raise TypeError(f"Put EditLockAdmin before {first.__name__} among the bases of {cls.__name__}.")
+        refuse_order(cls, EditLockAdmin, ModelAdmin)
 
     # hooks
 
