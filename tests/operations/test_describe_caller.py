@@ -109,7 +109,7 @@ def test_an_async_view_tells_its_task_and_its_route(using: str, name: str) -> No
         for kind in ("async", "aclass"):
             first, within = asyncio.run(ask(kind)).split("\n")
             for told in (first, within):
-                assert re.match(rf"Task-\d+ \([\w.]+\), GET /{kind}/<token>/", _told(using, told)), told
+                assert re.match(rf"Task-\d+ \([\w.<>]+\), GET /{kind}/<token>/", _told(using, told)), told
 
 
 class Rest(APIView):
