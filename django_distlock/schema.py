@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django.db import DatabaseError, models, router, transaction
+from django.db import DatabaseError, connections, models, router, transaction
 from django.db.migrations.operations.base import Operation
 
 if TYPE_CHECKING:
@@ -36,6 +36,31 @@ class Pruner(NamedTuple):
 
     databases: Callable[[], Iterable[str]]
     delete: Callable[[str, float], int]
+
+
+def schema_of(alias: str) -> str:
+    """The schema that the connection of this thread works in, as django-tenants keeps it; else ""."""
+    return str(getattr(connections[alias], "schema_name", None) or "")
+
+
+class Tenant:
+    """The schema that the connection of this thread works in, for another thread that works for it.
+
+    django-tenants and django-tenant-schemas keep it on the connection, and set the search path at each statement. A
+    ``SET search_path`` through a cursor is not seen.
+    """
+
+    def __init__(self, alias: str) -> None:
+        connection: Any = connections[alias]
+        self.alias = alias
+        self._tenant = getattr(connection, "tenant", None)
+        self._include_public = getattr(connection, "include_public_schema", True)
+
+    def enter(self) -> None:
+        """Let the connection of the calling thread work in that schema."""
+        if self._tenant is not None:
+            connection: Any = connections[self.alias]
+            connection.set_tenant(self._tenant, self._include_public)
 
 
 class CreateKeptTable(Operation):

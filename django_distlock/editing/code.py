@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from asgiref.sync import sync_to_async
@@ -17,6 +18,7 @@ from django_distlock import BackendUnavailable, LockLost
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import finished, uninterrupted
 from django_distlock.concurrency.text import one_line
+from django_distlock.schema import Tenant, schema_of
 from django_distlock.storage.transactions import in_transaction
 from django_distlock.validation import seconds
 
@@ -49,6 +51,7 @@ class EditHold:
         self._until = began + ttl
         self._lost: Lost | None = None
         self._stop = threading.Event()
+        self._tenant = Tenant(store.alias_for(resource))
         self._process = os.getpid()
 
     @property
@@ -75,6 +78,7 @@ class EditHold:
     def _renew(self) -> None:
         alias = store.alias_for(self.resource)
         try:
+            self._tenant.enter()
             while not self._stop.wait(self._ttl / RENEWALS_PER_TTL):
                 began = monotonic()
                 try:
@@ -164,6 +168,8 @@ class edit_lock:
     def __enter__(self) -> EditHold:
         if self._hold is not None:
             raise RuntimeError("This edit_lock() has been used: make another one.")
+        # in this thread, which for a task is not the one that has made the object
+        self._resource = replace(self._resource, schema=schema_of(self._resource.database))
         if in_transaction(store.alias_for(self._resource)):
             raise TransactionManagementError(
                 "edit_lock() must be outside atomic(): others would not see the lease before the end of the "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from django.core import signing
@@ -124,7 +124,7 @@ def _writes(row: EditLease | None) -> int | None:
 def sign(grant: EditGrant) -> str:
     """The grant as the value of a hidden field."""
     packed: dict[str, Any] = {
-        "r": [[resource.database, resource.model, resource.pk, resource.kind] for resource in grant.resources],
+        "r": [astuple(resource) for resource in grant.resources],
         "p": grant.principal,
         "m": grant.mode,
         "f": grant.fields,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.db import connections, models, router
 from django.db.models import QuerySet
 
-from django_distlock.schema import NOW, Pruner
+from django_distlock.schema import NOW, Pruner, schema_of
 
 from . import store
 from .conf import config
@@ -78,6 +79,8 @@ def break_edit(obj: models.Model | Resource, *, reason: str = "") -> EditLease |
     Returns the lease that was ended; None if the object was free. Logged, and sent as the signal ``edit_broken``.
     """
     resource = obj if isinstance(obj, Resource) else resource_of(obj)
+    if not resource.schema:
+        resource = replace(resource, schema=schema_of(resource.database))
     ended = store.break_lease(resource, reason)
     if ended is not None and ended.owner is not None:
         logger.warning(

@@ -22,17 +22,20 @@ class Resource:
 
     ``model`` is the label of its topmost concrete model, ``pk`` the exact text of its primary key there. ``kind`` is
     the label of the model that the form edits: a child of multi-table inheritance has the lock of its parent.
+    ``schema`` is that of the tenant, "" without tenants: they have objects with the same keys.
     """
 
     database: str
     model: str
     pk: str
     kind: str = field(default="", compare=False)
+    schema: str = ""
 
     @property
     def digest(self) -> str:
         """The key of the row: databases compare text by rules of their own, digests are compared exactly."""
-        return hashlib.sha256(f"{self.model}\0{self.pk}".encode()).hexdigest()
+        schema = f"{self.schema}\0" if self.schema else ""
+        return hashlib.sha256(f"{schema}{self.model}\0{self.pk}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

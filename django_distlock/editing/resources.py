@@ -9,6 +9,8 @@ from django.apps import apps
 from django.core.exceptions import ValidationError
 from django.db import models, router
 
+from django_distlock.schema import schema_of
+
 from .records import Resource
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ def resource_of(obj: models.Model | type[models.Model], pk: Any = None, database
     else:
         model = obj
         database = database or router.db_for_write(model)
-    return Resource(database=database, model=label_of(model), pk=_text(model, pk), kind=model._meta.label_lower)
+    return Resource(database, label_of(model), _text(model, pk), model._meta.label_lower, schema_of(database))
 
 
 def database_of(queryset: Any) -> str:

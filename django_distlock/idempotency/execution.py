@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.contrib.messages import get_messages
-from django.db import Error
+from django.db import DEFAULT_DB_ALIAS, Error
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.crypto import salted_hmac
 from django.utils.safestring import SafeData
@@ -24,6 +24,7 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.manager.site_key import site_key
+from django_distlock.schema import Tenant
 
 from . import decisions, signals
 from .conf import config, login_url
@@ -42,6 +43,7 @@ from .http.requests import (
 )
 from .records import CLAIMED, COMPLETED, KeyClaim, Record, StoredResponse
 from .storage import TooManyKeys, storage_of
+from .storage.database import DatabaseStorage
 from .upkeep import renewal, sweeper
 
 if TYPE_CHECKING:
@@ -130,6 +132,7 @@ def _attempt(
     )
     wait = settings.form_wait if html else settings.wait
     replays = options.replay_to_credentials
+    storage = storage_of(alias)
     return KeyedRequest(
         request=request,
         source=source,
@@ -139,7 +142,9 @@ def _attempt(
         mark=mark,
         html=html,
         site_key=secret,
-        storage=storage_of(alias),
+        storage=storage,
+        # a cache may have the schema of the default database in its keys
+        tenant=Tenant(storage.alias if isinstance(storage, DatabaseStorage) else DEFAULT_DB_ALIAS),
         alias=alias,
         wait=wait if options.wait is None else options.wait,
         max_body=settings.max_body,
@@ -374,7 +379,7 @@ def end(attempt: KeyedRequest) -> None:
     """End the renewal of the claim: the view has ended, well or not."""
     attempt.running = False
     renewal.remove(attempt)
-    sweeper.sweep_if_due(attempt.storage)
+    sweeper.sweep_if_due(attempt.storage, attempt.tenant)
 
 
 def _answer_of(attempt: KeyedRequest, response: HttpResponseBase) -> StoredResponse:

@@ -16,6 +16,8 @@ from django_distlock import LockLost
 from . import decisions
 
 if TYPE_CHECKING:
+    from django_distlock.schema import Tenant
+
     from .http.requests import Principal, Source
     from .options import OnCrash, Options
     from .records import KeyClaim
@@ -56,6 +58,7 @@ class KeyedRequest:
     raised: bool = False  # by the view
     doubtful: bool = False  # another middleware has failed, and the view may have acted
     phases: dict[str, Any] = field(default_factory=dict)
+    tenant: Tenant | None = None  # that of the request
 
 
 @dataclass(slots=True, eq=False)

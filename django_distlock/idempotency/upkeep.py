@@ -22,6 +22,8 @@ from .conf import config
 from .storage.database import DatabaseStorage
 
 if TYPE_CHECKING:
+    from django_distlock.schema import Tenant
+
     from .handle import KeyedRequest
     from .storage import Storage
 
@@ -104,6 +106,8 @@ class Renewal:
         try:
             for attempt in attempts:
                 try:
+                    if attempt.tenant is not None:
+                        attempt.tenant.enter()
                     if not storage.renew(attempt.claim):
                         self.remove(attempt)
                 except Exception:
@@ -128,8 +132,8 @@ class Sweeper:
         self._busy: set[str] = set()  # a sweep may take minutes if the server hangs
         self._guard = threading.Lock()
 
-    def sweep_if_due(self, storage: Storage) -> None:
-        """Start a sweep in a thread if one is due.
+    def sweep_if_due(self, storage: Storage, tenant: Tenant | None = None) -> None:
+        """Start a sweep in a thread if one is due, in the schema of ``tenant``.
 
         The first is due at a random time within the interval, so that processes which began together do not sweep
         together.
@@ -142,9 +146,9 @@ class Sweeper:
         if due is None:
             self._due[storage.alias] = now + interval * random.random()  # noqa: S311 - no secret
         elif now >= due:
-            self._begin(storage, now, interval)
+            self._begin(storage, tenant, now, interval)
 
-    def _begin(self, storage: DatabaseStorage, now: float, interval: float) -> None:
+    def _begin(self, storage: DatabaseStorage, tenant: Tenant | None, now: float, interval: float) -> None:
         with self._guard:
             if now < self._due[storage.alias]:
                 return
@@ -153,12 +157,14 @@ class Sweeper:
                 return
             self._busy.add(storage.alias)
         with contextlib.suppress(RuntimeError):  # no thread can be started now: the next sweep is tried in time
-            threading.Thread(target=self._sweep, args=(storage,), name="idempotency-sweep", daemon=True).start()
+            threading.Thread(target=self._sweep, args=(storage, tenant), name="idempotency-sweep", daemon=True).start()
             return
         self._busy.discard(storage.alias)
 
-    def _sweep(self, storage: DatabaseStorage) -> None:
+    def _sweep(self, storage: DatabaseStorage, tenant: Tenant | None) -> None:
         try:
+            if tenant is not None:
+                tenant.enter()
             deleted = storage.purge(batch=BATCH, batches=BATCHES)
             if deleted == BATCH * BATCHES:  # there may be more
                 self._due[storage.alias] = -math.inf

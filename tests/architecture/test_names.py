@@ -82,7 +82,6 @@ REASONS = {
     "editing.command": "one subcommand",
     "editing.http.texts": "the texts of the script, which translators look for in one place",
     "editing.store.saves": "inside the transaction of a save, where errors are not translated",
-    "editing.store.upkeep": "for operators, beside the verbs of holders",
     "idempotency.admin": "Django's admin imports it, and it alone needs the admin",
     "idempotency.signals": "public names",
     "manager.deadlock": "one idea, and the place where a reader looks for it",

@@ -356,6 +356,22 @@ FEATURES = (
         ("tests/browserlocks/http/test_watching.py",),
     ),
     Mutant(
+        "a claim is renewed in the public schema",
+        "tenants",
+        "idempotency/upkeep.py",
+        "                        attempt.tenant.enter()\n",
+        "                        pass\n",
+        ("tests/tenants/test_tenants.py",),
+    ),
+    Mutant(
+        "the edit lock of one tenant is that of another",
+        "tenants",
+        "editing/records.py",
+        'schema = f"{self.schema}\\0" if self.schema else ""',
+        'schema = ""',
+        ("tests/tenants/test_tenants.py",),
+    ),
+    Mutant(
         "migrate: the site key is replaced",
         "R3",
         "migrations/0001_initial.py",

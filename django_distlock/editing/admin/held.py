@@ -18,6 +18,7 @@ from django_distlock.editing.listing import break_edit, databases, list_edits
 from django_distlock.editing.records import Resource
 from django_distlock.editing.resources import objects_of
 from django_distlock.operations.admin.sections import MOST_SHOWN, LeaseSection
+from django_distlock.schema import schema_of
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -67,9 +68,9 @@ class EditLocksSection(LeaseSection):
 
     def end(self, request: HttpRequest, reason: str) -> None:
         given = {name: request.POST.get(name, "") for name in ("database", "model", "pk", "fence")}
-        resource = Resource(database=given["database"], model=given["model"], pk=given["pk"])
         if given["database"] not in databases():
             raise PermissionDenied
+        resource = Resource(given["database"], given["model"], given["pk"], schema=schema_of(given["database"]))
         row = store.read([resource]).get(resource.digest)
         if row is None or not row.held or str(row.fence) != given["fence"]:
             messages.warning(request, _("The edit lock has changed hands or has ended; it was not broken."))

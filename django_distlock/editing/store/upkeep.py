@@ -10,6 +10,7 @@ from django.db import Error, connections
 from django_distlock import BackendUnavailable
 from django_distlock.editing.records import EditLease, Resource
 from django_distlock.editing.signals import edit_broken
+from django_distlock.schema import schema_of
 from django_distlock.storage.dialect import contended, nowait
 from django_distlock.storage.table import LOCKED, RELEASE_PAUSES
 from django_distlock.storage.values import micros
@@ -25,14 +26,19 @@ HELD = "lease <> '' AND expires_at > {now}"
 
 
 def held(alias: str, model: str | None = None, limit: int | None = None) -> list[EditLease]:
-    """The leases that are held now in a database, the oldest first; of one model, at most ``limit``."""
+    """The leases that are held now in a database, the oldest first; of one model, at most ``limit``.
+
+    Those of other tenants, whose schemas no connection of this thread works in, are left out.
+    """
     text = f"{statements.SELECT} WHERE {HELD}"
     parameters: list[Any] = []
     if model is not None:
         text, parameters = f"{text} AND model = %s", [model]
-    text += " ORDER BY since, digest" + ("" if limit is None else f" LIMIT {limit:d}")
+    schemas = {schema_of(each) for each in connections}
+    text += " ORDER BY since, digest" + ("" if limit is None or schemas != {""} else f" LIMIT {limit:d}")
     rows = EDIT_LOCKS.fetch(connections[alias], text, parameters)
-    return [decode(row, Resource(database=alias, model=row[1], pk=row[2])) for row in rows]
+    named = [(row, Resource(alias, row[1], row[2], schema=schema)) for row in rows for schema in schemas]
+    return [decode(row, resource) for row, resource in named if resource.digest == row[0]][:limit]
 
 
 def held_by(principal: str, alias: str, digests: Iterable[str] = ()) -> int:

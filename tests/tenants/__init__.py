@@ -1,0 +1,1 @@
+"""A schema for each tenant, as django-tenants has it."""
