@@ -21,7 +21,7 @@ from django_distlock.http.bodies import private
 from django_distlock.http.visitors import visitor_of
 from django_distlock.locks import decorators
 from django_distlock.locks.lazy_results import refuse_unfinished
-from django_distlock.locks.name_templates import Template
+from django_distlock.locks.name_templates import NoValue, Template
 from django_distlock.middleware import language_of_texts, text_language
 from django_distlock.storage.dialect import contended
 from django_distlock.storage.transactions import begin, in_transaction
@@ -191,7 +191,10 @@ class LockGate:
         sent = sent_leases(request.headers.get(HEADER, ""))
         if not sent:
             return refused(request, "missing")
-        names = self._names()
+        try:
+            names = self._names()
+        except NoValue:  # no visitor holds such a lock: this one has logged out since, for example
+            return refused(request, "lost")
         principal = visitor_of(request, settings.label_of).holder
         attempts = 1 if in_transaction(settings.database) else ATTEMPTS
         for attempt in range(attempts):

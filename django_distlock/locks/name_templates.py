@@ -24,6 +24,10 @@ _ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]+")
 _WITHOUT_TEXT = (Set, Mapping, Promise, QuerySet, BaseManager)
 
 
+class NoValue(TypeError):
+    """A field is None, or an object that stands for all without a key or login."""
+
+
 class Template:
     """The names of one decorated function.
 
@@ -158,9 +162,12 @@ def _text(what: str, path: tuple[str, ...], values: Mapping[str, Any]) -> str:
     value = follow(what, path, values)
     if isinstance(value, (str, int)):
         return str(value)
+    error: type[TypeError] = TypeError
     if value is None:
+        error = NoValue
         why = "it is None, so that all callers without a value would share one lock. Pass a value"
     elif _has_no_identity(value):
+        error = NoValue
         why = f"it is {str(value)!r}, so that all callers without a key or login would share one lock. Pass a value"
     elif isinstance(value, _WITHOUT_TEXT):
         why = f"the text of {type(value).__name__} does not say which one it is. Name what identifies it"
@@ -168,7 +175,7 @@ def _text(what: str, path: tuple[str, ...], values: Mapping[str, Any]) -> str:
         why = f"its text is {text!r}, which differs between callers. Name what identifies it, such as its primary key"
     else:
         return text
-    raise TypeError(f"{what} cannot be made from {{{'.'.join(path)}}}: {why}, or make the name in a `with` block.")
+    raise error(f"{what} cannot be made from {{{'.'.join(path)}}}: {why}, or make the name in a `with` block.")
 
 
 def _has_no_identity(value: Any) -> bool:
