@@ -234,6 +234,15 @@ FEATURES = (
         "client_that_goes",
     ),
     Mutant(
+        "distlock run: a descendant of another user is a traceback",
+        "operations",
+        "operations/commands/run.py",
+        "            except PermissionError:  # what is left runs as another user\n                return False\n",
+        "",
+        ("tests/operations/commands/test_run.py",),
+        "another_user",
+    ),
+    Mutant(
         "idempotency: the log-ins of a site without keys are noted",
         "idempotency",
         "apps.py",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from django_distlock.operations.commands import migrate
 if TYPE_CHECKING:
     from tests.support.child import Link
 
+NOBODY = 65534  # the user
 _link: Link | None = None
 
 
@@ -30,6 +33,19 @@ def run(link: Link, *arguments: str) -> None:
 def run_unseen(link: Link, *arguments: str) -> None:
     """As :func:`run`, in a process whose keepalive thread writes no names."""
     name_log.LOOK = math.inf
+    run(link, *arguments)
+
+
+def run_and_become_another(link: Link, *arguments: str) -> None:
+    """As :func:`run` by root, in a process that becomes another user once it is told to."""
+
+    def become() -> None:
+        link.hear()
+        os.setgroups([])
+        os.setuid(NOBODY)
+        link.say("become")
+
+    threading.Thread(target=become, daemon=True).start()
     run(link, *arguments)
 
 
@@ -89,7 +105,6 @@ def manage(link: Link, database: str, name: str, *arguments: str) -> None:
 
 def _say(value: Any = None) -> None:
     import json
-    import os
 
     os.write(1, (json.dumps(value) + "\n").encode())
 

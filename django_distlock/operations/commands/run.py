@@ -17,7 +17,7 @@ from django_distlock.operations.lookup import show_name
 from .base import EX_TEMPFAIL, EX_UNAVAILABLE, Subcommand, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from django.core.management.base import CommandParser
 
@@ -88,7 +88,7 @@ class Run(Subcommand):
         return status
 
     def _run(self, command: list[str], lease: Lease, grace: float) -> int:
-        program = Program(command)
+        program = Program(command, self.stderr.write)
         with program.forwarding_signals():
             try:
                 program.start()
@@ -127,8 +127,8 @@ class Program:
     In a terminal only the child itself: a process group in the background could not read from the terminal.
     """
 
-    def __init__(self, command: list[str]) -> None:
-        self._command = command
+    def __init__(self, command: list[str], warn: Callable[[str], object] = print) -> None:
+        self._command, self._warn = command, warn
         self._process: subprocess.Popen[bytes] | None = None
         self._grouped = not os.isatty(0)
         self._pending: list[int] = []
@@ -159,14 +159,19 @@ class Program:
         else:
             self.send(number)
 
-    def send(self, number: int) -> None:
-        """Send a signal to all processes that are left."""
+    def send(self, number: int) -> bool:
+        """Send a signal to all processes that are left. False: all of them run as other users, so none has got it."""
         assert self._process is not None  # noqa: S101 - it was started
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        try:
             if self._grouped:
                 os.killpg(self._process.pid, number)
             else:
                 self._process.send_signal(number)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            return False
+        return True
 
     def _gone(self) -> bool:
         """Have all processes ended?"""
@@ -174,9 +179,13 @@ class Program:
         if self._process.poll() is None:
             return False
         if self._grouped:
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 os.killpg(self._process.pid, 0)
+            except ProcessLookupError:
+                return True
+            except PermissionError:  # what is left runs as another user
                 return False
+            return False
         return True
 
     def wait(self, seconds: float) -> int | None:
@@ -194,8 +203,8 @@ class Program:
         until = monotonic() + grace
         while not self._gone() and (left := until - monotonic()) > 0:
             time.sleep(min(left, CHECK_EVERY / 4))
-        if not self._gone():
-            self.send(signal.SIGKILL)
+        if not self._gone() and not self.send(signal.SIGKILL):
+            self._warn("Processes that run as another user could not be ended.")
         while (status := self.wait(CHECK_EVERY)) is None:
             pass
         return status

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -16,11 +18,12 @@ from django_distlock import advisory_lock, held_locks
 from tests.conftest import eventually
 from tests.faults.conftest import proxied
 from tests.faults.server import end_session, holders
-from tests.operations.programs import run, run_unseen
+from tests.operations.programs import NOBODY, run, run_and_become_another, run_unseen
 from tests.support.processes import Child
 from tests.support.timing import within
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.faults.conftest import Proxied
@@ -186,6 +189,57 @@ def test_descendants_do_not_outlive_the_lock(name: str, tmp_path: Path) -> None:
         end_session("postgres", session)
         status_of(child)
         eventually(lambda: not _runs(int(pids.read_text())), "it lives on")
+
+
+# As sudo does it: a descendant, or the program itself, runs as another user than `distlock run`.
+WITH_FOREIGN_CHILD = f"""
+import os, subprocess
+child = subprocess.Popen(["sleep", "60"])
+os.setuid({NOBODY})
+print(child.pid, flush=True)
+os.execvp("sleep", ["sleep", "60"])
+"""
+FOREIGN = ["sh", "-c", "echo $$; exec sleep 60"]
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+
+
+@contextlib.contextmanager
+def run_without_its_lock(name: str, command: list[str]) -> Iterator[tuple[Child, int]]:
+    """A process that has lost its lock, as another user than the program; and the process that it cannot end."""
+    arguments = [name, "--using", "postgres", "--grace", "0.2", "--", *command]
+    with Child(run_and_become_another, *arguments) as child:
+        child.killed = True
+        foreign = child.hear()
+        try:
+            child.say("become another")
+            assert child.hear() == "become"
+            (session,) = holders("postgres", name)
+            end_session("postgres", session)
+            yield child, foreign
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(foreign, signal.SIGKILL)
+
+
+@as_root
+def test_a_descendant_of_another_user_changes_no_status(name: str) -> None:
+    """It cannot be ended. Naive code meets PermissionError: a traceback, and the status 1."""
+    with run_without_its_lock(name, [sys.executable, "-c", WITH_FOREIGN_CHILD]) as (child, foreign):
+        assert status_of(child) == 128 + signal.SIGTERM
+        assert _runs(foreign)
+    errors = "".join(child._errors)
+    assert "was lost" in errors
+    assert "as another user" in errors
+    assert "Traceback" not in errors
+
+
+@as_root
+def test_a_program_of_another_user_is_waited_for(name: str) -> None:
+    with run_without_its_lock(name, FOREIGN) as (child, foreign):
+        eventually(lambda: "as another user" in "".join(child._errors), "nobody is told")
+        assert _runs(foreign)
+        os.kill(foreign, signal.SIGKILL)
+        assert status_of(child) == 128 + signal.SIGKILL
 
 
 def _runs(pid: int) -> bool:
