@@ -9,6 +9,7 @@ REQUESTS = "idempotency/http/requests.py"
 OUTCOMES = "tests/idempotency/test_outcomes.py"
 ENGINE = "tests/idempotency/test_engine.py"
 SAVING = "tests/editing/store/test_saving.py"
+BEATS = "tests/editing/http/test_beats_of_views.py"
 VERBS = "tests/editing/store/test_verbs.py"
 
 FEATURES = (
@@ -323,6 +324,62 @@ FEATURES = (
         "            if not self._gate.may_take_over(grant.permission, resource, rows.get(resource.digest)):",
         "            if False:",
         ("tests/editing/http/test_security.py", "tests/editing/http/test_kinds_of_views.py", "tests/editing/admin"),
+    ),
+    Mutant(
+        "edit locks: a view that cannot be asked counts as one that permits",
+        "edit locks",
+        "editing/http/permissions.py",
+        "        return Access(False, unknown=reason)",
+        "        return Access(True)",
+        (BEATS,),
+    ),
+    Mutant(
+        "edit locks: a beat asks a view outside of ATOMIC_REQUESTS",
+        "edit locks",
+        "editing/http/permissions.py",
+        "            with transactions_of_request():\n                return question(",
+        "            if True:\n                return question(",
+        (BEATS,),
+    ),
+    Mutant(
+        "edit locks: a beat asks a view without the query of its page",
+        "edit locks",
+        "editing/http/permissions.py",
+        "        request.GET = QueryDict(query,",
+        '        request.GET = QueryDict("",',
+        (BEATS,),
+    ),
+    Mutant(
+        "edit locks: TAKEOVER of one admin does not count at beats",
+        "edit locks",
+        "editing/http/permissions.py",
+        "            return may_take_over(request, page.config(request), access.obj, holder, page)",
+        "            return may_take_over(request, config(), access.obj, holder, page)",
+        ("tests/editing/http/test_options.py",),
+    ),
+    Mutant(
+        "edit locks: a function view asks for its permission at beats only",
+        "edit locks",
+        "editing/views.py",
+        "        if self._permission is None:",
+        "        if True:",
+        ("tests/editing/http/test_permission_of_functions.py",),
+    ),
+    Mutant(
+        "edit locks: the rows of a view's formsets are not compared",
+        "edit locks",
+        "editing/views.py",
+        "fields=self.get_edit_fields(), inlines=self._inlines())\n                if opened",
+        "fields=self.get_edit_fields())\n                if opened",
+        ("tests/editing/http/test_inlines_of_views.py",),
+    ),
+    Mutant(
+        "edit locks: a posted row whose object is gone stays where it is",
+        "edit locks",
+        "editing/http/rows.py",
+        "    if len(kept) == first:",
+        "    if True:",
+        ("tests/editing/admin/test_rows.py",),
     ),
     Mutant(
         "admin: a lock is broken without the permission to break",
