@@ -16,7 +16,7 @@ from django_distlock.storage.values import ID
 from django_distlock.validation import refuse_order
 
 from . import store
-from .conf import EditingConfig, config
+from .conf import EditingConfig, config, require_own
 from .grants import EditGrant
 from .http.forms import NO_TAB, bring_up_to_date, owner_of
 from .http.refusals import Refusal
@@ -63,6 +63,7 @@ class EditLockViewSetMixin:
 
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
+        require_own(initkwargs.get("edit_lock", cls.edit_lock))
         return outside_transactions(super().as_view(*args, **initkwargs))  # type: ignore[misc]
 
     def get_edit_config(self) -> EditingConfig:

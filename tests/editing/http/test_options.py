@@ -127,9 +127,13 @@ def test_options_of_one_page_are_in_its_form(ada: Person, article: Article, addr
 
 @pytest.mark.parametrize("name", SITE_WIDE)
 def test_an_option_of_the_whole_site_is_refused_in_one_view(name: str) -> None:
-    view = type("View", (views.Edit,), {"edit_lock": {name: SITE_WIDE[name]}})
+    options = {"edit_lock": {name: SITE_WIDE[name]}}
     with pytest.raises(ImproperlyConfigured, match=name):
-        view.as_view()
+        type("View", (views.Edit,), options).as_view()
+    with pytest.raises(ImproperlyConfigured, match=name):
+        views.Edit.as_view(**options)
+    with pytest.raises(ImproperlyConfigured, match=name):
+        type("Views", (views.ArticleViewSet,), options).as_view(views.one)
     with pytest.raises(ImproperlyConfigured, match=name):
         edit_locked(Article, **{name.lower(): SITE_WIDE[name]})
 
