@@ -321,7 +321,7 @@ FEATURES = (
         "edit locks: a takeover needs no permission",
         "edit locks",
         "editing/http/actions.py",
-        "            if not self._gate.may_take_over(grant.permission, resource, rows.get(resource.digest)):",
+        "            if not self._gate.may_take_over(grant.permission, grant.resource, rows.get(resource.digest)):",
         "            if False:",
         ("tests/editing/http/test_security.py", "tests/editing/http/test_kinds_of_views.py", "tests/editing/admin"),
     ),

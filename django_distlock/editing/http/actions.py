@@ -146,7 +146,7 @@ class Beat:
     def _take_over(self, item: Item, grant: EditGrant) -> Answer:
         rows = store.read(grant.resources)
         for resource in grant.resources:
-            if not self._gate.may_take_over(grant.permission, resource, rows.get(resource.digest)):
+            if not self._gate.may_take_over(grant.permission, grant.resource, rows.get(resource.digest)):
                 return {"state": "error", "reason": "permission"}
         taken = []
         for resource in sorted(grant.resources, key=lambda resource: resource.digest):

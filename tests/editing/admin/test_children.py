@@ -87,6 +87,22 @@ def test_a_child_that_is_edited_keeps_the_parent_from_being_saved(
     assert bo.client.post(parent(article), sent(fields, source)).status_code == 409
 
 
+@pytest.mark.parametrize("place", ["parent", "child"])
+def test_a_parent_is_taken_over_with_its_children(
+    ada: Person, bo: Person, boss: Person, article: Article, source: Source, place: str
+) -> None:
+    if place == "parent":
+        ada.claim(ada.open(parent(article))["distlock_edit"])
+    else:
+        ada.open(child(source))  # WHEN = "open"
+    for person, answer in ((bo, "error"), (boss, "held")):
+        grant = person.open(parent(article))["distlock_edit"]
+        asked = person.ask("claim", grant, lease="c" * 32)
+        assert (asked["state"], asked["can_take_over"]) == ("busy", person is boss)
+        assert person.ask("takeover", grant, lease="d" * 32)["state"] == answer
+    assert set(EditLeaseRow.rows.exclude(lease="").values_list("lease", flat=True)) == {"d" * 32}
+
+
 def test_a_form_that_comes_back_takes_all_or_nothing(ada: Person, bo: Person, article: Article, source: Source) -> None:
     ada.open(child(source))
     fields = bo.open(parent(article))
