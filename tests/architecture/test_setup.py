@@ -70,11 +70,14 @@ def test_a_log_in_is_remembered_before_a_form_is_refused() -> None:
     code = """
 from unittest import mock
 from django.contrib.auth.signals import user_logged_in
+from django_distlock.idempotency import idempotent
+idempotent(lambda request: None)
+assert "django_distlock.idempotency.csrf" not in sys.modules
 request = mock.Mock(session={}, COOKIES={"csrftoken": "s" * 32})
 user_logged_in.send(object, request=request, user=mock.Mock())
 assert len(request.session["_distlock_before_login"]) == 1
 """
-    after_setup(code)
+    after_setup(code, CSRF_FAILURE_VIEW="django_distlock.idempotency.csrf.csrf_failure")
 
 
 def test_transactions_that_began_before_the_first_lock_are_known() -> None:
