@@ -16,6 +16,7 @@ from django_distlock.backends.redis.commands import LATE
 from django_distlock.backends.sessions import backend as session_backend
 from django_distlock.backends.sessions import pool as sessions
 from django_distlock.backends.sessions import session
+from django_distlock.concurrency import places
 from django_distlock.manager import keepalive, registry
 from django_distlock.middleware import LockBusyMiddleware
 from django_distlock.operations import otel, recorder
@@ -31,7 +32,8 @@ CLAIMS = [
     ("backends/postgres", f"| `wait_sessions` | {WAITS} |"),
     ("backends/postgres", f"When it holds {LOCKS}, another is opened"),
     ("backends/postgres", f"closed after {sessions.IDLE:g} seconds"),
-    ("backends/postgres", f"try again every {session_backend.PAUSE * 1000:g} ms"),
+    ("backends/postgres", {0.25: "try four times a second"}[session_backend.ASK_EVERY]),
+    ("backends/postgres", {1.0: "in the server's queue for a second"}[places.TURN]),
     ("backends/postgres", f"heartbeat after {session.HEARTBEAT:g} s of silence"),
     ("backends/postgres", f"heartbeat after {session.HEARTBEAT:g} s and {session.STATEMENT_LIMIT:g} s to answer"),
     ("backends/mysql", f"| `wait_sessions` | {WAITS} |"),

@@ -23,10 +23,10 @@ from django_distlock.backends import memory
 from django_distlock.backends.mysql import session as mysql_session
 from django_distlock.backends.postgres import session as postgres_session
 from django_distlock.backends.redis import backend as redis
-from django_distlock.backends.redis import connection as redis_connection
 from django_distlock.backends.sessions import backend as sessions_backend
 from django_distlock.backends.sessions import session as sessions_session
 from django_distlock.concurrency import flow, parking
+from django_distlock.concurrency import places as places_module
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.parking import Parker
 from django_distlock.locks import lease, lock, lockset
@@ -502,19 +502,20 @@ def test_r7_an_interrupted_hand_over_reaches_the_next() -> None:
 @pytest.mark.parametrize("crowded", [False, True])
 def test_r7_an_interrupt_takes_no_place_along(crowded: bool) -> None:
     """Of those that one process has in the queues of a Redis server."""
-    places, other = redis_connection.Places(1), redis_connection.Place()
+    places, other = places_module.Places(1), places_module.Place()
     if crowded:
         assert places.take(other)
     backend: Any = SimpleNamespace(_places=places, _asked=nothing, _waited=nothing)
+    attempt: Any = SimpleNamespace(sent=True)
 
     def clean() -> None:
         assert (places._taken, places._queue) == ({other} if crowded else set(), [])
 
     def ask() -> None:
         until = time.monotonic() + 0.001
-        run(redis.RedisBackend._queued(backend, None, until))  # type: ignore[arg-type]
+        run(redis.RedisBackend._queued(backend, attempt, until))
 
-    assert interrupted_everywhere(ask, clean, redis, redis_connection) > 10
+    assert interrupted_everywhere(ask, clean, redis, places_module) > 10
 
 
 def nothing(*args: Any) -> Flow[None]:

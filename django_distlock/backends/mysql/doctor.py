@@ -47,7 +47,7 @@ def findings(ask: Ask, wait_sessions: int) -> Iterator[Finding]:
         yield Finding(
             "warning",
             f"{_text(used[0][1])} of {connections} connections are in use; one process takes up to {wanted} for this "
-            "alias.",
+            "alias, and one for each lock that it holds after a wait.",
             "Raise max_connections, or lower wait_sessions or the number of processes.",
         )
 

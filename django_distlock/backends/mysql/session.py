@@ -121,8 +121,8 @@ class MySQLSession(Session):
             yield from self.settle(until)
         self._send(sql)
         try:
-            if not (yield Step(self._replies.poll, self._replies.apoll, (self._fd, until))):
-                raise StatementTimeout
+            while not (yield Step(self._replies.poll, self._replies.apoll, (self._fd, self.look_at(until)))):
+                self.look(until)
         except BaseException:  # the caller gives up waiting
             self._orphan(undo)
             raise
@@ -254,9 +254,8 @@ class MySQLSession(Session):
         try:
             conn.send_query(self._waiting(key.text_bytes, until))
             self.orphaned_at = monotonic()  # until the reply is here, an exception leaves the statement behind
-            if not readable(self._fd, until + GRACE - monotonic()):
-                self.kill("a wait was cut off")
-                raise StatementTimeout
+            while not readable(self._fd, self.look_at(until + GRACE) - monotonic()):
+                self.look(until + GRACE)
             self.started = self.replied_at = monotonic()  # the watchdog ends it if the reply breaks off in the middle
             self.orphaned_at = None
             conn.read_query_result()

@@ -94,7 +94,8 @@ def of_room(facts: PostgresFacts, wanted: int) -> Iterator[Finding]:
     if connections - used < wanted:
         yield Finding(
             "warning",
-            f"{used} of {connections} connections are in use; one process takes up to {wanted} for this alias.",
+            f"{used} of {connections} connections are in use; one process takes up to {wanted} for this alias, and one "
+            "for each lock that it holds after a wait.",
             "Raise max_connections, or lower wait_sessions or the number of processes.",
         )
     if taken > places * FULL:

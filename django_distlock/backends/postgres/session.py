@@ -158,8 +158,8 @@ class PostgresSession(Session):
     def _reply(self, until: float, undo: tuple[bytes, bytes] | None) -> Flow[Any]:
         try:
             while not self._complete():
-                if not (yield Step(READY.poll, READY.apoll, (self.fd, False, until))):
-                    raise StatementTimeout
+                if not (yield Step(READY.poll, READY.apoll, (self.fd, False, self.look_at(until)))):
+                    self.look(until)
             return self._result()
         except SessionDead:
             raise
@@ -298,9 +298,8 @@ class PostgresSession(Session):
                 conn.send_query_params(STATEMENTS[statement], (key.number_bytes,))
             self._orphan(None)  # until the reply is here, an exception leaves it behind
             while not self._complete():
-                if not READY.poll(conn.socket, False, until + GRACE):
-                    self.kill("a wait was cut off")
-                    raise StatementTimeout
+                if not READY.poll(conn.socket, False, self.look_at(until + GRACE)):
+                    self.look(until + GRACE)
             self.orphaned_at = None
             self._read(self._result())
         except OperationalError as error:

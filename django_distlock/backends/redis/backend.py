@@ -18,6 +18,7 @@ from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import LEAST_ANSWER
 from django_distlock.concurrency.flow import Flow, both, run
+from django_distlock.concurrency.places import LOOK_EVERY, TURN, Place, Places
 from django_distlock.exceptions import BackendUnavailable, DistlockError, UnsupportedOperation
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
@@ -37,7 +38,7 @@ from .commands import (
     keys_of,
     milliseconds,
 )
-from .connection import ConnectionFailed, Place, Places, Pool
+from .connection import ConnectionFailed, Pool
 from .introspection import broken, listed
 from .target import ClusterNode, Target
 
@@ -145,36 +146,46 @@ class RedisBackend(Backend):
 
     def _queued(self, attempt: RedisAttempt, deadline: float) -> Flow[Grant | None]:
         """Queue at the server until the deadline; before that, in this process for a place to do so."""
-        place = Place()
+        place, seconds = Place(), TURN
         try:
             taken, grant = self._places.take(place), None
-            while not taken:
-                grant = yield from self._asked(attempt)
-                left = deadline - monotonic()
-                if grant is not None or left <= 0:
-                    break
-                taken = yield from self._places.enter(place, min(left, ASK_EVERY))
-            if taken:
-                grant = yield from self._waited(attempt, deadline)
+            while True:
+                if not taken:
+                    grant = yield from self._asked(attempt)
+                    left = deadline - monotonic()
+                    if grant is not None or left <= 0:
+                        break
+                    taken = yield from self._places.enter(place, min(left, ASK_EVERY))
+                if taken:
+                    grant = yield from self._waited(attempt, deadline, monotonic() + seconds)
+                    self._places.leave(place)
+                    if grant is not None or attempt.sent or monotonic() >= deadline:
+                        break  # also if it could not leave the queue: then that is undone later
+                    taken, seconds = False, 2 * seconds
             self._places.leave(place)
         except BaseException:
             finalizers.now_or_later(self._places.leave, place)
             raise
         return grant
 
-    @staticmethod
-    def _waited(attempt: RedisAttempt, deadline: float) -> Flow[Grant | None]:
+    def _waited(self, attempt: RedisAttempt, deadline: float, turn_ends: float) -> Flow[Grant | None]:
+        """Wait in the server's queue. None at the deadline, or when its turn is over and others want its place."""
         while True:
             grant, again_at = yield from attempt.ask(queue=True)
-            if grant is None and monotonic() < deadline:
-                grant = yield from attempt.hear(again_at)
+            until, look_at = min(again_at, deadline), 0.0
+            while grant is None and look_at <= (now := monotonic()) < until and not self._over(turn_ends, now):
+                look_at = min(until, now + LOOK_EVERY)
+                grant = yield from attempt.hear(look_at)  # before that time: None says that it must ask again
             if grant is not None:
                 return grant
             now = monotonic()
-            if now >= deadline:
+            if now >= deadline or self._over(turn_ends, now):
                 with contextlib.suppress(ConnectionFailed):  # then it is undone later
                     yield from attempt.leave(now + LEAVE_TIMEOUT)
                 return None
+
+    def _over(self, turn_ends: float, now: float) -> bool:
+        return now >= turn_ends and self._places.wanted()
 
     def _forsake(self, attempt: RedisAttempt, claim: Claim, uncertain: bool) -> None:
         """Schedule the clean-up of an attempt whose effect is unknown."""

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django_distlock.backends.base import Backend
 from django_distlock.backends.cleanup import PendingCleanup
 from django_distlock.backends.redis.commands import HolderInfo, milliseconds
-from django_distlock.backends.redis.connection import PENDING, Places
+from django_distlock.backends.redis.connection import PENDING
 from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, both, run
+from django_distlock.concurrency.places import Places
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 

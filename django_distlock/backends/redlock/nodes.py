@@ -17,10 +17,11 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.backends.redis.commands import milliseconds, scripts, unknown_script
-from django_distlock.backends.redis.connection import PENDING, Connection, ConnectionFailed, Places, Pool, pack
+from django_distlock.backends.redis.connection import PENDING, Connection, ConnectionFailed, Pool, pack
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Flow, Step
+from django_distlock.concurrency.places import Places
 from django_distlock.concurrency.sockets import READY
 from django_distlock.records import MOST_WAITING
 

@@ -13,11 +13,12 @@ import select
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from django_distlock.backends.redis.connection import PENDING, Place
+from django_distlock.backends.redis.connection import PENDING
 from django_distlock.backends.redis.target import ClusterNode, timed_out
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Flow, Step
+from django_distlock.concurrency.places import Place
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import drift
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from django_distlock.backends.redis.connection import PENDING, ConnectionFailed, Place, pack
+from django_distlock.backends.redis.connection import PENDING, ConnectionFailed, pack
 from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Step
+from django_distlock.concurrency.places import TURN, Place
 from django_distlock.exceptions import BackendUnavailable
 
 from .acquire import numbers
@@ -17,8 +18,8 @@ from .nodes import CONNECT_TIMEOUT, GRACE, JOIN, KEPT, PLACES, RESPECT, Undo, un
 from .rounds import LATE_REPLY, Crowded, RedlockBackendUnavailable
 
 if TYPE_CHECKING:
-    from django_distlock.backends.redis.connection import Places
     from django_distlock.concurrency.flow import Flow
+    from django_distlock.concurrency.places import Places
     from django_distlock.records import Grant
 
     from .acquire import RedlockAttempt
@@ -102,6 +103,9 @@ class RedlockWaiter:
         self._nodes = attempt.nodes
         self._deadline = deadline
         self._places, self._place = places, Place()
+        # how long it keeps the place while others of this process want it
+        self._turn = TURN
+        self._turn_ends = monotonic() + TURN
         self._pace = Pace()
         # its name in the queue, the node that keeps the queue, and since when it waits by the clock of that node
         self._member = f"{attempt.claim.token}-{next(numbers)}"
@@ -131,7 +135,10 @@ class RedlockWaiter:
                 if grant is not None:
                     return grant
                 if monotonic() < self._deadline:
-                    queued, everyone = yield from self._rest(queued)
+                    had = queued and not self._gave_up()
+                    queued, everyone = yield from self._rest(had)
+                    if queued and not had:
+                        self._turn_ends = monotonic() + self._turn
                 if (left := self._deadline - monotonic()) <= LAST_LOOK:
                     # a caller whose time is not over would ask once more, at the same time as all the others
                     yield Step(PAUSE.sleep, PAUSE.asleep, (max(left, 0.0),))
@@ -141,6 +148,16 @@ class RedlockWaiter:
         if self._error is not None:
             raise self._error
         return None
+
+    def _gave_up(self) -> bool:
+        """Has its turn ended, with others waiting for the place? It keeps its age in the queue of the node."""
+        if monotonic() < self._turn_ends or not self._places.wanted():
+            return False
+        self._leave()
+        self._places.leave(self._place)
+        self._place, self._member = Place(), f"{self._attempt.claim.token}-{next(numbers)}"
+        self._turn *= 2
+        return True
 
     def _ask(self, queued: bool, everyone: bool) -> Flow[Grant | None]:
         now = monotonic()

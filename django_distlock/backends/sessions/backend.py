@@ -16,10 +16,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from django_distlock.backends.base import TICK, Backend
+from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import LEAST_PATIENCE
 from django_distlock.concurrency.flow import Flow, Step, arun, finished, run
 from django_distlock.concurrency.parking import Turn
+from django_distlock.concurrency.places import TURN, Place, Places
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Grant, grant_of
 from django_distlock.validation import count
@@ -34,6 +36,7 @@ from .session import (
     Session,
     SessionDead,
     StatementTimeout,
+    TurnOver,
     locked,
     unavailable,
 )
@@ -58,8 +61,8 @@ MOST_BUSY = 1000
 SILENCE = 0.25
 # A cancel that had no effect is sent again after this time; seconds.
 CANCEL_AGAIN = 0.1
-# Pause between attempts when every wait session is taken.
-PAUSE = 0.01
+# A waiter without a place asks at this interval whether the lock is free; seconds.
+ASK_EVERY = 0.25
 # A session that is not open after this time has met a server that hangs, or a dead network; seconds.
 CONNECT_LIMIT = 10.0
 # The watchdog alone ends a blocking call, which would be too late for a caller that waits no longer than this; seconds.
@@ -108,11 +111,8 @@ class SessionLockBackend(Backend, Generic[S]):
             wait_sessions = count("wait_sessions", options.get("wait_sessions", WAIT_SESSIONS))
         except (TypeError, ValueError) as error:
             raise ImproperlyConfigured(f"DISTLOCK[{alias!r}]: {error}") from error
-        self.sessions: Sessions[S] = Sessions(
-            self._connect,
-            wait_sessions,
-            lambda: self.wake_at(monotonic() + TICK),
-        )
+        self.sessions: Sessions[S] = Sessions(self._connect, lambda: self.wake_at(monotonic() + TICK))
+        self._places = Places(wait_sessions)
         self._notes = Notes(alias, self.sessions, self.notes_sql)
         self._busy = BusyKeys()
         # when it was proven that the server excludes: for this process, and for its children
@@ -156,6 +156,7 @@ class SessionLockBackend(Backend, Generic[S]):
         self.sessions.abandon()
         self._notes = Notes(self.alias, self.sessions, self.notes_sql)
         self._busy.until = {}
+        self._places = Places(self._places.size)
 
     # acquiring
 
@@ -194,10 +195,18 @@ class SessionLockBackend(Backend, Generic[S]):
 
     def _wait_fast(self, claim: Claim, wait: float, asked: float) -> Grant | None:
         """:meth:`acquire_fast` for a key that was busy lately: wait for it at once, on a session of its own."""
+        place = Place()
+        try:
+            return self._wait_fast_at(claim, wait, asked) if self._places.take(place) else None
+        finally:
+            self._places.leave(place)
+
+    def _wait_fast_at(self, claim: Claim, wait: float, asked: float) -> Grant | None:
         ready = self.sessions.ready_to_wait()
         if ready is None:
             return None
         session, turn = ready
+        session.wanted, session.turn_ends = self._places.wanted, asked + TURN
         grant: Grant | None = None
         try:
             try:
@@ -205,12 +214,18 @@ class SessionLockBackend(Backend, Generic[S]):
                     session.held[claim.key.digest] += 1
                     grant = grant_of((claim, asked, None, None, session))
                 return grant
-            except (SessionDead, ServerError, StatementTimeout):
+            except (SessionDead, ServerError):
                 return None  # _acquire asks again, and handles these
-            except BaseException:
+            except StatementTimeout:
+                session.kill("a wait was cut off")
+                return None
+            except BaseException as error:
                 run(self._stop_waiting(session))
-                raise
+                if not isinstance(error, TurnOver):
+                    raise
+                return None
             finally:
+                session.turn_ends = math.inf
                 turn.release()
                 if grant is None:
                     self.sessions.give_back(session)
@@ -231,9 +246,6 @@ class SessionLockBackend(Backend, Generic[S]):
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         return await arun(self._acquire(claim, wait))
 
-    def pause(self, claim: Claim, attempt: int) -> float:
-        return PAUSE
-
     def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
         now = monotonic()
         until = max(claim.answer_by or now + max(wait, LEAST_PATIENCE), now + GRACE)
@@ -244,7 +256,7 @@ class SessionLockBackend(Backend, Generic[S]):
                 if grant is not None or wait <= 0:
                     return grant
                 self._busy.add(digest, now)
-            return (yield from self._wait(claim, now + wait, until))
+            return (yield from self._queue(claim, now + wait, until))
         except StatementTimeout as error:
             if self.sessions.heard_since(monotonic() - SILENCE):
                 return None  # the server is well: all the time was spent behind others of this process
@@ -297,21 +309,43 @@ class SessionLockBackend(Backend, Generic[S]):
         except (SessionDead, ServerError, StatementTimeout):
             session.kill("an interrupted statement could not be undone")
 
-    def _wait(self, claim: Claim, until: float, answer_by: float) -> Flow[Grant | None]:
-        """Wait in the engine's queue, on a session that is lent for it; None at the deadline."""
+    def _queue(self, claim: Claim, until: float, answer_by: float) -> Flow[Grant | None]:
+        """Wait in the engine's queue; before that, in this process for a place to do so. None at the deadline."""
+        place, seconds = Place(), TURN
+        try:
+            grant, taken = None, self._places.take(place)
+            while grant is None and (taken or monotonic() < until):
+                if not taken:
+                    taken = yield from self._places.enter(place, min(until - monotonic(), ASK_EVERY))
+                    grant = yield from self._try(claim, answer_by)
+                if taken and grant is None:
+                    try:
+                        grant = yield from self._wait(claim, until, monotonic() + seconds)
+                        break
+                    except TurnOver:
+                        self._places.leave(place)
+                        taken, seconds = False, 2 * seconds
+            self._places.leave(place)
+        except BaseException:
+            finalizers.now_or_later(self._places.leave, place)
+            raise
+        return grant
+
+    def _wait(self, claim: Claim, until: float, turn_ends: float) -> Flow[Grant | None]:
+        """Wait on a session that is lent for it; None at the deadline. TurnOver: others want the place."""
         try:
             # a wait of a millisecond is too short to connect in: let the session come for the next one
             session = yield from self.sessions.lend(max(until, monotonic() + GRACE))
         except StatementTimeout:
             return None
-        if session is None:  # all of them are taken
-            return (yield from self._try(claim, answer_by))
+        session.wanted, session.turn_ends = self._places.wanted, turn_ends
         grant: Grant | None = None
         try:
             if monotonic() < until:
                 grant = yield from locked(session.mutex, math.inf, self._wait_on(session, claim, until))
             return grant
         finally:
+            session.turn_ends = math.inf
             if grant is None:
                 if session.held:
                     session.kill("a wait was interrupted")
@@ -340,6 +374,7 @@ class SessionLockBackend(Backend, Generic[S]):
     def _stop_waiting(self, session: S) -> Flow[None]:
         """Have the server end an interrupted wait. If the socket were closed instead, the waiter would stay in the
         queue for a while, and might get the lock."""
+        session.turn_ends = math.inf
         until = monotonic() + STATEMENT_LIMIT / 2
         try:
             while True:

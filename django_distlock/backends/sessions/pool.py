@@ -37,9 +37,8 @@ class Sessions(Generic[S]):
     """The sessions of one alias. ``connect(waits, until)`` is a flow that opens one; ``opened()`` is called after it,
     so that the keepalive thread ticks."""
 
-    def __init__(self, connect: Callable[[bool, float], Flow[S]], waiters: int, opened: Callable[[], object]) -> None:
+    def __init__(self, connect: Callable[[bool, float], Flow[S]], opened: Callable[[], object]) -> None:
         self._connect = connect
-        self._limit = waiters
         self._opened = opened
         self._mutex = threading.Lock()
         self._opening = FairLock()
@@ -49,7 +48,6 @@ class Sessions(Generic[S]):
         self._lent: set[S] = set()
         self._retired: set[S] = set()  # take no new locks
         self._closing: set[S] = set()  # to be closed once no statement runs on them
-        self._places = 0  # sessions to wait on that are open or being opened
 
     def ready_to_wait(self) -> tuple[S, Turn] | None:
         """A session to wait on, and the turn that has its mutex, if one is idle."""
@@ -100,8 +98,8 @@ class Sessions(Generic[S]):
         self._opened()
         return session
 
-    def lend(self, until: float) -> Flow[S | None]:
-        """A session to wait on, for the caller alone; None if all are taken."""
+    def lend(self, until: float) -> Flow[S]:
+        """A session to wait on, for the caller alone."""
         with self._mutex:
             while self._idle:
                 session = self._idle[-1]
@@ -111,15 +109,7 @@ class Sessions(Generic[S]):
                     return session
                 self._forget(session)
                 self._closing.add(session)
-            if self._places >= self._limit:
-                return None
-            self._places += 1
-        try:
-            session = yield from self._connect(True, until)
-        except BaseException:
-            with self._mutex:
-                self._places -= 1
-            raise
+        session = yield from self._connect(True, until)
         with self._mutex:
             self._lend(session)
         self._opened()
@@ -137,18 +127,14 @@ class Sessions(Generic[S]):
 
     def aside(self, work: Callable[[S], Flow[T]], until: float) -> Flow[T]:
         """Do ``work`` on a session that holds nothing: a statement that takes long, or hangs, costs no lock."""
-        lent = yield from self.lend(until)
-        session = lent if lent is not None else (yield from self._connect(True, until))
+        session = yield from self.lend(until)
         try:
             return (yield from locked(session.mutex, until - monotonic(), work(session)))
         except StatementTimeout:
             session.kill("a statement hung")
             raise
         finally:
-            if lent is not None:
-                self.give_back(session)
-            else:
-                session.close()
+            self.give_back(session)
 
     def drop(self, session: S) -> None:
         """End a session and lose what it holds. It is closed once no statement runs on it: a driver crashes if its
@@ -164,7 +150,6 @@ class Sessions(Generic[S]):
             self.open_shared = None
         self._retired.discard(session)
         if session in self._idle or session in self._lent:
-            self._places -= 1
             self._lent.discard(session)
             if session in self._idle:
                 self._idle.remove(session)
@@ -239,4 +224,4 @@ class Sessions(Generic[S]):
         """In the child of a fork: the sessions are the parent's, which must not notice."""
         for session in self._all():  # without the mutex, which another thread of the parent may have held
             session.abandon()
-        self.__init__(self._connect, self._limit, self._opened)  # type: ignore[misc]
+        self.__init__(self._connect, self._opened)  # type: ignore[misc]

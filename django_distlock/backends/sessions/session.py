@@ -15,6 +15,7 @@ from django_distlock.concurrency import sockets
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import FairLock
+from django_distlock.concurrency.places import LOOK_EVERY
 from django_distlock.exceptions import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ class SessionDead(Exception):
 
 class StatementTimeout(Exception):
     """No reply in time. The statement may still take effect; the session knows that and cleans up."""
+
+
+class TurnOver(Exception):
+    """The wait has had its turn, and others of this process want to wait. The session's statement goes on."""
 
 
 class ServerError(Exception):
@@ -88,6 +93,9 @@ class Session(ABC):
         self.used_at = self.replied_at = monotonic()
         # when the statement was sent that a thread is blocked on, for the watchdog
         self.started: float | None = None
+        # while a wait runs: when others of this process may have its place, and whether any want it
+        self.turn_ends = math.inf
+        self.wanted: Callable[[], bool] = bool
         # when the statement was sent whose caller has given up waiting
         self.orphaned_at: float | None = None
         # one thread may shut the socket while another closes it, and the number may then belong to another file
@@ -164,6 +172,18 @@ class Session(ABC):
     @abstractmethod
     def ping(self, until: float) -> Flow[None]:
         """Prove that the session lives."""
+
+    def look_at(self, until: float) -> float:
+        """When to look up from waiting for a reply by ``until``."""
+        return until if self.turn_ends == math.inf else min(until, monotonic() + LOOK_EVERY)
+
+    def look(self, until: float) -> None:
+        """Nothing has come: wait on, or raise StatementTimeout or TurnOver."""
+        now = monotonic()
+        if now >= until:
+            raise StatementTimeout
+        if now >= self.turn_ends and self.wanted():
+            raise TurnOver
 
     def ensure_bound(self, alias: str, second: Session, until: float) -> Flow[None]:
         """Raise UnsupportedOperation if a pooler gives this connection changing server sessions. ``second`` is another

@@ -1,4 +1,4 @@
-"""R7, R23: the places for sessions to wait on, of which an alias has few."""
+"""R7, R23: the sessions to wait on, of which none is lost."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Idle:
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_r7_an_interrupt_loses_no_place(fast: bool) -> None:
-    sessions: Sessions[Any] = Sessions(None, 1, bool)  # type: ignore[arg-type]
+def test_r7_an_interrupt_loses_no_session(fast: bool) -> None:
+    sessions: Sessions[Any] = Sessions(None, bool)  # type: ignore[arg-type]
 
     def start() -> None:
-        sessions._places, sessions._idle, sessions._lent = 1, [Idle()], set()
+        sessions._idle, sessions._lent = [Idle()], set()
 
     def lend() -> None:
         lent: Any = sessions.ready_to_wait() if fast else run(sessions.lend(0.0))
@@ -37,7 +37,7 @@ def test_r7_an_interrupt_loses_no_place(fast: bool) -> None:
     def clean() -> None:
         (session,) = {*sessions._idle, *sessions._lent}
         sessions._forget(session)
-        assert (sessions._places, sessions._idle, sessions._lent) == (0, [], set())
+        assert (sessions._idle, sessions._lent) == ([], set())
         start()
 
     start()
