@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.contrib.messages import get_messages
-from django.db import DEFAULT_DB_ALIAS, Error
+from django.db import DEFAULT_DB_ALIAS, Error, connections
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.crypto import salted_hmac
 from django.utils.safestring import SafeData
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from .http.requests import Source
     from .options import Options
+    from .storage import Storage
 
 logger = logging.getLogger("django_distlock.idempotency")
 T = TypeVar("T")
@@ -111,6 +112,15 @@ def enter(request: HttpRequest, options: Options, view: Any = None) -> Flow[Keye
         return (yield from blocking(responses.bad_key, request, error, html=wants_page(request, source)))
 
 
+def _tenant(storage: Storage) -> Tenant | None:
+    """The tenant that the request works for; None on a site without tenants.
+
+    A cache may have the schema of the default database in its keys.
+    """
+    alias = storage.alias if isinstance(storage, DatabaseStorage) else DEFAULT_DB_ALIAS
+    return Tenant(alias) if hasattr(connections[alias], "tenant") else None
+
+
 def _attempt(
     request: HttpRequest, options: Options, source: Source, key: str, principal: Principal, secret: str
 ) -> KeyedRequest:
@@ -143,8 +153,7 @@ def _attempt(
         html=html,
         site_key=secret,
         storage=storage,
-        # a cache may have the schema of the default database in its keys
-        tenant=Tenant(storage.alias if isinstance(storage, DatabaseStorage) else DEFAULT_DB_ALIAS),
+        tenant=_tenant(storage),
         alias=alias,
         wait=wait if options.wait is None else options.wait,
         max_body=settings.max_body,

@@ -114,6 +114,7 @@ class Renewal:
                     logger.exception("A claim could not be renewed; the next round tries again.")
             try:
                 storage.close()
+                connections.close_all()  # of this thread: a cache in a database has one
             except Exception:
                 logger.exception("A connection could not be closed.")
         finally:

@@ -26,7 +26,7 @@ TRIPS = {
     "postgres": Trip(acquire=9, release=8),
     "mysql": Trip(acquire=10, release=8),
     "redis": Trip(acquire=13, release=8),
-    "redlock": Trip(acquire=17, release=12),
+    "redlock": Trip(acquire=17, release=13),
     "zookeeper": Trip(acquire=16, release=11),
 }
 

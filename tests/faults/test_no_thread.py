@@ -89,7 +89,7 @@ def test_claims_are_renewed_with_the_next_one() -> None:
 
     storage = Store()
     claims = [KeyClaim(scope="", owner=each, fingerprint="", claim_ttl=0.05, ttl=1) for each in "ab"]
-    attempts: list[Any] = [SimpleNamespace(claim=claim, storage=storage) for claim in claims]
+    attempts: list[Any] = [SimpleNamespace(claim=claim, storage=storage, tenant=None) for claim in claims]
     renewal = Renewal()
     with without("idempotency-renewal"):
         renewal.add(attempts[0])

@@ -8,6 +8,7 @@ the lock holds it, with the fence of the message.
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -76,7 +77,8 @@ class Waiter:
 
     def begin(self) -> None:
         attempt: Any = RedisAttempt(self, self.claim, b"{}", math.inf)  # type: ignore[arg-type]
-        self._flow = RedisBackend._waited(attempt, math.inf)
+        backend: Any = SimpleNamespace(_over=lambda turn_ends, now: False)
+        self._flow = RedisBackend._waited(backend, attempt, math.inf, math.inf)
         self.go_on(None)
 
     def go_on(self, heard: Push | None) -> None:

@@ -92,7 +92,7 @@ def tls(settings: Any, tmp_path: Path) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         acceptor = threading.Thread(target=accept)
         acceptor.start()
-        use(settings, hosts=f"localhost:{listening.getsockname()[1]}", use_ssl=True)
+        use(settings, hosts=f"127.0.0.1:{listening.getsockname()[1]}", use_ssl=True)
         yield signed
         registry.close()
         listening.shutdown(socket.SHUT_RDWR)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.contrib import admin
-from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.template import Context, Template
 from django.urls import clear_url_caches, include, path
@@ -16,6 +15,7 @@ from django_distlock.editing import EditLockAdmin, edit_locked
 from testproject.articles.models import Article
 from tests.editing import site as views
 from tests.editing.people import Person, is_held
+from tests.support.findings import findings
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
@@ -142,9 +142,9 @@ def test_an_option_of_the_whole_site_is_refused_in_one_view(name: str) -> None:
 def test_an_option_of_the_whole_site_is_an_error_of_the_check_in_one_admin(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not [message for message in run_checks() if message.id == "distlock.E072"]
+    assert not [message for message in findings() if message.id == "distlock.E072"]
     monkeypatch.setattr(Strict, "edit_lock", {name: SITE_WIDE.get(name, 5)})
-    found = [message for message in run_checks() if message.id == "distlock.E072"]
+    found = [message for message in findings() if message.id == "distlock.E072"]
     assert [message.obj for message in found] == [Strict]
     assert name in found[0].msg
 
