@@ -17,7 +17,7 @@ LONGEST = 10 * 366 * 86400.0
 REGISTERED = ("delay", "apply_async", "enqueue", "call_local", "send_with_options", "defer", "kiq", "call_wrapped")
 ROUTED = "_ninja_operation"
 # The same for an object that holds a function; the methods of others have such names, too.
-REGISTERED_IF_HOLDING = ("send", "schedule", "submit", "now")
+REGISTERED_IF_HOLDING = ("send", "schedule", "submit", "now", "invoke")
 
 
 class Unset(Enum):
@@ -100,7 +100,10 @@ def refuse_registered(function: Any, decorator: str = "the lock") -> None:
 
     These call the function inside, so a decorator above it has no effect. An object is recognized by what it can do.
     """
-    made = inspect.unwrap(function, stop=lambda inner: _registered_by(inner) is not None)
+    try:
+        made = inspect.unwrap(function, stop=lambda inner: _registered_by(inner) is not None)
+    except ValueError:  # an object that answers to each name, with itself
+        made = function
     if (found := _registered_by(made)) is not None:
         name = getattr(function, "__qualname__", repr(function))
         raise TypeError(

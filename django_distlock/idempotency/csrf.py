@@ -16,14 +16,14 @@ from django.middleware.csrf import CSRF_SESSION_KEY
 from django.views.csrf import csrf_failure as django_failure
 
 from django_distlock import BackendUnavailable, LockNotAcquired
+from django_distlock.concurrency.flow import run
 from django_distlock.http.csrf import SESSION_CHANGED, is_sent_by_this_site
-from django_distlock.manager.site_key import site_key
 
 from . import decisions
 from .conf import csrf_cookie
 from .decisions import BadKey
 from .decorator import imported
-from .execution import alias_of
+from .execution import alias_of, load_site_key
 from .http import forms, responses
 from .http.requests import FIELD, browser_text, fingerprint_of, form_fields, principal_of, route_of, tenant_of
 from .middleware import position_of_middleware
@@ -79,7 +79,7 @@ def _sent_before(request: HttpRequest, key: str, text: str) -> HttpResponse | No
 
     If the page called the form "not saved", the visitor would save it twice.
     """
-    match, secret = request.resolver_match, site_key.load()
+    match, secret = request.resolver_match, run(load_site_key())
     options = (match and options_of(match.func, "POST")) or PLAIN
     number = key.partition(".")[0]
     scope = decisions.scope_of(secret, tenant_of(request, options), text, "POST", route_of(request), number)

@@ -79,7 +79,11 @@ def state_of(request: HttpRequest) -> Idempotency:
 
 
 def load_site_key() -> Flow[str]:
-    key: str = site_key.pinned or (yield Step(site_key.load, site_key.aload))
+    """The key of what is stored, which does not change with the name of the database."""
+    key = site_key.portable
+    if key is None:
+        loaded: str = yield Step(site_key.load, site_key.aload)
+        key = site_key.portable or loaded
     return key
 
 

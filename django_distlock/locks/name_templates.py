@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # In the text of functions, methods, and objects without a text of their own.
-_ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]+")
+_ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]{6,}")
 # Their text depends on the order of the elements, on the language, or on the first rows of a table; that of a manager
 # is the same for all objects.
 _WITHOUT_TEXT = (Set, Mapping, Promise, QuerySet, BaseManager)
@@ -162,24 +162,34 @@ def _text(what: str, path: tuple[str, ...], values: Mapping[str, Any]) -> str:
     value = follow(what, path, values)
     if isinstance(value, (str, int)):
         return str(value)
-    error: type[TypeError] = TypeError
+    for each in value if isinstance(value, (list, tuple)) else [value]:
+        error, why = _objection(each)
+        if why:
+            raise error(f"{what} cannot be made from {{{'.'.join(path)}}}: {why}, or make the name in a `with` block.")
+    return str(value)
+
+
+def _objection(value: Any) -> tuple[type[TypeError], str]:
+    """Why the text of ``value`` is no name, "" if it is one; and the error."""
     if value is None:
-        error = NoValue
-        why = "it is None, so that all callers without a value would share one lock. Pass a value"
-    elif _has_no_identity(value):
-        error = NoValue
+        return NoValue, "it is None, so that all callers without a value would share one lock. Pass a value"
+    if _has_no_identity(value):
         why = f"it is {str(value)!r}, so that all callers without a key or login would share one lock. Pass a value"
-    elif isinstance(value, _WITHOUT_TEXT):
-        why = f"the text of {type(value).__name__} does not say which one it is. Name what identifies it"
-    elif _ADDRESS.search(text := str(value)):
+        return NoValue, why
+    if isinstance(value, _WITHOUT_TEXT):
+        return TypeError, f"the text of {type(value).__name__} does not say which one it is. Name what identifies it"
+    if _ADDRESS.search(text := str(value)):
         why = f"its text is {text!r}, which differs between callers. Name what identifies it, such as its primary key"
-    else:
-        return text
-    raise error(f"{what} cannot be made from {{{'.'.join(path)}}}: {why}, or make the name in a `with` block.")
+        return TypeError, why
+    return TypeError, ""
 
 
 def _has_no_identity(value: Any) -> bool:
     """Is this a model instance without a primary key and without a text of its class, or the anonymous user?"""
     if isinstance(value, Model):
-        return value.pk is None and value.__class__.__str__ is Model.__str__
-    return getattr(value, "is_anonymous", False) is True and getattr(value, "pk", None) is None
+        keys = value.pk if isinstance(value.pk, tuple) else (value.pk,)
+        return None in keys and value.__class__.__str__ is Model.__str__
+    try:
+        return getattr(value, "is_anonymous", False) is True and getattr(value, "pk", None) is None
+    except Exception:  # an object with a __getattr__ of its own
+        return False

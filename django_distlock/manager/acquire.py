@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from .registry import Entry, KnownName
 
 H = TypeVar("H")
+# The least time that the first lock of a process has to read the site key, in seconds: to connect takes its time (R5).
+LEAST_COLD = 1.0
 
 
 class LockOptions(Protocol):
@@ -133,7 +135,7 @@ def acquire_flow(
         _refuse_unsupported(request, entry)
         if not entry.ready:
             patience = Deadline(request.timeout, monotonic, request.start).answer_by - monotonic()
-            yield Step(site_key.load, site_key.aload, (min(patience, PATIENCE),))
+            yield Step(site_key.load, site_key.aload, (min(max(patience, LEAST_COLD), PATIENCE),))
         key, owner = entry.key(*request.parts), current()
         while True:
             if arrival is None:

@@ -172,8 +172,12 @@ class Keepalive:
         self._renewing.add(backend)
         try:
             threading.Thread(target=renew, name=f"distlock-{backend.alias}-renew", daemon=True).start()
-        except RuntimeError:  # no thread to be had
-            renew()
+        except BaseException as error:
+            self._renewing.discard(backend)
+            if not isinstance(error, RuntimeError):
+                raise
+            # no thread to be had: the next tick tries again
+            logger.warning("The locks of alias %r could not be renewed: %s", backend.alias, one_line(error))
 
     def _renew_all(self, backend: Backend, holds: list[Hold]) -> None:
         try:

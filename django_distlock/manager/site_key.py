@@ -10,14 +10,18 @@ part of a key that comes from the row.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
+from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 
-from django_distlock.backends.side_connection import PATIENCE, ask
+from django_distlock.backends.side_connection import PATIENCE, Silent, ask
+from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import Flow, Step, arun
 from django_distlock.concurrency.fork import Order, at_fork
+from django_distlock.concurrency.parking import FairLock
 from django_distlock.conf import site_key_setting
 from django_distlock.exceptions import BackendUnavailable
 
@@ -44,6 +48,10 @@ class SiteKeyHolder:
         self._guard = threading.Lock()
         self._found: str | None = None
         self.pinned: str | None = None
+        # the same without the name of the database, for what is stored in it: a renamed database keeps its records
+        self.portable: str | None = None
+        self._turns = FairLock()
+        self._reads = Background("distlock-site-key")
 
     def load(self, patience: float = PATIENCE) -> str:
         """Return the key, which is read within ``patience`` seconds.
@@ -57,13 +65,25 @@ class SiteKeyHolder:
     async def aload(self, patience: float = PATIENCE) -> str:
         """:meth:`load` for a task; not in Django's thread for the ORM, which may be busy for long."""
         if self.pinned is None:
-            try:
-                async with asyncio.timeout(patience):
-                    # pinned here and not in the thread: tasks that begin during the read would overtake those that wait
-                    self.pinned = await asyncio.to_thread(self._find_in_thread, patience)
-            except TimeoutError:
-                raise BackendUnavailable(f"The site key of django-distlock was not read in time. {CURES}") from None
+            # pinned here and not in the thread: tasks that begin during the read would overtake those that wait for it
+            if _in_memory():  # another thread would have another database, or wait for this one's transaction
+                self.pinned = await sync_to_async(self._find)(patience)
+            else:
+                self.pinned = await arun(self._read(monotonic() + patience))
         return self.pinned
+
+    def _read(self, until: float) -> Flow[str]:
+        """Read the key in a thread, for one task at a time: those behind it find it."""
+        turn = self._turns.turn()
+        try:
+            if not (yield Step(turn.acquire, turn.aacquire, (until - monotonic(),))):
+                raise CallTimeout
+            patience = until - monotonic()
+            return self._found or (yield from self._reads.call(until, self._find_in_thread, patience))
+        except (CallTimeout, NotStarted) as error:
+            raise BackendUnavailable("The site key of django-distlock was not read in time.") from error
+        finally:
+            turn.release()
 
     def _find_in_thread(self, patience: float) -> str:
         try:
@@ -72,14 +92,21 @@ class SiteKeyHolder:
             connections[DEFAULT_DB_ALIAS].close()  # that of this thread, which nobody else closes
 
     def _find(self, patience: float) -> str:
-        key = self._found or site_key_setting() or read_row(patience)
+        setting = site_key_setting()
+        key = self._found or setting or read_row(patience)
         with self._guard:
             self._found = self.pinned or self._found or key
+            self.portable = self._found if setting else self._found.partition("@")[0]
             return self._found
 
     def forget(self) -> None:
         """Read the key again at the next use. Called when the settings have changed."""
-        self.pinned = self._found = None
+        self.pinned = self.portable = self._found = None
+
+
+def _in_memory() -> bool:
+    connection: Any = connections[DEFAULT_DB_ALIAS]
+    return connection.vendor == "sqlite" and bool(connection.is_in_memory_db())
 
 
 def migrated() -> bool:
@@ -95,6 +122,8 @@ def read_row(patience: float = PATIENCE) -> str:
     cures = f"{'' if migrated() else KEPT_OUT}{CURES}"
     try:
         row = ask(DEFAULT_DB_ALIAS, _row, patience)
+    except Silent as error:
+        raise BackendUnavailable(f"The site key of django-distlock could not be read: {error}") from error
     except DatabaseError as error:
         raise BackendUnavailable(f"The site key of django-distlock could not be read. {cures}") from error
     if row is None:
@@ -109,15 +138,14 @@ def _row(connection: BaseDatabaseWrapper) -> Any:
         named = NAMED.get(connection.vendor, "''")
         cursor.execute(f"SELECT site_key, {named} FROM {TABLE} WHERE id = 1")  # noqa: S608 - constants
         row = cursor.fetchone()
-    if row is not None and connection.vendor == "sqlite" and connection.is_in_memory_db():  # type: ignore[attr-defined]
+    if row is not None and _in_memory():
         return row[0], connection.settings_dict["NAME"]
     return row
 
 
 def _after_fork() -> None:
     """The child may use another database: Django's test runner gives each of its processes a copy."""
-    site_key._guard = threading.Lock()
-    site_key.forget()
+    site_key.__init__()  # type: ignore[misc]
 
 
 site_key = SiteKeyHolder()

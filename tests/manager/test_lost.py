@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("databases")
 
 
 def test_r17_a_lease_that_was_released_is_not_lost_with_another_one(name: str) -> None:
-    lock = advisory_lock(name, using="memory", ttl=0.3, max_hold=0.3)
+    lock = advisory_lock(name, using="memory", ttl=2, max_hold=2)
     first, second = lock.acquire(), lock.acquire()
     told: list[Lease] = []
     first.on_lost(told.append)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -288,3 +289,30 @@ def test_r5_the_first_lock_of_a_task_does_not_wait_for_the_thread_of_the_orm(
 
     assert asyncio.run(work()), "the lock was free and was not got"
     assert key_in_row() == "r" * 43
+
+
+def test_r5_the_first_lock_of_a_task_does_not_wait_for_other_threads(
+    own_row: Callable[[str | None], None], name: str
+) -> None:
+    """The event loop's own may be busy as well."""
+    own_row("r" * 43)
+    acquired = threading.Event()
+
+    async def work() -> bool:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        busy = loop.run_in_executor(None, acquired.wait, 10)
+        async with advisory_lock(name, using="leasetable", timeout=5):
+            acquired.set()
+        return await busy
+
+    assert asyncio.run(work()), "the lock was free and was not got"
+
+
+def test_what_is_stored_in_the_database_goes_with_it(own_row: Callable[[str | None], None], settings: Any) -> None:
+    """The name of the database is no part of the key of stored records: else a renamed one would forget them."""
+    own_row("r" * 43)
+    site_key.load()
+    assert site_key.portable == "r" * 43
+    settings.DISTLOCK_SITE_KEY = "s@" * 20
+    assert site_key.load() == site_key.portable == "s@" * 20

@@ -139,7 +139,7 @@ def row_lock(
 def _check_one(model: Any, pk: object, options: RowLockOptions) -> None:
     if pk is UNSET:
         raise ValueError(f"row_lock of a model needs pk=; for all its rows lock {model.__name__}.objects.all().")
-    if pk is None:
+    if pk is None or (isinstance(pk, tuple) and None in pk):
         raise ValueError("pk must not be None: no row has it.")
     if options.skip_locked:
         raise ValueError("skip_locked goes with a queryset; for one row use nowait=True.")
