@@ -40,8 +40,12 @@ def _check_admins() -> list[CheckMessage]:
         return []
     from django.contrib.admin.sites import all_sites
 
+    from .admin.options import EditLockAdmin
+
     found: list[CheckMessage] = []
     for admin in (admin for site in all_sites for admin in site._registry.values()):
+        if not issubclass(type(admin), EditLockAdmin):
+            continue
         try:
             conf.require_own(getattr(admin, "edit_lock", {}))
         except ImproperlyConfigured as error:

@@ -9,6 +9,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from django.contrib import messages
 from django.contrib.auth.mixins import AccessMixin, LoginRequiredMixin
 from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist, PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
@@ -23,11 +24,21 @@ from django_distlock.validation import refuse_order, refuse_registered
 from . import store
 from .conf import EditingConfig, config, require_own
 from .http import refusals
-from .http.forms import ReadyForm, bring_up_to_date, editable_fields, leases_before, open_form, ready_forms
+from .http.forms import Posted, ReadyForm, bring_up_to_date, editable_fields, leases_before, open_form, ready_forms
 from .http.guard import SaveGuard, SaveRefused
-from .http.permissions import ATTRIBUTE, GONE, NONE, Access, FunctionPage, has_permission, has_takeover, may_take_over
+from .http.permissions import (
+    ATTRIBUTE,
+    GONE,
+    NONE,
+    Access,
+    FunctionPage,
+    decided,
+    has_permission,
+    has_takeover,
+    may_take_over,
+)
 from .http.refusals import Group, Refusal
-from .http.rows import keep_rows
+from .http.rows import keep_rows, new_rows_text
 from .resources import resource_of, rows_of
 from .versions import Inline
 
@@ -165,7 +176,8 @@ class EditLockMixin:
         """What was typed into rows that are gone becomes new rows."""
         for kind in self.edit_lock_inlines:
             params = {"instance": obj, "prefix": kind.get_default_prefix(), "data": self.request.POST.copy()}
-            keep_rows(kind, params)
+            if keep_rows(kind, params) and Posted.of(self.request).choice == "review":
+                messages.warning(self.request, new_rows_text(), fail_silently=True)
             self.request.POST = params["data"]
 
     def form_valid(self, form: Any) -> HttpResponseBase:
@@ -178,6 +190,8 @@ class EditLockMixin:
         obj = self.get_object()  # type: ignore[has-type]
         self.get_object = lambda queryset=None: obj  # type: ignore[method-assign,unused-ignore]
         self.object = obj
+        if _is_saved(obj) and not decided(self.may_edit(self.request, obj)):
+            raise PermissionDenied
         return obj
 
     def _saved(
@@ -285,10 +299,10 @@ class ViewPage:
         obj = view.get_object()
         if resource_of(obj) != resource:
             return GONE
-        return Access(bool(view.may_edit(request, obj)), obj=obj)
+        return Access(decided(view.may_edit(request, obj)), obj=obj)
 
     def may_take_over(self, request: HttpRequest, obj: Any) -> bool:
-        return bool(self._view(request).may_take_over(request, obj))
+        return decided(self._view(request).may_take_over(request, obj))
 
     def _view(self, request: HttpRequest) -> Any:
         view: View = self._kind(**self._initkwargs)
@@ -324,6 +338,8 @@ def edit_locked(
         the route. By default a page with what was typed, or problem+json with status 423 for programs.
     :param options: ``mode``, ``when``, ``idle`` or ``ttl_without_script`` of ``DISTLOCK_EDITING``.
     """
+    if any(iscoroutinefunction(each) for each in (permission, takeover)):
+        raise TypeError("permission and takeover of @edit_locked must be plain functions, not async.")
     require_own(options)
     settings_of = functools.partial(config, **options)
 
@@ -416,7 +432,7 @@ class _LockedView:
                 allowed = has_permission(request, self._permission)
             else:
                 obj = rows_of(self._resource(kwargs)).first()
-                allowed = obj is None or self._permission(request, obj)
+                allowed = obj is None or decided(self._permission(request, obj))
         if allowed:
             return None
         if user_of(request) is None:

@@ -128,6 +128,7 @@ def decorators(names: Names) -> None:
     assert names["ship"](SimpleNamespace(customer=SimpleNamespace(id=1), number=2)) == 2
     request = post()
     request.user = SimpleNamespace(pk=5, is_authenticated=True)
+    request.session = SimpleNamespace(session_key="k")
     assert names["edit_profile"](request) == 5
     assert names["add_to_basket"](request) == 5
     assert names["BasketView"].as_view()(request).content == b"saved"

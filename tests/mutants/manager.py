@@ -331,8 +331,8 @@ MANAGER = (
         "the memory address of an object becomes part of a name",
         "names",
         "locks/name_templates.py",
-        "    elif _ADDRESS.search(text := str(value)):\n",
-        "    elif not (text := str(value)):\n",
+        "    if _ADDRESS.search(text := str(value)):\n",
+        "    if not (text := str(value)):\n",
         ("tests/locks/test_values_in_names.py",),
     ),
     Mutant(

@@ -31,7 +31,7 @@ from django_distlock.editing.http.guard import SaveGuard, SaveRefused
 from django_distlock.editing.http.permissions import has_takeover, may_take_over
 from django_distlock.editing.http.refusals import Refusal
 from django_distlock.editing.http.rendering import rendered
-from django_distlock.editing.http.rows import keep_rows
+from django_distlock.editing.http.rows import keep_rows, new_rows_text
 from django_distlock.editing.resources import resource_of, rows_of
 from django_distlock.editing.views import SAFE_METHODS, review_text
 from django_distlock.http.transactions import outside_transactions, transactions_of_request
@@ -103,6 +103,8 @@ class EditLockAdmin(EditLockLists):
                 f"{opts.app_label}_{opts.model_name}_{page}" for page in ("change", "delete", "changelist", "revision")
             }:
                 outside_transactions(url.callback)
+                if not hasattr(url.callback, "model_admin"):  # a page of another admin class: a beat asks this admin
+                    url.callback.model_admin = self
         name = f"{opts.app_label}_{opts.model_name}_edit"
         return [
             path("distlock-editing/beat/", beat_view, name=f"{name}_beat"),
@@ -167,6 +169,11 @@ class EditLockAdmin(EditLockLists):
         page: Page = functools.partial(super().revision_view, request, object_id, *args, **kwargs)  # type: ignore[misc]
         request._distlock_reverts = True  # type: ignore[attr-defined]
         return self._under_lock(request, object_id, page)
+
+    def recover_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        """The page of django-reversion that brings back what was deleted: nobody can hold what does not exist."""
+        request._distlock_under_lock = True  # type: ignore[attr-defined]
+        return super().recover_view(request, *args, **kwargs)  # type: ignore[misc,no-any-return]
 
     def _under_lock(self, request: HttpRequest, object_id: str, page: Page) -> HttpResponse:
         """The answer of the outermost of these views; those inside it call Django's."""
@@ -372,13 +379,6 @@ class _ReviewedForm:
         super().full_clean()  # type: ignore[misc]
         if self.is_bound:
             self.add_error(None, review_text())  # type: ignore[attr-defined]
-
-
-def new_rows_text() -> str:
-    return _(
-        "What was deleted meanwhile is at the end of its list, as a new row. Remove the row if you do not want to save "
-        "it again."
-    )
 
 
 def gone_rows_text() -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.contrib.admin.utils import NestedObjects
 from django.urls import reverse
 from django.utils.html import format_html_join
 
 from django_distlock.editing import store
 from django_distlock.editing.http.forms import FIELD
-from django_distlock.editing.http.permissions import GONE, NONE, Access
+from django_distlock.editing.http.permissions import ATTRIBUTE, GONE, NONE, Access, decided
 from django_distlock.editing.resources import pk_of, resource_of
 
 if TYPE_CHECKING:
@@ -47,8 +48,13 @@ class AdminPage:
             return GONE
         return Access(bool(admin.has_change_permission(request, obj)), obj=obj)
 
+    def of(self, kind: str) -> AdminPage | None:
+        """The pages of another model on this site, if its admin has edit locks."""
+        admin = self._admin.admin_site._registry.get(apps.get_model(kind))
+        return getattr(admin, ATTRIBUTE, None)
+
     def may_take_over(self, request: HttpRequest, obj: Any) -> bool:
-        return bool(self._admin.may_take_over(request, obj))
+        return decided(self._admin.may_take_over(request, obj))
 
 
 def addresses(admin: Any) -> dict[str, str]:

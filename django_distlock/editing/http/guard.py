@@ -170,7 +170,8 @@ def _leaves_page(request: HttpRequest, response: Any) -> bool:
     A script stays. Where browsers do not say who asks (``Sec-Fetch-Mode`` needs HTTPS), the answer tells: they leave
     for another page, and not for JSON, a download or nothing.
     """
-    if request.headers.get("Sec-Fetch-Mode", "navigate") != "navigate" or response.status_code in (204, 205):
+    asked = request.headers.get("Sec-Fetch-Mode", "navigate"), request.headers.get("Sec-Fetch-Dest", "document")
+    if asked != ("navigate", "document") or response.status_code in (204, 205):
         return False
     is_page = response.get("Content-Type", "").startswith("text/html")
     return 300 <= response.status_code < 400 or (

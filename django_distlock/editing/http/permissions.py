@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from inspect import isawaitable, iscoroutine
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import unquote
 
@@ -177,14 +178,25 @@ class Gate:
             self._takeovers[key] = (monotonic() + self._beat, answer)
         return answer
 
-    def may_take_over(self, permission: str, resource: Resource, holder: EditLease | None) -> bool:
-        """May the visitor take this lease over? ``TAKEOVER`` may refuse what the permission allows."""
+    def may_take_over(
+        self, permission: str, resource: Resource, holder: EditLease | None, child: Resource | None = None
+    ) -> bool:
+        """May the visitor take this lease over? ``TAKEOVER`` may refuse what the permission allows.
+
+        ``child``: an object of an inline, whose own admin decides if it has edit locks.
+        """
         access = self.access(permission, resource, again=True)
         if not access.edit:
             return False
 
         def question(page: Page, request: HttpRequest) -> bool:
-            return may_take_over(request, page.config(request), access.obj, holder, page)
+            obj = access.obj
+            if child is not None and (own := getattr(page, "of", lambda kind: None)(child.kind)) is not None:
+                found = own.access(request, child)
+                if not found.edit:
+                    return False
+                page, obj = own, found.obj
+            return may_take_over(request, page.config(request), obj, holder, page)
 
         return self._ask(permission, question) is True
 
@@ -194,10 +206,19 @@ def may_take_over(
 ) -> bool:
     """May the sender take ``obj`` over, by the page, and by ``TAKEOVER``?"""
     user = user_of(request)
-    allowed = page.may_take_over(request, obj) if page is not None else has_takeover(user)
+    allowed = decided(page.may_take_over(request, obj)) if page is not None else has_takeover(user)
     if not allowed or options.takeover is None:
         return bool(allowed)
-    return bool(options.takeover(user, obj, holder.owner.principal if holder and holder.owner else None))
+    return decided(options.takeover(user, obj, holder.owner.principal if holder and holder.owner else None))
+
+
+def decided(answer: Any) -> bool:
+    """The answer of a hook that decides on a permission. TypeError for an awaitable, which would always mean yes."""
+    if isawaitable(answer):
+        if iscoroutine(answer):
+            answer.close()
+        raise TypeError("What decides on the permissions of an edit lock must be a plain function, not async.")
+    return bool(answer)
 
 
 def has_takeover(user: Any) -> bool:
@@ -257,13 +278,13 @@ class FunctionPage:
         obj = self._model._base_manager.using(resource.database).filter(pk=pk_of(resource)).first()
         if obj is None:
             return GONE
-        if callable(self._permission) and not self._permission(request, obj):
+        if callable(self._permission) and not decided(self._permission(request, obj)):
             return NONE
         return Access(True, obj=obj)
 
     def may_take_over(self, request: HttpRequest, obj: Any) -> bool:
         if callable(self._takeover):
-            return bool(self._takeover(request, obj))
+            return decided(self._takeover(request, obj))
         return has_permission(request, self._takeover or TAKEOVER)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from django.utils.translation import gettext as _
+
 if TYPE_CHECKING:
     from django.http import QueryDict
 
@@ -45,6 +47,13 @@ def keep_rows(kind: Any, params: dict[str, Any]) -> bool:
             data.setlist(f"{prefix}-{place}-{name}", values)
     data[f"{prefix}-TOTAL_FORMS"], data[f"{prefix}-INITIAL_FORMS"] = str(len(order)), str(len(kept))
     return bool(gone)
+
+
+def new_rows_text() -> str:
+    return _(
+        "What was deleted meanwhile is at the end of its list, as a new row. Remove the row if you do not want to save "
+        "it again."
+    )
 
 
 def _rows(data: QueryDict, prefix: str) -> dict[int, dict[str, list[str]]]:

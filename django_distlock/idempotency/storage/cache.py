@@ -92,7 +92,12 @@ class CacheStorage(Storage):
         if self._mine(claim, {CLAIMED}) is None:
             return False
         self._call(lambda: self._cache.touch(_key(claim.scope), _whole(claim.ttl)))
-        return self._extend(claim)
+        if not self._extend(claim):
+            return False
+        if self._mine(claim, {CLAIMED}) is None:  # it has ended meanwhile: whoever comes next need not wait for it
+            self._call(lambda: self._cache.delete(_alive(claim.owner)))
+            return False
+        return True
 
     def save_phases(self, claim: KeyClaim, phases: str) -> bool:
         return self._change(claim, UNANSWERED, phases=json.loads(phases))

@@ -103,6 +103,16 @@ def test_a_parent_is_taken_over_with_its_children(
     assert set(EditLeaseRow.rows.exclude(lease="").values_list("lease", flat=True)) == {"d" * 32}
 
 
+def test_the_admin_of_a_child_decides_who_takes_it_over(
+    ada: Person, boss: Person, article: Article, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Children, "may_take_over", lambda self, request, obj: False)
+    ada.open(child(source))
+    grant = boss.open(parent(article))["distlock_edit"]
+    assert boss.ask("takeover", grant, lease="d" * 32) == {"state": "error", "reason": "permission"}
+    assert is_held(source)
+
+
 def test_a_form_that_comes_back_takes_all_or_nothing(ada: Person, bo: Person, article: Article, source: Source) -> None:
     ada.open(child(source))
     fields = bo.open(parent(article))

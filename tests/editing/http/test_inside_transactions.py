@@ -16,6 +16,7 @@ from django.utils.decorators import method_decorator
 from django_distlock.editing import EditLockAdmin, edit_locked
 from testproject.articles.models import Article
 from tests.editing import site as views
+from tests.editing.people import hidden
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
@@ -218,10 +219,20 @@ def test_the_lease_of_a_page_that_is_rolled_back(ada: Person, article: Article) 
     assert post(ada, address, fields, "An old text.").status_code == 302
 
 
+def test_the_options_of_the_admin_count_on_the_page_of_a_version(
+    ada: Person, boss: Person, article: Article, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Versioned, "may_take_over", lambda self, request, obj: False)
+    ada.claim(ada.open(PAGES[0].format(article.pk))["distlock_edit"])
+    grant = boss.open(REVERTS[0].format(article.pk))["distlock_edit"]
+    assert boss.ask("takeover", grant, lease="d" * 32)["state"] == "error"
+
+
 def test_a_deleted_object_is_recovered(ada: Person, article: Article) -> None:
     address = f"/versioned/articles/article/recover/{article.pk}/"
     Article.objects.all().delete()
-    assert post(ada, address, ada.open(address), "Back again.").status_code == 302
+    assert "distlock_edit" not in hidden(ada.client.get(address)), "a beat would say that it was deleted"
+    assert post(ada, address, {}, "Back again.").status_code == 302
     assert body() == "Back again."
 
 

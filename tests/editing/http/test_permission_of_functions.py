@@ -9,9 +9,12 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.test import RequestFactory
 from django.urls import clear_url_caches, include, path
+from django.views.generic import UpdateView
 
-from django_distlock.editing import edit_locked
+from django_distlock.editing import EditLockMixin, edit_locked
 from django_distlock.models import EditLeaseRow
 from testproject.articles.models import Article
 from tests.editing import site as views
@@ -155,3 +158,47 @@ def test_a_permission_that_is_taken_away(ada: Person, article: Article, kind: st
     assert (answer["state"], answer["reason"]) == ("lost", "permission")
     assert ada.client.post(address, {**POSTED, **fields}).status_code == 403
     assert not is_held(article)
+
+
+class Decided(EditLockMixin, UpdateView):  # type: ignore[type-arg]
+    model = Article
+    fields = ("title",)
+    success_url = "/"
+
+    def may_edit(self, request: HttpRequest, obj: Any) -> bool:
+        return bool(request.user.has_perm(CHANGE))
+
+
+def test_may_edit_of_a_view_refuses_the_page_and_the_save(stranger: Person, ada: Person, article: Article) -> None:
+    before = Article.objects.values().get(pk=article.pk)
+    for method in ("get", "post"):
+        request = getattr(RequestFactory(), method)("/", POSTED)
+        request.user, request.session = stranger.user, stranger.client.session
+        with pytest.raises(PermissionDenied):
+            Decided.as_view()(request, pk=article.pk)
+    assert Article.objects.values().get(pk=article.pk) == before
+    request = RequestFactory().get("/")
+    request.user, request.session = ada.user, ada.client.session
+    assert Decided.as_view()(request, pk=article.pk).status_code == 200
+
+
+def test_what_decides_must_not_be_async() -> None:
+    """A coroutine would always mean yes."""
+
+    async def nobody(request: HttpRequest, obj: Any) -> bool:
+        return False
+
+    for name in ("permission", "takeover"):
+        with pytest.raises(TypeError, match="plain functions"):
+            edit_locked(Article, pk="pk", **{name: nobody})
+
+
+def test_a_hook_that_is_async_permits_nothing(stranger: Person, article: Article) -> None:
+    class Async(Decided):
+        async def may_edit(self, request: HttpRequest, obj: Any) -> bool:  # type: ignore[override]
+            return False
+
+    request = RequestFactory().post("/", POSTED)
+    request.user, request.session = stranger.user, stranger.client.session
+    with pytest.raises(TypeError, match="plain function"):
+        Async.as_view()(request, pk=article.pk)
