@@ -6,7 +6,10 @@ import time
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from django.apps import apps
 from django.core import signing
+from django.core.exceptions import FieldDoesNotExist
+from django.db import connections
 
 from . import store
 from .conf import EditingConfig, config
@@ -148,9 +151,19 @@ def read_grant(text: str, principal: str | None) -> EditGrant:
         raise GrantError("forged") from error
     if principal is not None and grant.principal != principal:
         raise GrantError("foreign")
-    if grant.until < time.time():
+    if grant.until < time.time() or not _is_known(grant):
         raise GrantError("expired")
     return grant
+
+
+def _is_known(grant: EditGrant) -> bool:
+    """Are its databases and the rows of its inlines still there? A form may be older than the code."""
+    try:
+        for inline in grant.inlines:
+            apps.get_model(inline.model)._meta.get_field(inline.fk)
+    except (LookupError, FieldDoesNotExist):
+        return False
+    return all(resource.database in connections.settings for resource in grant.resources)
 
 
 def _unpacked(packed: Any) -> EditGrant:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,8 @@ from django.shortcuts import get_object_or_404
 from django.urls import clear_url_caches, include, path
 
 from django_distlock.editing import EditLockMixin, edit_locked
+from django_distlock.editing.grants import read_grant, sign
+from django_distlock.editing.versions import Inline
 from testproject.articles.models import Article
 from tests.editing import site as views
 from tests.editing.people import is_held
@@ -294,3 +297,15 @@ def test_who_may_take_over_by_the_address(ada: Person, bo: Person, article: Arti
     answer = bo.ask("claim", theirs["distlock_edit"], lease="b" * 32)
     assert (answer["state"], answer["can_take_over"]) == ("busy", True)
     assert bo.ask("takeover", theirs["distlock_edit"], lease="b" * 32)["state"] == "held"
+
+
+@pytest.mark.parametrize("inline", [("articles.gone", "article"), ("articles.source", "gone")])
+def test_a_form_that_is_older_than_the_code(ada: Person, article: Article, inline: tuple[str, str]) -> None:
+    """Its inline was removed or renamed with a deployment."""
+    fields = ada.open(f"/edit/{article.pk}/")
+    known = read_grant(fields["distlock_edit"], None)
+    old = sign(replace(known, inlines=(Inline(model=inline[0], fk=inline[1]),)))
+    assert ada.ask("claim", old, lease="a" * 32)["state"] == "error"
+    fields["distlock_edit"] = old
+    answer = ada.client.post(f"/edit/{article.pk}/", {"title": "A bridge", "body": "What was typed", **fields})
+    assert (answer.status_code, "What was typed" in answer.content.decode()) == (409, True)
