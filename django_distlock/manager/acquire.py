@@ -205,9 +205,11 @@ def _attempt(
         if hold.parker is not None and not (yield Step(hold.parker.park, hold.parker.apark, (deadline.left(),))):
             lock_table.end(hold)
             return None
-        opened = open_transactions()
+        opened, asked = open_transactions(), hold.claim is not None
         hold.claim = claim = _claim(request, entry, hold, opened, deadline.answer_by)
-        yield from ask_engine(hold, claim, deadline, monotonic)
+        # who has waited on the fast path, or for another caller, has its answer when the time is over
+        if not (deadline.over() and (asked or hold.parker is not None)):
+            yield from ask_engine(hold, claim, deadline, monotonic)
         if hold.grant is None:
             lock_table.end(hold)
             return None
@@ -325,8 +327,6 @@ def ask_engine(hold: Hold, claim: Claim, deadline: Deadline, clock: Callable[[],
     A grant that arrives after its own validity is given back. Unless it was granted, the engine learns that this waiter
     has left its queue.
     """
-    if deadline.over() and hold.parker is not None:  # it has waited for another caller: nobody else needs to be asked
-        return
     backend, attempt = hold.backend, 0
     try:
         while True:

@@ -150,9 +150,8 @@ MANAGER = (
         "the deadline begins again behind the waiters of the process",
         "R5",
         "manager/acquire.py",
-        "        opened = open_transactions()\n        hold.claim = claim = _claim(request,",
-        "        deadline = Deadline(request.timeout, monotonic)\n        opened = open_transactions()\n"
         "        hold.claim = claim = _claim(request,",
+        "        deadline = Deadline(request.timeout, monotonic)\n        hold.claim = claim = _claim(request,",
         ("tests/conformance/test_timeouts.py",),
         "goes_on and redis",
         timed=True,

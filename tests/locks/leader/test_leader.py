@@ -198,8 +198,8 @@ def test_a_callback_may_stop_the_candidacy(name: str) -> None:
     leader = Leader(name, using="memory", on_elected=lambda term: leader.stop())
     leader.run()
     assert not leader.leading
-    with pytest.raises(RuntimeError, match="already"), leader:
-        leader.start()
+    with pytest.raises(RuntimeError, match="already"), Leader(name, using="memory") as other:
+        other.start()
 
 
 def test_what_cannot_be_had_is_raised(name: str) -> None:
