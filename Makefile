@@ -13,9 +13,8 @@ DB ?= sqlite
 SERVE ?= 1
 COMPOSE ?=
 ARGS ?=
-FULL ?=
+TIER ?= 1
 QUICK ?=
-LONG ?=
 # Of `make chaos`, for all engines together; SEED and PLOT are its own too.
 MINUTES ?= 10
 SEED ?=
@@ -25,7 +24,10 @@ MYSQL ?=
 export DISTLOCK_MYSQL = $(MYSQL)
 # Four test processes (both tiers: three), each with servers of its own; they share what is left when one is through.
 PARALLEL ?= -p tests.support.workers -n auto --dist worksteal
-TIER := $(if $(FULL)$(LONG),,-m 'not chaos and not full')
+MARKS := -m 'not chaos$(if $(filter 1,$(TIER)), and not tier2)$(if $(filter 2,$(TIER)), and tier2)'
+ifeq ($(filter 1 2 all,$(TIER)),)
+$(error TIER=$(TIER) is not one of: 1 2 all)
+endif
 
 # Programs that are started hundreds of times must not be compiled each time; `make clean` removes what this writes.
 unexport PYTHONDONTWRITEBYTECODE
@@ -45,15 +47,15 @@ demo: $(VENV)/group-demo-$(DB).stamp  ## replay and serve the demo: DB=sqlite|po
 	@DB=$(DB) $(if $(filter sqlite,$(DB)),,DISTLOCK_SERVERS=$(DB) $(SERVICES) run) \
 	  $(BIN)/python testproject/manage.py demo $(if $(filter 0,$(SERVE)),--no-serve)
 
-test: $(VENV)/group-test.stamp  ## the first tier of the suite on private servers; FULL=1 both tiers, ARGS="-k name" goes to pytest, LONG=1 takes hours, MYSQL=1 replaces MariaDB, DJANGO=6.0 takes that one
-	@DISTLOCK_LONG=$(LONG) $(SERVICES) run $(BIN)/python -m tests.support.gate $(if $(FULL)$(LONG),--full) \
+test: $(VENV)/group-test.stamp  ## the suite on private servers: TIER=1|2|all, ARGS="-k name" goes to pytest, MYSQL=1 replaces MariaDB, DJANGO=6.0 takes that one
+	@$(SERVICES) run $(BIN)/python -m tests.support.gate --tier $(TIER) \
 	  $(if $(PARALLEL),,--one-process) $(ARGS)
 
 # The report comes also if a test has failed: what is measured is slower, some tests have bounds of milliseconds, and those
 # marked `alone` run among the others.
-coverage: $(VENV)/group-test.stamp $(VENV)/group-coverage.stamp  ## which lines and branches of the package the first tier runs, in all processes that tests start; FULL=1 both tiers, build/coverage/html shows them
+coverage: $(VENV)/group-test.stamp $(VENV)/group-coverage.stamp  ## which lines and branches of the package the tests run, in all processes that tests start: TIER=1|2|all; build/coverage/html shows them
 	@rm -rf build/coverage && mkdir -p build/coverage
-	@DISTLOCK_LONG=$(LONG) $(SERVICES) run $(BIN)/python -m coverage run -m pytest $(PARALLEL) $(TIER) $(ARGS); code=$$?; \
+	@$(SERVICES) run $(BIN)/python -m coverage run -m pytest $(PARALLEL) $(MARKS) $(ARGS); code=$$?; \
 	  $(BIN)/coverage combine --quiet && $(BIN)/coverage html --quiet && $(BIN)/coverage report; exit $$code
 
 chaos: $(VENV)/group-test.stamp  ## faults at random on every engine, and a table of what they did: MINUTES=10, SEED=7, PLOT=chaos.svg, ARGS="--engines redis"
@@ -64,7 +66,7 @@ mutants: $(VENV)/group-test.stamp  ## faults put into the library one at a time,
 	@$(SERVICES) run $(BIN)/python -m tests.mutants $(ARGS)
 
 debian13:  ## before a release, as root: the last commit's demo and both tiers on a newcomer's Debian 13, made by debootstrap; `.ci/run` runs the first tier there
-	@bash .ci/debian13 'make demo SERVE=0' 'make test FULL=1 ARGS="$(ARGS)"'
+	@bash .ci/debian13 'make demo SERVE=0' 'make test TIER=all ARGS="$(ARGS)"'
 
 bench: $(VENV)/group-bench.stamp  ## side by side with the peers and the bare drivers; QUICK=1 the ratios that matter, in two minutes; ARGS="--group postgres"
 	@$(SERVICES) run $(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(ARGS)

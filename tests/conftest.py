@@ -115,6 +115,14 @@ def eventually(condition: Any, message: str, patience: float = PATIENCE, pause: 
         time.sleep(pause)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Who needs the machine for itself belongs to the second tier."""
+    for item in items:
+        if item.get_closest_marker("alone") is not None:
+            item.add_marker(pytest.mark.tier2)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
     """What the machine was late with before is none of this test's bounds."""

@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.tier2
 
 # A part of it, for time; without the tests in which an operator breaks a lock, which this engine does not offer.
 CONFORMANCE = "bad_input cancellation exclusion lock_all names reentry shared timeouts unsupported with"

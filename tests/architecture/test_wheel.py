@@ -16,7 +16,7 @@ from tests.support.sizes import POLITELY
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.tier2
 
 
 def run(*command: str | Path, cwd: Path) -> str:

@@ -36,7 +36,7 @@ def checked(*holds: Hold, **options: Any) -> list[str]:
 # --- locks that are broken on purpose
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("databases")
 @pytest.mark.parametrize("kind", ["no_lock", "once_in_1000"])
@@ -55,7 +55,7 @@ def test_a_broken_lock_is_found_out_within_a_minute(kind: str, tmp_path: Path) -
     raise AssertionError(f"{holds} holds of {kind}, and nothing seen")
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("databases")
 def test_a_sound_lock_under_faults_is_not(tmp_path: Path) -> None:

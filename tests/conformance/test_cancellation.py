@@ -161,7 +161,7 @@ def test_r7_a_timeout_leaves_nothing(me: Actor, rival: Any, using: str, name: st
     rival.release(rival.acquire(using, name, timeout=1))
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_r7_timeouts_that_race_with_the_release(me: Actor, other: Actor, rival: Any, using: str, name: str) -> None:
     """Either the waiter has it and knows, or it does not have it. On a busy machine servers may be silent as long."""
     lock = advisory_lock(name, using=using)

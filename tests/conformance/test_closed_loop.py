@@ -20,7 +20,7 @@ from tests.matrix import MATRIX
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.tier2
 
 # What is decided in this process is the same for all engines: one without a TTL, one with, one with an async client.
 SOME = [entry for entry in MATRIX if entry.using in ("memory", "leasetable", "postgres")]

@@ -16,7 +16,7 @@ from tests.support.processes import Child
 if TYPE_CHECKING:
     from tests.matrix import Entry
 
-pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.full]
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
 
 CROWD = 40
 PATIENCE = 60.0  # seconds

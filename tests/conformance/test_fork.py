@@ -137,7 +137,7 @@ def test_r22_no_keepalive_thread_and_a_new_one_when_needed(using: str, name: str
         succeeded(in_child(child))
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_r22_a_fork_while_threads_take_locks(using: str, name: str) -> None:
     """No mutex of ours is left locked in the child by a thread that does not exist there."""
     stop = threading.Event()

@@ -57,7 +57,7 @@ def _open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_r23_many_times_leave_nothing(me: Actor, entry: Entry, using: str, name: str, backend: Any) -> None:
     locks = [advisory_lock(f"{name}{number}", using=using) for number in range(20)]
     me.release(me.acquire(locks[0]))
@@ -142,7 +142,7 @@ def test_r23_lock_all_beyond_max_held_takes_none(me: Actor, rival: Any, using: s
         rival.release(rival.acquire(using, each, timeout=0))
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_r23_a_thousand_tasks_on_one_lock(entry: Entry, using: str, name: str, databases: None) -> None:
     """All served, one inside at a time, by at most two sessions of the server and four threads."""
     lock = advisory_lock(name, using=using, timeout=60)

@@ -112,7 +112,7 @@ def _variants(name: str) -> set[str]:
     return {variant for variant in variants if 0 < len(variant) <= 512 and variant != name}
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.characters(exclude_categories=()), min_size=1, max_size=80))
 def test_r3_fuzz_of_names(using: str, text: str) -> None:

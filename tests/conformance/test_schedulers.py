@@ -19,7 +19,7 @@ from tests.data.app.models import Account
 from tests.matrix import MATRIX
 from tests.support.nursery import ROOT
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.tier2
 
 ALIASES = [entry.using for entry in MATRIX]
 

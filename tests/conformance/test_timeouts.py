@@ -332,7 +332,7 @@ def test_r6_a_bug_in_a_callback_is_no_lock_error(using: str, name: str) -> None:
     advisory_lock(name, using=using).acquire(timeout=0).release()
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @pytest.mark.parametrize("using", ["postgres", "mysql"])
 def test_r6_a_crowd_at_a_server_that_answers_is_busy_and_not_unavailable(
     databases: None, face: Face, using: str, name: str

@@ -120,7 +120,7 @@ def test_r20_also_if_it_was_waited_for(me: Actor, rival: Any, using: str, name: 
     me.release(lease)
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_r20_many_leases_of_one_process(me: Actor, using: str, name: str) -> None:
     leases = [me.acquire(advisory_lock(f"{name}{number}", using=using, ttl=3 * RENEWED)) for number in range(20)]
     ends = [lease.valid_until for lease in leases]
@@ -131,7 +131,7 @@ def test_r20_many_leases_of_one_process(me: Actor, using: str, name: str) -> Non
         me.release(lease)
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_r20_renewal_ends_with_max_hold(me: Actor, other: Actor, using: str, name: str) -> None:
     began = monotonic()
     lease = me.acquire(advisory_lock(name, using=using, ttl=RENEWED, max_hold=1.5 * RENEWED))

@@ -216,7 +216,7 @@ def test_r7_a_loop_that_is_closed_in_the_middle_of_a_release(using: str, name: s
         pass
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @each_engine
 def test_r7_cancelled_attempts_raced_with_the_grant(using: str, name: str) -> None:
     """Two processes pass a lock to and fro while tasks of this one are cancelled after about the time of a grant."""

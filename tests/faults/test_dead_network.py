@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 60.0  # seconds
 
-pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.full]
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
 
 
 def wait_without_end(link: Any, using: str, name: str, in_a_task: bool) -> None:

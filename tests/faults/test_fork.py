@@ -89,7 +89,7 @@ def fork_while_holding(link: Any, using: str, name: str) -> None:
     link.say("released")
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @each_engine
 def test_r22_children_leave_the_locks_of_their_parent_alone(using: str, name: str) -> None:
     """On the shared session and on one that was waited on; children that look, that lock, and that only end."""
@@ -187,7 +187,7 @@ def fork_in_the_middle(link: Any, using: str, name: str, times: int) -> None:
     link.say([statuses, [repr(error) for error in failed]])
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @each_engine
 def test_r22_fork_while_other_threads_are_in_the_middle_of_a_statement(using: str, name: str) -> None:
     """No mutex that another thread had at the fork is waited for in the child; nobody's statement breaks."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.support.child import Link
 
-pytestmark = [pytest.mark.alone, pytest.mark.full]  # CLIENTS processes
+pytestmark = [pytest.mark.alone, pytest.mark.tier2]  # CLIENTS processes
 
 CLIENTS, SECONDS, NAIVE_SECONDS = 24, 20.0 if LONG else 6.0, 3.0
 ENOUGH, MORE = 1000, 40.0  # timeouts; and seconds for them on a busy machine, since the clients are polite

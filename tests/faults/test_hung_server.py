@@ -179,7 +179,7 @@ def test_r5_many_threads_for_one_name_and_a_server_that_hangs(using: str, name: 
     within_the_contract(times_of(lambda n: advisory_lock(name, using=using).acquire(timeout=TIMEOUT)))
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @pytest.mark.parametrize("timeout", [3.2, 0.5, 0.1, 0])
 @each_backend
 def test_r5_other_timeouts_and_a_server_that_hangs(using: str, timeout: float, name: str, proxied: Proxied) -> None:
@@ -246,7 +246,7 @@ def test_r5_a_server_that_hangs_under_the_callers_transaction(
     within_the_contract(times)
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @each_engine
 def test_r18_a_silent_server_is_a_loss_within_seven_seconds(using: str, name: str, proxied: Proxied) -> None:
     """R17, R18: nobody asks anything; the heartbeat finds out and tells. Measured from the last reply."""
@@ -262,7 +262,7 @@ def test_r18_a_silent_server_is_a_loss_within_seven_seconds(using: str, name: st
         lease.release()
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @each_engine
 def test_r18_a_statement_that_hangs_is_the_end_of_its_session(using: str, name: str, proxied: Proxied) -> None:
     """Another lock's statement meets the silence first: all locks of the session are lost, sooner than by heartbeat."""

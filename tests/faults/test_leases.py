@@ -21,7 +21,7 @@ from tests.support.sizes import LONG, be_polite
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.full]
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
 
 KINDS = {entry: import_string(entry.backend) for entry in MATRIX if entry.processes}
 with_ttl = pytest.mark.parametrize(

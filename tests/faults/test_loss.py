@@ -134,7 +134,7 @@ def hold(link: Any, using: str, name: str) -> None:
         link.hear()
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @each_engine
 def test_r17_an_idle_wait_session_that_died_is_replaced(using: str, name: str) -> None:
     """R6: a wait is not failed by the state of a session that merely lay about."""

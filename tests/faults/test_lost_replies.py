@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.faults.conftest import Proxied
     from tests.faults.proxy import Proxy
 
-pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.full]
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
 each_ending = pytest.mark.parametrize("cut", [True, False], ids=["cut", "silent"])
 

@@ -54,7 +54,7 @@ def lookups() -> int:
     return sum(thread.name == "distlock-named-lookup" for thread in threading.enumerate())
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_r5_a_name_server_that_hangs(answers: threading.Event, name: str) -> None:
     for number in range(1, 4):
         began = time.monotonic()

@@ -20,7 +20,7 @@ from tests.faults.server import SESSION_LOCKS, holders, waiters
 from tests.support.processes import Child
 from tests.support.timing import within
 
-pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("databases"), pytest.mark.full]
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("databases"), pytest.mark.tier2]
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
 
 ROUNDS = 5

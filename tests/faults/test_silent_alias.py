@@ -15,7 +15,7 @@ from tests.conftest import eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.alone, pytest.mark.full]
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.alone, pytest.mark.tier2]
 TTL = 6.0
 
 

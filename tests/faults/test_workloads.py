@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.full]
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
 
 PROCESSES = 3
 # A lease outlives its dead holder by its TTL, and a dead waiter keeps its place for a second.

@@ -25,7 +25,7 @@ from tests.support.timing import within
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("databases"), pytest.mark.full]
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("databases"), pytest.mark.tier2]
 
 # The server ends a session up to a tick late.
 TICK = 0.2

@@ -83,7 +83,7 @@ def test_a_host_with_several_addresses(name: str, settings: Any, monkeypatch: py
         registry.close()
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_a_slow_callback_ends_no_session(name: str, settings: Any) -> None:
     """The keepalive thread calls it, and looks after nothing else meanwhile."""
     kept = advisory_lock(f"{name}-kept", using=USING).acquire()

@@ -82,7 +82,7 @@ def test_r6_a_server_that_is_not_there_is_said_at_once(name: str, settings: Any)
     assert error.value.__cause__ is not None
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_a_lock_outlives_a_restart_of_the_server(name: str, settings: Any) -> None:
     use(settings, session_timeout=15)
     fences = []

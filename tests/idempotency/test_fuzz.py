@@ -22,7 +22,7 @@ from tests.support.sizes import LONG
 if TYPE_CHECKING:
     from tests.idempotency.views import Stage
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.tier2
 
 FUZZ = settings(
     max_examples=3000 if LONG else 150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

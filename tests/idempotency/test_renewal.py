@@ -71,7 +71,7 @@ class Watched:
         eventually(lambda: self.until() > before, "it is not renewed")
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @servers
 def test_a_reply_that_never_comes_costs_one_round_and_no_claim(site: Stage, key: str, alias: str, proxy: Proxy) -> None:
     """The server is well, and one connection is dead: each in turn of the messages of a renewal, from the first of the
@@ -88,7 +88,7 @@ def test_a_reply_that_never_comes_costs_one_round_and_no_claim(site: Stage, key:
     assert stuck >= 3, "there is no fault to guard against"
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @servers
 def test_a_store_that_hangs_holds_up_no_other(site: Stage, key: str, alias: str, proxy: Proxy, settings: Any) -> None:
     """Naive code renews one after the other."""

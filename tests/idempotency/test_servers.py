@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CROWD, PROCESSES = 50, 4
 ROUNDS = 20 if LONG else 1
 ENGINES = {"default": "sqlite", "postgres": "postgres", "mariadb": "mariadb"}
-pytestmark = [pytest.mark.usefixtures("databases", "tables"), pytest.mark.full]
+pytestmark = [pytest.mark.usefixtures("databases", "tables"), pytest.mark.tier2]
 
 
 @pytest.fixture(scope="module", params=ENGINES)

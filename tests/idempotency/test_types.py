@@ -10,7 +10,7 @@ import pytest
 
 from tests.docs.pages import blocks
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.tier2
 
 # The Makefile has this version of pyright from npm.
 VERSION = "1.1.414"

@@ -46,7 +46,7 @@ def test_what_a_call_fills_in(name: str, args: tuple[Any, ...], kwargs: dict[str
     assert filled(name, plain, *args, **kwargs) == expected
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @given(st.text(st.characters(exclude_characters="{}"), max_size=20), st.text(max_size=20))
 def test_text_and_values_come_through_as_they_are(text: str, value: str) -> None:
     assert filled(f"{text}{{pk}}{text}", plain, value) == f"{text}{value}{text}"

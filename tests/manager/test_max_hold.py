@@ -13,7 +13,7 @@ from tests.conftest import eventually
 pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.alone]
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @pytest.mark.parametrize("using", ["memory", "redis"])
 def test_r20_the_wait_for_the_lock_does_not_count(using: str, name: str) -> None:
     ttl, max_hold = 1.5, 4.0

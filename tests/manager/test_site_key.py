@@ -174,7 +174,7 @@ def test_the_first_use_may_be_a_task(own_row: Callable[[str | None], None], entr
     assert site_key.pinned is None if entry.using == "memory" else key_in_row() == "a" * 43
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @pytest.mark.parametrize("using", ["postgres", "mysql"])
 def test_r3_two_sites_do_not_exclude_each_other_one_site_does(using: str, name: str) -> None:
     lock = advisory_lock(name, using=using)
@@ -222,7 +222,7 @@ def migrate(link: Any, alias: str, database: str) -> None:
         link.say([key for _, key in rows()] if app == "django_distlock" else [])
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @pytest.mark.parametrize("alias", ["default", "postgres", "mariadb"])
 def test_processes_that_migrate_at_once_end_with_one_key(alias: str, tmp_path: Path) -> None:
     database = str(tmp_path / "fresh.sqlite3") if alias == "default" else f"distlock_fresh_{os.getpid()}"
@@ -251,7 +251,7 @@ def run_sql(alias: str, *statements: str) -> None:
             cursor.execute(statement)
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_r4_nobody_overtakes_tasks_that_wait_for_the_key(name: str) -> None:
     """It is read in a thread; tasks that begin just when it is there come after those that have waited for it."""
     for number in range(3):

@@ -113,7 +113,7 @@ def test_nothing_is_said_with_a_wrong_password_or_no_server(
     assert len(canary.texts) > 20
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @pytest.mark.parametrize("using", ["postgres", "mysql", "redis", "zookeeper"])
 def test_nothing_is_said_when_the_server_hangs(
     using: str, name: str, databases: None, canary: Canary, settings: Any

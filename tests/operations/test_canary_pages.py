@@ -96,7 +96,7 @@ def test_pages_and_commands_say_nothing(
             registry.close()
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @pytest.mark.parametrize("using", ["postgres", "redis"])
 def test_nothing_is_said_of_a_server_that_hangs(
     using: str, name: str, boss: Client, canary: Canary, settings: Any

@@ -10,7 +10,7 @@ from tests.support.processes import Child
 pytestmark = pytest.mark.usefixtures("databases")
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @pytest.mark.parametrize(
     ("alias", "module"),
     [

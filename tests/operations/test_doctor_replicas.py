@@ -23,7 +23,7 @@ from tests.support.timing import within
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.usefixtures("databases"), needs_programs, pytest.mark.full]
+pytestmark = [pytest.mark.usefixtures("databases"), needs_programs, pytest.mark.tier2]
 
 
 @pytest.fixture

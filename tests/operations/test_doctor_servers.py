@@ -243,7 +243,7 @@ def _redis() -> Any:
     return registry.entry("redis").backend
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_a_hung_server_of_a_lease_table_does_not_hold_up_the_doctor(databases: None, settings: Any) -> None:
     server = services.load()["postgres"]
     with (

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.faults.conftest import Proxied
 
 __all__ = ["proxied"]
-pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.full]
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
 
 MANY, SESSIONS = 10_000, 4
 FIRST = 5_000_000

@@ -240,7 +240,7 @@ def test_it_costs_no_statement(telemetry: Telemetry, name: str) -> None:
     assert sum(on.values()) == 6
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_without_the_extra_nothing_of_it_is_imported() -> None:
     code = (
         "import sys, os\n"

@@ -78,7 +78,7 @@ def test_who_waits_in_the_process_that_looks_is_counted(held: None, using: str, 
             assert (page.matching, len(page.locks)) == (found, found)
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_another_process_counts_once_at_least(held: None, using: str, name: str, entry: Any) -> None:
     """It stands in line once, whoever queues behind."""
     if not entry.processes:

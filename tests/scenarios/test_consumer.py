@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from django.test import Client
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.tier2
 
 MESSAGES, START = 40, 1000
 

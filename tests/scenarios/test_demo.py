@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from django.test import Client
 
 # Beyond SERVING_SECONDS, by which a slow machine writes its report: what breaks that off ends the whole run.
-pytestmark = [pytest.mark.timeout(200), pytest.mark.full]
+pytestmark = [pytest.mark.timeout(200), pytest.mark.tier2]
 SERVING_SECONDS = 170
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from django.test import Client
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.tier2
 
 STOCK = 20
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from django.http import HttpResponse
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.tier2
 
 CALL = {"item": "cup", "quantity": 2}
 GUARDED = [way for way in WAYS if way.prevents]

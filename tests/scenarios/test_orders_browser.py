@@ -21,7 +21,7 @@ from tests.support.browser import Page, chromium
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.long, pytest.mark.full]  # to set up
+pytestmark = [pytest.mark.long, pytest.mark.tier2]  # to set up
 CLICKS = 5
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .conftest import Replayed
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.full]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.tier2]
 
 EMAIL = "ann@example.org"
 FORM = {"email": EMAIL, "password": "correct horse"}

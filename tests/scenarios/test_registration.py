@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .conftest import Replayed
 
 # The first test that asks for a replay pays for it: databases, server and five ways.
-pytestmark = [pytest.mark.timeout(240), pytest.mark.full]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.tier2]
 
 ENGINES = ("sqlite", "postgres", "mariadb")
 SETTINGS = [

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from django.test import Client
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.tier2
 
 TTL = 0.8
 # A database, and a lock alias of any engine: one with fencing tokens, and one without.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.timeout(180), pytest.mark.full]
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.timeout(180), pytest.mark.tier2]
 
 LOCKS = {"postgres": "postgres", "mariadb": "mysql", "default": "leasetable"}  # database alias -> lock alias
 RIGHT = [way.slug for way in WAYS if way.prevents]

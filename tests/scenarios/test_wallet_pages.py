@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from django.http import HttpResponse
     from django.test import Client
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.tier2
 
 JSON = {"accept": "application/json"}
 SLUGS = [way.slug for way in WAYS]

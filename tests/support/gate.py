@@ -27,7 +27,7 @@ MOST_FAILURES = 8
 FOLDER = ROOT / "build" / "gate"
 REPORT = FOLDER / "report.txt"
 PLUGINS = ("-p", "tests.support.workers", "-p", "tests.support.outcomes")
-FIRST_TIER, BOTH_TIERS = "not chaos and not full", "not chaos"
+TIERS = {"1": "not chaos and not tier2", "2": "not chaos and tier2", "all": "not chaos"}
 PROCESSES = ("-n", "auto", "--dist", "worksteal")
 # Exit codes of pytest.
 OK, TESTS_FAILED, NO_TESTS = 0, 1, 5
@@ -123,12 +123,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         usage="python -m tests.support.gate [options] [options of pytest]", allow_abbrev=False
     )
-    parser.add_argument("-m", dest="marks", default=FIRST_TIER, help="as pytest has it; the first tier by default")
-    parser.add_argument("--full", dest="marks", action="store_const", const=BOTH_TIERS, help="both tiers")
+    parser.add_argument("--tier", choices=TIERS, default="1")
+    parser.add_argument("-m", dest="marks", help="as pytest has it, in place of a tier")
     parser.add_argument("--one-process", action="store_true", help="without xdist")
     options, arguments = parser.parse_known_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    gate = Gate(arguments, options.marks, () if options.one_process else PROCESSES)
+    gate = Gate(arguments, options.marks or TIERS[options.tier], () if options.one_process else PROCESSES)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, gate.signalled)
     return gate.run()

@@ -141,7 +141,7 @@ def test_data_of_a_clone_that_was_removed_is_not_served(state: Path, monkeypatch
     assert not left.exists()
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @needs_private_servers
 def test_life_of_the_servers(state: Path, few: None) -> None:
     found = services.up()
@@ -166,7 +166,7 @@ def test_life_of_the_servers(state: Path, few: None) -> None:
     assert not ROOT.joinpath(processes["home"]).exists()
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @needs_private_servers
 @pytest.mark.parametrize(("script", "number", "status"), [("exit 7", None, 7), ("echo; sleep 60", signal.SIGTERM, 143)])
 def test_run_stops_the_servers_and_returns_the_status(

@@ -54,7 +54,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """``-n auto``: one where the servers are somebody else's and there is only one of each."""
     if services.is_external():
         return 1
-    return WORKERS if "not full" in config.option.markexpr else WORKERS_OF_BOTH_TIERS
+    return WORKERS if "not tier2" in config.option.markexpr else WORKERS_OF_BOTH_TIERS
 
 
 @pytest.hookimpl(trylast=True)

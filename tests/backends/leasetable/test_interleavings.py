@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.tier2
 
 ORDERS = list(combinations(range(8), 4))  # the positions of the first client
 WAIT = 1000.0

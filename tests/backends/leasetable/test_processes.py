@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 USING = ("leasetable", "leasetable_postgres", "leasetable_mariadb")
 PROCESSES = 8
 LONGEST = 60.0  # seconds: the crowd is polite, and gets next to no time on a busy machine
-pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.full]
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
 
 
 def count(link: Any) -> None:

@@ -62,7 +62,7 @@ def test_r22b_named_locks_that_exclude_nobody(proxied: Proxy, name: str) -> None
     assert any("two sessions" in error for error in errors)
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @needs_programs
 def test_a_percona_xtradb_cluster_and_its_table_locks(settings: Any, name: str) -> None:
     """It reports wsrep_on as a MariaDB with Galera does, and says that it is a MySQL."""

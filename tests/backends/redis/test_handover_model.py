@@ -155,7 +155,7 @@ def explore(scripts: dict[str, str], events: tuple[str, ...], depth: int) -> int
     return 1 + (sum(explore(scripts, (*events, each), depth - 1) for each in run.possible()) if depth else 0)
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @pytest.mark.parametrize("node", [0, 1])
 def test_r22a_whoever_believes_that_it_holds_does(node: int) -> None:
     assert explore(SCRIPTS, (f"start a {node}",), DEPTH) > 1000

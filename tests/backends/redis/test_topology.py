@@ -60,7 +60,7 @@ def holders(client: Any, key: LockKey) -> list[bytes]:
     return [who[1:] for who in client.hkeys(keys_of(key)[0])]
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_r22a_a_waiter_at_the_old_primary_is_handed_nothing(own: Own, name: str, tmp_path: Path) -> None:
     """A fail-over in order, which loses nothing; clients have one address, which moves on; old connections live on."""
     (tmp_path / "other").mkdir()
@@ -96,7 +96,7 @@ def fail_over(old: Any, new: Any) -> None:
     eventually(lambda: old.info("replication").get("master_link_status") == "up", "it does not follow")
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @pytest.mark.parametrize("node", [0, 1])
 def test_r22a_a_message_on_the_bus_of_a_cluster_is_no_grant(cluster: Cluster, name: str, node: int) -> None:
     """Behind a proxy that hides the cluster: the waiter is subscribed at node 0, and its lock may be elsewhere."""

@@ -130,7 +130,7 @@ def test_two_of_five_may_fail(nodes: Nodes, strike: Any, name: str, connected: b
     eventually(lambda: nodes.keys() == [0] * 5, f"keys are left: {nodes.keys()}")
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @pytest.mark.parametrize("face", ["sync", "async"])
 def test_three_of_five_are_too_many(nodes: Nodes, strike: Any, name: str, face: str) -> None:
     """A clear error within the deadline, and no key: not on the live ones, and not on the others when they wake."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from django_distlock.keys import LockKey
 
 __all__ = ["key"]
-pytestmark = [pytest.mark.alone, pytest.mark.full]
+pytestmark = [pytest.mark.alone, pytest.mark.tier2]
 NODE_TIMEOUT = 0.1
 
 

@@ -194,7 +194,7 @@ def test_r7_a_cancel_while_it_subscribes_does_not_shift_the_answers(
         client.flushall()
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_r7_a_time_limit_anywhere_leaves_no_vote(nodes: Nodes, name: str, engine: Any) -> None:
     """An exception of a task queue, and not Ctrl-C: what cleans up must not take it for an outcome."""
     lock, leases = nodes.lock(name, ttl=30, timeout=5), []
@@ -213,7 +213,7 @@ def test_r7_a_time_limit_anywhere_leaves_no_vote(nodes: Nodes, name: str, engine
     assert interrupted_everywhere(attempt, clean, acquire, backend, rounds, waiter, error=TimeLimit) > 50
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_r7_an_interrupt_of_a_release_keeps_no_place(nodes: Nodes, key: LockKey, engine: Any) -> None:
     """There are eight in a process, and without one nothing is sent."""
 

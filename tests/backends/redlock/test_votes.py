@@ -112,7 +112,7 @@ def test_r7_a_vote_that_arrives_after_its_release_is_taken_back(nodes: Nodes, na
     eventually(lambda: nodes.keys() == [0] * 5, f"keys are left: {nodes.keys()}")
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_a_vote_whose_answer_was_lost_is_given_again(nodes: Nodes, name: str) -> None:
     """As soon as nothing that takes it back is on its way: the lock may then lose two other nodes, like any."""
     nodes.connect(name)

@@ -122,7 +122,7 @@ def requests(nodes: Nodes) -> list[int]:
     return [sum(both) for both in zip(nodes.calls("evalsha"), nodes.calls("set"), strict=True)]
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_waiting_costs_the_nodes_next_to_nothing(nodes: Nodes, name: str, wait: Any, stranger: Stranger) -> None:
     """One that looks again and again sends 50 requests a second and more."""
     grant = stranger.acquire()
@@ -216,7 +216,7 @@ def test_who_waits_is_listed_if_it_is_there(
     within(waiting.result(10) - released, CALLED, what="the one behind the dead")
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_the_end_of_a_lease_calls_nobody_and_is_noticed(nodes: Nodes, wait: Any, stranger: Stranger) -> None:
     """I8: within the TTL and 0.1 s."""
     grant = stranger.acquire(ttl=1.5)

@@ -193,7 +193,7 @@ def test_a_handover_of_a_hot_name_costs_two_statements(using: str, name: str) ->
     assert sum(counts.values()) <= 2 * sections * 1.05 + 10, counts
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @each_engine
 def test_r4_fifty_idle_waiters_cost_nothing(using: str, name: str) -> None:
     """R4: 50 waiters of 5 processes, and the server hears nothing of them for a second."""

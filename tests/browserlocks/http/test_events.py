@@ -119,7 +119,7 @@ class TestWhatArrives:
 
 
 class TestHandOver:
-    @pytest.mark.full
+    @pytest.mark.tier2
     def test_the_next_one_is_called_at_once(self, crew: dict[str, Person], ada: Person, bo: Person) -> None:
         """From the release to the lock of the next one, under uvicorn."""
         with Child(serve, "postgres") as child:

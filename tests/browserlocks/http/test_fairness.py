@@ -42,7 +42,7 @@ CROWD, WINDOW = 1000, 30.0 if LONG else 15.0
 HOLD = 0.03  # seconds
 ENGINES = {"postgres": "postgres", "mariadb": "mariadb", "sqlite": "default"}
 
-pytestmark = [pytest.mark.long, pytest.mark.full]
+pytestmark = [pytest.mark.long, pytest.mark.tier2]
 
 
 @pytest.fixture(scope="module", params=ENGINES if LONG else ["postgres"])

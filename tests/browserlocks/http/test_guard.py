@@ -262,7 +262,7 @@ def on_server(request: pytest.FixtureRequest, settings: Any) -> Iterator[str]:
     BrowserLockRow.rows.using(request.param).all().delete()
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @pytest.mark.parametrize("kind", ["plain", "coroutine"])
 def test_a_lease_that_runs_out_during_the_view_passes_to_no_one(
     on_server: str, ada: Person, bo: Person, kind: str, view_may_end: threading.Event

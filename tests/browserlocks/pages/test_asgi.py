@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .conftest import Person
 
-pytestmark = [pytest.mark.long, pytest.mark.full]  # to set up: six browsers
+pytestmark = [pytest.mark.long, pytest.mark.tier2]  # to set up: six browsers
 
 
 class Site:

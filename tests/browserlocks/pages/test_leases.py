@@ -19,7 +19,7 @@ from .ledger import ledger
 if TYPE_CHECKING:
     from .conftest import Person, Room
 
-pytestmark = [pytest.mark.long, pytest.mark.full]  # to set up: six browsers
+pytestmark = [pytest.mark.long, pytest.mark.tier2]  # to set up: six browsers
 
 
 def test_two_tabs_and_two_people_are_never_inside_at_once(ada: Person, bo: Person) -> None:

@@ -12,7 +12,7 @@ from . import site
 if TYPE_CHECKING:
     from .conftest import Person, Room
 
-pytestmark = [pytest.mark.long, pytest.mark.full]  # to set up: six browsers
+pytestmark = [pytest.mark.long, pytest.mark.tier2]  # to set up: six browsers
 TWICE = "const button = document.querySelector('button'); button.click(); button.click()"
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.paths import PACKAGE
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.tier2
 
 STATIC = PACKAGE / "static" / "django_distlock"
 SCRIPTS = (STATIC / "distlock.js", STATIC / "distlock-once.js")

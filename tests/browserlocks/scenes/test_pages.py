@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from .conftest import Person
 
-pytestmark = [pytest.mark.long, pytest.mark.full]  # to set up: six browsers
+pytestmark = [pytest.mark.long, pytest.mark.tier2]  # to set up: six browsers
 QUEEN, PAWN = "[data-name=Queen]", "[data-name=Pawn]"
 # Give all leases of this user back, without a word to their tabs.
 RELEASE_ALL = """

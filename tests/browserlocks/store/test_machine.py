@@ -135,7 +135,7 @@ class Tabs(RuleBasedStateMachine):
         assert row is None or row.fence == self.model.fence
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @pytest.mark.timeout(3600 if LONG else 120)
 def test_any_order_of_steps(place: Place) -> None:
     machine = type("TabsOfThisPlace", (Tabs,), {"alias": place.alias})

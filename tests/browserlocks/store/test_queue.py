@@ -81,7 +81,7 @@ def test_a_passed_over_waiter_that_wakes_up_does_not_get_in(alias: str, name: st
     assert sleeper.wait().holder is not None
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_a_ticket_lives_for_two_intervals_and_a_second(alias: str, name: str) -> None:
     holder, waiting = tabs_of(alias, name, 2)
     holder.take()

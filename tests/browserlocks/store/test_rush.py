@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.support.places import Place
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.tier2
 
 PROCESSES, SECONDS, KILLED = (8, 60.0, 6) if LONG else (8, 3.0, 3)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from .conftest import Table
 
-pytestmark = [pytest.mark.long, pytest.mark.full]  # to set up: three browsers
+pytestmark = [pytest.mark.long, pytest.mark.tier2]  # to set up: three browsers
 CREATE = "const { WorkerMutex } = await import('/distlock-worker.js'); WorkerMutex.create()"
 CHECK = "const { checkWorkerScript } = await import('/distlock-worker.js'); await checkWorkerScript('%s')"
 

@@ -11,7 +11,7 @@ from tests.support.sizes import LONG
 if TYPE_CHECKING:
     from .conftest import Table
 
-pytestmark = [pytest.mark.long, pytest.mark.full]  # to set up: three browsers
+pytestmark = [pytest.mark.long, pytest.mark.tier2]  # to set up: three browsers
 HANDS = 8
 TIMES = 100_000
 FAIR = 0.5

@@ -21,7 +21,7 @@ from tests.support.processes import Child
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.tier2
 
 
 PAUSES, AT_ONCE = 2, 100

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .conftest import Person
 
-pytestmark = [pytest.mark.long, pytest.mark.full]  # to set up: six browsers
+pytestmark = [pytest.mark.long, pytest.mark.tier2]  # to set up: six browsers
 
 
 def test_reading_locks_nothing_and_the_first_key_does(ada: Person, bo: Person, article: Article) -> None:

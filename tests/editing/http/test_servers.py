@@ -56,7 +56,7 @@ CASES = {
 }
 
 
-pytestmark = [pytest.mark.long, pytest.mark.full]
+pytestmark = [pytest.mark.long, pytest.mark.tier2]
 
 
 @pytest.fixture(scope="module", params=CASES)

@@ -18,7 +18,7 @@ HISTORIES = int(os.environ.get("DISTLOCK_HISTORIES") or (10_000 if LONG else 50)
 SHORTEST, LONGEST = 8, 30
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @pytest.mark.timeout(7200 if LONG else 120)
 def test_every_step_answers_as_the_model_says(place: Place) -> None:
     """Each history has its seed in the notes of a failure."""

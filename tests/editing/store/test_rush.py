@@ -20,7 +20,7 @@ from tests.support.sizes import LONG
 if TYPE_CHECKING:
     from tests.support.places import Place
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.tier2
 
 PROCESSES, SECONDS = (20, 60.0) if LONG else (6, 2.0)
 ARTICLES = 3

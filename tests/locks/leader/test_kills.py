@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ACROSS = [entry.using for entry in MATRIX if entry.processes]
 if not LONG:
     ACROSS = ["leasetable", "postgres", "redis", "redlock", "zookeeper"]
-pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("databases"), pytest.mark.full]
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("databases"), pytest.mark.tier2]
 
 
 def kills(using: str) -> int:

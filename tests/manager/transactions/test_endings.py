@@ -24,7 +24,7 @@ def test_r11_rival_is_out_before_the_end_and_in_after_it(world: World, way: ways
     world.check_rival_keeps_it()
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 @pytest.mark.alone  # the other one is content with a second
 @pytest.mark.parametrize("way", [ways.commit, ways.exception], ids=lambda way: way.__name__)
 def test_r11_rival_is_in_within_50_ms(one_world: World, way: ways.Way) -> None:

@@ -21,7 +21,7 @@ from tests.support.timing import within
 if TYPE_CHECKING:
     from tests.manager.transactions.world import World
 
-pytestmark = [pytest.mark.alone, pytest.mark.full]
+pytestmark = [pytest.mark.alone, pytest.mark.tier2]
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.operations.admin.scene import Scene
     from tests.support.processes import Servant
 
-pytestmark = [pytest.mark.long, pytest.mark.full]  # to set up
+pytestmark = [pytest.mark.long, pytest.mark.tier2]  # to set up
 OTHER_PAGE = ".paginator a:not([aria-current])"  # Django 6 has a link to the one that is shown, too
 # Servers know the locks of other tests too, whose processes were killed perhaps.
 OURS = {name for _using, name, _waiters in SCENE} | {BESIDE}

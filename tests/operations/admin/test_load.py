@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.tier2
 
 SESSIONS, EACH = 4, 2500
 LISTINGS = """

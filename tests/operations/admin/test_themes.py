@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from selenium import webdriver
 
-pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.long, pytest.mark.full]
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.long, pytest.mark.tier2]
 
 # What is ours on a page; the rest is the theme's.
 OURS = (".distlock-page", ".distlock-refresh", "#distlock-errors", ".distlock-list tbody")

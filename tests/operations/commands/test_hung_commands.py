@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.faults.conftest import Proxied
 
 __all__ = ["proxied"]
-pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.full]
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
 
 # What is kept on a server: of an alias, two seconds to find out; of the databases, two more.
 PRUNED_WITHIN = 5.0

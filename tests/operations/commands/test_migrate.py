@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.full]
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
 
 PATIENCE = 30.0
 ENGINES = ["postgres", "mariadb", "sqlite"]

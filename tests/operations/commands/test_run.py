@@ -145,7 +145,7 @@ def test_a_program_whose_lock_is_lost_is_ended(command: list[str], name: str) ->
         assert "was lost" in "".join(child._errors)
 
 
-@pytest.mark.full
+@pytest.mark.tier2
 def test_a_program_whose_lock_cannot_be_renewed_is_ended_in_time(
     name: str, proxied: Proxied, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
