@@ -51,7 +51,7 @@ def judged(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(gate, "FOLDER", tmp_path)
     monkeypatch.setattr(gate, "REPORT", tmp_path / "report.txt")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n alone\n full\n chaos\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n alone\n tier2\n chaos\n")
     (tmp_path / "test_some.py").write_text(tests)
     status = Gate(arguments, FIRST_TIER, (), tmp_path).run()
     return status, (tmp_path / "report.txt").read_text().splitlines()
@@ -102,7 +102,7 @@ def test_processes_that_cannot_start_are_no_success(tmp_path: Path, monkeypatch:
 
 def test_a_signal_ends_pytest_in_order(tmp_path: Path) -> None:
     """Its processes stop their servers only then."""
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n alone\n full\n chaos\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n alone\n tier2\n chaos\n")
     (tmp_path / "test_some.py").write_text(
         "import pathlib, time, pytest\n"
         "@pytest.fixture\n"
