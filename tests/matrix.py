@@ -1,4 +1,4 @@
-"""Every backend that the conformance suite runs against: one entry per alias of testproject's DISTLOCK.
+"""Every backend that the contract is tested on: one entry per alias of testproject's DISTLOCK.
 
 A backend without an entry fails a test. A server that does not run fails the suite; nothing is skipped.
 """

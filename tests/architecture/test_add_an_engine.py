@@ -1,4 +1,4 @@
-"""CONTRIBUTING's "Add an engine", followed step by step: its code becomes a package, and the conformance suite runs."""
+"""CONTRIBUTING's "Add an engine", followed step by step: its code becomes a package, and the contract's tests run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.tier2
 
 # A part of it, for time; without the tests in which an operator breaks a lock, which this engine does not offer.
-CONFORMANCE = "bad_input cancellation exclusion lock_all names reentry shared timeouts unsupported with"
-WITHOUT_BREAK = "toy and not was_lost and not share_one_holding"
+CONTRACT = "cancellation errors exclusion names reentry semaphore sets walk"
 
 
 def section(title: str) -> str:
@@ -36,7 +35,7 @@ def package(folder: Path) -> None:
         (folder / name.rpartition("/")[2]).write_text(code)
 
 
-def test_the_engine_of_the_guide_passes_the_conformance_suite(tmp_path: Path) -> None:
+def test_the_engine_of_the_guide_passes_the_contract(tmp_path: Path) -> None:
     package(tmp_path / "toyengine")
     locks = tmp_path / "locks"
     locks.mkdir()
@@ -46,11 +45,11 @@ def test_the_engine_of_the_guide_passes_the_conformance_suite(tmp_path: Path) ->
         "DISTLOCK_TOY_DIRECTORY": str(locks),
         "DISTLOCK_TEST_SUFFIX": "_toy" + os.environ.get("DISTLOCK_TEST_SUFFIX", ""),
     }
-    files = [f"tests/conformance/test_{name}.py" for name in CONFORMANCE.split()]
-    command = [sys.executable, "-m", "pytest", "-q", "--ds", "tests.support.toy_engine", "-k", WITHOUT_BREAK, *files]
+    files = [f"tests/contract/test_{name}.py" for name in CONTRACT.split()]
+    command = [sys.executable, "-m", "pytest", "-q", "--ds", "tests.support.toy_engine", "-k", "toy", *files]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 100
+    assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 25
 
 
 def test_what_the_guide_names_is_there() -> None:

@@ -20,7 +20,7 @@ __all__ = ["proxied"]
 
 @pytest.fixture(autouse=True)
 def connected(request: pytest.FixtureRequest, nothing_left: None) -> None:
-    """As in the conformance tests: see there."""
+    """As in the contract tests: see there."""
     if {"using", "databases"} <= set(request.fixturenames) and not request.node.get_closest_marker("cold"):
         request.getfixturevalue("databases")
         connect(request.getfixturevalue("using"))

@@ -16,7 +16,7 @@ from django_distlock.backends.sessions import exclusion
 from django_distlock.concurrency import deadline
 from django_distlock.manager.registry import registry
 from tests.backends.statements import counted
-from tests.conformance.test_fork import in_child, succeeded
+from tests.contract.test_fork import in_child, succeeded
 from tests.faults.conftest import database_alias
 from tests.faults.proxy import Proxy
 

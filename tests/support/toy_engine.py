@@ -1,6 +1,6 @@
 """Settings with one alias more: the engine of CONTRIBUTING's "Add an engine", as tests/architecture makes it.
 
-    python -m pytest --ds tests.support.toy_engine tests/conformance
+    python -m pytest --ds tests.support.toy_engine tests/contract
 
 A contributor edits testproject/databases.py and tests/matrix.py instead.
 """

@@ -1,0 +1,221 @@
+"""Somebody else: a process of its own that takes and gives back locks on request.
+
+It is started once for the whole run; each of its locks is held by a context of its own there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections
+
+from tests.conftest import connect
+from tests.contract.actors import PATIENCE, ThreadActor
+from tests.support.unhurried import give_time
+
+if TYPE_CHECKING:
+    from tests.support.processes import Child
+
+
+class Office:
+    """The other end: what a rival can be asked to do, on its own side."""
+
+    def __init__(self) -> None:
+        self.leases: dict[int, tuple[ThreadActor, Any]] = {}
+        self._numbers = itertools.count(1)
+        self._desist = threading.Event()
+
+    def connect(self, using: str) -> None:
+        connect(using)
+
+    def acquire(self, using: str, name: str, timeout: float | None, shared: bool) -> int:
+        from django_distlock import advisory_lock
+
+        return self._take(advisory_lock(name, using=using, shared=shared), timeout)
+
+    def acquire_for(self, using: str, name: str, ttl: float) -> int:
+        from django_distlock import advisory_lock
+
+        return self._take(advisory_lock(name, using=using, ttl=ttl), 0)
+
+    def semaphore(self, using: str, name: str, limit: int) -> int:
+        from django_distlock import semaphore
+
+        return self._take(semaphore(name, limit, using=using), 0)
+
+    def _take(self, lock: Any, timeout: float | None) -> int:
+        actor = ThreadActor()
+        try:
+            lease = actor.submit(lock.acquire, timeout=timeout).result()
+        except BaseException:
+            actor.close()
+            raise
+        number = next(self._numbers)
+        self.leases[number] = actor, lease
+        return number
+
+    def release(self, number: int) -> None:
+        actor, lease = self.leases.pop(number)
+        try:
+            actor.submit(lease.release).result()
+        finally:
+            actor.close()
+
+    def fence(self, number: int) -> int:
+        return self.leases[number][1].fence  # type: ignore[no-any-return]
+
+    def lost(self, number: int) -> bool:
+        return self.leases[number][1].lost  # type: ignore[no-any-return]
+
+    def count(self, using: str, name: str, path: str, rounds: int) -> int:
+        """Read a number from a file and write it back one higher, ``rounds`` times, under the lock."""
+        from django_distlock import advisory_lock
+
+        file = Path(path)
+        for _ in range(rounds):
+            with advisory_lock(name, using=using, timeout=PATIENCE):
+                file.write_text(str(int(file.read_text() or 0) + 1))
+        return rounds
+
+    def sets(self, using: str, names: list[str], rounds: int) -> int:
+        """Take all of ``names`` at once, and give them back, ``rounds`` times."""
+        from django_distlock import lock_all
+
+        for _ in range(rounds):
+            with lock_all(names, using=using, timeout=PATIENCE):
+                pass
+        return rounds
+
+    def compete(self, using: str, name: str) -> None:
+        """Take the lock again and again, until told to desist: it is never free."""
+        from django_distlock import advisory_lock
+
+        self._desist.clear()
+        while not self._desist.is_set():
+            with advisory_lock(name, using=using, timeout=PATIENCE):
+                self._desist.wait(0.005)
+
+    def desist(self) -> None:
+        self._desist.set()
+
+    def reset(self) -> None:
+        from django_distlock.manager.registry import registry
+
+        self.desist()
+        for number in list(self.leases):
+            self.release(number)
+        registry.close()
+
+
+def serve(link: Any) -> None:
+    """Run in the child: do what is asked, each request in a thread of its own."""
+    give_time()
+    office = Office()
+    mouth = threading.Lock()
+
+    def perform(token: int, verb: str, args: list[Any]) -> None:
+        try:
+            answer = [token, None, getattr(office, verb)(*args)]
+        except Exception as error:
+            answer = [token, type(error).__name__, str(error)]
+        finally:
+            connections.close_all()  # other tests count the sessions of the database
+        with mouth:
+            link.say(answer)
+
+    while (request := link.hear()) is not None:
+        token, verb, *args = request
+        threading.Thread(target=perform, args=(token, verb, args), daemon=True).start()
+
+
+class RivalError(Exception):
+    """The rival met an error; ``kind`` is its class."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+
+
+class Rival:
+    """The near end."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self._tokens = itertools.count(1)
+        self._answers: dict[int, tuple[str | None, Any]] = {}
+
+    def start(self, verb: str, *args: Any) -> int:
+        """Ask for something; :meth:`result` gives the answer."""
+        token = next(self._tokens)
+        self.child.say([token, verb, *args])
+        return token
+
+    def result(self, token: int, timeout: float = PATIENCE) -> Any:
+        while token not in self._answers:
+            heard, kind, value = self.child.hear(timeout)
+            self._answers[heard] = kind, value
+        kind, value = self._answers.pop(token)
+        if kind is not None:
+            raise RivalError(kind, value)
+        return value
+
+    def call(self, verb: str, *args: Any) -> Any:
+        return self.result(self.start(verb, *args))
+
+    def acquire(self, using: str, name: str, *, timeout: float | None = PATIENCE, shared: bool = False) -> int:
+        return self.call("acquire", using, name, timeout, shared)  # type: ignore[no-any-return]
+
+    def start_acquire(self, using: str, name: str, *, timeout: float = PATIENCE, shared: bool = False) -> int:
+        return self.start("acquire", using, name, timeout, shared)
+
+    def release(self, number: int) -> None:
+        self.call("release", number)
+
+    def fence(self, number: int) -> int:
+        return self.call("fence", number)  # type: ignore[no-any-return]
+
+    def reset(self) -> None:
+        self.call("reset")
+        self._answers.clear()
+
+    def dismiss(self) -> None:
+        """End the process in order."""
+        if not self.child.killed:
+            self.child.say(None)
+
+
+class Neighbour:
+    """Stands in for a rival where locks end at the process: threads of this one."""
+
+    def __init__(self) -> None:
+        self._office = Office()
+        self._threads: dict[int, tuple[ThreadActor, Any]] = {}
+        self._tokens = itertools.count(1)
+
+    def start(self, verb: str, *args: Any) -> int:
+        token = next(self._tokens)
+        actor = ThreadActor()
+        self._threads[token] = actor, actor.submit(getattr(self._office, verb), *args)
+        return token
+
+    def result(self, token: int, timeout: float = PATIENCE) -> Any:
+        actor, future = self._threads.pop(token)
+        try:
+            return future.result(timeout)
+        except Exception as error:
+            raise RivalError(type(error).__name__, str(error)) from error
+        finally:
+            actor.close()
+
+    call = Rival.call
+    acquire = Rival.acquire
+    start_acquire = Rival.start_acquire
+    release = Rival.release
+    fence = Rival.fence
+
+    def reset(self) -> None:
+        for number in list(self._office.leases):
+            self._office.release(number)

@@ -1,0 +1,200 @@
+"""R7: an attempt that fails, times out or is cancelled leaves nothing held."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock import BackendUnavailable, LockNotAcquired, advisory_lock, lock_all
+from django_distlock.manager.lock_table import lock_table
+from tests.conftest import eventually
+from tests.contract.actors import PATIENCE, turns
+from tests.contract.conftest import those
+from tests.contract.watching import asking_here, waiting_at_the_engine, waiting_here
+
+if TYPE_CHECKING:
+    from tests.contract.actors import Actor
+
+CANCELS = 500
+# Steps of the event loop within which an engine on this machine has answered, more or less.
+STEPS = 300
+
+
+async def _cancelled(lock: Any, steps: int) -> bool:
+    """Take and give back in a task that is cancelled after ``steps`` of the event loop; was it cancelled?"""
+
+    async def work() -> None:
+        async with lock:
+            await turns()
+
+    task = asyncio.create_task(work())
+    await turns(steps)
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        return True
+    except (LockNotAcquired, BackendUnavailable):  # busy; or no answer within 50 ms, on a busy machine
+        return False
+    return False
+
+
+async def until(condition: Any) -> None:
+    """Let the event loop run until ``condition()`` is true, not one step longer."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await turns()
+
+
+async def _storm(using: str, names: list[str], dice: random.Random) -> int:
+    """CANCELS cancellations, several at once; how many came in time."""
+    locks = [advisory_lock(name, using=using, timeout=0.05) for name in names]
+
+    async def line(count: int) -> int:
+        return sum(
+            [await _cancelled(dice.choice(locks), dice.choice([0, dice.randrange(STEPS)])) for _ in range(count)]
+        )
+
+    return sum(await asyncio.gather(*[line(CANCELS // 10) for _ in range(10)]))
+
+
+def test_r7_500_random_cancellations_leave_nothing(rival: Any, using: str, name: str) -> None:
+    """Cancelled while it connects, waits here, waits at the engine, holds, or gives back. The last name is busy."""
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    names = [f"{name}{number}" for number in range(3)]
+    busy = rival.acquire(using, names[-1])
+    in_time = asyncio.run(_storm(using, names, random.Random(seed)))
+    assert in_time > CANCELS / 10, "hardly any cancellation came in time"
+    assert {hold.key.name for hold in lock_table.everything()} <= {names[-1]}
+    rival.release(busy)
+    assert list(lock_table.everything()) == []
+    for each in names:
+        rival.release(rival.acquire(using, each))
+
+
+def test_r7_a_waiter_that_is_cancelled_leaves_the_queue(rival: Any, using: str, name: str) -> None:
+    busy = rival.acquire(using, name)
+
+    async def main() -> None:
+        task = asyncio.create_task(advisory_lock(name, using=using).aacquire(timeout=None))
+        await until(lambda: asking_here(name) + waiting_here(name))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    eventually(lambda: waiting_at_the_engine(using, name) == 0, "a dead waiter stands at the engine")
+    rival.release(busy)
+    rival.release(rival.acquire(using, name))
+
+
+def test_r7_cancelled_in_the_moment_of_the_hand_over(using: str, name: str) -> None:
+    """The waiter is woken and cancelled in the same step of the event loop: the next one gets the lock."""
+    lock = advisory_lock(name, using=using, timeout=PATIENCE)
+
+    async def main() -> None:
+        for _ in range(10):
+            holder = await lock.aacquire()
+            first, second = asyncio.create_task(lock.aacquire()), asyncio.create_task(lock.aacquire())
+            await until(lambda: waiting_here(name) == 2)
+            release = asyncio.create_task(holder.arelease())
+            await until(lambda: waiting_here(name) < 2)
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            await release
+            await (await second).arelease()
+
+    asyncio.run(main())
+
+
+def test_r7_a_release_that_is_cancelled_is_a_release(rival: Any, using: str, name: str) -> None:
+    """Many give back at once and are cancelled while they do."""
+
+    async def main() -> None:
+        for _ in range(5):
+            leases = [await advisory_lock(f"{name}{number}", using=using).aacquire() for number in range(10)]
+            tasks = [asyncio.create_task(lease.arelease()) for lease in leases]
+            await turns()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert not any(lease.held for lease in leases)
+
+    asyncio.run(main())
+    eventually(lambda: not list(lock_table.everything()), "something is held")
+    for number in range(10):
+        rival.release(rival.acquire(using, f"{name}{number}"))
+
+
+@those(lambda entry: entry.using in ("memory", "postgres", "mysql", "redis", "zookeeper"))
+def test_r16_release_on_the_loop_does_not_wait_for_a_task_of_it(using: str, name: str) -> None:
+    """A task may be in the middle of a statement on the same session; the other locks of that session live on."""
+
+    async def main() -> None:
+        kept = await advisory_lock(name + "kept", using=using).aacquire()
+        for turn in range(30):
+            lease = await advisory_lock(name, using=using).aacquire()
+            other = asyncio.ensure_future(advisory_lock(f"{name}{turn}", using=using).aacquire())
+            await turns()
+            lease.release()
+            await (await other).arelease()
+            kept.ensure_held()
+        await kept.arelease()
+        async with asyncio.timeout(PATIENCE):
+            again = await advisory_lock(name, using=using).aacquire()
+        await again.arelease()
+
+    asyncio.run(main())
+
+
+def test_r7_lock_all_that_is_cancelled_half_way_gives_back_what_it_had(rival: Any, using: str, name: str) -> None:
+    names = [f"{name}{letter}" for letter in "abc"]
+    busy = rival.acquire(using, names[-1])
+
+    async def main() -> None:
+        task = asyncio.create_task(lock_all(names, using=using, timeout=None).aacquire())
+        await until(lambda: asking_here(names[-1]) + waiting_here(names[-1]))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    for each in names[:-1]:
+        rival.release(rival.acquire(using, each))
+    rival.release(busy)
+
+
+def test_r7_a_timeout_leaves_nothing(me: Actor, rival: Any, using: str, name: str) -> None:
+    busy = rival.acquire(using, name)
+    for timeout in (0, 0.001, 0.01, 0.02):
+        # within so short a time the server need not have answered
+        with pytest.raises(LockNotAcquired if timeout == 0 else (LockNotAcquired, BackendUnavailable)):
+            me.acquire(advisory_lock(name, using=using), timeout=timeout)
+    rival.release(busy)
+    rival.release(rival.acquire(using, name))
+
+
+@pytest.mark.tier2
+def test_r7_timeouts_that_race_with_the_release(me: Actor, rival: Any, using: str, name: str) -> None:
+    """Either the waiter has it and knows, or it does not have it. On a busy machine servers may be silent as long."""
+    lock = advisory_lock(name, using=using)
+    dice = random.Random(7)
+    for _ in range(15):
+        busy = rival.acquire(using, name)
+        waiting = me.start(lock, "try_acquire", timeout=0.012)
+        threading.Event().wait(dice.uniform(0.006, 0.014))
+        rival.release(busy)
+        try:
+            lease = waiting.result(PATIENCE)
+        except BackendUnavailable:
+            lease = None
+        if lease is not None:
+            assert lease.held
+            me.release(lease)
+    rival.release(rival.acquire(using, name))

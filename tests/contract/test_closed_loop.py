@@ -1,0 +1,336 @@
+"""R7 and R16: a task that is stopped for ever, because its event loop was closed, holds nothing any more."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.utils.functional import SimpleLazyObject
+
+from django_distlock import advisory_lock, lock_all, semaphore
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.manager.keepalive import keepalive
+from tests.conftest import PATIENCE, eventually
+from tests.contract.actors import turns
+from tests.contract.conftest import those
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator
+
+    from django_distlock import Lock
+
+    Loop = asyncio.AbstractEventLoop
+
+# What is decided in this process is the same for all engines.
+in_memory = those(lambda entry: entry.using == "memory")
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    if not loop.is_closed():
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+            loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+    loop.close()
+    gc.collect()  # asyncio tells of tasks that were destroyed while pending: here, and not in a later test
+
+
+@pytest.fixture
+def lock(using: str, name: str) -> Lock:
+    return advisory_lock(name, using=using)
+
+
+def stopped_inside(loop: Loop, block: Callable[[asyncio.Event], Any]) -> asyncio.Task[Any]:
+    """A task of ``loop``, stopped where ``block`` has set its event."""
+
+    async def begin() -> asyncio.Task[Any]:
+        entered = asyncio.Event()
+        task = asyncio.create_task(block(entered))
+        waiting = asyncio.create_task(entered.wait())
+        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE)
+        assert entered.is_set() or task.result()
+        return task
+
+    return loop.run_until_complete(begin())
+
+
+def gets(lock: Any) -> None:
+    """Another context gets the lock, before a lease could end by itself."""
+    lock.acquire(timeout=PATIENCE).release()
+
+
+def is_ended(task: asyncio.Task[Any]) -> None:
+    eventually(lambda: task.get_coro().cr_frame is None, "the task is not ended")  # type: ignore[union-attr]
+    eventually(
+        lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("distlock-release")],
+        "a release is not through",
+    )
+
+
+def ends_with_its_loop(loop: Loop, lock: Any, busy: bool) -> None:
+    """``busy``: whether it is so for its own holder, too."""
+    cleaned: list[bool] = []
+
+    async def block(entered: asyncio.Event) -> None:
+        async with lock:
+            try:
+                entered.set()
+                await asyncio.Event().wait()
+            finally:
+                cleaned.append(lock.try_acquire(0) is None)
+
+    task = stopped_inside(loop, block)
+    loop.close()
+    gets(lock)
+    assert cleaned == [busy], "the clean-up of the task belongs to the holder, and is done under the lock"
+    del task
+
+
+def test_r7_hold_of_a_task_ends_with_its_event_loop(lock: Lock, loop: Loop) -> None:
+    ends_with_its_loop(loop, lock, busy=False)
+
+
+@in_memory
+def test_r7_a_set_ends_with_it_too(using: str, name: str, loop: Loop) -> None:
+    ends_with_its_loop(loop, lock_all([name, f"{name}2"], using=using), busy=False)
+
+
+@in_memory
+def test_r7_a_semaphore_ends_with_it_too(using: str, name: str, loop: Loop) -> None:
+    ends_with_its_loop(loop, semaphore(name, 1, using=using), busy=True)
+
+
+@in_memory
+def test_r7_whatever_the_task_wants_to_await_on_its_way_out(using: str, name: str, lock: Lock, loop: Loop) -> None:
+    inner = advisory_lock(f"{name}inner", using=using)
+
+    async def block(entered: asyncio.Event) -> None:
+        lease = await lock.aacquire()
+        try:
+            async with inner:
+                try:
+                    entered.set()
+                    await asyncio.Event().wait()
+                finally:
+                    await turns()
+        finally:
+            await lease.arelease()
+
+    task = stopped_inside(loop, block)
+    loop.close()
+    gets(lock)
+    gets(inner)
+    del task
+
+
+@in_memory
+def test_r24_one_recipe_in_many_tasks(using: str, name: str, loop: Loop) -> None:
+    """The exit of the task that is ended is its own, not that of another task in the same ``with``."""
+    pool = semaphore(name, 2, using=using)
+
+    async def block(entered: asyncio.Event) -> None:
+        async with pool:
+            entered.set()
+            await asyncio.Event().wait()
+
+    other = asyncio.new_event_loop()
+    task = stopped_inside(loop, block)
+    second = stopped_inside(other, block)
+    try:
+        loop.close()
+        with semaphore(name, 2, using=using, timeout=PATIENCE):
+            assert semaphore(name, 2, using=using).try_acquire() is None, "the second task has lost its slot"
+    finally:
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            other.run_until_complete(second)
+        other.close()
+    del task
+
+
+@in_memory
+def test_r16_event_loop_that_has_only_stopped_keeps_its_locks(lock: Lock, loop: Loop) -> None:
+    """It may run again."""
+    go_on = asyncio.Event()
+
+    async def block(entered: asyncio.Event) -> bool:
+        async with lock as lease:
+            entered.set()
+            await go_on.wait()
+            return lease.held
+
+    task = stopped_inside(loop, block)
+    keepalive._tick(monotonic())  # the keepalive thread looks
+    assert lock.try_acquire() is None
+    go_on.set()
+    assert loop.run_until_complete(task)
+    gets(lock)
+
+
+@in_memory
+def test_r16_lease_that_somebody_else_has_outlives_the_loop(lock: Lock, loop: Loop) -> None:
+    """The Lease owns the lock: it was handed on, or a thread of the task is still at work."""
+    handed: list[Any] = []
+
+    async def block(entered: asyncio.Event) -> None:
+        handed.append(await lock.aacquire())
+        entered.set()
+        await asyncio.Event().wait()
+
+    task = stopped_inside(loop, block)
+    loop.close()
+    is_ended(task)
+    handed[0].ensure_held()
+    assert lock.try_acquire() is None
+    handed.pop().release()
+    gets(lock)
+
+
+@in_memory
+def test_r16_generator_that_another_task_reads_outlives_the_loop(lock: Lock, loop: Loop) -> None:
+    """It was begun in the task whose loop is closed, and is at work in a live one."""
+    go_on = asyncio.Event()
+    handed: list[AsyncGenerator[bool]] = []
+
+    async def generator() -> AsyncGenerator[bool]:
+        async with lock as lease:
+            yield True
+            await go_on.wait()
+            yield lease.held
+
+    async def begins(entered: asyncio.Event) -> None:
+        steps = generator()
+        await anext(steps)
+        handed.append(steps)
+        entered.set()
+        await asyncio.Event().wait()
+
+    async def goes_on(entered: asyncio.Event) -> list[bool]:
+        entered.set()
+        return [held async for held in handed.pop()]
+
+    other = asyncio.new_event_loop()
+    first = stopped_inside(loop, begins)
+    second = stopped_inside(other, goes_on)
+    try:
+        loop.close()
+        is_ended(first)
+        assert lock.try_acquire() is None
+        go_on.set()
+        assert other.run_until_complete(second) == [True]
+    finally:
+        second.cancel()
+        other.run_until_complete(asyncio.gather(second, return_exceptions=True))
+        other.close()
+    gets(lock)
+
+
+async def of_for(steps: AsyncGenerator[bool], forever: asyncio.Event) -> None:
+    async for waits in steps:
+        if waits:
+            await forever.wait()
+
+
+async def of_anext(steps: AsyncGenerator[bool], forever: asyncio.Event) -> None:
+    if await anext(steps):
+        await forever.wait()
+    await anext(steps, None)
+
+
+async def of_another(steps: AsyncGenerator[bool], forever: asyncio.Event) -> None:
+    async def through() -> AsyncGenerator[bool]:
+        async for waits in steps:
+            yield waits
+
+    await of_for(through(), forever)
+
+
+@in_memory
+@pytest.mark.parametrize("waits", [False, True], ids=["generator_waits", "its_reader_waits"])
+@pytest.mark.parametrize("read", [of_for, of_anext, of_another])
+def test_r7_hold_of_an_async_generator_ends_with_the_event_loop_of_its_reader(
+    lock: Lock, loop: Loop, read: Callable[..., Any], waits: bool
+) -> None:
+    cleaned: list[str] = []
+
+    async def generator(entered: asyncio.Event) -> AsyncGenerator[bool]:
+        async with lock:
+            try:
+                entered.set()
+                yield waits
+                await asyncio.Event().wait()
+            finally:
+                try:
+                    await turns()
+                finally:
+                    cleaned.append("generator")
+
+    async def block(entered: asyncio.Event) -> None:
+        try:
+            await read(generator(entered), asyncio.Event())
+        finally:
+            cleaned.append("reader")
+
+    task = stopped_inside(loop, block)
+    loop.close()
+    gets(lock)
+    eventually(lambda: len(cleaned) == 2, "not both clean up")
+    # as where a task is cancelled: from the inside outwards, if that is where it waits
+    assert cleaned == (["reader", "generator"] if waits else ["generator", "reader"])
+    del task
+
+
+@in_memory
+def test_r7_generators_that_fail_on_their_way_out(
+    using: str, name: str, loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The one that waits, and the one that its reader has read from; what the reader holds ends with it too."""
+    names = [f"{name}{part}" for part in ("reader", "first", "second")]
+
+    async def generator(part: str) -> AsyncGenerator[bool]:
+        async with advisory_lock(part, using=using):
+            try:
+                yield True
+                await asyncio.Event().wait()
+            finally:
+                raise ValueError(f"{part} fails")
+
+    async def block(entered: asyncio.Event) -> None:
+        async with advisory_lock(names[0], using=using):
+            first, second = generator(names[1]), generator(names[2])
+            assert [await anext(first), await anext(second)]
+            entered.set()
+            await anext(second)
+
+    task = stopped_inside(loop, block)
+    loop.run_until_complete(turns())
+    loop.close()
+    for part in names:
+        gets(advisory_lock(part, using=using))
+    for part in names[1:]:  # logged behind the release
+        eventually(lambda part=part: f"{part} fails" in caplog.text, f"{part} is not in the log")
+    del task
+
+
+@in_memory
+def test_r7_lazy_variables_of_the_task_stay_lazy(lock: Lock, loop: Loop) -> None:
+    """``request.user`` would ask the database, in a thread that has nothing to do with the request."""
+    asked: list[str] = []
+
+    async def block(entered: asyncio.Event) -> None:
+        user = SimpleLazyObject(lambda: asked.append("who"))
+        async with lock:
+            entered.set()
+            await asyncio.Event().wait()
+        del user
+
+    task = stopped_inside(loop, block)
+    loop.close()
+    gets(lock)
+    assert not asked
+    del task

@@ -1,0 +1,125 @@
+"""R6: a server that refuses is unavailable, with the driver's error as the cause; and what a backend does not declare
+is refused, never silently ignored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock import BackendUnavailable, DistlockError, UnsupportedOperation, advisory_lock, lock_all, semaphore
+from django_distlock.backends.sessions.session import ServerError
+from django_distlock.manager.registry import registry
+from tests.contract.actors import Face
+from tests.contract.conftest import both_faces
+from tests.faults.conftest import database_alias
+
+if TYPE_CHECKING:
+    from tests.contract.actors import Actor
+
+
+@pytest.mark.cold
+@pytest.mark.parametrize(
+    ("using", "database"),
+    [
+        ("postgres", "postgres"),
+        ("mysql", "mariadb"),
+        ("leasetable_postgres", "postgres"),
+        ("leasetable_mariadb", "mariadb"),
+    ],
+)
+@pytest.mark.parametrize(
+    "broken", [{"PORT": "1"}, {"PASSWORD": "wrong", "USER": "nobody"}, {"NAME": "no_such_database"}], ids=repr
+)
+def test_r6_a_server_that_refuses_is_unavailable(
+    databases: None, using: str, database: str, name: str, broken: dict[str, str], settings: Any
+) -> None:
+    options = {**settings.DISTLOCK[using]["OPTIONS"], "database": f"{database}_wrong"}
+    with database_alias(f"{database}_wrong", database, **broken):
+        settings.DISTLOCK = {**settings.DISTLOCK, "broken": {**settings.DISTLOCK[using], "OPTIONS": options}}
+        for kind in ("sync", "async"):
+            face = Face(kind)
+            for attempt in ("acquire", "try_acquire"):
+                with pytest.raises(BackendUnavailable, match=r"'broken'") as down:
+                    getattr(face.actor(), attempt)(advisory_lock(name, using="broken"), timeout=5)
+                assert down.value.__cause__ is not None
+                assert not isinstance(down.value.__cause__, DistlockError)
+            face.close()
+        registry.reset()
+
+
+@both_faces
+@pytest.mark.parametrize("using", ["postgres", "mysql"])
+def test_r6_a_server_that_refuses_the_statement_is_unavailable(
+    databases: None, me: Actor, using: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither busy, which would let an on_busy go ahead, nor an error of the driver."""
+    backend: Any = registry.entry(using).backend
+
+    def refuse(*args: Any) -> Any:
+        raise ServerError(0, "not today")
+
+    kind = type(backend.sessions.open_shared)
+    monkeypatch.setattr(kind, "lock", refuse)
+    monkeypatch.setattr(kind, "lock_fast", refuse)
+    for attempt, timeout in (("acquire", 5), ("try_acquire", 0)):
+        with pytest.raises(BackendUnavailable, match="not today"):
+            getattr(me, attempt)(advisory_lock(name, using=using), timeout=timeout)
+
+
+def refuses(what: str) -> Any:
+    return pytest.raises(UnsupportedOperation, match=rf"^The backend \w+ of alias '\w+' cannot {what}")
+
+
+def test_shared_is_refused_where_the_engine_cannot(me: Actor, using: str, name: str, backend: Any) -> None:
+    """Never silently exclusive, never silently not held."""
+    for recipe in (
+        advisory_lock(name, using=using, shared=True),
+        lock_all([name], using=using, shared=True),
+        lock_all([advisory_lock(name, using=using, shared=True)]),
+    ):
+        for attempt in (me.acquire, me.try_acquire, me.enter):
+            if not backend.supports_shared:
+                with refuses(r"share a lock\."):
+                    attempt(recipe)
+    me.release(me.acquire(advisory_lock(name, using=using), timeout=0))
+
+
+def test_ttl_and_max_hold_are_refused_where_locks_live_with_a_session(
+    me: Actor, using: str, name: str, backend: Any
+) -> None:
+    recipes = {
+        "ttl": [
+            advisory_lock(name, using=using, ttl=30),
+            lock_all([name], using=using, ttl=30),
+            semaphore(name, 2, using=using, ttl=30),
+        ],
+        "max_hold": [advisory_lock(name, using=using, max_hold=30), advisory_lock(name, using=using, max_hold=None)],
+    }
+    for argument, locks in recipes.items():
+        for lock in locks:
+            for attempt in (me.acquire, me.try_acquire):
+                if backend.supports_ttl:
+                    me.release(attempt(lock))
+                else:
+                    with refuses(f"give a lock a {argument}: it is held for as long as its session lives"):
+                        attempt(lock)
+
+
+def test_what_a_lease_has_is_what_its_backend_declares(me: Actor, using: str, name: str, backend: Any) -> None:
+    """valid_until, extend() and the fence."""
+    lease = me.acquire(advisory_lock(name, using=using))
+    if backend.supports_ttl:
+        assert isinstance(lease.valid_until, float)
+        me.extend(lease, 40)
+    else:
+        assert lease.valid_until is None
+        with refuses("extend a lease: its locks have no TTL"):
+            me.extend(lease, 40)
+    if backend.supports_fencing:
+        assert isinstance(lease.fence, int)
+    else:
+        with refuses("give a fencing token"):
+            _ = lease.fence
+    assert lease.held
+    me.release(lease)

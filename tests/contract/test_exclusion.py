@@ -1,0 +1,116 @@
+"""R1: at most one exclusive holder per name, between contexts, threads, tasks and processes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connections
+
+from django_distlock import advisory_lock
+from tests.contract.actors import PATIENCE, Actor, Face, Inside, turns
+from tests.contract.conftest import across_processes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_r1_the_counter_of_the_next_tests_loses_counts_without_a_lock() -> None:
+    inside = Inside()
+    seen = [inside.enter(), inside.enter()]
+    for each in seen:
+        inside.leave(each)
+    assert (inside.most, inside.counter) == (2, 1)
+
+
+def test_r1_four_threads_and_four_tasks_one_inside_at_a_time(using: str, name: str) -> None:
+    lock, inside = advisory_lock(name, using=using, timeout=PATIENCE), Inside()
+    faces = [Face("sync"), Face("async")]
+    try:
+        works = [actor.submit(face.critical(lock, inside, 4)) for face in faces for actor in face.actors(4)]
+        for work in works:
+            work.result(PATIENCE)
+    finally:
+        for face in faces:
+            face.close()
+    assert (inside.most, inside.counter) == (1, 32)
+
+
+@pytest.mark.parametrize(
+    ("alias", "take", "give"),
+    [
+        ("postgres", "SELECT pg_try_advisory_lock(4711)", "SELECT pg_advisory_unlock_all()"),
+        ("mariadb", "SELECT GET_LOCK('bare', 0)", "SELECT RELEASE_ALL_LOCKS()"),
+    ],
+)
+def test_r1_on_a_bare_session_four_of_four_tasks_get_in(databases: None, alias: str, take: str, give: str) -> None:
+    """Why a registry of this process stands in front of the engines."""
+    connection = connections[alias].copy()
+
+    def ask() -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute(take)
+            return cursor.fetchone()[0]
+
+    async def four() -> list[Any]:
+        turn = asyncio.Lock()  # one statement at a time, as any driver wants it
+
+        async def task() -> Any:
+            async with turn:
+                return await asyncio.to_thread(ask)
+
+        return await asyncio.gather(*[task() for _ in range(4)])
+
+    connection.inc_thread_sharing()
+    try:
+        assert asyncio.run(four()) in ([True] * 4, [1] * 4)
+        with connection.cursor() as cursor:
+            cursor.execute(give)
+    finally:
+        connection.close()
+
+
+@across_processes
+def test_r1_processes_lose_no_count(rival: Any, second_rival: Any, using: str, name: str, tmp_path: Path) -> None:
+    """Two processes, and a thread and a task of this one, read a number and write it back one higher."""
+    file, rounds = tmp_path / "count", 20
+    file.write_text("0")
+    lock = advisory_lock(name, using=using, timeout=PATIENCE)
+
+    def count() -> None:
+        for _ in range(rounds):
+            with lock:
+                file.write_text(str(int(file.read_text()) + 1))
+
+    async def acount() -> None:
+        for _ in range(rounds):
+            async with lock:
+                seen = int(file.read_text())
+                await turns()
+                file.write_text(str(seen + 1))
+
+    away = [(somebody, somebody.start("count", using, name, str(file), rounds)) for somebody in (rival, second_rival)]
+    faces = [Face("sync"), Face("async")]
+    try:
+        here = [face.actor().submit(work) for face, work in zip(faces, (count, acount), strict=True)]
+        for future in here:
+            future.result(PATIENCE)
+    finally:
+        for face in faces:
+            face.close()
+    for somebody, token in away:
+        somebody.result(token)
+    assert int(file.read_text()) == 4 * rounds
+
+
+def test_r1_names_and_aliases_do_not_exclude_each_other(me: Actor, other: Actor, using: str, name: str) -> None:
+    elsewhere = "memory" if using != "memory" else "leasetable"
+    mine = me.acquire(advisory_lock(name, using=using))
+    theirs = [
+        other.acquire(advisory_lock(name + "x", using=using), timeout=0),
+        other.acquire(advisory_lock(name, using=elsewhere), timeout=0),
+    ]
+    for lease in theirs:
+        other.release(lease)
+    me.release(mine)

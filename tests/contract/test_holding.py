@@ -1,0 +1,141 @@
+"""R17: every release verifies, and a loss is told. An operator takes the lock away; its holder hears of it from us."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock import LockLost, advisory_lock, break_lock
+from django_distlock.signals import lock_broken, lock_lost
+from tests.conftest import eventually
+from tests.contract.conftest import both_faces
+from tests.contract.rivals import RivalError
+from tests.contract.watching import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.contract.actors import Actor
+
+# Renewed after a third of it, which is when a loss is noticed. A session that was ended is noticed by its heartbeat.
+SHORT = 3.0
+
+
+@pytest.fixture
+def lock(using: str, name: str, backend: Any) -> Any:
+    """A lock whose loss is noticed soon."""
+    return advisory_lock(name, using=using, ttl=SHORT) if backend.supports_ttl else advisory_lock(name, using=using)
+
+
+@pytest.fixture
+def losses() -> Iterator[list[dict[str, Any]]]:
+    """What the signal lock_lost told."""
+    told: list[dict[str, Any]] = []
+
+    def receive(**facts: Any) -> None:
+        told.append(facts)
+
+    lock_lost.connect(receive)
+    yield told
+    lock_lost.disconnect(receive)
+
+
+def test_r17_r20_the_holder_is_told_and_may_ask_again(
+    me: Actor, lock: Any, take_away: Callable[[str], None], losses: list[dict[str, Any]]
+) -> None:
+    """By the lease, the callback, the signal, and the release; a renewal is denied."""
+    lease = me.acquire(lock)
+    called: list[Any] = []
+    lease.on_lost(called.append)
+    take_away(lock.name)
+    eventually(lambda: called, "the callback was not called")
+    assert (lease.lost, lease.held) == (True, False)
+    with pytest.raises(LockLost, match="was lost"):
+        lease.ensure_held()
+    eventually(lambda: losses, "no signal")
+    (loss,) = losses
+    assert (loss["name"], loss["using"]) == (lock.name, lock.using)
+    assert loss["hold"] >= 0
+    lease.on_lost(called.append)  # too late: called at once
+    assert called == [lease, lease]
+    again = me.acquire(lock)
+    assert (lease.held, again.held) == (False, True)
+    with pytest.raises(LockLost):
+        me.release(lease)
+    me.release(lease)
+    assert repr(lease).endswith(": lost>")
+    assert again.held
+    me.release(again)
+
+
+@both_faces
+def test_r17_the_release_notices_what_nobody_has_noticed(
+    me: Actor, using: str, name: str, take_away: Callable[[str], None], losses: list[dict[str, Any]]
+) -> None:
+    lease = me.acquire(advisory_lock(name, using=using))
+    called: list[Any] = []
+    lease.on_lost(called.append)
+    take_away(name)
+    with pytest.raises(LockLost):
+        me.release(lease)
+    assert lease.lost
+    assert called == [lease]
+    assert len(losses) == 1
+
+
+def test_r17_the_next_one_gets_in_and_the_loser_does_not_give_back_its_lock(
+    me: Actor, rival: Any, using: str, name: str, take_away: Callable[[str], None]
+) -> None:
+    lock = advisory_lock(name, using=using)
+    lease = me.acquire(lock)
+    take_away(name)
+    theirs = rival.acquire(using, name)
+    with pytest.raises(LockLost):
+        me.release(lease)
+    assert me.try_acquire(lock) is None
+    rival.release(theirs)
+
+
+def test_r17_the_victim_is_told_and_its_successor_is_left_alone(
+    me: Actor, rival: Any, using: str, name: str, backend: Any
+) -> None:
+    """In another process. What an operator was shown before the change of hands breaks nothing after it."""
+    heard: list[dict[str, Any]] = []
+
+    def hear(**facts: Any) -> None:
+        heard.append(facts)
+
+    lock_broken.connect(hear)
+    try:
+        victim = rival.call("acquire_for", using, name, SHORT) if backend.supports_ttl else rival.acquire(using, name)
+        (shown,) = listed(using, name)
+        assert break_lock(shown, reason="a test") is True
+    finally:
+        lock_broken.disconnect(hear)
+    assert [(facts["name"], facts["using"], facts["reason"]) for facts in heard] == [(name, using, "a test")]
+    lease = me.acquire(advisory_lock(name, using=using))
+    assert break_lock(shown) is False
+    eventually(lambda: rival.call("lost", victim), "the victim is not told")
+    with pytest.raises(RivalError, match="LockLost"):
+        rival.release(victim)
+    assert me.run(lease.ensure_held) is None
+    (now,) = listed(using, name)
+    assert (now.holder, now.fence, now.details) != (shown.holder, shown.fence, shown.details)
+    me.release(lease)
+    assert break_lock(now) is False
+
+
+def test_r17_what_no_holder_has_breaks_nothing(me: Actor, using: str, name: str) -> None:
+    lease = me.acquire(advisory_lock(name, using=using))
+    (info,) = listed(using, name)
+    wrong = dict.fromkeys(info.details, "1")
+    for other in (
+        replace(info, details=wrong, fence=(info.fence or 0) + 1),
+        replace(info, details={}, fence=None),
+        replace(info, key="00" * 32, fence=(info.fence or 0) + 1),
+    ):
+        assert break_lock(other) is False
+    assert me.run(lease.ensure_held) is None
+    me.release(lease)

@@ -1,0 +1,251 @@
+"""One of many candidates leads, and steps down in order: on every backend, in threads and in tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from typing import Any
+
+import pytest
+
+from django_distlock import Leader, LockLost, UnsupportedOperation, advisory_lock
+from django_distlock.locks.leader import Term
+from django_distlock.manager.lock_table import State, lock_table
+from tests.conftest import PATIENCE, eventually
+
+pytestmark = pytest.mark.usefixtures("databases")
+
+
+def somebody_queues() -> None:
+    """The next of this process is in the queue."""
+    eventually(lambda: any(one.state is State.WAITING for one in lock_table.everything()), "nobody waits")
+
+
+class Diary:
+    """What happened to the candidates, in order."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._queue: queue.Queue[str] = queue.Queue()
+
+    def note(self, line: str) -> None:
+        self.lines.append(line)
+        self._queue.put(line)
+
+    def next(self) -> str:
+        return self._queue.get(timeout=PATIENCE)
+
+    def candidate(self, who: str, name: str, using: str, **more: Any) -> Leader:
+        return Leader(
+            name,
+            using=using,
+            on_elected=lambda term: self.note(f"{who} elected"),
+            on_demoted=lambda term: self.note(f"{who} demoted {term.reason}"),
+            **more,
+        )
+
+
+def test_leadership_goes_from_hand_to_hand(using: str, name: str) -> None:
+    diary = Diary()
+    first, second = diary.candidate("first", name, using), diary.candidate("second", name, using)
+    with first:
+        assert diary.next() == "first elected"
+        assert first.leading
+        with second:
+            somebody_queues()
+            assert second.elected(0) is None
+            first.resign()
+            assert [diary.next(), diary.next()] == ["first demoted resigned", "second elected"]
+            assert second.leading
+            assert not first.leading
+            somebody_queues()
+            second.resign()
+            assert [diary.next(), diary.next()] == ["second demoted resigned", "first elected"]
+        assert first.leading
+        assert diary.lines[5:] == []  # a candidate that did not lead has nothing to be told
+    assert diary.next() == "first demoted stopped"
+    assert not first.leading
+    with advisory_lock(name, using=using, timeout=0):
+        pass
+
+
+def test_leadership_goes_from_task_to_task(using: str, name: str) -> None:
+    async def main() -> None:
+        ended = asyncio.Event()
+
+        async def work(term: Term) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        first, second = Leader(name, using=using, on_elected=work), Leader(name, using=using)
+        async with first:
+            term = await first.aelected(PATIENCE)
+            assert term is not None
+            async with second:
+                await asyncio.to_thread(somebody_queues)
+                first.resign()
+                assert not term.leading
+                assert await second.aelected(PATIENCE)
+                assert ended.is_set(), "the work was still going on when another one led"
+                assert term.reason == "resigned"
+        assert not second.leading
+        lease = await advisory_lock(name, using=using).atry_acquire()
+        assert lease is not None
+        await lease.arelease()
+
+    asyncio.run(main())
+
+
+def test_the_lock_is_given_up_after_the_work(name: str) -> None:
+    """However long that takes; a term that is resigned is over for the work at once."""
+    may_end, told = threading.Event(), threading.Event()
+
+    def work(term: Term) -> None:
+        while term.wait(PATIENCE):
+            pass
+        told.set()
+        may_end.wait(PATIENCE)
+
+    with Leader(name, using="leasetable", on_elected=work) as leader:
+        term = leader.elected(PATIENCE)
+        assert term is not None
+        assert advisory_lock(name, using="leasetable").try_acquire() is None
+        leader.resign()
+        assert told.wait(PATIENCE)
+        with pytest.raises(LockLost, match="resigned"):
+            term.ensure_leading()
+        assert advisory_lock(name, using="leasetable").try_acquire() is None
+        with Leader(name, using="leasetable") as other:
+            somebody_queues()
+            assert other.elected(0) is None
+            may_end.set()
+            later = other.elected(PATIENCE)
+            assert later is not None
+            assert later.fence > term.fence
+
+
+def test_who_resigns_alone_is_elected_again(name: str) -> None:
+    diary = Diary()
+    with diary.candidate("only", name, "memory") as leader:
+        assert diary.next() == "only elected"
+        leader.resign()
+        assert [diary.next(), diary.next()] == ["only demoted resigned", "only elected"]
+
+
+@pytest.mark.parametrize("using", ["memory", "leasetable", "postgres", "mysql"])
+def test_a_waiting_candidate_stops_and_leaves_no_place_in_the_queue(using: str, name: str) -> None:
+    with advisory_lock(name, using=using):
+        leader = Leader(name, using=using)
+        leader.start()
+        somebody_queues()
+        leader.stop(PATIENCE)
+    with advisory_lock(name, using=using, timeout=0):
+        pass
+
+
+@pytest.mark.parametrize("using", ["memory", "postgres"])
+def test_a_cancelled_candidate_steps_down_first(using: str, name: str) -> None:
+    async def main() -> None:
+        diary = Diary()
+        leader, waiting = diary.candidate("first", name, using), diary.candidate("second", name, using)
+        leads = asyncio.create_task(leader.arun())
+        assert await leader.aelected(PATIENCE)
+        waits = asyncio.create_task(waiting.arun())
+        await asyncio.to_thread(somebody_queues)
+        for task in (waits, leads):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert diary.lines == ["first elected", "first demoted stopped"]
+        lease = await advisory_lock(name, using=using).atry_acquire()
+        assert lease is not None
+        await lease.arelease()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_work_that_fails_lets_another_one_lead(kind: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(term: Term) -> None:
+        raise ZeroDivisionError
+
+    async def fail_async(term: Term) -> None:
+        raise ZeroDivisionError
+
+    demoted: list[str | None] = []
+    failing = Leader(
+        name,
+        using="memory",
+        on_elected=fail if kind == "plain" else fail_async,
+        on_demoted=lambda term: demoted.append(term.reason),
+    )
+    with failing:
+        eventually(lambda: demoted, "it leads on")
+        with Leader(name, using="memory") as other:
+            assert other.elected(PATIENCE)
+    assert set(demoted) == {"failed"}
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_callback_may_stop_the_candidacy(name: str) -> None:
+    leader = Leader(name, using="memory", on_elected=lambda term: leader.stop())
+    leader.run()
+    assert not leader.leading
+    with pytest.raises(RuntimeError, match="already"), Leader(name, using="memory") as other:
+        other.start()
+
+
+def test_what_cannot_be_had_is_raised(name: str) -> None:
+    impossible = Leader(name, using="postgres", ttl=5)
+    with pytest.raises(UnsupportedOperation, match="ttl"):
+        impossible.run()
+    impossible.start()
+    assert impossible.elected(PATIENCE) is None
+    with pytest.raises(UnsupportedOperation, match="ttl"):
+        impossible.stop()
+    with pytest.raises(UnsupportedOperation, match="ttl"):
+        asyncio.run(impossible.arun())
+    with pytest.raises(ZeroDivisionError), impossible:
+        raise ZeroDivisionError
+    with pytest.raises(ValueError, match="margin"), Leader(name, using="leasetable", margin=29) as leader:
+        leader.elected(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"ttl": 0}, ValueError, "ttl"),
+        ({"margin": "1"}, TypeError, "margin"),
+        ({"ttl": 10, "margin": 5}, ValueError, "margin must be below half"),
+        ({"on_elected": 3}, TypeError, "on_elected"),
+        ({"on_demoted": "f"}, TypeError, "on_demoted"),
+    ],
+)
+def test_bad_input(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        Leader("x", **arguments)
+
+
+def test_held_for(name: str) -> None:
+    with advisory_lock(name, using="leasetable", ttl=50) as lease:
+        assert lease.held_for(0)
+        assert lease.held_for(20)
+        assert not lease.held_for(60)
+    assert not lease.held_for(0)
+    with advisory_lock(name, using="postgres") as lease:
+        assert lease.held_for(1e6)
+
+
+def test_a_term_that_was_over_once_stays_over(name: str) -> None:
+    """Else the work would have stopped, and this candidate would lead without doing it."""
+    with advisory_lock(name, using="leasetable", ttl=30) as lease:
+        term = Term(lease, 14)
+        assert term.leading
+        lease.extend(5)
+        assert not term.leading
+        lease.extend(30)
+        assert not term.leading
+        assert term.reason == "not renewed"

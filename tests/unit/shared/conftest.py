@@ -1,0 +1,34 @@
+"""What engines have no part in, once, on memory: the promises of the layer that they share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from django_distlock import break_lock, held_locks
+from django_distlock.manager.registry import registry
+from tests.contract.conftest import face, me, other
+
+__all__ = ["face", "me", "other"]
+
+
+@pytest.fixture
+def using() -> str:
+    return "memory"
+
+
+@pytest.fixture
+def backend() -> Any:
+    return registry.entry("memory").backend
+
+
+@pytest.fixture
+def take_away() -> Any:
+    """Has an operator take a lock away from its holder, without a word to it."""
+
+    def take(name: str) -> None:
+        (report,) = held_locks("memory")
+        assert [break_lock(info) for info in report.locks if info.name == name] == [True]
+
+    return take

@@ -1,0 +1,145 @@
+"""R2: the same context may take what it holds; this is counted, and anybody else is a stranger."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock import DeadlockDetected, LockLost, advisory_lock
+from tests.conftest import PATIENCE
+from tests.contract.actors import turns
+from tests.contract.watching import somebody_waits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.contract.actors import Actor
+
+
+def test_r2_another_lock_object_of_the_same_name_is_no_other_lock(
+    me: Actor, other: Actor, using: str, name: str
+) -> None:
+    outer = me.acquire(advisory_lock(name, using=using))
+    inner = me.acquire(advisory_lock(name, using=using, timeout=0))
+    assert outer is not inner
+    me.release(outer)
+    assert other.try_acquire(advisory_lock(name, using=using)) is None
+    assert inner.held
+    me.release(inner)
+
+
+def test_r2_releasing_one_lease_twice_counts_once(me: Actor, other: Actor, using: str, name: str) -> None:
+    lock = advisory_lock(name, using=using)
+    outer, inner = me.acquire(lock), me.acquire(lock)
+    for _ in range(3):
+        me.release(inner)
+    assert (inner.held, outer.held) == (False, True)
+    assert other.try_acquire(lock) is None
+    me.release(outer)
+    other.release(other.acquire(lock, timeout=0))
+
+
+def test_r2_leases_share_one_holding(me: Actor, using: str, name: str, take_away: Callable[[str], None]) -> None:
+    """Who takes the lock from one of them takes it from all."""
+    lock = advisory_lock(name, using=using)
+    outer, inner = me.acquire(lock), me.acquire(lock)
+    take_away(name)
+    for lease in (outer, inner):
+        with pytest.raises(LockLost):
+            me.extend(lease, 30)
+        with pytest.raises(LockLost):
+            me.release(lease)
+
+
+def test_r2_a_thread_started_by_the_holder_is_a_stranger(using: str, name: str) -> None:
+    lock = advisory_lock(name, using=using)
+    found: list[Any] = []
+    with lock:
+        thread = threading.Thread(target=lambda: found.append(lock.try_acquire()))
+        thread.start()
+        thread.join(PATIENCE)
+    assert found == [None]
+
+
+async def _by_create_task(attempt: Any) -> list[Any]:
+    return [await asyncio.create_task(attempt()) for _ in range(4)]
+
+
+async def _by_task_group(attempt: Any) -> list[Any]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(attempt()) for _ in range(4)]
+    return [task.result() for task in tasks]
+
+
+async def _by_gather(attempt: Any) -> list[Any]:
+    return await asyncio.gather(*[attempt() for _ in range(4)])
+
+
+@pytest.mark.parametrize("spawn", [_by_create_task, _by_task_group, _by_gather])
+def test_r2_child_tasks_are_strangers(using: str, name: str, spawn: Any) -> None:
+    """They inherit a copy of the context variables; by those, four of four would get in."""
+    lock = advisory_lock(name, using=using)
+
+    async def main() -> list[Any]:
+        async with lock:
+            again = await lock.atry_acquire()
+            assert again is not None
+            await again.arelease()
+            return await spawn(lock.atry_acquire)
+
+    assert asyncio.run(main()) == [None] * 4
+
+
+def test_r2_a_child_task_may_get_in_after_its_parent(using: str, name: str) -> None:
+    lock = advisory_lock(name, using=using, timeout=PATIENCE)
+    order: list[str] = []
+
+    async def child() -> None:
+        async with lock:
+            order.append("child")
+
+    async def main() -> None:
+        async with lock:
+            task = asyncio.create_task(child())
+            await turns()
+            order.append("parent")
+        await task
+
+    asyncio.run(main())
+    assert order == ["parent", "child"]
+
+
+def test_r2_exclusive_while_shared_is_a_deadlock(me: Actor, using: str, name: str) -> None:
+    reader = me.acquire(advisory_lock(name, using=using, shared=True))
+    for attempt in (me.acquire, me.try_acquire):
+        with pytest.raises(DeadlockDetected, match="held shared by this context"):
+            attempt(advisory_lock(name, using=using))
+    assert reader.held
+    me.release(reader)
+
+
+def test_r2_shared_while_exclusive_is_covered(me: Actor, other: Actor, using: str, name: str) -> None:
+    reader = advisory_lock(name, using=using, shared=True)
+    outer = me.acquire(advisory_lock(name, using=using))
+    inner = me.acquire(reader)
+    me.release(outer)
+    assert other.try_acquire(reader) is None
+    me.release(inner)
+    other.release(other.acquire(advisory_lock(name, using=using), timeout=0))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_r2_a_waiter_does_not_keep_the_holder_from_reentry(
+    me: Actor, other: Actor, using: str, name: str, shared: bool
+) -> None:
+    """R2 goes before the queue: else a reader would wait for the writer, who waits for it."""
+    lock = advisory_lock(name, using=using, shared=shared)
+    outer = me.acquire(lock)
+    waiting = other.start(advisory_lock(name, using=using), "acquire", timeout=PATIENCE)
+    somebody_waits(name)
+    me.release(me.acquire(lock, timeout=0))
+    me.release(outer)
+    other.release(waiting.result(PATIENCE))

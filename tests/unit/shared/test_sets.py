@@ -1,0 +1,263 @@
+"""lock_all(), semaphores and R8: all or nothing, and circles of waiters in one process are found."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock import (
+    DeadlockDetected,
+    LockLost,
+    LockNotAcquired,
+    LockTimeout,
+    advisory_lock,
+    lock_all,
+    semaphore,
+)
+from tests.conftest import PATIENCE
+from tests.contract.actors import Inside, turns
+from tests.contract.conftest import both_faces
+from tests.contract.watching import somebody_waits, waiting_here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.contract.actors import Actor, Face
+
+
+@pytest.fixture
+def names(name: str) -> list[str]:
+    return [f"{name}{letter}" for letter in "abc"]
+
+
+def test_all_of_them_are_held_and_given_back(me: Actor, other: Actor, using: str, names: list[str]) -> None:
+    several = lock_all([*names, names[0]], using=using)
+    leases = me.acquire(several)
+    assert [lease.name for lease in leases] == names
+    assert leases[names[1]].held
+    with pytest.raises(KeyError):
+        leases["another"]
+    leases.ensure_held()
+    assert not leases.lost
+    assert other.try_acquire(several) is None
+    me.release(leases)
+    me.release(leases)
+    assert len(other.enter(several)) == 3
+    other.exit(several)
+
+
+@pytest.mark.usefixtures("databases")
+def test_one_name_on_two_aliases() -> None:
+    """The leases of lock_all: a name alone does not say which of the two. R9: the order is that of (alias, name)."""
+    both = [advisory_lock("one name", using=alias) for alias in ("memory", "leasetable")]
+    with lock_all([*both, advisory_lock("another", using="memory")]) as leases:
+        assert [(lease.using, lease.name) for lease in leases] == [
+            ("leasetable", "one name"),
+            ("memory", "another"),
+            ("memory", "one name"),
+        ]
+        with pytest.raises(ValueError, match=r"leases\['leasetable', 'one name'\] or leases\['memory', 'one name'\]"):
+            leases["one name"]
+        assert [leases[alias, "one name"].using for alias in ("memory", "leasetable")] == ["memory", "leasetable"]
+        assert leases["another"] is leases["memory", "another"]
+        for missing in ("one", ("leasetable", "another")):
+            with pytest.raises(KeyError):
+                leases[missing]
+
+
+def test_r2_a_set_inside_a_set_is_reentry(me: Actor, other: Actor, using: str, names: list[str]) -> None:
+    outer = me.acquire(lock_all(names, using=using))
+    inner = me.acquire(lock_all(names[:2], using=using), timeout=0)
+    me.release(outer)
+    assert other.try_acquire(advisory_lock(names[0], using=using)) is None
+    other.release(other.acquire(advisory_lock(names[2], using=using), timeout=0))
+    me.release(inner)
+
+
+def test_r17_the_others_are_given_back_although_one_was_lost(
+    me: Actor, other: Actor, using: str, names: list[str], take_away: Callable[[str], None]
+) -> None:
+    leases = me.acquire(lock_all(names, using=using))
+    take_away(names[1])
+    with pytest.raises(LockLost):
+        me.release(leases)
+    assert leases.lost
+    other.release(other.acquire(lock_all(names, using=using)))
+
+
+def test_an_exclusive_one_covers_a_shared_one(me: Actor, other: Actor, using: str, name: str) -> None:
+    reader, writer = (advisory_lock(name, using=using, shared=shared) for shared in (True, False))
+    for locks in ([reader, writer], [writer, reader]):
+        leases = me.acquire(lock_all(locks))
+        assert [lease.shared for lease in leases] == [False]
+        assert other.try_acquire(reader) is None
+        me.release(leases)
+    together = [actor.acquire(lock_all([name], using=using, shared=True), timeout=0) for actor in (me, other)]
+    me.release(together[0])
+    other.release(together[1])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_r7_lock_all_whose_release_is_cancelled_releases_all(using: str, names: list[str], steps: int) -> None:
+    async def main() -> None:
+        leases = await lock_all(names, using=using).aacquire()
+        task = asyncio.create_task(leases.arelease())
+        await turns(steps)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert not any(lease.held for lease in leases)
+
+    asyncio.run(main())
+    lock_all(names, using=using).acquire(timeout=0).release()
+
+
+def test_a_semaphore_is_neither_the_lock_of_that_name_nor_reentrant(me: Actor, using: str, name: str) -> None:
+    """Each acquire takes a slot of its own."""
+    pool = semaphore(name, 1, using=using)
+    slot = me.acquire(pool)
+    me.release(me.acquire(advisory_lock(name, using=using), timeout=0))
+    assert me.try_acquire(pool) is None
+    with pytest.raises(LockTimeout):
+        me.acquire(pool, timeout=0.1)
+    me.release(slot)
+
+
+def test_a_semaphore_in_a_with_block_and_as_a_decorator(me: Actor, other: Actor, using: str, name: str) -> None:
+    pool = semaphore(name, 1, using=using)
+    me.enter(pool)
+    assert other.try_acquire(pool) is None
+    me.exit(pool)
+
+    @semaphore(name + "{number}", 1, using=using, timeout=0)
+    def work(number: int) -> int:
+        with pytest.raises(LockNotAcquired):
+            work(number)
+        return number
+
+    assert work(7) == 7
+
+
+@both_faces
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_r8_a_circle_in_one_process_is_found_at_once(face: Face, using: str, name: str, size: int) -> None:
+    """Each holds one lock and waits for the next; the last one is told, and keeps what it held."""
+    actors = face.actors(size)
+    locks = [advisory_lock(f"{name}{number}", using=using, timeout=None) for number in range(size)]
+    held = [actor.acquire(lock) for actor, lock in zip(actors, locks, strict=True)]
+    waiting = []
+    for number in range(size - 1):
+        waiting.append(actors[number].start(locks[number + 1], "acquire"))
+        somebody_waits(locks[number + 1].name)
+    with pytest.raises(DeadlockDetected, match=r"Waiting for .* would never end"):
+        actors[-1].acquire(locks[0])
+    assert held[-1].held
+    actors[-1].release(held[-1])
+    for number in reversed(range(size - 1)):
+        actors[number].release(waiting[number].result(PATIENCE))
+        actors[number].release(held[number])
+
+
+def test_r8_one_that_does_not_wait_closes_no_circle(me: Actor, other: Actor, using: str, names: list[str]) -> None:
+    mine, theirs = (advisory_lock(each, using=using, timeout=PATIENCE) for each in names[:2])
+    held, other_held = me.acquire(mine), other.acquire(theirs)
+    waiting = me.start(theirs, "acquire")
+    somebody_waits(theirs.name)
+    assert other.try_acquire(mine) is None
+    with pytest.raises(LockNotAcquired):
+        other.acquire(mine, timeout=0)
+    other.release(other_held)
+    me.release(waiting.result(PATIENCE))
+    me.release(held)
+
+
+@pytest.mark.usefixtures("databases")
+def test_r8_a_circle_through_two_aliases_is_found(me: Actor, other: Actor, name: str) -> None:
+    here, there = (advisory_lock(name, using=alias, timeout=PATIENCE) for alias in ("memory", "leasetable"))
+    mine, theirs = me.acquire(here), other.acquire(there)
+    waiting = me.start(there, "acquire")
+    somebody_waits(name)
+    with pytest.raises(DeadlockDetected):
+        other.acquire(here)
+    other.release(theirs)
+    me.release(waiting.result(PATIENCE))
+    me.release(mine)
+
+
+def test_r8_a_victim_of_lock_all_gives_back_what_the_call_had_taken(face: Face, using: str, names: list[str]) -> None:
+    a, b, c = names
+    me, other, third = face.actors(3)
+    mine, theirs = me.acquire(advisory_lock(c, using=using)), other.acquire(advisory_lock(b, using=using))
+    waiting = me.start(advisory_lock(b, using=using, timeout=PATIENCE), "acquire")
+    somebody_waits(b)
+    with pytest.raises(DeadlockDetected):
+        # takes a, has b already, and c is held by one who waits for b
+        other.acquire(lock_all(names, using=using, timeout=PATIENCE))
+    third.release(third.acquire(advisory_lock(a, using=using), timeout=0))
+    assert theirs.held
+    other.release(theirs)
+    me.release(waiting.result(PATIENCE))
+    me.release(mine)
+
+
+def test_r8_another_holder_may_open_the_circle(face: Face, using: str, name: str) -> None:
+    """No deadlock is called where the semaphore has a further holder, who will leave."""
+    first, second, third = face.actors(3)
+    pool, lock = semaphore(name, 2, using=using, timeout=PATIENCE), advisory_lock(name, using=using)
+    held, seat, other_seat = first.acquire(lock), second.acquire(pool), third.acquire(pool)
+    waiting = first.start(pool, "acquire")
+    somebody_waits(name)
+    with pytest.raises(LockTimeout):
+        second.acquire(lock, timeout=0.1)
+    third.release(other_seat)
+    for lease in (waiting.result(PATIENCE), held):
+        first.release(lease)
+    second.release(seat)
+
+
+@both_faces
+def test_r9_callers_with_the_same_set_do_not_deadlock(face: Face, using: str, name: str) -> None:
+    names = [f"{name}{letter}" for letter in "abcd"]
+    sets = [lock_all(order, using=using, timeout=PATIENCE) for order in (names, names[::-1], names[2:] + names[:2])]
+    inside = Inside()
+    for future in [face.actor().submit(face.critical(locks, inside, 5)) for locks in sets]:
+        future.result(PATIENCE)
+    assert (inside.most, inside.counter) == (1, 15)
+
+
+@pytest.mark.parametrize("slots", [0, 2], ids=["lock", "semaphore"])
+def test_r4_threads_and_tasks_stand_in_one_queue(face: Face, using: str, name: str, slots: int) -> None:
+    """Six contexts come to wait, one after the other, and are served in that order."""
+    from tests.contract.actors import Face as AnyFace
+
+    lock: Any = semaphore(name, slots, using=using) if slots else advisory_lock(name, using=using)
+    held = [face.actor().acquire(lock) for _ in range(slots or 1)]
+    order: list[int] = []
+    tasks = AnyFace("async")
+
+    def thread(number: int) -> None:
+        with lock:
+            order.append(number)
+
+    async def task(number: int) -> None:
+        async with lock:
+            order.append(number)
+
+    try:
+        waiting = []
+        for number in range(6):
+            kind, work = ((face, thread), (tasks, task))[number % 2]
+            waiting.append(kind.actor().submit(work, number))
+            somebody_waits(name, number + 1)
+        held.pop().release()
+        for future in waiting:
+            future.result(PATIENCE)
+    finally:
+        tasks.close()
+    for lease in held:
+        lease.release()
+    assert order == list(range(6))
+    assert waiting_here(name) == 0

@@ -1,0 +1,191 @@
+"""R5 to R7, R19 and R23 as the shared layer keeps them: which timeout counts, how many locks a process may hold, and
+what becomes of a grant that comes too late."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from django_distlock import (
+    BackendUnavailable,
+    DistlockError,
+    LockLost,
+    LockNotAcquired,
+    LockTimeout,
+    advisory_lock,
+    lock_all,
+)
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.manager.lock_table import lock_table
+from django_distlock.manager.registry import registry
+from tests.conftest import PATIENCE, eventually
+from tests.contract.conftest import both_faces
+from tests.contract.watching import somebody_waits
+
+if TYPE_CHECKING:
+    from tests.contract.actors import Actor, Face
+
+
+def with_settings(settings: Any, **more: Any) -> None:
+    settings.DISTLOCK = {**settings.DISTLOCK, "memory": {**settings.DISTLOCK["memory"], **more}}
+
+
+@both_faces
+def test_r5_the_timeout_of_the_call_goes_before_the_lock_s_and_that_before_the_alias_s(
+    me: Actor, other: Actor, using: str, name: str, settings: Any
+) -> None:
+    with_settings(settings, TIMEOUT=0.07)
+    held = other.acquire(advisory_lock(name, using=using))
+    with pytest.raises(LockTimeout, match=r"after 0\.07 s"):
+        me.acquire(advisory_lock(name, using=using))
+    impatient = advisory_lock(name, using=using, timeout=0.03)
+    for attempt in (me.acquire, me.enter):
+        with pytest.raises(LockTimeout, match=r"after 0\.03 s"):
+            attempt(impatient)
+    with pytest.raises(LockTimeout, match=r"after 0\.02 s"):
+        me.acquire(impatient, timeout=0.02)
+    with pytest.raises(LockNotAcquired) as busy:
+        me.acquire(impatient, timeout=0)
+    assert str(busy.value) == f"The lock {name!r} of alias {using!r} is held by another caller."
+    assert me.try_acquire(impatient, timeout=0.02) is None
+    other.release(held)
+
+
+def test_r4_one_that_gave_up_is_passed_over(me: Actor, face: Face, using: str, name: str) -> None:
+    lock = advisory_lock(name, using=using)
+    held = me.acquire(lock)
+    impatient, patient, hasty = face.actors(3)
+    first = impatient.start(lock, "acquire", timeout=0.4)
+    second = patient.start(lock, "acquire", timeout=PATIENCE)
+    with pytest.raises(LockTimeout):
+        first.result(PATIENCE)
+    somebody_waits(name)
+    assert hasty.try_acquire(lock) is None
+    me.release(held)
+    patient.release(second.result(PATIENCE))
+
+
+def test_r6_busy_and_lost_and_down_are_no_relatives() -> None:
+    kinds = [LockNotAcquired, LockLost, BackendUnavailable]
+    for kind in kinds:
+        assert issubclass(kind, DistlockError)
+        assert [other for other in kinds if issubclass(kind, other)] == [kind]
+
+
+def test_r7_wait_for_around_an_acquire(me: Actor, using: str, name: str) -> None:
+    """asyncio's own timeout is a cancellation."""
+    lock = advisory_lock(name, using=using)
+    busy = me.acquire(lock)
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(lock.aacquire(), 0.1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1), lock:
+                pytest.fail("it is held by somebody else")
+
+    asyncio.run(main())
+    me.release(busy)
+    assert list(lock_table.everything()) == []
+
+
+def test_r1_only_one_of_four_tasks_that_do_not_wait_gets_in(using: str, name: str) -> None:
+    async def four() -> list[Any]:
+        return await asyncio.gather(*[advisory_lock(name, using=using).atry_acquire() for _ in range(4)])
+
+    leases = [lease for lease in asyncio.run(four()) if lease is not None]
+    assert len(leases) == 1
+    leases[0].release()
+
+
+@both_faces
+def test_r19_a_grant_that_comes_after_its_own_validity_is_given_back(
+    me: Actor, other: Actor, using: str, name: str, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first answer is older than its TTL; the second one counts."""
+    late = []
+
+    def aged(grant: Any) -> Any:
+        if grant is None or late:
+            return grant
+        late.append(grant)
+        return grant._replace(valid_until=monotonic() - 0.001)
+
+    fast, try_acquire = backend.acquire_fast, backend.try_acquire
+
+    async def atry_acquire(*args: Any) -> Any:
+        return aged(try_acquire(*args))
+
+    monkeypatch.setattr(backend, "acquire_fast", lambda *args: aged(fast(*args)))
+    monkeypatch.setattr(backend, "try_acquire", lambda *args: aged(try_acquire(*args)))
+    monkeypatch.setattr(backend, "atry_acquire", atry_acquire)
+    lease = me.acquire(advisory_lock(name, using=using))
+    assert len(late) == 1
+    assert lease.held
+    assert lease.valid_until > monotonic()
+    me.release(lease)
+    other.release(other.acquire(advisory_lock(name, using=using), timeout=0))
+
+
+def test_r20_max_hold_below_the_ttl_shortens_it(me: Actor, using: str, name: str, settings: Any) -> None:
+    """That of the lock and that of the alias; the alias's TTL is what a lock gets that says nothing."""
+    lease = me.acquire(advisory_lock(name, using=using, ttl=300, max_hold=100))
+    assert monotonic() < lease.valid_until <= monotonic() + 100
+    me.release(lease)
+    with_settings(settings, TTL=700, MAX_HOLD=500)
+    for max_hold, end in (({}, 500), ({"max_hold": None}, 700)):
+        lease = me.acquire(advisory_lock(name, using=using, **max_hold))
+        assert end - 100 < lease.valid_until - monotonic() <= end
+        me.release(lease)
+
+
+def test_r23_max_held(me: Actor, other: Actor, using: str, name: str, settings: Any) -> None:
+    assert registry.entry(using).config.max_held == 1000
+    with_settings(settings, MAX_HELD=3)
+    leases = [me.acquire(advisory_lock(f"{name}{number}", using=using)) for number in range(3)]
+    for actor in (me, other):
+        for attempt in (actor.acquire, actor.try_acquire):
+            with pytest.raises(DistlockError) as error:
+                attempt(advisory_lock(f"{name}x", using=using))
+            assert not isinstance(error.value, LockNotAcquired)
+            assert str(error.value) == (
+                f"This process holds 3 locks of alias {using!r}, which is its MAX_HELD. "
+                "Lock something coarser, or raise MAX_HELD in DISTLOCK."
+            )
+    # re-entry is no further lock
+    me.release(me.acquire(advisory_lock(f"{name}0", using=using)))
+    me.release(leases.pop())
+    with pytest.raises(DistlockError, match="MAX_HELD"):
+        other.acquire(lock_all([f"{name}y", f"{name}z"], using=using))
+    leases.append(me.acquire(advisory_lock(f"{name}y", using=using)))
+    for lease in leases:
+        me.release(lease)
+
+
+def test_a_long_hold_is_warned_of_once(me: Actor, using: str, name: str, settings: Any, caplog: Any) -> None:
+    with_settings(settings, WARN_HOLD_SECONDS=0.05)
+    with caplog.at_level(logging.WARNING, "django_distlock"):
+        lease = me.acquire(advisory_lock(name, using=using))
+        eventually(lambda: "has been held for" in caplog.text, "no warning")
+        me.release(lease)
+    assert caplog.text.count("has been held for") == 1
+    assert name in caplog.text
+
+
+@examples(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(st.characters(exclude_categories=()), min_size=1, max_size=80))
+def test_r3_fuzz_of_names(using: str, text: str) -> None:
+    """Any str is a name; whatever looks like it is another one."""
+    lock = advisory_lock(text, using=using)
+    alike = {text.lower(), text.upper(), text.strip(), text + " ", text + "\x00", text[:-1], text.replace("%", "%%")}
+    with lock as lease:
+        assert lease.name == text
+        for variant in sorted(alike - {text, ""}):
+            with advisory_lock(variant, using=using, timeout=0) as other:
+                assert other._hold is not lease._hold, "it was taken for the other name, and entered again"

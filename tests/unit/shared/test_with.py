@@ -1,0 +1,113 @@
+"""R24: ``with`` on one Lock object that many contexts use at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from asgiref.sync import sync_to_async
+
+from django_distlock import LockNotAcquired, LockNotHeld, advisory_lock, lock_all, semaphore
+from tests.conftest import PATIENCE
+from tests.contract.conftest import both_faces
+
+if TYPE_CHECKING:
+    from tests.contract.actors import Actor, Face
+
+
+def test_r24_each_exit_closes_its_own_entry(me: Actor, other: Actor, using: str, name: str) -> None:
+    """Two contexts are inside one semaphore object at once."""
+    pool = semaphore(name, 2, using=using)
+    mine, theirs = me.enter(pool), other.enter(pool)
+    assert mine.name == theirs.name
+    me.exit(pool)
+    assert (mine.held, theirs.held) == (False, True)
+    other.exit(pool)
+    assert not theirs.held
+
+
+@both_faces
+def test_r7_r24_nested_entries_of_one_context_close_from_the_inside(
+    me: Actor, other: Actor, using: str, name: str
+) -> None:
+    """And the error of a body leaves nothing held."""
+    lock = advisory_lock(name, using=using, timeout=0)
+    outer, inner = me.enter(lock), me.enter(lock)
+    me.exit(lock)
+    assert (outer.held, inner.held) == (True, False)
+    assert other.try_acquire(lock) is None
+    assert not me.exit(lock, KeyError("the body's own"))
+    assert not outer.held
+    other.release(other.acquire(lock, timeout=0))
+
+
+def test_r24_an_exit_elsewhere_closes_the_only_open_entry(me: Actor, other: Actor, using: str, name: str) -> None:
+    lock = advisory_lock(name, using=using)
+    lease = me.enter(lock)
+    other.exit(lock)
+    assert not lease.held
+    other.release(other.acquire(lock, timeout=0))
+
+
+def test_r24_an_exit_elsewhere_with_several_open_entries_closes_none(face: Face, using: str, name: str) -> None:
+    pool = semaphore(name, 2, using=using)
+    first, second, third = face.actors(3)
+    leases = [first.enter(pool), second.enter(pool)]
+    with pytest.raises(LockNotHeld, match="was not entered by this context"):
+        third.exit(pool)
+    third.exit(pool, KeyError("passes"))
+    assert all(lease.held for lease in leases)
+    first.exit(pool)
+    second.exit(pool)
+
+
+@pytest.mark.parametrize("recipe", [advisory_lock, lambda name, using: lock_all([name], using=using)])
+def test_r24_an_exit_without_an_entry(me: Actor, using: str, name: str, recipe: Any) -> None:
+    lock = recipe(name, using=using)
+    with pytest.raises(LockNotHeld, match="was not entered by this context"):
+        me.exit(lock)
+    me.enter(lock)
+    me.exit(lock)
+    with pytest.raises(LockNotHeld):
+        me.exit(lock)
+    me.exit(lock, KeyError("passes"))
+
+
+def test_r24_entered_in_sync_code_of_a_task(using: str, name: str) -> None:
+    """``with`` in code that a task awaits through sync_to_async, and in the task itself."""
+    lock = advisory_lock(name, using=using)
+
+    def inner() -> bool:
+        with lock as lease:
+            return lease.held
+
+    async def main() -> bool:
+        async with lock:
+            return await sync_to_async(inner)()
+
+    assert asyncio.run(main())
+    with lock:
+        pass
+
+
+def test_r24_an_exit_stack_closed_by_another_thread(using: str, name: str) -> None:
+    stack = ExitStack()
+    lease = stack.enter_context(advisory_lock(name, using=using))
+    thread = threading.Thread(target=stack.close)
+    thread.start()
+    thread.join(PATIENCE)
+    assert not lease.held
+
+
+def test_r24_a_failed_entry_opens_nothing(me: Actor, other: Actor, using: str, name: str) -> None:
+    lock = advisory_lock(name, using=using, timeout=0)
+    me.enter(lock)
+    for _ in range(2):
+        with pytest.raises(LockNotAcquired):
+            other.enter(lock)
+    me.exit(lock)
+    with pytest.raises(LockNotHeld):
+        other.exit(lock)
