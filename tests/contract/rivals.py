@@ -31,25 +31,13 @@ class Office:
     def connect(self, using: str) -> None:
         connect(using)
 
-    def acquire(self, using: str, name: str, timeout: float | None, shared: bool) -> int:
-        from django_distlock import advisory_lock
+    def acquire(self, using: str, name: str, timeout: float | None, options: dict[str, Any]) -> int:
+        from django_distlock import advisory_lock, semaphore
 
-        return self._take(advisory_lock(name, using=using, shared=shared), timeout)
-
-    def acquire_for(self, using: str, name: str, ttl: float) -> int:
-        from django_distlock import advisory_lock
-
-        return self._take(advisory_lock(name, using=using, ttl=ttl), 0)
-
-    def semaphore(self, using: str, name: str, limit: int) -> int:
-        from django_distlock import semaphore
-
-        return self._take(semaphore(name, limit, using=using), 0)
-
-    def _take(self, lock: Any, timeout: float | None) -> int:
+        recipe = semaphore if "limit" in options else advisory_lock
         actor = ThreadActor()
         try:
-            lease = actor.submit(lock.acquire, timeout=timeout).result()
+            lease = actor.submit(recipe(name, using=using, **options).acquire, timeout=timeout).result()
         except BaseException:
             actor.close()
             raise
@@ -165,11 +153,12 @@ class Rival:
     def call(self, verb: str, *args: Any) -> Any:
         return self.result(self.start(verb, *args))
 
-    def acquire(self, using: str, name: str, *, timeout: float | None = PATIENCE, shared: bool = False) -> int:
-        return self.call("acquire", using, name, timeout, shared)  # type: ignore[no-any-return]
+    def acquire(self, using: str, name: str, *, timeout: float | None = PATIENCE, **options: Any) -> int:
+        """A lock, or with ``limit`` a semaphore."""
+        return self.call("acquire", using, name, timeout, options)  # type: ignore[no-any-return]
 
-    def start_acquire(self, using: str, name: str, *, timeout: float = PATIENCE, shared: bool = False) -> int:
-        return self.start("acquire", using, name, timeout, shared)
+    def start_acquire(self, using: str, name: str, **options: Any) -> int:
+        return self.start("acquire", using, name, PATIENCE, options)
 
     def release(self, number: int) -> None:
         self.call("release", number)

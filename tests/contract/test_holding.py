@@ -109,7 +109,7 @@ def test_r17_the_victim_is_told_and_its_successor_is_left_alone(
 
     lock_broken.connect(hear)
     try:
-        victim = rival.call("acquire_for", using, name, SHORT) if backend.supports_ttl else rival.acquire(using, name)
+        victim = rival.acquire(using, name, ttl=SHORT) if backend.supports_ttl else rival.acquire(using, name)
         (shown,) = listed(using, name)
         assert break_lock(shown, reason="a test") is True
     finally:

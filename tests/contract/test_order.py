@@ -66,7 +66,7 @@ def test_r4_a_dead_waiter_is_passed_over_and_a_dead_holder_is_followed(
     """The holder's lock is free at once where a session holds it, at the end of its lease where a TTL does."""
     with Child(serve) as holder, Child(serve) as waiter:
         if backend.supports_ttl:
-            Rival(holder).call("acquire_for", using, name, 3.0)
+            Rival(holder).acquire(using, name, ttl=1.5)
         else:
             Rival(holder).acquire(using, name)
         Rival(waiter).start_acquire(using, name)

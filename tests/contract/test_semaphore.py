@@ -23,7 +23,7 @@ def test_r1_as_many_as_the_limit(me: Actor, other: Actor, rival: Any, using: str
     with pytest.raises(LockNotAcquired, match=r"^Each of the 3 slots of the semaphore .* is held by another caller"):
         me.acquire(pool, timeout=0)
     me.release(leases.pop(0))
-    theirs = rival.call("semaphore", using, name, 3)
+    theirs = rival.acquire(using, name, limit=3)
     assert me.try_acquire(pool) is None
     rival.release(theirs)
     leases.append(other.acquire(pool, timeout=PATIENCE))

@@ -17,7 +17,7 @@ from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.conftest import PATIENCE, eventually
 from tests.contract.actors import ThreadActor
-from tests.contract.conftest import face, me, other, residents, rival, with_ttl
+from tests.contract.conftest import face, me, other, residents, rival, those, with_ttl
 from tests.contract.rivals import RivalError
 from tests.contract.watching import somebody_waits
 
@@ -50,7 +50,7 @@ def test_r20_leases_are_renewed_while_they_are_held(me: Actor, rival: Any, using
     rival.release(rival.acquire(using, f"{name}0", timeout=0))
 
 
-@with_ttl
+@those(lambda entry: entry.using in ("memory", "redis"))
 def test_r20_renewal_ends_with_max_hold(me: Actor, rival: Any, using: str, name: str) -> None:
     """And so does the lease at the engine."""
     began = monotonic()
@@ -178,7 +178,7 @@ def over(grant: Any) -> None:
 
 @pytest.mark.parametrize("asked", ["extend", "release", "look"])
 def test_r18_a_lease_that_ends_while_the_engine_is_asked_has_expired(
-    me: Actor, other: Actor, lock: Any, memory: Any, monkeypatch: pytest.MonkeyPatch, asked: str
+    me: Actor, lock: Any, memory: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any, asked: str
 ) -> None:
     """The answer comes after the end, and is no word about anybody who would have taken it: a renewal of the keepalive
     thread, a release, a look."""
@@ -197,9 +197,9 @@ def test_r18_a_lease_that_ends_while_the_engine_is_asked_has_expired(
     if asked != "release":
         lease.on_lost(lambda lease: told.set())
         assert told.wait(PATIENCE)
-    with pytest.raises(LockLost, match=r"\(expired\)"):
+    with pytest.raises(LockLost):
         me.release(lease)
-    assert repr(lease).endswith(": lost>")
+    assert "was lost: expired" in caplog.text
 
 
 def test_r20_a_renewal_that_comes_too_late_prolongs_nothing(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_distlock import break_lock, held_locks
+from django_distlock import advisory_lock, break_lock, held_locks
 from django_distlock.manager.registry import registry
 from tests.contract.conftest import face, me, other
 
@@ -16,6 +16,11 @@ __all__ = ["face", "me", "other"]
 @pytest.fixture
 def using() -> str:
     return "memory"
+
+
+@pytest.fixture
+def lock(name: str) -> Any:
+    return advisory_lock(name, using="memory")
 
 
 @pytest.fixture

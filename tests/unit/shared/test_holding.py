@@ -16,7 +16,6 @@ from django_distlock import (
     LockNotHeld,
     LockTimeout,
     UnsupportedOperation,
-    advisory_lock,
     break_lock,
     held_locks,
     lock_all,
@@ -24,6 +23,7 @@ from django_distlock import (
 from django_distlock.signals import lock_acquired, lock_lost, lock_released, lock_timed_out
 from tests.conftest import PATIENCE, eventually
 from tests.contract.actors import Face
+from tests.contract.conftest import both_faces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,11 +31,6 @@ if TYPE_CHECKING:
     from tests.contract.actors import Actor
 
 SIGNALS = {"acquired": lock_acquired, "released": lock_released, "timed_out": lock_timed_out, "lost": lock_lost}
-
-
-@pytest.fixture
-def lock(name: str) -> Any:
-    return advisory_lock(name, using="memory")
 
 
 @pytest.fixture
@@ -82,14 +77,6 @@ def test_r16_releasing_twice_is_harmless(me: Actor, other: Actor, lock: Any) -> 
     other.release(theirs)
 
 
-def test_r16_a_lease_is_a_context_manager(me: Actor, other: Actor, lock: Any) -> None:
-    lease = me.acquire(lock)
-    assert me.enter(lease) is lease
-    me.exit(lease)
-    assert not lease.held
-    other.release(other.acquire(lock, timeout=0))
-
-
 def test_r16_ensure_held_and_the_states_of_a_lease(me: Actor, lock: Any) -> None:
     lease = me.acquire(lock)
     lease.ensure_held()
@@ -112,24 +99,21 @@ def test_r16_a_lease_outlives_the_task_and_the_loop_that_acquired_it(lock: Any, 
     lease.release()
 
 
-def test_r17_another_exception_goes_first(
+@both_faces
+def test_r17_a_block_whose_lock_was_lost_raises_at_its_end_unless_it_has_another_error(
     me: Actor, lock: Any, take_away: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """LockLost never hides the error of the body; it is logged."""
-    me.enter(lock)
-    take_away(lock.name)
-    with caplog.at_level(logging.WARNING, "django_distlock"):
-        assert not me.exit(lock, KeyError("the body's own"))
-    assert "lost" in caplog.text
-
-
-def test_r17_a_with_block_whose_lock_was_lost_raises_at_its_end(
-    me: Actor, lock: Any, take_away: Callable[[str], None]
-) -> None:
+    """LockLost never hides the error of the body; it is logged then."""
     me.enter(lock)
     take_away(lock.name)
     with pytest.raises(LockLost):
         me.exit(lock)
+    me.enter(lock)
+    take_away(lock.name)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "django_distlock"):
+        assert not me.exit(lock, KeyError("the body's own"))
+    assert "lost" in caplog.text
 
 
 def test_r17_a_waiter_of_this_process_gets_in_after_the_loss(

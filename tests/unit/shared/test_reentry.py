@@ -31,8 +31,7 @@ def test_r2_another_lock_object_of_the_same_name_is_no_other_lock(
     me.release(inner)
 
 
-def test_r2_releasing_one_lease_twice_counts_once(me: Actor, other: Actor, using: str, name: str) -> None:
-    lock = advisory_lock(name, using=using)
+def test_r2_releasing_one_lease_twice_counts_once(me: Actor, other: Actor, lock: Any) -> None:
     outer, inner = me.acquire(lock), me.acquire(lock)
     for _ in range(3):
         me.release(inner)
@@ -54,8 +53,7 @@ def test_r2_leases_share_one_holding(me: Actor, using: str, name: str, take_away
             me.release(lease)
 
 
-def test_r2_a_thread_started_by_the_holder_is_a_stranger(using: str, name: str) -> None:
-    lock = advisory_lock(name, using=using)
+def test_r2_a_thread_started_by_the_holder_is_a_stranger(lock: Any) -> None:
     found: list[Any] = []
     with lock:
         thread = threading.Thread(target=lambda: found.append(lock.try_acquire()))
@@ -79,9 +77,8 @@ async def _by_gather(attempt: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("spawn", [_by_create_task, _by_task_group, _by_gather])
-def test_r2_child_tasks_are_strangers(using: str, name: str, spawn: Any) -> None:
+def test_r2_child_tasks_are_strangers(lock: Any, spawn: Any) -> None:
     """They inherit a copy of the context variables; by those, four of four would get in."""
-    lock = advisory_lock(name, using=using)
 
     async def main() -> list[Any]:
         async with lock:

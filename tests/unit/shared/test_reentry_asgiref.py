@@ -40,9 +40,7 @@ async def areenters(lock: Any) -> bool:
 
 
 @thread_sensitive
-def test_r2_a_task_and_the_sync_code_it_awaits(using: str, name: str, sensitive: bool) -> None:
-    lock = advisory_lock(name, using=using)
-
+def test_r2_a_task_and_the_sync_code_it_awaits(lock: Any, sensitive: bool) -> None:
     async def main() -> None:
         async with lock:
             assert await sync_to_async(reenters, thread_sensitive=sensitive)(lock)
@@ -57,9 +55,7 @@ def test_r2_a_task_and_the_sync_code_it_awaits(using: str, name: str, sensitive:
 
 
 @thread_sensitive
-def test_r2_nested_both_ways_from_a_task(using: str, name: str, sensitive: bool) -> None:
-    lock = advisory_lock(name, using=using)
-
+def test_r2_nested_both_ways_from_a_task(lock: Any, sensitive: bool) -> None:
     async def innermost() -> tuple[bool, bool, bool]:
         return (
             await areenters(lock),
@@ -82,9 +78,7 @@ def test_r2_nested_both_ways_from_a_task(using: str, name: str, sensitive: bool)
 
 
 @thread_sensitive
-def test_r2_nested_both_ways_from_a_thread(using: str, name: str, sensitive: bool) -> None:
-    lock = advisory_lock(name, using=using)
-
+def test_r2_nested_both_ways_from_a_thread(lock: Any, sensitive: bool) -> None:
     def innermost() -> bool:
         return reenters(lock) and async_to_sync(areenters)(lock)
 
@@ -100,8 +94,7 @@ def test_r2_nested_both_ways_from_a_thread(using: str, name: str, sensitive: boo
 
 
 @thread_sensitive
-def test_r2_tasks_that_share_a_worker_thread_are_strangers(using: str, name: str, sensitive: bool) -> None:
-    lock = advisory_lock(name, using=using)
+def test_r2_tasks_that_share_a_worker_thread_are_strangers(lock: Any, sensitive: bool) -> None:
     threads: set[int] = set()
 
     def take() -> Any:
@@ -142,9 +135,8 @@ def test_r2_concurrent_calls_of_one_function_are_told_apart(using: str, name: st
     leases[0].release()
 
 
-def test_r2_a_thread_of_asyncio_is_a_stranger(using: str, name: str) -> None:
+def test_r2_a_thread_of_asyncio_is_a_stranger(lock: Any) -> None:
     """asyncio.to_thread copies the context variables; it is not asgiref, and its thread is a context of its own."""
-    lock = advisory_lock(name, using=using)
 
     async def main() -> None:
         async with lock:
@@ -156,9 +148,8 @@ def test_r2_a_thread_of_asyncio_is_a_stranger(using: str, name: str) -> None:
     asyncio.run(main())
 
 
-def test_r2_inside_a_thread_sensitive_context(using: str, name: str) -> None:
+def test_r2_inside_a_thread_sensitive_context(lock: Any) -> None:
     """As under ASGI: each request has a worker thread of its own."""
-    lock = advisory_lock(name, using=using)
 
     async def request() -> bool:
         async with ThreadSensitiveContext():
@@ -172,9 +163,8 @@ def test_r2_inside_a_thread_sensitive_context(using: str, name: str) -> None:
     asyncio.run(main())
 
 
-def test_r2_across_a_context_manager_and_a_generator(using: str, name: str) -> None:
+def test_r2_across_a_context_manager_and_a_generator(lock: Any) -> None:
     """The body of an asynchronous generator is awaited by whoever iterates over it."""
-    lock = advisory_lock(name, using=using)
 
     @asynccontextmanager
     async def manager() -> AsyncIterator[bool]:
@@ -191,9 +181,7 @@ def test_r2_across_a_context_manager_and_a_generator(using: str, name: str) -> N
     assert asyncio.run(main()) == [True, True, True]
 
 
-def test_r2_across_futures_and_awaitables(using: str, name: str) -> None:
-    lock = advisory_lock(name, using=using)
-
+def test_r2_across_futures_and_awaitables(lock: Any) -> None:
     class Awaitable:
         def __await__(self) -> Any:
             return (yield from sync_to_async(reenters)(lock).__await__())

@@ -33,6 +33,13 @@ def names(name: str) -> list[str]:
     return [f"{name}{letter}" for letter in "abc"]
 
 
+@pytest.fixture
+def elsewhere(settings: Any) -> str:
+    """Another alias."""
+    settings.DISTLOCK = {**settings.DISTLOCK, "elsewhere": settings.DISTLOCK["memory"]}
+    return "elsewhere"
+
+
 def test_all_of_them_are_held_and_given_back(me: Actor, other: Actor, using: str, names: list[str]) -> None:
     several = lock_all([*names, names[0]], using=using)
     leases = me.acquire(several)
@@ -49,21 +56,20 @@ def test_all_of_them_are_held_and_given_back(me: Actor, other: Actor, using: str
     other.exit(several)
 
 
-@pytest.mark.usefixtures("databases")
-def test_one_name_on_two_aliases() -> None:
+def test_one_name_on_two_aliases(elsewhere: str) -> None:
     """The leases of lock_all: a name alone does not say which of the two. R9: the order is that of (alias, name)."""
-    both = [advisory_lock("one name", using=alias) for alias in ("memory", "leasetable")]
+    both = [advisory_lock("one name", using=alias) for alias in ("memory", elsewhere)]
     with lock_all([*both, advisory_lock("another", using="memory")]) as leases:
         assert [(lease.using, lease.name) for lease in leases] == [
-            ("leasetable", "one name"),
+            (elsewhere, "one name"),
             ("memory", "another"),
             ("memory", "one name"),
         ]
-        with pytest.raises(ValueError, match=r"leases\['leasetable', 'one name'\] or leases\['memory', 'one name'\]"):
+        with pytest.raises(ValueError, match=r"leases\['elsewhere', 'one name'\] or leases\['memory', 'one name'\]"):
             leases["one name"]
-        assert [leases[alias, "one name"].using for alias in ("memory", "leasetable")] == ["memory", "leasetable"]
+        assert [leases[alias, "one name"].using for alias in ("memory", elsewhere)] == ["memory", elsewhere]
         assert leases["another"] is leases["memory", "another"]
-        for missing in ("one", ("leasetable", "another")):
+        for missing in ("one", (elsewhere, "another")):
             with pytest.raises(KeyError):
                 leases[missing]
 
@@ -174,9 +180,8 @@ def test_r8_one_that_does_not_wait_closes_no_circle(me: Actor, other: Actor, usi
     me.release(held)
 
 
-@pytest.mark.usefixtures("databases")
-def test_r8_a_circle_through_two_aliases_is_found(me: Actor, other: Actor, name: str) -> None:
-    here, there = (advisory_lock(name, using=alias, timeout=PATIENCE) for alias in ("memory", "leasetable"))
+def test_r8_a_circle_through_two_aliases_is_found(me: Actor, other: Actor, name: str, elsewhere: str) -> None:
+    here, there = (advisory_lock(name, using=alias, timeout=PATIENCE) for alias in ("memory", elsewhere))
     mine, theirs = me.acquire(here), other.acquire(there)
     waiting = me.start(there, "acquire")
     somebody_waits(name)

@@ -78,9 +78,8 @@ def test_r6_busy_and_lost_and_down_are_no_relatives() -> None:
         assert [other for other in kinds if issubclass(kind, other)] == [kind]
 
 
-def test_r7_wait_for_around_an_acquire(me: Actor, using: str, name: str) -> None:
+def test_r7_wait_for_around_an_acquire(me: Actor, lock: Any) -> None:
     """asyncio's own timeout is a cancellation."""
-    lock = advisory_lock(name, using=using)
     busy = me.acquire(lock)
 
     async def main() -> None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from asgiref.sync import sync_to_async
 
 from django_distlock import LockNotAcquired, LockNotHeld, advisory_lock, lock_all, semaphore
-from tests.conftest import PATIENCE
 from tests.contract.conftest import both_faces
 
 if TYPE_CHECKING:
@@ -44,8 +39,7 @@ def test_r7_r24_nested_entries_of_one_context_close_from_the_inside(
     other.release(other.acquire(lock, timeout=0))
 
 
-def test_r24_an_exit_elsewhere_closes_the_only_open_entry(me: Actor, other: Actor, using: str, name: str) -> None:
-    lock = advisory_lock(name, using=using)
+def test_r24_an_exit_elsewhere_closes_the_only_open_entry(me: Actor, other: Actor, lock: Any) -> None:
     lease = me.enter(lock)
     other.exit(lock)
     assert not lease.held
@@ -74,32 +68,6 @@ def test_r24_an_exit_without_an_entry(me: Actor, using: str, name: str, recipe: 
     with pytest.raises(LockNotHeld):
         me.exit(lock)
     me.exit(lock, KeyError("passes"))
-
-
-def test_r24_entered_in_sync_code_of_a_task(using: str, name: str) -> None:
-    """``with`` in code that a task awaits through sync_to_async, and in the task itself."""
-    lock = advisory_lock(name, using=using)
-
-    def inner() -> bool:
-        with lock as lease:
-            return lease.held
-
-    async def main() -> bool:
-        async with lock:
-            return await sync_to_async(inner)()
-
-    assert asyncio.run(main())
-    with lock:
-        pass
-
-
-def test_r24_an_exit_stack_closed_by_another_thread(using: str, name: str) -> None:
-    stack = ExitStack()
-    lease = stack.enter_context(advisory_lock(name, using=using))
-    thread = threading.Thread(target=stack.close)
-    thread.start()
-    thread.join(PATIENCE)
-    assert not lease.held
 
 
 def test_r24_a_failed_entry_opens_nothing(me: Actor, other: Actor, using: str, name: str) -> None:
