@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.tier2
 
 # A part of it, for time; without the tests in which an operator breaks a lock, which this engine does not offer.
-CONTRACT = "cancellation errors exclusion names reentry semaphore sets walk"
+CONTRACT = "cancellation errors exclusion names semaphore sets walk"
 
 
 def section(title: str) -> str:

@@ -89,7 +89,7 @@ def test_r23_idle_sessions_close_after_5_seconds(me: Actor, entry: Entry, using:
 
 
 @pytest.mark.tier2
-@those(lambda entry: entry.using in ("leasetable", "postgres", "mysql", "redis", "zookeeper"))
+@those(lambda entry: entry.using in ("leasetable", "postgres", "mysql", "redis"))
 def test_r23_a_thousand_tasks_on_one_lock(entry: Entry, using: str, name: str) -> None:
     """All are served, in order, on one session, by a few threads."""
     served: list[int] = []

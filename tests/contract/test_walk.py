@@ -3,6 +3,7 @@ time out, release. What is cancelled is in test_cancellation.py, what is lost in
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,37 @@ from tests.contract.watching import somebody_waits
 
 if TYPE_CHECKING:
     from tests.contract.actors import Actor
+
+
+ENGINE_CALLS = (
+    "acquire_fast",
+    "try_acquire",
+    "atry_acquire",
+    "release_fast",
+    "release",
+    "arelease",
+    "extend",
+    "withdraw",
+)
+
+
+@pytest.fixture
+def asked(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often the engine was asked for what."""
+    calls: Counter[str] = Counter()
+
+    def spy(method: str) -> Any:
+        original = getattr(backend, method)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls[method] += 1
+            return original(*args, **kwargs)
+
+        return call
+
+    for method in ENGINE_CALLS:
+        monkeypatch.setattr(backend, method, spy(method))
+    return calls
 
 
 @both_faces
@@ -41,3 +73,21 @@ def test_r1_r2_r5_r6_the_life_of_a_lock(me: Actor, other: Actor, rival: Any, usi
     rival.release(theirs)
     me.release(waiting.result(PATIENCE))
     rival.release(rival.acquire(using, name, timeout=0))
+
+
+@both_faces
+def test_r2_reentry_costs_no_round_trip(me: Actor, using: str, name: str, backend: Any, asked: Counter[str]) -> None:
+    lock = advisory_lock(name, using=using)
+    outer = me.acquire(lock)
+    before = Counter(asked)
+    assert before
+    inner = me.acquire(lock)
+    assert outer.valid_until == inner.valid_until
+    if backend.supports_fencing:
+        assert outer.fence == inner.fence
+    me.release(inner)
+    me.enter(lock)
+    me.exit(lock)
+    assert asked == before
+    me.release(outer)
+    assert asked != before

@@ -18,14 +18,14 @@ from django_distlock import (
     semaphore,
 )
 from tests.conftest import PATIENCE
-from tests.contract.actors import Inside, turns
+from tests.contract.actors import Face, Inside, turns
 from tests.contract.conftest import both_faces
 from tests.contract.watching import somebody_waits, waiting_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.contract.actors import Actor, Face
+    from tests.contract.actors import Actor
 
 
 @pytest.fixture
@@ -236,12 +236,10 @@ def test_r9_callers_with_the_same_set_do_not_deadlock(face: Face, using: str, na
 @pytest.mark.parametrize("slots", [0, 2], ids=["lock", "semaphore"])
 def test_r4_threads_and_tasks_stand_in_one_queue(face: Face, using: str, name: str, slots: int) -> None:
     """Six contexts come to wait, one after the other, and are served in that order."""
-    from tests.contract.actors import Face as AnyFace
-
     lock: Any = semaphore(name, slots, using=using) if slots else advisory_lock(name, using=using)
     held = [face.actor().acquire(lock) for _ in range(slots or 1)]
     order: list[int] = []
-    tasks = AnyFace("async")
+    tasks = Face("async")
 
     def thread(number: int) -> None:
         with lock:
