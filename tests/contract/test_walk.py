@@ -52,7 +52,7 @@ def asked(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @both_faces
 def test_r1_r2_r5_r6_the_life_of_a_lock(me: Actor, other: Actor, rival: Any, using: str, name: str) -> None:
     lock = advisory_lock(name, using=using)
-    leases = [me.acquire(lock), me.acquire(lock, timeout=0), me.try_acquire(lock)]
+    leases = [me.acquire(lock), me.acquire(advisory_lock(name, using=using), timeout=0), me.try_acquire(lock)]
     for lease in leases:
         assert lease.held
         assert other.try_acquire(lock) is None

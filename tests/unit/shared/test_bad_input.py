@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -92,45 +93,43 @@ def test_zero_and_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("call", "error", "message"),
     [
-        ({"using": None}, TypeError, "using must be a str, the alias in DISTLOCK, not NoneType."),
-        ({"using": 7}, TypeError, "using must be a str, the alias in DISTLOCK, not int."),
-        ({"shared": 1}, TypeError, "shared must be a bool, not int."),
-        ({"shared": None}, TypeError, "shared must be a bool, not NoneType."),
-        ({"on_busy": "retry"}, ValueError, 'on_busy must be "raise", "skip" or a callable, not \'retry\'.'),
-        ({"on_busy": None}, TypeError, 'on_busy must be "raise", "skip" or a callable, not None.'),
+        (
+            partial(advisory_lock, "x", using=None),
+            TypeError,
+            "using must be a str, the alias in DISTLOCK, not NoneType.",
+        ),
+        (partial(advisory_lock, "x", using=7), TypeError, "using must be a str, the alias in DISTLOCK, not int."),
+        (partial(advisory_lock, "x", shared=1), TypeError, "shared must be a bool, not int."),
+        (partial(advisory_lock, "x", shared=None), TypeError, "shared must be a bool, not NoneType."),
+        (
+            partial(advisory_lock, "x", on_busy="retry"),
+            ValueError,
+            'on_busy must be "raise", "skip" or a callable, not \'retry\'.',
+        ),
+        (
+            partial(advisory_lock, "x", on_busy=None),
+            TypeError,
+            'on_busy must be "raise", "skip" or a callable, not None.',
+        ),
+        (partial(semaphore, "x", 0), ValueError, "limit must be above zero, not 0."),
+        (partial(semaphore, "x", -3), ValueError, "limit must be above zero, not -3."),
+        (partial(semaphore, "x", True), TypeError, "limit must be an int, not bool."),
+        (partial(semaphore, "x", 1.5), TypeError, "limit must be an int, not float."),
+        (partial(semaphore, "x", None), TypeError, "limit must be an int, not NoneType."),
+        (
+            partial(lock_all, "names"),
+            TypeError,
+            "names must be an iterable of names, not one str; for one lock use advisory_lock().",
+        ),
+        (partial(lock_all, []), ValueError, "names must not be empty."),
+        (partial(lock_all, [""]), ValueError, "name must not be empty."),
+        (partial(lock_all, ["a", 7]), TypeError, "name must be a str, not int."),
     ],
 )
-def test_other_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    refused(error, message, advisory_lock, "name", **arguments)
-
-
-@pytest.mark.parametrize(
-    ("limit", "error", "message"),
-    [
-        (0, ValueError, "limit must be above zero, not 0."),
-        (-3, ValueError, "limit must be above zero, not -3."),
-        (True, TypeError, "limit must be an int, not bool."),
-        (1.5, TypeError, "limit must be an int, not float."),
-        (None, TypeError, "limit must be an int, not NoneType."),
-    ],
-)
-def test_limits(limit: Any, error: type[Exception], message: str) -> None:
-    refused(error, message, semaphore, "name", limit)
-
-
-@pytest.mark.parametrize(
-    ("names", "error", "message"),
-    [
-        ("names", TypeError, "names must be an iterable of names, not one str; for one lock use advisory_lock()."),
-        ([], ValueError, "names must not be empty."),
-        ([""], ValueError, "name must not be empty."),
-        (["a", 7], TypeError, "name must be a str, not int."),
-    ],
-)
-def test_sets_of_names(names: Any, error: type[Exception], message: str) -> None:
-    refused(error, message, lock_all, names)
+def test_other_arguments(call: Callable[[], Any], error: type[Exception], message: str) -> None:
+    refused(error, message, call)
 
 
 def test_an_unknown_alias_is_an_error_at_first_use_and_not_before(me: Actor) -> None:

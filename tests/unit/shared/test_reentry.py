@@ -10,25 +10,12 @@ import pytest
 
 from django_distlock import DeadlockDetected, LockLost, advisory_lock
 from tests.conftest import PATIENCE
-from tests.contract.actors import turns
 from tests.contract.watching import somebody_waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.contract.actors import Actor
-
-
-def test_r2_another_lock_object_of_the_same_name_is_no_other_lock(
-    me: Actor, other: Actor, using: str, name: str
-) -> None:
-    outer = me.acquire(advisory_lock(name, using=using))
-    inner = me.acquire(advisory_lock(name, using=using, timeout=0))
-    assert outer is not inner
-    me.release(outer)
-    assert other.try_acquire(advisory_lock(name, using=using)) is None
-    assert inner.held
-    me.release(inner)
 
 
 def test_r2_releasing_one_lease_twice_counts_once(me: Actor, other: Actor, lock: Any) -> None:
@@ -88,25 +75,6 @@ def test_r2_child_tasks_are_strangers(lock: Any, spawn: Any) -> None:
             return await spawn(lock.atry_acquire)
 
     assert asyncio.run(main()) == [None] * 4
-
-
-def test_r2_a_child_task_may_get_in_after_its_parent(using: str, name: str) -> None:
-    lock = advisory_lock(name, using=using, timeout=PATIENCE)
-    order: list[str] = []
-
-    async def child() -> None:
-        async with lock:
-            order.append("child")
-
-    async def main() -> None:
-        async with lock:
-            task = asyncio.create_task(child())
-            await turns()
-            order.append("parent")
-        await task
-
-    asyncio.run(main())
-    assert order == ["parent", "child"]
 
 
 def test_r2_exclusive_while_shared_is_a_deadlock(me: Actor, using: str, name: str) -> None:

@@ -92,15 +92,6 @@ def test_r7_wait_for_around_an_acquire(me: Actor, lock: Any) -> None:
     assert list(lock_table.everything()) == []
 
 
-def test_r1_only_one_of_four_tasks_that_do_not_wait_gets_in(using: str, name: str) -> None:
-    async def four() -> list[Any]:
-        return await asyncio.gather(*[advisory_lock(name, using=using).atry_acquire() for _ in range(4)])
-
-    leases = [lease for lease in asyncio.run(four()) if lease is not None]
-    assert len(leases) == 1
-    leases[0].release()
-
-
 @both_faces
 def test_r19_a_grant_that_comes_after_its_own_validity_is_given_back(
     me: Actor, other: Actor, using: str, name: str, backend: Any, monkeypatch: pytest.MonkeyPatch
