@@ -170,6 +170,24 @@ def test_r7_lock_all_that_is_cancelled_half_way_gives_back_what_it_had(rival: An
     rival.release(busy)
 
 
+@those(lambda entry: entry.using in ("memory", "postgres", "redis"))
+def test_r7_lock_all_whose_release_is_cancelled_releases_all(rival: Any, using: str, name: str) -> None:
+    names = [f"{name}{letter}" for letter in "abc"]
+
+    async def main(steps: int) -> None:
+        leases = await lock_all(names, using=using, timeout=PATIENCE).aacquire()
+        task = asyncio.create_task(leases.arelease())
+        await turns(steps)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert not any(lease.held for lease in leases)
+
+    for steps in (1, 2, 5):
+        asyncio.run(main(steps))
+        for each in names:
+            rival.release(rival.acquire(using, each))
+
+
 def test_r7_a_timeout_leaves_nothing(me: Actor, rival: Any, using: str, name: str) -> None:
     busy = rival.acquire(using, name)
     for timeout in (0, 0.001, 0.01, 0.02):

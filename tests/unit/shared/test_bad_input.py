@@ -12,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.translation import gettext_lazy
 
 from django_distlock import advisory_lock, lock_all, semaphore
+from tests.contract.conftest import both_faces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,6 +140,7 @@ def test_an_unknown_alias_is_an_error_at_first_use_and_not_before(me: Actor) -> 
             me.acquire(lock)
 
 
+@both_faces
 def test_on_busy_belongs_to_the_decorator_and_arguments_are_keywords(me: Actor, using: str, name: str) -> None:
     with pytest.raises(TypeError, match=r"^on_busy belongs to the decorator; in a with block use try_acquire\(\)"):
         me.enter(advisory_lock(name, using=using, on_busy="skip"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +16,7 @@ from django_distlock import (
     semaphore,
 )
 from tests.conftest import PATIENCE
-from tests.contract.actors import Face, Inside, turns
+from tests.contract.actors import Face, Inside
 from tests.contract.conftest import both_faces
 from tests.contract.watching import somebody_waits, waiting_here
 
@@ -104,21 +102,6 @@ def test_an_exclusive_one_covers_a_shared_one(me: Actor, other: Actor, using: st
     together = [actor.acquire(lock_all([name], using=using, shared=True), timeout=0) for actor in (me, other)]
     me.release(together[0])
     other.release(together[1])
-
-
-@pytest.mark.parametrize("steps", [1, 2, 5])
-def test_r7_lock_all_whose_release_is_cancelled_releases_all(using: str, names: list[str], steps: int) -> None:
-    async def main() -> None:
-        leases = await lock_all(names, using=using).aacquire()
-        task = asyncio.create_task(leases.arelease())
-        await turns(steps)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        assert not any(lease.held for lease in leases)
-
-    asyncio.run(main())
-    lock_all(names, using=using).acquire(timeout=0).release()
 
 
 def test_a_semaphore_is_neither_the_lock_of_that_name_nor_reentrant(me: Actor, using: str, name: str) -> None:

@@ -156,6 +156,7 @@ def test_r23_max_held(me: Actor, other: Actor, using: str, name: str, settings: 
         me.release(lease)
 
 
+@both_faces
 def test_a_long_hold_is_warned_of_once(me: Actor, using: str, name: str, settings: Any, caplog: Any) -> None:
     with_settings(settings, WARN_HOLD_SECONDS=0.05)
     with caplog.at_level(logging.WARNING, "django_distlock"):

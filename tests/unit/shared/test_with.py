@@ -58,6 +58,7 @@ def test_r24_an_exit_elsewhere_with_several_open_entries_closes_none(face: Face,
     second.exit(pool)
 
 
+@both_faces
 @pytest.mark.parametrize("recipe", [advisory_lock, lambda name, using: lock_all([name], using=using)])
 def test_r24_an_exit_without_an_entry(me: Actor, using: str, name: str, recipe: Any) -> None:
     lock = recipe(name, using=using)
@@ -79,3 +80,12 @@ def test_r24_a_failed_entry_opens_nothing(me: Actor, other: Actor, using: str, n
     me.exit(lock)
     with pytest.raises(LockNotHeld):
         other.exit(lock)
+
+
+@both_faces
+def test_r16_a_lease_is_a_context_manager(me: Actor, other: Actor, lock: Any) -> None:
+    lease = me.acquire(lock)
+    assert me.enter(lease) is lease
+    me.exit(lease)
+    assert not lease.held
+    other.release(other.acquire(lock, timeout=0))
