@@ -22,6 +22,8 @@ from tests.support import timing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.clock import FakeClock
+
 SITE_KEY = "a-site-key-for-the-tests-only-0123456789abcdef"
 os.environ["DISTLOCK_SITE_KEY"] = SITE_KEY
 settings.DISTLOCK_SITE_KEY = SITE_KEY
@@ -98,6 +100,14 @@ def using(entry: Entry) -> str:
 def name(request: pytest.FixtureRequest) -> str:
     """A lock name of the test's own: locks are seen by other runs on the same server."""
     return f"{request.node.nodeid}-{os.getpid()}-{time.monotonic_ns()}"[-500:]
+
+
+@pytest.fixture
+def fake_clock(nothing_left: None, monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """A clock that the test moves, for locks in memory."""
+    from tests.support.clock import FakeClock
+
+    return FakeClock(monkeypatch)
 
 
 def connect(using: str) -> None:

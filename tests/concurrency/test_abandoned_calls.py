@@ -13,7 +13,7 @@ import pytest
 from django_distlock.concurrency import abandoned_calls as module
 from django_distlock.concurrency import flow, parking
 from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.flow import arun, run
 from tests.conftest import eventually
 from tests.support.interrupts import interrupted_everywhere

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.sockets import READY, Replies
 from tests.support.timing import within
 

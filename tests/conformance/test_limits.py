@@ -13,7 +13,7 @@ from django.db import connections
 
 from django_distlock import DistlockError, LockNotAcquired, advisory_lock, lock_all
 from django_distlock.backends.sessions.pool import IDLE
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.conformance.actors import PATIENCE, ThreadActor

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import BackendUnavailable, LockNotAcquired, advisory_lock, held_locks
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.keepalive import keepalive
 from django_distlock.signals import lock_acquired, lock_lost, lock_released, lock_timed_out
 from tests.conformance.watching import waiting_at_the_engine

@@ -22,7 +22,7 @@ from django_distlock import (
 )
 from django_distlock.backends.memory import MemoryBackend
 from django_distlock.backends.sessions.session import ServerError
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from tests.conformance.actors import PATIENCE, Face
 from tests.conformance.watching import asking_here, waiting_here

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import LockLost, advisory_lock
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.records import drift
 from tests.conformance.actors import ThreadActor
 from tests.conformance.conftest import with_ttl

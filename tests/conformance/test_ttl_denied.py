@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import BackendUnavailable, LockLost, advisory_lock
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from tests.conformance.conftest import with_ttl
 from tests.conftest import PATIENCE, eventually
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock.backends.base import Backend
+from django_distlock.concurrency import clock as real
 from django_distlock.concurrency.deadline import PAUSE, Deadline, backoff
 from django_distlock.concurrency.flow import run
 from django_distlock.keys import LockKey
@@ -24,22 +25,23 @@ CLAIM = Claim(key=LockKey("a", "n", b"x" * 32))
 
 
 class Clock:
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
+        monkeypatch.setattr(real, "now", self)
 
     def __call__(self) -> float:
         return self.now
 
 
-def test_r5_a_deadline_never_goes_below_zero() -> None:
-    clock = Clock()
-    deadline, never = Deadline(5, clock), Deadline(None, clock)
+def test_r5_a_deadline_never_goes_below_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    deadline, never = Deadline(5), Deadline(None)
     assert (deadline.left(), never.left()) == (5, math.inf)
     clock.now += 3
     assert deadline.left() == 2
     clock.now += 30
     assert (deadline.left(), never.left()) == (0, math.inf)
-    assert Deadline(5, clock, clock.now - 1).left() == 4
+    assert Deadline(5, clock.now - 1).left() == 4
 
 
 def test_backoff_doubles_up_to_a_bound_with_jitter() -> None:
@@ -88,12 +90,12 @@ class Engine:
 
 def _acquire(engine: Engine, timeout: float | None) -> Any:
     hold = Hold(engine, CLAIM.key, "owner", False)  # type: ignore[arg-type]
-    run(ask_engine(hold, CLAIM, Deadline(timeout, engine.clock), engine.clock))
+    run(ask_engine(hold, CLAIM, Deadline(timeout)))
     return hold.grant
 
 
 def test_r5_busy_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(Clock(), [None] * 10, monkeypatch)
+    engine = Engine(Clock(monkeypatch), [None] * 10, monkeypatch)
     assert _acquire(engine, 5) is None
     assert engine.journal == [
         ("try", 5),
@@ -108,20 +110,20 @@ def test_r5_busy_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_r5_zero_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(Clock(), [None] * 10, monkeypatch)
+    engine = Engine(Clock(monkeypatch), [None] * 10, monkeypatch)
     assert _acquire(engine, 0) is None
     assert engine.journal == [("try", 0), "withdraw"]
 
 
 def test_granted_it_does_not_withdraw(monkeypatch: pytest.MonkeyPatch) -> None:
     grant = Grant(claim=CLAIM, acquired_at=100, valid_until=130)
-    engine = Engine(Clock(), [None, grant], monkeypatch)
+    engine = Engine(Clock(monkeypatch), [None, grant], monkeypatch)
     assert _acquire(engine, None) is grant
     assert engine.journal == [("try", math.inf), ("sleep", 2), ("try", math.inf)]
 
 
 def test_r19_a_grant_that_is_no_longer_valid_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
+    clock = Clock(monkeypatch)
     late = Grant(claim=CLAIM, acquired_at=100, valid_until=103)
     good = Grant(claim=CLAIM, acquired_at=110, valid_until=130)
 
@@ -136,17 +138,18 @@ def test_r19_a_grant_that_is_no_longer_valid_is_given_back(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(), asyncio.CancelledError()])
 def test_r7_whatever_ends_it_the_waiter_leaves_the_queue(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    engine = Engine(Clock(), [None, error], monkeypatch)
+    engine = Engine(Clock(monkeypatch), [None, error], monkeypatch)
     with pytest.raises(type(error)):
         _acquire(engine, 9)
     assert engine.journal[-1] == "withdraw"
     assert engine.journal.count("withdraw") == 1
 
 
-def test_a_flow_is_a_plain_generator() -> None:
+def test_a_flow_is_a_plain_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     """No event loop, no thread, no clock of its own is behind it: a test may drive it by hand."""
+    Clock(monkeypatch)
     hold = Hold(Engine.__new__(Engine), CLAIM.key, "owner", False)  # type: ignore[arg-type]
-    flow = ask_engine(hold, CLAIM, Deadline(1, lambda: 0.0), lambda: 0.0)
+    flow = ask_engine(hold, CLAIM, Deadline(1))
     assert inspect.isgenerator(flow)
     call = flow.send(None)
     assert (call.method.__name__, call.args) == ("ask", (CLAIM, 1.0))

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from django_distlock import LockLost, advisory_lock
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from tests.conftest import eventually
 
 pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.alone]

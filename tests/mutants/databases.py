@@ -131,7 +131,7 @@ DATABASES = (
         "PostgreSQL: lock_timeout that fires after the grant leaves the lock held (a flow)",
         "R7",
         f"{POSTGRES}/session.py",
-        "            yield from self.clear(max(until, monotonic()) + GRACE)\n"
+        "            yield from self.clear(max(until, clock.now()) + GRACE)\n"
         "            if error.code == DEADLOCK_DETECTED:",
         "            if error.code == DEADLOCK_DETECTED:",
         ("tests/backends/postgres/test_backend.py",),
@@ -141,7 +141,7 @@ DATABASES = (
         "PostgreSQL: lock_timeout that fires after the grant leaves the lock held (the fast path)",
         "R7",
         f"{POSTGRES}/session.py",
-        "            run(self.clear(max(until, monotonic()) + GRACE))\n            return False",
+        "            run(self.clear(max(until, clock.now()) + GRACE))\n            return False",
         "            return False",
         ("tests/backends/postgres/test_backend.py",),
         "r7",
@@ -234,7 +234,7 @@ DATABASES = (
         "MySQL: a wait that was interrupted after its grant keeps the lock (a flow)",
         "R7",
         f"{MYSQL}/session.py",
-        "        if got is None:\n            yield from self._free(name, max(until, monotonic()) + GRACE)\n",
+        "        if got is None:\n            yield from self._free(name, max(until, clock.now()) + GRACE)\n",
         "",
         ("tests/backends/mysql",),
     ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_distlock import Leader
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, end_session, holders
 
