@@ -37,7 +37,7 @@ OK, TESTS_FAILED, NO_TESTS = 0, 1, 5
 @dataclass
 class Gate:
     """``arguments`` go to each pytest; ``marks`` chooses the tests, as pytest's ``-m`` does; ``processes``: xdist's
-    options, none for one process. ``again``: what has failed runs once more.
+    options, none for one process. ``again``: what has failed runs once more. ``measured``: what stands before pytest.
 
     ``root`` is the folder of pytest's configuration: the names of tests are relative to it.
     """
@@ -46,6 +46,7 @@ class Gate:
     marks: str
     processes: Sequence[str]
     again: bool = True
+    measured: Sequence[str] = ()
     root: Path = ROOT
     first: Outcomes = field(default_factory=Outcomes)  # of the first run of each test
     second: Outcomes = field(default_factory=Outcomes)  # of those that ran again
@@ -78,7 +79,7 @@ class Gate:
         print(f"\n=== {step}", flush=True)
         file = FOLDER / f"{step}.json"
         file.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "pytest", *PLUGINS, *arguments]
+        command = [sys.executable, *self.measured, "-m", "pytest", *PLUGINS, *arguments]
         environment = {**os.environ, outcomes.FILE: str(file)}
         with subprocess.Popen(command, cwd=self.root, env=environment) as self.child:
             code = self.child.wait()
@@ -132,10 +133,12 @@ def main() -> int:
     parser.add_argument("--tier", choices=TIERS, default="1")
     parser.add_argument("-m", dest="marks", help="as pytest has it, in place of a tier")
     parser.add_argument("--one-process", action="store_true", help="without xdist")
+    parser.add_argument("--coverage", action="store_true", help="measure what is run")
     options, arguments = parser.parse_known_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     marks, processes = options.marks or TIERS[options.tier], () if options.one_process else PROCESSES
-    gate = Gate(arguments, marks, processes, again=options.tier != "1")
+    measured = ("-m", "coverage", "run") if options.coverage else ()
+    gate = Gate(arguments, marks, processes, again=options.tier != "1", measured=measured)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, gate.signalled)
     return gate.run()
