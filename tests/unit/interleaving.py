@@ -10,12 +10,14 @@ import asyncio
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
+
+import pytest
 
 from django_distlock.locks.lock import Lock
-from django_distlock.manager.lock_table import LockTable, lock_table
+from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from django_distlock.records import Claim, Grant
+from tests.support.clock import FakeClock
 
 if TYPE_CHECKING:
     from django_distlock.concurrency.flow import Flow, Step
@@ -23,35 +25,6 @@ if TYPE_CHECKING:
     from django_distlock.locks.lease import Lease
 
 TTL = 10.0
-TIMED = ("locks.lease", "manager.acquire", "manager.release", "manager.lock_table", "backends.memory")
-DATED = ("backends.memory",)
-
-
-class Clock:
-    """Stands in for ``clock.monotonic``, and for the module ``time`` where that is asked for the date."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-    def time_ns(self) -> int:
-        return int(self.now * 1e9)
-
-
-class NoKeepalive:
-    thread = "none is needed"
-    next_tick = 0.0
-
-    def ensure(self) -> None:
-        pass
-
-    def wake_at(self, when: float) -> None:
-        pass
 
 
 @dataclass
@@ -90,29 +63,18 @@ def close_flows() -> None:
 class World:
     def __init__(self) -> None:
         close_flows()
-        self.clock = Clock()
+        self._patch = pytest.MonkeyPatch()
+        self.clock = FakeClock(self._patch)
         self.current: Actor | None = None
+        self._patch.setattr("django_distlock.manager.acquire.current", lambda: self.current)
         self.backend: Any = registry.entry("memory").backend
         self.leases: list[Lease] = []
         self.rights: dict[str, Right] = {}
         self.fences: dict[str, int] = {}
-        self.steps = 0
-        targets = {f"django_distlock.{module}.monotonic": self.clock.monotonic for module in TIMED}
-        targets |= {f"django_distlock.{module}.time": self.clock for module in DATED}
-        targets |= {
-            f"django_distlock.{module}.keepalive": NoKeepalive() for module in ("manager.acquire", "locks.lease")
-        }
-        targets["django_distlock.manager.acquire.current"] = lambda: self.current
-        # the thread that other tests have left running goes by another clock
-        targets["django_distlock.manager.keepalive.lock_table"] = LockTable()
-        self._patches = [patch(target, new) for target, new in targets.items()]
-        for each in self._patches:
-            each.start()
 
     def close(self) -> None:
         close_flows()
-        for each in self._patches:
-            each.stop()
+        self._patch.undo()
         for hold in list(lock_table.everything()):
             lock_table.end(hold)
         self.backend.close()
@@ -126,7 +88,7 @@ class World:
     def begin(self, actor: Actor, name: str, shared: bool, timeout: float | None) -> Any:
         """The Lease or None; ``actor.step`` is set if the flow has not come to its end."""
         lock = Lock(name, using="memory", ttl=TTL, shared=shared)
-        actor.flow = lock._flow(timeout, self.clock.now)
+        actor.flow = lock._flow(timeout, self.clock.time)
         _flows.append(actor.flow)
         return self._resume(actor, lambda flow: flow.send(None))
 
@@ -138,10 +100,10 @@ class World:
             if not step.method.__self__.woken:
                 if not out_of_time or math.isinf(step.args[0]):
                     return None
-                self.clock.now += step.args[0]
+                self.clock.time += step.args[0]
             result: Any = step.method(0)
         elif step.method.__name__ == "sleep":
-            self.clock.now += step.args[0]
+            self.clock.time += step.args[0]
             result = None
         else:
             result = step.method(*step.args)
@@ -160,7 +122,7 @@ class World:
         raise AssertionError("a cancellation was swallowed")
 
     def _resume(self, actor: Actor, how: Any) -> Any:
-        self.current, self.steps = actor, self.steps + 1
+        self.current = actor
         try:
             actor.step = how(actor.flow)
         except StopIteration as stop:
@@ -182,7 +144,7 @@ class World:
             self.rights.pop(step.args[0].claim.token, None)
 
     def granted(self, grant: Grant) -> None:
-        claim, now = grant.claim, self.clock.now
+        claim, now = grant.claim, self.clock.time
         assert grant.valid_until is not None
         assert grant.fence is not None
         rivals = [right for right in self.rights.values() if right.name == claim.key.name and right.until > now]
@@ -196,7 +158,7 @@ class World:
 
     def valid(self, lease: Lease) -> bool:
         right = self.right(lease)
-        return right is not None and right.until > self.clock.now
+        return right is not None and right.until > self.clock.time
 
     def stranger(self, name: str, shared: bool, number: int) -> Grant | None:
         """Another process asks for the lock."""

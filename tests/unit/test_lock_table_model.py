@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from django_distlock.exceptions import DeadlockDetected, LockLost, LockNotHeld
 from django_distlock.manager.lock_table import State, lock_table
-from tests.manager.interleaving import TTL, Actor, World
+from tests.unit.interleaving import TTL, Actor, World
 
 if TYPE_CHECKING:
     from django_distlock.locks.lease import Lease
@@ -134,7 +134,7 @@ class Contexts(RuleBasedStateMachine):
         world = self.world
         right, last = world.right(lease), len(lease._hold.leases) == 1
         known_lost = lease._hold.lost is not None
-        gone = right is None or right.engine_until <= world.clock.now
+        gone = right is None or right.engine_until <= world.clock.time
         try:
             lease.release()
         except LockLost:
@@ -159,8 +159,8 @@ class Contexts(RuleBasedStateMachine):
             assert valid, "R20: a lease that had ended was revived"
             assert right is not None
             assert lease.valid_until is not None
-            assert world.clock.now < lease.valid_until < world.clock.now + ttl, "R19"
-            right.until, right.engine_until = lease.valid_until, world.clock.now + ttl
+            assert world.clock.time < lease.valid_until < world.clock.time + ttl, "R19"
+            right.until, right.engine_until = lease.valid_until, world.clock.time + ttl
 
     @precondition(lambda self: self.world.leases)
     @rule(pick=st.integers(0, 50))
@@ -172,7 +172,7 @@ class Contexts(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.05, 1.0, TTL]))
     def wait(self, seconds: float) -> None:
-        self.world.clock.now += seconds
+        self.world.clock.time += seconds
 
     @precondition(lambda self: len(self.world.leases) > 1)
     @rule(pick=st.integers(0, 50))
