@@ -50,22 +50,6 @@ def test_r1_how_many_tasks_are_inside(name: str) -> None:
     assert together(semaphore(name, 1, using="memory")) == 1
 
 
-RECIPES: dict[str, Any] = {
-    "advisory_lock": lambda name: advisory_lock(name, using="memory", timeout=0),
-    "lock_all": lambda name: lock_all([name, name + "2"], using="memory", timeout=0),
-    "semaphore": lambda name: semaphore(name, 1, using="memory", timeout=0),
-}
-
-
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-def test_r1_held_while_the_function_runs_and_refused_while_somebody_else_has_it(recipe: Any, name: str) -> None:
-    locked = recipe(name)(lambda: is_free(recipe(name)))
-    assert locked() is False
-    with held_elsewhere(recipe(name)), pytest.raises(LockNotAcquired):
-        locked()
-    assert is_free(recipe(name))
-
-
 def test_r2_the_same_context_comes_in_again(name: str) -> None:
     """In a recursion, and in a sync function that an async one awaits."""
     lock = advisory_lock(name, using="memory", timeout=0)
@@ -178,36 +162,32 @@ def test_r17_lost_lock_is_told_instead_of_the_result(name: str) -> None:
             call()
 
 
-async def start_and_cancel(work: Any, entered: asyncio.Event | None = None) -> None:
-    task = asyncio.ensure_future(work)
-    if entered is not None:
-        await asyncio.wait_for(entered.wait(), PATIENCE)
-    else:
-        await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
 def test_r7_cancelled_function_leaves_nothing(name: str) -> None:
-    """In its body, and while it waits for the lock; also where a plain function gives the awaitable."""
+    """In its body, also where a plain function gives the awaitable; and while it waits for the lock."""
     lock = advisory_lock(name, using="memory")
 
-    async def cancel(busy: bool, by_plain: bool) -> None:
+    async def cancel(call: Callable[[Any], Any], busy: bool = False) -> None:
         entered = asyncio.Event()
 
         async def body() -> None:
             entered.set()
             await asyncio.Event().wait()
 
-        work = await sync_to_async(lock(lambda: body()))() if by_plain else lock(body)()
-        await start_and_cancel(work, None if busy else entered)
+        task = asyncio.ensure_future(await call(body))
+        await (asyncio.sleep(0) if busy else asyncio.wait_for(entered.wait(), PATIENCE))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
-    for by_plain in (False, True):
-        asyncio.run(cancel(False, by_plain))
-        assert is_free(name)
+    async def by_async(body: Any) -> Any:
+        return lock(body)()
+
+    asyncio.run(cancel(by_async))
+    assert is_free(name)
+    asyncio.run(cancel(lambda body: sync_to_async(lock(lambda: body()))()))
+    assert is_free(name)
     with held_elsewhere(name):
-        asyncio.run(cancel(True, False))
+        asyncio.run(cancel(by_async, busy=True))
     assert is_free(name)
 
 

@@ -76,15 +76,9 @@ def test_r7_unfinished_result_is_refused_by_the_call_and_leaves_nothing_held(kin
     async def function() -> Any:
         return UNFINISHED[kind]()
 
-    calls = (
-        LOCK(UNFINISHED[kind]),
-        lambda: asyncio.run(LOCK(function)()),
-        lambda: asyncio.run(LOCK(lambda: function())()),
-    )
-    for call in calls:
-        with pytest.raises(
-            TypeError, match=r" returned a \w.* which would run after the lock is released\. Use `with`"
-        ):
+    awaited = async_to_sync(LOCK(function)), lambda: asyncio.run(LOCK(lambda: function())())
+    for call in (LOCK(UNFINISHED[kind]), *awaited):
+        with pytest.raises(TypeError, match=r" returned a \w.* which would run after the lock is released\. Use `wi"):
             call()
         assert is_free(NAME)
 

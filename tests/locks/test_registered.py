@@ -14,7 +14,7 @@ from django_distlock import advisory_lock, lock_all, row_lock, semaphore, table_
 from django_distlock.browser import requires_lock
 from django_distlock.editing.views import edit_locked
 from django_distlock.idempotency import idempotent
-from testproject.wallet.models import Account
+from tests.data.app.models import Account
 from tests.locks.elsewhere import is_free
 from tests.locks.task import task
 
@@ -168,15 +168,9 @@ def test_other_callables_stay_legal(function: Any) -> None:
     assert advisory_lock("x", using="memory")(function)(7) is True
 
 
-def test_stand_ins_of_tests_stay_legal() -> None:
-    """A mock has every attribute that it is asked for."""
+def test_stand_ins_of_tests_and_what_sends_a_task_stay_legal() -> None:
+    """A mock has every attribute that it is asked for; ``delay`` is no task itself: the message is sent in the lock."""
     stand_in = MagicMock(return_value=7)
     assert advisory_lock("x", using="memory")(stand_in)() == 7
     assert idempotent(stand_in) is not stand_in
-
-
-def test_sending_may_be_locked_and_a_task_may_stand_for_a_busy_function() -> None:
-    """The methods are no tasks themselves: the lock is held while the message is sent."""
     assert advisory_lock("x", using="memory")(Celery(send_invoice).delay)() is None
-    busy = Celery(lambda: "later")
-    assert advisory_lock("x", using="memory", timeout=0, on_busy=busy)(lambda: "now")() == "now"

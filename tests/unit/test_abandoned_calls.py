@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import threading
 import weakref
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.executor import Threads
 from django_distlock.concurrency.flow import arun, run
 from tests.conftest import PATIENCE, eventually
 
@@ -92,17 +92,6 @@ def test_r7_a_task_that_is_cancelled_abandons_it(background: Background, door: D
     door.open_late()
 
 
-def test_r7_an_event_loop_that_is_closed_abandons_it(background: Background, door: Door) -> None:
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(arun(door.asked(background, FAR)))
-    loop.run_until_complete(asyncio.sleep(0))
-    loop.close()
-    door.open_late()
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
-    with contextlib.suppress(RuntimeError):
-        task.get_coro().close()  # type: ignore[union-attr]
-
-
 def test_errors_of_a_late_call_are_dropped(background: Background, door: Door) -> None:
     def fail(result: str = "") -> None:
         assert door.opened.wait(PATIENCE)
@@ -144,14 +133,22 @@ def test_abandoned_calls_do_not_pile_up(drive: Callable[..., Any], background: B
 
 
 def test_no_thread_to_be_had(background: Background, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call is not made later either: here and where the statements of tasks share one thread."""
+    threads, ran = Threads("test"), []
+
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         with pytest.raises(NotStarted, match="can't start new thread"):
-            run(background.call(FAR, str))
-    assert run(background.call(FAR, str, 1)) == "1"
+            run(background.call(FAR, ran.append, "lost"))
+        with pytest.raises(RuntimeError, match="start new thread"):
+            asyncio.run(threads.short(ran.append, "lost"))
+    run(background.call(FAR, ran.append, 1))
+    asyncio.run(threads.short(ran.append, 2))
+    threads.stop()
+    assert ran == [1, 2]
 
 
 def test_r23_a_call_that_failed_is_not_kept_alive_by_its_error(background: Background) -> None:

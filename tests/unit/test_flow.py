@@ -79,14 +79,6 @@ def test_an_exception_of_a_step_is_raised_in_the_flow(driver: Driver, error: Bas
     assert target.journal == [(), ("clean up",)]
 
 
-def test_a_stop_iteration_of_a_step_is_no_end_of_the_flow() -> None:
-    def flow() -> Flow[None]:
-        yield Target(StopIteration("sneaky")).ask()
-
-    with pytest.raises(RuntimeError):
-        run(flow())
-
-
 class Slow:
     """Steps that end on demand."""
 
@@ -161,24 +153,6 @@ def test_r7_an_interruption_wins_over_a_clean_up_that_fails(
         driver(flow())
     assert raised.value.args == ("mine" if interrupted else "still gone",)
     assert ("still gone" in caplog.text) is interrupted
-
-
-def test_r7_a_flow_that_is_dropped_is_closed() -> None:
-    closed: list[str] = []
-
-    async def main() -> None:
-        def flow() -> Flow[None]:
-            try:
-                yield Slow().ask("never")
-            finally:
-                closed.append("closed")
-
-        coroutine = arun(flow())
-        coroutine.send(None)
-        coroutine.close()
-
-    asyncio.run(main())
-    assert closed == ["closed"]
 
 
 def test_uninterrupted_and_finished_run_to_their_end() -> None:

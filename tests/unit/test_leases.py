@@ -4,7 +4,7 @@ in the thread that keeps every lock of the process costs."""
 from __future__ import annotations
 
 import asyncio
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,37 +17,18 @@ from django_distlock.manager.release import lose
 from tests.conftest import PATIENCE, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from django_distlock import Lease
     from django_distlock.records import Grant
     from tests.support.clock import FakeClock
 
 
-class Other:
-    """Another thread, which holds what ``work`` returns until it is told to end."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self.result: Any = None
-        self.done, self.go = threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=self._run, args=[work])
-        self.thread.start()
-
-    def _run(self, work: Callable[[], Any]) -> None:
-        try:
-            self.result = work()
-        except LockTimeout as error:
-            self.result = error
-        self.done.set()
-        self.go.wait(PATIENCE)
-
-    def wait(self) -> Any:
-        assert self.done.wait(PATIENCE)
-        return self.result
-
-    def end(self) -> None:
-        self.go.set()
-        self.thread.join(PATIENCE)
+@pytest.fixture
+def other() -> Iterator[ThreadPoolExecutor]:
+    """Another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
 
 
 def somebody_waits() -> bool:
@@ -72,32 +53,32 @@ def test_r20_a_lease_is_renewed_at_a_third_of_its_ttl(fake_clock: FakeClock, nam
     assert lost(lease)
 
 
-def test_r5_a_waiter_times_out_when_its_time_is_over(fake_clock: FakeClock, name: str) -> None:
+def test_r5_a_waiter_times_out_when_its_time_is_over(
+    fake_clock: FakeClock, other: ThreadPoolExecutor, name: str
+) -> None:
     with advisory_lock(name, using="memory"):
-        waiter = Other(lambda: advisory_lock(name, using="memory").acquire(timeout=5))
+        waiter = other.submit(advisory_lock(name, using="memory").acquire, timeout=5)
         eventually(somebody_waits, "nobody waits")
         fake_clock.advance(4.9)
-        assert waiter.result is None
+        assert not waiter.done()
         fake_clock.advance(0.2)
-        assert type(waiter.wait()) is LockTimeout
-        waiter.end()
+        assert type(waiter.exception(PATIENCE)) is LockTimeout
 
 
-def test_r20_max_hold_counts_from_the_grant(fake_clock: FakeClock, name: str) -> None:
+def test_r20_max_hold_counts_from_the_grant(fake_clock: FakeClock, other: ThreadPoolExecutor, name: str) -> None:
     """The wait for the lock does not count, and renewal ends with it."""
     first = advisory_lock(name, using="memory", ttl=30).acquire()
-    waiter = Other(advisory_lock(name, using="memory", ttl=30, max_hold=40, timeout=None).acquire)
+    waiter = other.submit(advisory_lock(name, using="memory", ttl=30, max_hold=40, timeout=None).acquire)
     eventually(somebody_waits, "nobody waits")
     for _ in range(5):
         fake_clock.advance(12)
     first.release()
-    lease = waiter.wait()
+    lease = waiter.result(PATIENCE)
     for _ in range(3):
         fake_clock.advance(12)
     assert not lease.lost
     fake_clock.advance(5)
     assert lost(lease)
-    waiter.end()
 
 
 def test_r20_extend_does_not_pass_max_hold(fake_clock: FakeClock, name: str) -> None:
@@ -124,15 +105,14 @@ def test_r17_a_lease_that_was_released_is_not_lost_with_another_one(fake_clock: 
     assert lost(second)
 
 
-def test_r20_who_has_ended_needs_no_renewal(fake_clock: FakeClock, name: str) -> None:
+def test_r20_who_has_ended_needs_no_renewal(fake_clock: FakeClock, other: ThreadPoolExecutor, name: str) -> None:
     """A dead thread cannot do anything any more."""
-    other = Other(advisory_lock(name, using="memory", ttl=30).acquire)
-    lease = other.wait()
+    lease = other.submit(advisory_lock(name, using="memory", ttl=30).acquire).result(PATIENCE)
     before = lease.valid_until
     fake_clock.advance(10)
     end = lease.valid_until
     assert end > before
-    other.end()
+    other.shutdown()
     fake_clock.advance(15)
     assert lease.valid_until == end
     fake_clock.advance(end - fake_clock.time)
@@ -161,14 +141,10 @@ def test_r20_a_task_is_alive_until_it_is_done_failed_or_cancelled() -> None:
     assert owner.alive(object())
 
 
-def fails(*_: object) -> None:
-    raise RuntimeError("broken")
-
-
 def test_r20_an_engine_that_cannot_be_looked_after_costs_the_others_nothing(
     fake_clock: FakeClock, databases: None, name: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr(registry.entry("redis").backend, "tick", fails)
+    monkeypatch.setattr(registry.entry("redis").backend, "tick", "this cannot be called")
     with advisory_lock(name, using="memory", ttl=30) as lease:
         before = lease.valid_until
         fake_clock.advance(10)

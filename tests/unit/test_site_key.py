@@ -26,7 +26,7 @@ from tests.conftest import PATIENCE
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("databases")
@@ -99,11 +99,6 @@ def test_the_row_is_used_without_the_setting_and_pinned(own_row: Put) -> None:
     assert key_in_row() == "r" * 43
 
 
-def test_the_setting_wins_over_the_row(own_row: Put, settings: Any) -> None:
-    settings.DISTLOCK_SITE_KEY = "s" * 43
-    assert site_key.load() == "s" * 43
-
-
 def test_a_missing_row_names_both_cures(own_row: Put, name: str) -> None:
     own_row(None)
     with pytest.raises(BackendUnavailable, match=r"no site key.*manage\.py migrate.*set DISTLOCK_SITE_KEY"):
@@ -128,21 +123,6 @@ def test_a_missing_table_names_both_cures(own_row: Put, name: str) -> None:
         execute("default", f"ALTER TABLE {TABLE}_away RENAME TO {TABLE}")
 
 
-async def gathered(tasks: Iterable[Any]) -> None:
-    await asyncio.gather(*tasks)
-
-
-def test_the_first_use_may_be_a_task(own_row: Put, name: str) -> None:
-    """Many tasks at once, each the first: none touches the database from the event loop."""
-
-    async def one(number: int) -> None:
-        async with advisory_lock(f"{name}{number}", using="redis"):
-            pass
-
-    asyncio.run(gathered(one(number) for number in range(5)))
-    assert key_in_row() == "r" * 43
-
-
 def test_the_key_is_not_shown(own_row: Put, name: str) -> None:
     canary = "canary-0123456789-canary-0123456789-canary"
     own_row(canary)
@@ -153,8 +133,9 @@ def test_the_key_is_not_shown(own_row: Put, name: str) -> None:
         assert canary not in " ".join(f"{thing!r} {thing}" for thing in shown)
 
 
-def test_what_is_stored_in_the_database_goes_with_it(own_row: Put, settings: Any) -> None:
-    """The name of the database is no part of the key of stored records: else a renamed one would forget them."""
+def test_the_setting_wins_over_the_row(own_row: Put, settings: Any) -> None:
+    """What is stored in the database goes with it: its name is no part of the key of stored records, else a renamed one
+    would forget them."""
     site_key.load()
     assert site_key.portable == "r" * 43
     settings.DISTLOCK_SITE_KEY = "s@" * 20
@@ -228,7 +209,10 @@ def test_r4_nobody_overtakes_tasks_that_wait_for_the_key(name: str) -> None:
             async with lock:
                 served.append(which)
 
-        asyncio.run(gathered(task(which) for which in range(600)))
+        async def main(task: Any = task) -> None:
+            await asyncio.gather(*map(task, range(600)))
+
+        asyncio.run(main())
         assert served == list(range(600))
 
 
