@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import warnings
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
+import django
 import pytest
 from faststream.redis import RedisBroker
 
@@ -16,7 +18,6 @@ from django_distlock.editing.views import edit_locked
 from django_distlock.idempotency import idempotent
 from tests.data.app.models import Account
 from tests.locks.elsewhere import is_free
-from tests.locks.task import task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,8 +106,9 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "rq": rq,
     "ninja": ninja,
     "faststream": faststream,
-    "django": task,
 }
+if django.VERSION >= (6, 0):
+    KINDS["django"] = import_module("django.tasks").task
 
 
 @pytest.mark.parametrize("kind", KINDS)

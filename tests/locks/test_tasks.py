@@ -4,50 +4,47 @@ from __future__ import annotations
 
 from typing import Any
 
+import django
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import transaction
 
 from django_distlock import advisory_lock
 from tests.locks.elsewhere import held_elsewhere, is_free
-from tests.locks.task import task
 
 NAME = "decorators:invoice:7"
 BY_PK = advisory_lock("decorators:invoice:{pk}", using="memory", timeout=0)
 SKIP = advisory_lock("decorators:invoice:{pk}", using="memory", timeout=0, on_busy="skip")
 
 
-@task
 @BY_PK
 def send(pk: int) -> bool:
     return is_free(NAME)
 
 
-@task
 @SKIP
 async def askip(pk: int) -> bool:
     return is_free(NAME)
 
 
-@task(takes_context=True)
 @BY_PK
 def send_with_context(context: Any, pk: int) -> bool:
     assert context.attempt == 1
     return is_free(NAME)
 
 
-def ways(job: Any) -> tuple[Any, Any]:
-    return job.enqueue, async_to_sync(job.aenqueue)
+@pytest.mark.skipif(django.VERSION < (6, 0), reason="django.tasks came with Django 6.0")
+@pytest.mark.parametrize("function", [send, askip, send_with_context])
+def test_r1_held_while_the_task_runs_and_a_busy_one_fails_or_is_skipped(function: Any) -> None:
+    from django.tasks import task
 
-
-@pytest.mark.parametrize("job", [send, askip, send_with_context], ids=lambda job: job.func.__name__)
-def test_r1_held_while_the_task_runs_and_a_busy_one_fails_or_is_skipped(job: Any) -> None:
-    for run in ways(job):
+    job = task(takes_context=function is send_with_context)(function)
+    for run in (job.enqueue, async_to_sync(job.aenqueue)):
         assert run(7).return_value is run(pk=7).return_value is False
         with held_elsewhere(NAME):
             result = run(7)
             assert run(8).return_value is False, "another invoice is another lock"
-        if job is askip:
+        if function is askip:
             assert (result.status, result.return_value) == ("SUCCESSFUL", None)
         else:
             assert result.status == "FAILED"
