@@ -90,25 +90,6 @@ def test_callable_gets_the_same_arguments_and_gives_the_result(ledger: Ledger, n
     assert locked(1, 2, a=3) == "worked"
 
 
-def test_callable_of_a_method_gets_self_and_may_fail(name: str) -> None:
-    class Account:
-        def later(self, amount: int) -> Any:
-            if amount > 3:
-                raise KeyError("its own")
-            return self, amount
-
-        @advisory_lock(name, using="memory", timeout=0, on_busy=later)
-        def pay(self, amount: int) -> Any:
-            return "paid"
-
-    account = Account()
-    with held_elsewhere(name):
-        assert account.pay(3) == (account, 3)
-        with pytest.raises(KeyError, match="its own"):
-            account.pay(4)
-    assert account.pay(4) == "paid"
-
-
 @every_answer
 def test_r6_r8_other_errors_are_not_taken_for_a_busy_lock(
     name: str, on_busy: Any, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
@@ -129,19 +110,6 @@ def test_r6_r8_other_errors_are_not_taken_for_a_busy_lock(
     with pytest.raises(BackendUnavailable, match="gone"):
         ledger.lock(recipe)()
     assert len(ledger.calls) == 1
-
-
-def test_stacked_locks_answer_each_for_itself(name: str) -> None:
-    """The outer one is given back when the inner one is busy, whatever the inner one then does."""
-    inner = advisory_lock(name + "i", using="memory", timeout=0, on_busy=lambda: "inner")
-    outer = advisory_lock(name + "o", using="memory", timeout=0, on_busy=lambda: "outer")
-    both = outer(inner(lambda: "worked"))
-    with held_elsewhere(name + "i"):
-        assert both() == "inner"
-        assert is_free(name + "o")
-    with held_elsewhere(name + "o"):
-        assert both() == "outer"
-    assert both() == "worked"
 
 
 def test_wrong_on_busy_is_refused() -> None:

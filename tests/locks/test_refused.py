@@ -73,9 +73,6 @@ class AsyncCallable:
     async def __call__(self, name: str) -> bool:
         return await work(name)
 
-    async def method(self, name: str) -> bool:
-        return await work(name)
-
 
 async def work(name: str) -> bool:
     """Is the lock held while it runs?"""
@@ -96,7 +93,7 @@ def wrapper(name: str) -> Any:
 MARKED = markcoroutinefunction(functools.partial(gives_coroutine))
 ASYNC: dict[str, Any] = {
     "async def": work,
-    "bound method": AsyncCallable().method,
+    "bound method": AsyncCallable().__call__,
     "partial of a partial of an object": functools.partial(functools.partial(AsyncCallable())),
     "marked": MARKED,
     "partial of a marked one": functools.partial(MARKED),

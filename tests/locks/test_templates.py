@@ -9,10 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
-from django.core.exceptions import SynchronousOnlyOperation
 from django.utils.decorators import method_decorator
-from django.utils.functional import SimpleLazyObject
 
 from django_distlock import LockNotAcquired, advisory_lock, lock_all, semaphore
 from tests.locks.elsewhere import held_elsewhere, is_free
@@ -189,16 +186,3 @@ def test_recipe_with_fields_is_left_as_it_was() -> None:
     slots = semaphore("{pk}", 1, using="memory", timeout=0)
     with semaphore("7", 1, using="memory"), pytest.raises(LockNotAcquired):
         slots(settle)(7)
-
-
-def test_field_that_asks_the_database_is_refused_in_an_async_view(databases: None) -> None:
-    """Names are made on the event loop; with the user awaited before, or taken from the URL, nothing is asked there."""
-
-    @at("{request.user.pk}")
-    async def view(request: Any) -> None: ...
-
-    request: Any = SimpleNamespace(user=SimpleLazyObject(lambda: User.objects.first() or User(pk=7)))
-    with pytest.raises(SynchronousOnlyOperation):
-        asyncio.run(view(request))
-    request.user = User(pk=7)
-    asyncio.run(view(request))
