@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
-from django_distlock.concurrency.executor import Threads
 from django_distlock.concurrency.flow import arun, run
 from tests.conftest import PATIENCE, eventually
 
@@ -133,22 +132,14 @@ def test_abandoned_calls_do_not_pile_up(drive: Callable[..., Any], background: B
 
 
 def test_no_thread_to_be_had(background: Background, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call is not made later either: here and where the statements of tasks share one thread."""
-    threads, ran = Threads("test"), []
-
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         with pytest.raises(NotStarted, match="can't start new thread"):
-            run(background.call(FAR, ran.append, "lost"))
-        with pytest.raises(RuntimeError, match="start new thread"):
-            asyncio.run(threads.short(ran.append, "lost"))
-    run(background.call(FAR, ran.append, 1))
-    asyncio.run(threads.short(ran.append, 2))
-    threads.stop()
-    assert ran == [1, 2]
+            run(background.call(FAR, str))
+    assert run(background.call(FAR, str, 1)) == "1"
 
 
 def test_r23_a_call_that_failed_is_not_kept_alive_by_its_error(background: Background) -> None:

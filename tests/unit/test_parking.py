@@ -50,6 +50,19 @@ def test_r5_a_parker_that_is_woken(early: bool) -> None:
     assert asyncio.run(main())
 
 
+def test_r7_a_closed_event_loop_wakes_nobody() -> None:
+    """The next one is to be woken then."""
+    loop, parker = asyncio.new_event_loop(), Parker()
+    coroutine = parker.apark(PATIENCE)
+    task = loop.create_task(coroutine)
+    loop.run_until_complete(asyncio.sleep(0))
+    task.cancel()
+    loop.close()
+    assert not parker.wake()
+    assert not parker.woken
+    coroutine.close()
+
+
 @pytest.mark.parametrize("cancel_first", [True, False])
 def test_r7_cancelled_and_woken_in_one_step(cancel_first: bool) -> None:
     """In both orders exactly one side knows: wake() is true and leave() is, or neither."""
@@ -203,6 +216,19 @@ def test_r7_a_waiter_whose_holder_leaves_before_it_is_queued_is_served(crowd: Cr
     crowd.lock._queue = Late()
     assert crowd.pool.submit(crowd.lock.acquire, PATIENCE).result(PATIENCE)
     assert not crowd.lock.try_acquire()
+
+
+def test_r7_a_turn_is_given_back_once_and_one_that_is_gone_by_the_next_caller() -> None:
+    """Its release may have been interrupted, or never begun."""
+    lock = FairLock()
+    turn, other = lock.turn(), lock.turn()
+    assert turn.acquire(0)
+    other.release()
+    assert not lock.try_acquire(), "the other one had nothing to give back"
+    turn.release()
+    turn.release()
+    assert lock.turn().try_acquire()
+    assert lock.try_acquire()
 
 
 def test_r1_a_storm_of_threads_and_tasks_with_timeouts_and_cancellations(crowd: Crowd) -> None:

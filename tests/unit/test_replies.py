@@ -86,6 +86,20 @@ def test_r5_a_loop_watches_on_and_a_reply_is_no_reply_to_what_is_sent_after_it(p
     assert len(begun) == 1
 
 
+def test_r7_a_reply_to_a_cancelled_wait_is_there_for_the_next_one(pair: Pair) -> None:
+    async def main() -> None:
+        waiting = asyncio.ensure_future(pair.answered())
+        await breathe()
+        waiting.cancel()
+        pair.theirs.send(b"reply")
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await breathe()
+        assert await pair.answered()
+
+    asyncio.run(main())
+
+
 def test_the_number_of_a_socket_that_was_closed_may_be_another_files(pair: Pair) -> None:
     """A driver closes its socket when and where it likes. The loop must not mix it up with what gets its number."""
 
